@@ -403,8 +403,7 @@ class ClassicEngine:
         await self.follower.verify()
 
     def _link_changed(self, up: bool) -> None:
-        if up:
-            self.follower.metadata.trigger()
+        self.follower.metadata.link_changed(up)
         self._application.link_changed()
 
     def _topics_replaced(self) -> None:

@@ -54,6 +54,7 @@ class Follower:
             interval_ms=interval_ms,
             wall_ms=wall_ms,
             on_topics=on_topics,
+            master_has_all=self.comparison.covered,
             log_has_all=self.comparison.reach,
         )
 

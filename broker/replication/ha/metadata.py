@@ -11,6 +11,11 @@ that no message here tells of (broker.tables.queueends). Offsets, pops, ends and
 once the log here has what they speak of, which comes by another connection: a master that
 was this slave would else take for done what it cannot know to be done.
 
+Nothing is taken but from a master whose log this slave follows: one that has lost its log, or has
+another, has other tables, too. So the link has to be up from a round's beginning to each load, and
+as it may be up for a while after its master's end, no table is loaded before the master has said
+that its log is no shorter than this one.
+
 `LogComparison` asks the same master whether this slave's log is a prefix of its own.
 """
 
@@ -90,10 +95,11 @@ class MetadataSync:
         interval_ms: int,
         wall_ms: Callable[[], int],
         on_topics: Callable[[], None],
+        master_has_all: Callable[[], Awaitable[None]],
         log_has_all: Callable[[], Awaitable[None]],
     ) -> None:
-        """`log_has_all()` returns once the log here has what the master's has by now; may raise
-        RemotingError."""
+        """`master_has_all()` returns if the master's log has what is here, `log_has_all()` once
+        the log here has what the master's has by now, too; may raise RemotingError."""
         self.last_sync_ms = 0  # wall clock; 0: never
         self.rounds = 0
         self._master = master
@@ -103,16 +109,20 @@ class MetadataSync:
         self._interval_ms = interval_ms
         self._wall_ms = wall_ms
         self._on_topics = on_topics
+        self._master_has_all = master_has_all
         self._log_has_all = log_has_all
+        self._link: object | None = None  # stands for the link that is up
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
-    def trigger(self) -> None:
-        """Sync now, because a link to the master has begun."""
-        self._wanted.set()
+    def link_changed(self, up: bool) -> None:
+        """Sync now, because a link to the master has begun; or no more, because it has ended."""
+        self._link = object() if up else None
+        if up:
+            self._wanted.set()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -123,7 +133,7 @@ class MetadataSync:
         failing = False
         while True:
             wait_ms = RETRY_MS
-            if self._master.address():
+            if self._link is not None and self._master.address():
                 try:
                     await self.sync()
                     wait_ms, failing = self._interval_ms, False
@@ -143,12 +153,14 @@ class MetadataSync:
 
     async def sync(self) -> None:
         """Do one round. Raises RemotingError, StateError, OSError; loaded tables stay."""
-        ask, state = self._master.ask, self._state
+        ask, state, link = self._master.ask, self._state, self._link
         before = dict(state.topics.entries)
         # Groups are requested before the topics and loaded after them. So no group is known here
         # without its retry topic, for which its consumers would ask in vain without a master.
         groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         topics = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
+        await self._master_has_all()
+        self._check(link)
         _load(topics, lambda: state.topics.load(topics, state.topics.applied_index))
         if state.topics.entries != before:
             self._on_topics()
@@ -159,12 +171,19 @@ class MetadataSync:
             delays["timer"] = (await self._timer_progress())._asdict()
         ends = _load(offsets, lambda: queueends.told(offsets))
         await self._log_has_all()
+        self._check(link)
         await queueends.take(self._queues, ends)
+        self._check(link)
         _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets))
         _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
         await self._files.saved()
         self.last_sync_ms = self._wall_ms()
         self.rounds += 1
+
+    def _check(self, link: object | None) -> None:
+        """Raise MetadataError if that link is not up any more."""
+        if link is None or link is not self._link:
+            raise MetadataError("the link to the master has ended: its tables are not taken")
 
     async def _timer_progress(self) -> Progress:
         """Return what the master's check point tells, or what is known here if it has none: one of
@@ -204,10 +223,18 @@ class LogComparison:
         except (KeyError, TypeError, ValueError) as error:
             raise MetadataError(f"runtime info without commitLogMaxOffset: {error!r}") from error
 
+    async def covered(self) -> None:
+        """Return if the master's log is no shorter than this one. Raises RemotingError."""
+        end = self._commitlog.max_offset  # this log may grow while the master is asked
+        await self.look()
+        if self.master_end < end:
+            text = f"this log has {end} bytes, the master's has {self.master_end}"
+            raise MetadataError(f"{text}: its tables are not taken")
+
     async def reach(self) -> None:
         """Return once this log has what the master's has now. Raises RemotingError, also if that
-        takes long."""
-        await self.look()
+        takes long or the master has less."""
+        await self.covered()
         end = self.master_end
         try:
             async with asyncio.timeout(REACH_S):

@@ -741,7 +741,8 @@ async def test_a_slave_takes_no_progress_that_its_log_does_not_have(tmp_path, mo
         metadata, offsets = classic.follower.metadata, pair.slave.state.offsets
         await metadata.sync()
         assert offsets.get("T", "cg", 0) == 2
-        await classic.slave.stop()  # metadata comes by another connection
+        # Metadata come by another connection.
+        classic.slave._link._transport.pause_reading()
         await filled(pair, 3)
         assert (await pair.commit(pair.master, "T", 0, 5)).code == OK
         await pair.create_topic(pair.master, "New")
@@ -749,6 +750,109 @@ async def test_a_slave_takes_no_progress_that_its_log_does_not_have(tmp_path, mo
             await metadata.sync()
         assert offsets.get("T", "cg", 0) == 2
         assert pair.slave.state.topics.get("New") is not None
+
+
+def tables(slave):
+    state = slave.state
+    tables = (state.topics, state.groups, state.offsets, state.pops, state.delays)
+    return orjson.dumps([table.to_json() for table in tables])
+
+
+async def test_a_refused_slave_takes_no_tables(tmp_path, monkeypatch):
+    """Its master has lost its disk, and a supervisor has started it again."""
+    monkeypatch.setattr(metadata_module, "RETRY_MS", 20)
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        assert (await pair.pull(pair.master, "T", 0)).code == OK  # creates group cg
+        assert (await pair.commit(pair.master, "T", 0, 2)).code == OK
+        pair.master.state.delays.advance(1, 7)
+        await pair.caught_up()
+        await synced(pair)
+        follower = pair.slave.log.classic.follower
+        ask, asked = follower.metadata._master.ask, []
+
+        async def noted(code, ext=None):
+            asked.append(code)
+            return await ask(code, ext)
+
+        await pair.kill("master")
+        await until(lambda: not pair.slave.log.classic.slave.connected)
+        (tmp_path / "master").rename(tmp_path / "lost")
+        before = tables(pair.slave)
+        monkeypatch.setattr(follower.metadata._master, "ask", noted)
+        await pair.start("master")
+        await until(lambda: pair.slave.log.classic.slave.refused)
+        await until(lambda: asked.count(RequestCode.GET_BROKER_RUNTIME_INFO) > 2)
+        assert set(asked) == {RequestCode.GET_BROKER_RUNTIME_INFO}  # compared again and again
+        assert tables(pair.slave) == before
+        saved = loads_object((tmp_path / "slave1/config/topics.json").read_bytes())
+        assert "T" in saved["topicConfigTable"]
+
+
+@pytest.mark.parametrize(
+    ("last", "taken"),
+    [(RequestCode.GET_ALL_TOPIC_CONFIG, False), (RequestCode.GET_ALL_DELAY_OFFSET, True)],
+)
+async def test_what_was_asked_over_a_link_that_has_ended_is_not_taken(
+    tmp_path, monkeypatch, last, taken
+):
+    """Also if another one has begun: it may be to another master."""
+    async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        classic = pair.slave.log.classic
+        metadata, link = classic.follower.metadata, classic.slave._link
+        await until(lambda: metadata.rounds > 0)
+        ask = metadata._master.ask
+
+        async def ask_and_lose_the_link(code, ext=None):
+            answer = await ask(code, ext)
+            if code == last and not link.ended.done():
+                link.close("the test")
+                await until(lambda: classic.slave._link not in (None, link))
+            return answer
+
+        await pair.create_topic(pair.master, "New")
+        pair.master.state.delays.advance(1, 7)
+        monkeypatch.setattr(metadata._master, "ask", ask_and_lose_the_link)
+        monkeypatch.setattr(metadata, "_wanted", asyncio.Event())  # no round but this one
+        with pytest.raises(MetadataError, match="the link to the master has ended"):
+            await metadata.sync()
+        assert (pair.slave.state.topics.get("New") is not None) == taken
+        assert pair.slave.state.delays.offsets == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"), [(1, False), (2, True)], ids=["before the topics", "before the offsets"]
+)
+async def test_nothing_is_taken_of_a_master_with_a_shorter_log(tmp_path, monkeypatch, asked, taken):
+    """Its machine was started anew without its disk, and the old link seems to be up."""
+    async with Classic(tmp_path, slaveSyncMetadataIntervalMs=3_600_000) as pair:
+        await pair.followed()
+        await filled(pair, 3)
+        await pair.caught_up()
+        metadata = pair.slave.log.classic.follower.metadata
+        await until(lambda: metadata.rounds > 0)
+        ask, ends = metadata._master.ask, []
+
+        async def ask_the_new_one(code, ext=None):
+            answer = await ask(code, ext)
+            if code == RequestCode.GET_BROKER_RUNTIME_INFO:
+                ends.append(answer)
+                if len(ends) == asked:
+                    table = loads_object(answer.body)
+                    table["table"]["commitLogMaxOffset"] = "0"
+                    answer.body = orjson.dumps(table)
+            return answer
+
+        await pair.create_topic(pair.master, "New")
+        pair.master.state.delays.advance(1, 7)
+        monkeypatch.setattr(metadata._master, "ask", ask_the_new_one)
+        with pytest.raises(MetadataError, match="the master's has 0"):
+            await metadata.sync()
+        assert (pair.slave.state.topics.get("New") is not None) == taken
+        assert pair.slave.state.delays.offsets == {}
 
 
 async def test_a_slave_asks_apaches_master_which_timer_messages_were_delivered(

@@ -86,6 +86,7 @@ class Membership:
         self.instance = instance
         self.offsets = offsets
         self.workers: dict[MessageQueue, QueueWorker] = {}
+        self._giving_up: dict[MessageQueue, asyncio.Task[None]] = {}  # the queues are nobody's
         self.started_ms = 0
         self.locks = QueueLocks(group, instance, lock, self._lock_lost) if lock else None
         self._member = member
@@ -125,7 +126,11 @@ class Membership:
         """Give up all queues and leave the group, which it leaves also if the former fails."""
         try:
             await self.rebalancer.stop()  # so that it takes no queues while they are given up
-            await self.give_up(list(self.workers))
+            rest = self._begin_to_give_up(list(self.workers))
+            tasks = {rest, *self._giving_up.values()}
+            await asyncio.wait(tasks)
+            for task in tasks:
+                task.result()
             if self.locks is not None:
                 await self.locks.release_all()
         finally:
@@ -142,6 +147,8 @@ class Membership:
     async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
         """Begin with a queue; return False if its lock or its offset cannot be had now."""
         config = self._config
+        if (before := self._giving_up.get(queue)) is not None:
+            await asyncio.wait((before,))
         try:
             # Take the lock first: the previous holder commits before it releases it.
             if self.locks is not None and not await self.locks.acquire(queue):
@@ -170,21 +177,34 @@ class Membership:
 
     async def give_up(self, queues: Sequence[MessageQueue]) -> None:
         """Stop the queues' workers, commit what is finished, release the locks, drop the queues.
-        Queues that were lost meanwhile, with their locks, are passed over."""
-        workers = {queue: self.workers.pop(queue) for queue in queues if queue in self.workers}
-        queues = list(workers)
-        stopping = (worker.stop(self._stop_grace_ms) for worker in workers.values())
-        idle = await asyncio.gather(*stopping)
-        await self._member.given_up(queues)
-        if self.locks is not None:
-            rest = dict(zip(queues, idle, strict=True))
-            await self.locks.release([queue for queue in queues if rest[queue]])
-            await self.locks.release([q for q in queues if not rest[q]], tell=False)
-        for queue in queues:
-            self.offsets.table.drop(queue)
-            logger.info("queue_given_up queue=%s", queue)
+        Queues that were lost meanwhile, with their locks, are passed over. What was begun goes on
+        if the caller is cancelled, and `stop` waits for it."""
+        await asyncio.shield(self._begin_to_give_up(queues))
 
     # ---- inside
+
+    def _begin_to_give_up(self, queues: Sequence[MessageQueue]) -> asyncio.Task[None]:
+        workers = {queue: self.workers.pop(queue) for queue in queues if queue in self.workers}
+        task = self.instance.spawn(self._give_up(workers), "give queues up")
+        self._giving_up.update(dict.fromkeys(workers, task))
+        return task
+
+    async def _give_up(self, workers: Mapping[MessageQueue, QueueWorker]) -> None:
+        queues = list(workers)
+        try:
+            stopping = (worker.stop(self._stop_grace_ms) for worker in workers.values())
+            idle = await asyncio.gather(*stopping)
+            await self._member.given_up(queues)
+            if self.locks is not None:
+                rest = dict(zip(queues, idle, strict=True))
+                await self.locks.release([queue for queue in queues if rest[queue]])
+                await self.locks.release([q for q in queues if not rest[q]], tell=False)
+            for queue in queues:
+                self.offsets.table.drop(queue)
+                logger.info("queue_given_up queue=%s", queue)
+        finally:
+            for queue in queues:
+                del self._giving_up[queue]
 
     def _lock_lost(self, queue: MessageQueue) -> None:
         """Drop a queue that another member has locked, without committing, and rebalance."""

@@ -33,6 +33,7 @@ class Notes:
     def __init__(self) -> None:
         self.offsets: dict[MessageQueue, int] = {}
         self.gone: list[MessageQueue] = []
+        self.committed: list[MessageQueue] = []
         self.all: tuple[MessageQueue, ...] = ()
         self.may_commit = asyncio.Event()
         self.may_commit.set()
@@ -53,6 +54,7 @@ class Notes:
     async def given_up(self, queues: Sequence[MessageQueue]) -> None:
         self.gone += queues
         await self.may_commit.wait()
+        self.committed += queues
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
         self.all = tuple(queues)
@@ -102,6 +104,54 @@ async def test_a_member_whose_last_commit_fails_leaves_its_group_all_the_same() 
             await member.stop()
         assert cluster.brokers["g0"][0].members == {"g": set()}
         assert not member.instance.running
+
+
+async def test_a_member_that_leaves_waits_for_queues_that_it_is_giving_up() -> None:
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        broker = cluster.brokers["g0"][0]
+        cluster.name_server.topics["U"] = {"g0": (4, 6)}
+        member = member_of(cluster, notes, ConsumerConfig(), LockConfig())
+        member.subscribe("T", "*", "TAG")
+        member.subscribe("U", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 8)
+        notes.may_commit.clear()
+        member.unsubscribe("T")
+        await until(lambda: len(notes.gone) == 4)
+        stopping = asyncio.create_task(member.stop())
+        await until(lambda: len(notes.gone) == 8)
+        assert len(broker.locks) == 8 and broker.members["g"]
+        notes.may_commit.set()
+        await stopping
+        assert sorted(notes.committed) == sorted(notes.gone) and len(notes.gone) == 8
+        assert broker.locks == {} and not broker.members["g"]
+
+
+async def test_a_queue_is_taken_again_only_after_it_was_given_up() -> None:
+    """Also if who gave it up waits no longer: its last commit says where to begin."""
+    notes = Notes()
+    async with FakeCluster({"g0": 1}) as cluster:
+        member = member_of(cluster, notes, ConsumerConfig())
+        member.subscribe("T", "*", "TAG")
+        await member.start({})
+        member.rebalancer.start()
+        await until(lambda: len(member.queues) == 4)
+        await member.rebalancer.stop()
+        notes.may_commit.clear()
+        giving_up = asyncio.create_task(member.give_up([queue(0)]))
+        await until(lambda: notes.gone)
+        giving_up.cancel()
+        await asyncio.wait((giving_up,))
+        notes.offsets.clear()
+        taking = asyncio.create_task(member.take(queue(0), member.subscriptions["T"]))
+        await asyncio.sleep(0.05)
+        assert notes.offsets == {} and not notes.committed
+        notes.may_commit.set()
+        assert await taking and notes.committed == [queue(0)] == list(notes.offsets)
+        assert queue(0) in member.offsets.table.finished()
+        await member.stop()
 
 
 async def test_a_topic_unsubscribed_from_is_given_up() -> None:

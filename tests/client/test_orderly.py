@@ -222,6 +222,53 @@ async def test_a_queue_is_not_acquired_while_a_thread_works_on_it() -> None:
             assert not locks._working, "what has ended is not kept"
 
 
+async def test_a_queue_given_up_before_the_stop_stays_locked_while_a_thread_works_on_it() -> None:
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def listen(messages: list[MessageExt]) -> None:
+        seen.append(messages[0].queue_offset)
+        gate.wait(60)
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        config = replace(ORDERLY, stop_grace_ms=100)
+        consumer = BlockingConsumer("g", cluster.namesrv, listen, config=config)
+        consumer.subscribe("T")
+        await asyncio.to_thread(consumer.start)
+        await until(lambda: seen)
+        member = consumer._hosted.client.membership
+        await asyncio.to_thread(on_loop(PushConsumer.unsubscribe), consumer, "T")
+        await until(lambda: queue(0) not in member.workers)
+        await asyncio.to_thread(consumer.stop)
+        gate.set()
+        assert set(cluster.brokers["g0"][0].locks) == {("g", "T", 0)}
+
+
+async def test_a_batch_under_way_as_its_queue_is_given_up_is_committed_at_the_stop() -> None:
+    gate = asyncio.Event()
+    seen: list[int] = []
+
+    async def listen(messages: list[MessageExt]) -> None:
+        seen.append(messages[0].queue_offset)
+        await gate.wait()
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        config = replace(ORDERLY, stop_grace_ms=60_000, commit_interval_ms=60_000)
+        consumer = orderly(cluster, listen, config)
+        await consumer.start()
+        await until(lambda: seen)
+        consumer.unsubscribe("T")
+        await until(lambda: queue(0) not in consumer.queues)
+        stopping = asyncio.create_task(consumer.stop())
+        await asyncio.sleep(0.05)
+        assert not stopping.done() and ("g", "T", 0) in cluster.brokers["g0"][0].locks
+        gate.set()
+        await stopping
+        assert committed(cluster)[0] == 1 and cluster.brokers["g0"][0].locks == {}
+
+
 class Delayed:
     """An instance whose next questions for locks are lost once, and asked again at `again`."""
 

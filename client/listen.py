@@ -93,7 +93,9 @@ class GuardedListener:
                     threaded(given)
                 given = asyncio.wrap_future(given)
             result = await given if inspect.isawaitable(given) else given
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _cancelled():
+                raise
             self.log.raised(error, messages)
             return Later()
         if result is None or result is ConsumeResult.SUCCESS:
@@ -280,6 +282,13 @@ class OrderlyDeliverer:
         if not over and answer.delay_level != DEAD_LETTER_NOW:
             return False
         return await self._back.send(message, DEAD_LETTER_NOW, limit or 0)
+
+
+def _cancelled() -> bool:
+    """Return whether the running task is to end. Else a cancellation came out of something that it
+    awaited, and that somebody else cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageExt]:

@@ -28,7 +28,7 @@ class ListenerLog:
         self._group = group
         self._pace = LogPace(clock)
 
-    def raised(self, error: Exception, messages: Sequence[MessageExt]) -> None:
+    def raised(self, error: BaseException, messages: Sequence[MessageExt]) -> None:
         """Log an exception of the listener, with its traceback."""
         kind = (type(error).__qualname__, _place(error.__traceback__))
         self._log(logging.WARNING, "listener_raised", kind, messages, error)
@@ -55,7 +55,7 @@ class ListenerLog:
         event: str,
         kind: Kind,
         messages: Sequence[MessageExt],
-        error: Exception | None = None,
+        error: BaseException | None = None,
     ) -> None:
         left_out = self._pace.due(kind)
         if left_out is None:

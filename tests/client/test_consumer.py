@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -267,6 +269,29 @@ async def test_failed_messages_come_again_here_when_the_broker_cannot_take_them(
         assert {message.reconsume_times for message in seen.messages} == {4}
         assert cluster.logs["g0"].offsets[("g", "T", 0)] == 3
         assert cluster.brokers["g0"][0].count(RequestCode.CONSUMER_SEND_MSG_BACK) == 1
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+async def test_a_listener_that_awaits_what_was_cancelled_fails_and_its_queue_goes_on(
+    threaded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(QUICK, pull=replace(QUICK.pull, consume_batch_size=1))
+    bad = 2 * config.pull.consume_tasks
+    seen = Seen()
+
+    def listen(messages: list[MessageExt]) -> Any:
+        if messages[0].queue_offset >= bad:
+            return seen(messages)
+        cancelled = Future[None]() if threaded else asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        return cancelled
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, bad + 1, queues=1)
+        async with consumer_of(cluster, listen, config):
+            await until(lambda: committed(cluster)[0] == bad + 1)
+        assert len(cluster.logs["g0"].bodies("%RETRY%g")) == bad and seen.bodies == [b"8"]
+    assert "listener_raised group=g topic=T" in caplog.text
 
 
 async def test_offset_stays_while_messages_fail() -> None:

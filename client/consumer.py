@@ -138,6 +138,11 @@ class PushConsumer:
         return one.timed_out if isinstance(one, ConcurrentDeliverer) else 0
 
     @property
+    def called_by_listener(self) -> bool:
+        """Return whether a call of the listener, which has not returned, is calling this."""
+        return self._listener.calling
+
+    @property
     def offsets(self) -> dict[MessageQueue, int]:
         """Return each held queue's finished offset: what has been or will be committed."""
         return self.membership.offsets.table.finished()
@@ -174,12 +179,15 @@ class PushConsumer:
 
     async def stop(self) -> None:
         """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), and leave
-        the group."""
+        the group. In the listener it returns at once: the stop waits for the listener's return."""
         if not self._instance.running:
             return
         if self._retry_look is not None:
             self._retry_look.cancel()
-        await self.membership.stop()
+        if self.called_by_listener:
+            self.membership.begin_to_stop()
+        else:
+            await self.membership.stop()
 
     async def commit(self) -> dict[MessageQueue, int]:
         """Commit now the offsets that moved since the last commit; return those confirmed."""

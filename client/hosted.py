@@ -37,6 +37,7 @@ class Hosted(Generic[C_co]):
         self._thread: threading.Thread | None = None
         self._pid = 0  # of the process that started it
         self._lock = threading.RLock()  # a signal handler may call while its thread holds it
+        self._stopping = threading.RLock()
 
     def start(self) -> None:
         """Start the thread, then the client. If that raises, the thread has ended again."""
@@ -86,16 +87,20 @@ class Hosted(Generic[C_co]):
             return True
 
     def stop(self) -> None:
-        """Stop the client, then the threads, even if that raises. Raises ClientClosed if they are
-        not running."""
-        if self._loop is None or self._pid != os.getpid():
+        """Stop the client, then the threads, even if that raises. If another thread does it, wait
+        for that; if it was done, do nothing. Raises ClientClosed if the client was not started in
+        this process."""
+        if self._pid != os.getpid():
             raise self._closed()
-        try:
-            self.run(self.client.stop())
-        finally:
-            self._end_thread()
-            if self._pool is not None:
-                self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._stopping:
+            if self._loop is None:
+                return
+            try:
+                self.run(self.client.stop())
+            finally:
+                self._end_thread()
+                if self._pool is not None:
+                    self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _closed(self) -> ClientClosed:
         if self._loop is None:

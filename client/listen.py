@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -57,6 +58,7 @@ Answering = ListenerAnswer | Awaitable[ListenerAnswer] | Future[ListenerAnswer]
 Listener = Callable[[list[MessageExt]], Answering]  # a Future: a thread of a pool answers
 Finish = Callable[[], None]
 SUSPEND_MS_MIN, SUSPEND_MS_MAX = 10, 30_000
+_call: ContextVar[object] = ContextVar("call", default=None)  # the listener's latest call
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,13 @@ class GuardedListener:
     def __init__(self, listener: Listener, log: ListenerLog) -> None:
         self.log = log
         self._listener = listener
+        self._calls: set[object] = set()  # those that have not returned
+
+    @property
+    def calling(self) -> bool:
+        """Return whether the code that asks was called by the listener: in its task or one that it
+        began, or in its thread if that was given the context."""
+        return _call.get() in self._calls
 
     async def call(
         self,
@@ -86,6 +95,9 @@ class GuardedListener:
         """Call the listener; return None if it succeeded. An exception means: again later.
         `threaded(work)` is called if a thread does the work: it goes on if this is cancelled."""
         restore_topics(messages)
+        this = object()
+        _call.set(this)
+        self._calls.add(this)
         try:
             given = self._listener(list(messages))
             if isinstance(given, Future):
@@ -98,6 +110,8 @@ class GuardedListener:
                 raise
             self.log.raised(error, messages)
             return Later()
+        finally:
+            self._calls.discard(this)
         if result is None or result is ConsumeResult.SUCCESS:
             return None
         if isinstance(result, Later):

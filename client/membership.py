@@ -87,6 +87,7 @@ class Membership:
         self.offsets = offsets
         self.workers: dict[MessageQueue, QueueWorker] = {}
         self._giving_up: dict[MessageQueue, asyncio.Task[None]] = {}  # the queues are nobody's
+        self._stop: asyncio.Task[None] | None = None
         self.started_ms = 0
         self.locks = QueueLocks(group, instance, lock, self._lock_lost) if lock else None
         self._member = member
@@ -123,18 +124,23 @@ class Membership:
             self.locks.start()
 
     async def stop(self) -> None:
-        """Give up all queues and leave the group, which it leaves also if the former fails."""
+        """Give up all queues and leave the group, which it leaves also if the former fails, and at
+        once if this is cancelled. Calls at the same time share one stop."""
+        task = self.begin_to_stop()
         try:
-            await self.rebalancer.stop()  # so that it takes no queues while they are given up
-            rest = self._begin_to_give_up(list(self.workers))
-            tasks = {rest, *self._giving_up.values()}
-            await asyncio.wait(tasks)
-            for task in tasks:
-                task.result()
-            if self.locks is not None:
-                await self.locks.release_all()
-        finally:
-            await self.instance.leave(None, self.group)
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        if not task.cancelled():  # by another caller
+            task.result()
+
+    def begin_to_stop(self) -> asyncio.Task[None]:
+        """Begin with what `stop` does, in a task that is not among those it ends."""
+        if self._stop is None or self._stop.done():
+            self._stop = asyncio.get_running_loop().create_task(self._leave(), name="stop")
+        return self._stop
 
     # ---- called by the rebalancer
 
@@ -182,6 +188,19 @@ class Membership:
         await asyncio.shield(self._begin_to_give_up(queues))
 
     # ---- inside
+
+    async def _leave(self) -> None:
+        try:
+            await self.rebalancer.stop()  # so that it takes no queues while they are given up
+            rest = self._begin_to_give_up(list(self.workers))
+            tasks = {rest, *self._giving_up.values()}
+            await asyncio.wait(tasks)
+            for task in tasks:
+                task.result()
+            if self.locks is not None:
+                await self.locks.release_all()
+        finally:
+            await self.instance.leave(None, self.group)
 
     def _begin_to_give_up(self, queues: Sequence[MessageQueue]) -> asyncio.Task[None]:
         workers = {queue: self.workers.pop(queue) for queue in queues if queue in self.workers}

@@ -147,9 +147,9 @@ class QueueWorker:
     async def stop(self, grace_ms: float) -> bool:
         """Stop pulling at once; give the listener `grace_ms` for the batches it has. Returns False
         if it took longer: then a thread may still be working on one."""
+        self._stopping = True
         if self._pulling is not None:
             await _cancel([self._pulling])
-        self._stopping = True
         deadline = self._loop.time() + grace_ms / 1000
         while self.process_queue.taken_count and self._loop.time() < deadline:
             self._room.clear()

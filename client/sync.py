@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
+from threading import Thread
 from typing import Any, Protocol
 
 from raftmq.client.consumer import ConsumerConfig, PushConsumer
@@ -120,17 +122,24 @@ class BlockingConsumer:
         consumer = PushConsumer(
             group,
             namesrv,
-            lambda messages: pool.submit(listener, messages),
+            lambda messages: pool.submit(copy_context().run, listener, messages),
             config=config,
             instance_config=instance_config,
         )
         self._hosted = Hosted(consumer, f"consumer {group}", pool)
 
-    __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
+    __enter__, __exit__, start = entered_blocking, left_blocking, started
     commit = blocking(PushConsumer.commit)
     seek = blocking(PushConsumer.seek)
     pause = on_loop(PushConsumer.pause)
     resume = on_loop(PushConsumer.resume)
+
+    def stop(self) -> None:
+        """Do as `PushConsumer.stop`. In the listener a thread of its own does it."""
+        if self._hosted.client.called_by_listener:
+            Thread(target=self._hosted.stop, name="stop").start()
+        else:
+            self._hosted.stop()
 
     def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
         """Subscribe to `topic`; to be called before `start`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -127,6 +128,91 @@ async def test_shutdown_commits_confirmed_and_says_goodbye() -> None:
             if r.code == RequestCode.UPDATE_CONSUMER_OFFSET
         ]
         assert commits and not any(r.is_oneway for r in commits)
+
+
+async def stop_in_a_task(consumer: PushConsumer) -> None:
+    await asyncio.create_task(consumer.stop())
+
+
+@pytest.mark.parametrize("stop", [PushConsumer.stop, stop_in_a_task])
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_listener_may_stop_its_consumer(
+    stop: Callable[[PushConsumer], Awaitable[None]], orderly: bool
+) -> None:
+    """What it has then is finished when it returns."""
+    pull = replace(QUICK.pull, consume_batch_size=1, consume_tasks=1)
+    config = replace(
+        QUICK, orderly=orderly, commit_interval_ms=60_000, stop_grace_ms=60_000, pull=pull
+    )
+    seen: list[int] = []
+
+    async def listen(messages: list[MessageExt]) -> None:
+        seen.append(messages[0].queue_offset)
+        if len(seen) == 3:
+            await stop(consumer)
+            await asyncio.sleep(0.02)
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 10, queues=1)
+        consumer = consumer_of(cluster, listen, config)
+        async with consumer:
+            await until(lambda: len(seen) == 3)
+        assert seen == [0, 1, 2] and committed(cluster)[0] == 3
+        assert not cluster.brokers["g0"][0].members["g"] and consumer.queues == ()
+
+
+async def test_a_task_that_a_listener_began_waits_for_the_stop_if_the_listener_has_returned() -> (
+    None
+):
+    later: list[asyncio.Task[None]] = []
+    ask = asyncio.Event()
+
+    async def stop() -> None:
+        await ask.wait()
+        await consumer.stop()
+
+    def listen(messages: list[MessageExt]) -> None:
+        later.append(asyncio.create_task(stop()))
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        consumer = consumer_of(cluster, listen)
+        await consumer.start()
+        await until(lambda: committed(cluster)[0] == 1)
+        ask.set()
+        await later[0]
+        assert not cluster.brokers["g0"][0].members["g"]
+
+
+async def test_stops_at_the_same_time_are_one_and_leave_the_listener_its_time() -> None:
+    config = replace(QUICK, stop_grace_ms=60_000)
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        stuck = Stuck(ConsumeResult.SUCCESS)
+        consumer = consumer_of(cluster, stuck, config)
+        await consumer.start()
+        await until(lambda: stuck.bodies)
+        stops = [asyncio.create_task(consumer.stop()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        stuck.let_go.set()
+        await asyncio.gather(*stops)
+        assert stuck.returned == 1 and committed(cluster)[0] == 1
+
+
+async def test_a_stop_that_is_cancelled_leaves_the_group_at_once() -> None:
+    config = replace(QUICK, stop_grace_ms=60_000)
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 1, queues=1)
+        stuck = Stuck(ConsumeResult.SUCCESS)
+        consumer = consumer_of(cluster, stuck, config)
+        await consumer.start()
+        await until(lambda: stuck.bodies)
+        stops = [asyncio.create_task(consumer.stop()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        stops[0].cancel()
+        await asyncio.wait(stops)
+        assert stops[0].cancelled() and stops[1].exception() is None
+        assert not cluster.brokers["g0"][0].members["g"] and not stuck.returned
 
 
 async def test_a_heartbeat_on_its_way_does_not_outlive_the_goodbye() -> None:

@@ -112,6 +112,31 @@ def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
         counter.pool.submit(print)
 
 
+def test_a_second_stop_waits_for_the_first_and_does_nothing() -> None:
+    counter = BlockingCounter()
+    gate, began = threading.Event(), threading.Event()
+
+    async def slow() -> None:
+        counter.counter.life.append("stop")
+        began.set()
+        await asyncio.to_thread(gate.wait, 60)
+
+    counter.counter.stop = slow  # type: ignore[method-assign]
+    counter.start()
+    stops = [threading.Thread(target=counter.stop) for _ in range(2)]
+    stops[0].start()
+    began.wait()
+    stops[1].start()
+    stops[1].join(0.05)
+    assert stops[1].is_alive()
+    gate.set()
+    for stop in stops:
+        stop.join(60)
+        assert not stop.is_alive()
+    counter.stop()
+    assert counter.counter.life == ["start", "stop"]
+
+
 def test_a_stop_waits_for_no_call_that_the_client_gave_up() -> None:
     counter = BlockingCounter()
     counter.start()

@@ -105,6 +105,34 @@ async def test_blocking_producer_and_consumer() -> None:
         assert sum(cluster.logs["g0"].offsets.values()) == 5
 
 
+async def test_a_blocking_listener_may_stop_its_consumer() -> None:
+    """A script that ends after so many messages; the last ones count."""
+    pull = PullConfig(suspend_ms=200, consume_batch_size=1, consume_tasks=1)
+    config = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET, stop_grace_ms=60_000, pull=pull)
+    seen: list[int] = []
+    enough = threading.Event()
+
+    def listen(messages: list[MessageExt]) -> None:
+        seen.append(messages[0].queue_offset)
+        if len(seen) >= 3:
+            consumer.stop()
+            enough.set()
+
+    def consume() -> None:
+        with consumer:
+            assert enough.wait(PATIENCE_MS / 1000)
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        for number in range(1000):
+            cluster.logs["g0"].append("T", 0, b"%d" % number)
+        consumer = BlockingConsumer("g", cluster.namesrv, listen, config=config)
+        consumer.subscribe("T")
+        await asyncio.to_thread(consume)
+        assert len(seen) < 1000 and cluster.logs["g0"].offsets["g", "T", 0] == len(seen)
+        assert not cluster.brokers["g0"][0].members["g"]
+        await until(lambda: not {"consumer g", "stop"} & {t.name for t in threading.enumerate()})
+
+
 async def test_blocking_pull_and_lite_pull() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         for number in range(10):

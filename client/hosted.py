@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -34,6 +35,7 @@ class Hosted(Generic[C_co]):
         self._name = name
         self._pool = pool
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Future[None] | None = None  # of the loop
         self._thread: threading.Thread | None = None
         self._pid = 0  # of the process that started it
         self._lock = threading.RLock()  # a signal handler may call while its thread holds it
@@ -112,19 +114,25 @@ class Hosted(Generic[C_co]):
 
     def _end_thread(self) -> None:
         with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-            if loop is not None:
-                loop.call_soon_threadsafe(loop.stop)
+            loop, end, thread = self._loop, self._end, self._thread
+            self._loop = self._end = self._thread = None
+            if loop is not None and end is not None:
+                loop.call_soon_threadsafe(end.set_result, None)
         if thread is not None:
             thread.join()
 
     def _serve(self, ready: threading.Event) -> None:
         with asyncio.Runner() as runner:
-            self._loop = loop = runner.get_loop()
+            loop = runner.get_loop()
+            end = loop.create_future()
+            self._loop, self._end = loop, end
             asyncio.set_event_loop(loop)
             ready.set()
-            loop.run_forever()
+            while not end.done():
+                # Code of the user's may raise these. They end a loop, but only the main thread's
+                # end a program: whoever waits for the task that raised gets them, the rest goes on.
+                with suppress(SystemExit, KeyboardInterrupt):
+                    loop.run_until_complete(end)
 
 
 class _Call(Generic[T]):

@@ -92,21 +92,24 @@ class GuardedListener:
         messages: list[MessageExt],
         threaded: Callable[[Future[ListenerAnswer]], None] | None = None,
     ) -> Later | None:
-        """Call the listener; return None if it succeeded. An exception means: again later.
+        """Call the listener; return None if it succeeded. An exception means: again later, also
+        SystemExit in a thread, where it does not end the program.
         `threaded(work)` is called if a thread does the work: it goes on if this is cancelled."""
         restore_topics(messages)
         this = object()
         _call.set(this)
         self._calls.add(this)
+        in_thread = False
         try:
             given = self._listener(list(messages))
             if isinstance(given, Future):
+                in_thread = True
                 if threaded is not None:
                     threaded(given)
                 given = asyncio.wrap_future(given)
             result = await given if inspect.isawaitable(given) else given
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _cancelled():
+        except BaseException as error:
+            if not _is_failure(error, in_thread):
                 raise
             self.log.raised(error, messages)
             return Later()
@@ -298,11 +301,15 @@ class OrderlyDeliverer:
         return await self._back.send(message, DEAD_LETTER_NOW, limit or 0)
 
 
-def _cancelled() -> bool:
-    """Return whether the running task is to end. Else a cancellation came out of something that it
+def _is_failure(error: BaseException, in_thread: bool) -> bool:
+    """Return whether a listener has failed, whatever it raises. Else the task that called it is to
+    end, or all of the program. A cancellation without the task's own came out of something that it
     awaited, and that somebody else cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or not task.cancelling()
+    ends = GeneratorExit if in_thread else (GeneratorExit, SystemExit, KeyboardInterrupt)
+    return not isinstance(error, ends)
 
 
 def failed_of(messages: list[MessageExt], answer: Later | None) -> list[MessageExt]:

@@ -380,6 +380,25 @@ async def test_a_listener_that_awaits_what_was_cancelled_fails_and_its_queue_goe
     assert "listener_raised group=g topic=T" in caplog.text
 
 
+async def test_a_listener_has_failed_whatever_it_raises() -> None:
+    class Odd(BaseException):
+        """As test tools and some libraries have them."""
+
+    config = replace(QUICK, pull=replace(QUICK.pull, consume_batch_size=1, consume_tasks=1))
+    seen = Seen()
+
+    def listen(messages: list[MessageExt]) -> Any:
+        if messages[0].queue_offset:
+            return seen(messages)
+        raise Odd
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 2, queues=1)
+        async with consumer_of(cluster, listen, config):
+            await until(lambda: committed(cluster)[0] == 2)
+        assert cluster.logs["g0"].bodies("%RETRY%g") == [b"0"] and seen.bodies == [b"1"]
+
+
 async def test_offset_stays_while_messages_fail() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 3, queues=1)

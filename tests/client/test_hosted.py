@@ -112,6 +112,25 @@ def test_a_stop_that_fails_leaves_no_thread_and_no_pool() -> None:
         counter.pool.submit(print)
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_is_to_end_a_program_ends_no_loop(error: type[BaseException]) -> None:
+    """The caller gets it; a task for which nobody waits, nobody."""
+
+    async def fails() -> None:
+        raise error
+
+    async def begins() -> asyncio.Task[None]:
+        return asyncio.create_task(fails())
+
+    with BlockingCounter() as counter:
+        with pytest.raises(error):
+            counter._hosted.run(fails())
+        task = counter._hosted.run(begins())
+        assert counter.add(1) == 3
+        assert isinstance(task.exception(), error)
+    assert counter.counter.life == ["start", "stop"]
+
+
 def test_a_second_stop_waits_for_the_first_and_does_nothing() -> None:
     counter = BlockingCounter()
     gate, began = threading.Event(), threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -131,6 +132,31 @@ async def test_a_blocking_listener_may_stop_its_consumer() -> None:
         assert len(seen) < 1000 and cluster.logs["g0"].offsets["g", "T", 0] == len(seen)
         assert not cluster.brokers["g0"][0].members["g"]
         await until(lambda: not {"consumer g", "stop"} & {t.name for t in threading.enumerate()})
+
+
+async def test_a_blocking_listener_that_exits_has_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pull = PullConfig(suspend_ms=200, consume_batch_size=1, consume_tasks=1)
+    config = ConsumerConfig(consume_from=ConsumeFrom.FIRST_OFFSET, commit_interval_ms=20, pull=pull)
+    seen: list[bytes] = []
+
+    def listen(messages: list[MessageExt]) -> None:
+        seen.append(messages[0].body)
+        if messages[0].body == b"bad":
+            sys.exit(3)
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        log = cluster.logs["g0"]
+        for body in (b"bad", b"good"):
+            log.append("T", 0, body)
+        consumer = BlockingConsumer("g", cluster.namesrv, listen, config=config)
+        consumer.subscribe("T")
+        await asyncio.to_thread(consumer.start)
+        await until(lambda: log.offsets.get(("g", "T", 0)) == 2)
+        await asyncio.to_thread(consumer.stop)
+        assert seen == [b"bad", b"good"] and log.bodies("%RETRY%g") == [b"bad"]
+    assert "listener_raised group=g topic=T" in caplog.text
 
 
 async def test_blocking_pull_and_lite_pull() -> None:

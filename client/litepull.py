@@ -9,9 +9,9 @@
 
 With `subscribe` the queues are shared with the group's other members, as PushConsumer shares them;
 with `assign` the user names them, regardless of other members. A message counts as processed when
-`poll` is called the next time. Auto-commit (at a poll, when its interval is over, and when a queue
-is given up) commits up to there, and never messages that the user is still processing. `commit`
-commits all that was handed out.
+`poll` is called the next time. Auto-commit (begun at a poll, which does not wait for it, when its
+interval is over, and when a queue is given up) commits up to there, and never messages that the
+user is still processing. `commit` commits all that was handed out.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class LitePullConsumer:
         self._paused: set[MessageQueue] = set()
         self._arrival = asyncio.Event()
         self._commit_due = 0.0
+        self._uncommitted: set[MessageQueue] = set()  # those of the next round of auto-commit
+        self._committing: asyncio.Task[None] | None = None
         self._assigned = False
 
     @property
@@ -158,10 +160,10 @@ class LitePullConsumer:
         ClientClosed."""
         if not self._instance.running:
             raise ClientClosed
+        deadline = self._now() + timeout_ms / 1000
         self._processed = dict(self._polled)
         if self.config.auto_commit and self._now() >= self._commit_due:
-            await self._auto_commit()
-        deadline = self._now() + timeout_ms / 1000
+            self._auto_commit()
         count = count_max or self.config.poll_size
         while True:
             self._arrival.clear()
@@ -299,14 +301,28 @@ class LitePullConsumer:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _auto_commit(self) -> None:
+    def _auto_commit(self) -> None:
+        """Begin to commit what was processed, or have the task go on that still asks brokers."""
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
-        await self._commit(self._processed)
+        self._note(self._processed)
+        self._uncommitted.update(self._processed)
+        if self._committing is None or self._committing.done():
+            self._committing = self._instance.spawn(self._commit_noted(), "auto-commit")
+
+    async def _commit_noted(self) -> None:
+        while self._uncommitted:
+            queues = list(self._uncommitted)
+            self._uncommitted.clear()
+            await self.membership.offsets.commit_confirmed(queues)
 
     async def _commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        self._note(offsets)
+        return await self.membership.offsets.commit_confirmed(list(offsets))
+
+    def _note(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Have the next commit write these offsets."""
         table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):
                 table.begin(queue, offset, told=False)  # the user went back
             table.advance(queue, offset)
-        return await self.membership.offsets.commit_confirmed(list(offsets))

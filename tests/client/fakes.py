@@ -326,7 +326,12 @@ class FakeBroker:
             return RemotingCommand.response_to(request, ResponseCode.QUERY_NOT_FOUND, "none", {})
         return _offset_answer(request, found)
 
-    def _update_offset(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _update_offset(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        script = self.scripts[request.code]
+        if script:
+            return self._scripted(connection, request)
         self.requests.append(request)
         header = ConsumerOffsetHeader.parse(request.ext)
         assert header.commit_offset is not None

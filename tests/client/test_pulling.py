@@ -210,6 +210,26 @@ async def test_polls_share_the_queues_and_commit_what_was_processed() -> None:
             )
 
 
+async def test_a_poll_waits_for_no_commit() -> None:
+    """A broker that is silent keeps nobody from the messages that are here, and is asked once."""
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 12, queues=1)
+        broker = cluster.brokers["g0"][0]
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        consumer = lite_of(cluster, replace(LITE, poll_size=4))
+        consumer.subscribe("T")
+        async with consumer:
+            assert len(await poll_all(consumer, 4)) == 4
+            broker.scripts[code].append("silent")
+            async with asyncio.timeout(1):
+                assert len(await consumer.poll(500)) == 4
+                await until(lambda: broker.count(code) == 1)
+                assert len(await consumer.poll(500)) == 4
+                assert await consumer.poll(50) == []
+            assert broker.count(code) == 1
+        assert cluster.logs["g0"].offsets[("g", "T", 0)] == 12, "after those under way"
+
+
 async def test_what_was_in_hand_when_it_stopped_comes_again() -> None:
     async with FakeCluster({"g0": 1}, queues=1) as cluster:
         fill(cluster, 10, queues=1)

@@ -91,6 +91,7 @@ class Directory:
         self._stopped = False
         self._leader_watchers: list[Callable[[ReplicaGroup], None]] = []
         self._replica_watchers: list[Callable[[tuple[str, ...]], None]] = []
+        self._leader_change: asyncio.Future[None] | None = None
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -121,6 +122,12 @@ class Directory:
     def watch_replicas(self, watcher: Callable[[tuple[str, ...]], None]) -> None:
         """Call `watcher(addresses)` when unknown replica addresses appear."""
         self._replica_watchers.append(watcher)
+
+    def leader_change(self) -> asyncio.Future[None]:
+        """Return the future that the next change of a group's believed leader completes."""
+        if self._leader_change is None:
+            self._leader_change = asyncio.get_running_loop().create_future()
+        return self._leader_change
 
     def accepted(self, group: ReplicaGroup, address: str) -> None:
         """Take note that `address` did what only a leader does."""
@@ -251,5 +258,8 @@ class Directory:
 
     def _announce(self, group: ReplicaGroup, version_before: int) -> None:
         if group.version != version_before:
+            if self._leader_change is not None:
+                self._leader_change.set_result(None)
+                self._leader_change = None
             for watcher in self._leader_watchers:
                 watcher(group)

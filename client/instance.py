@@ -28,7 +28,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
-from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.errors import RemotingError, SendTimeout
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.fields import boolean_or
 from raftmq.remoting.tls import ClientTls, Renewed
@@ -36,6 +36,7 @@ from raftmq.remoting.tls import ClientTls, Renewed
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
+ON_ITS_WAY_S = 0.3  # for the answer of a replica that another one has just replaced
 TLS_LOOK_S = 10.0  # between two checks whether the certificate files changed
 _instances = itertools.count()
 
@@ -168,17 +169,25 @@ class ClientInstance:
         *,
         leader_only: bool = False,
         policy: RetryPolicy = CONTROL,
+        again: Callable[[RemotingCommand], bool] | None = None,
     ) -> RemotingCommand:
         """Ask the group's leader, searching it through a failover for as long as `policy` allows.
 
-        Returns the response, whatever its code except 14. With `leader_only` a success proves
-        leadership. Only for requests that may be repeated: an unanswered one is sent again. Raises
-        BrokerUnreachable, or BrokerRefused (14), when the policy ends.
+        Returns the response, whatever its code except 14, or raises it as BrokerRefused if it is
+        still one with which `again` says to ask again. With `leader_only` a success proves
+        leadership. Only for requests that may be repeated: one that is not answered is sent again,
+        as soon as another replica leads. Raises BrokerUnreachable, or BrokerRefused (14), when the
+        policy ends.
         """
         group = self.directory.group(broker_name)
         async for attempt in policy.while_retriable():
             with attempt:
-                return await self._ask_leader(group, command(), timeout_ms, leader_only)
+                response = await self._ask_leader(group, command(), timeout_ms, leader_only, True)
+                if again is not None and again(response):
+                    refusal = BrokerRefused(response.code, response.remark or "", broker_name)
+                    refusal.retriable = True
+                    raise refusal
+                return response
         raise AssertionError("the retry loop returns or raises")
 
     async def ask_leader_once(
@@ -187,7 +196,7 @@ class ClientInstance:
         """Ask the believed leader once. Raises BrokerUnreachable (`outcome_unknown` tells whether
         the request was written), BrokerRefused (14); both are retriable."""
         group = self.directory.group(broker_name)
-        return await self._ask_leader(group, command, timeout_ms, False)
+        return await self._ask_leader(group, command, timeout_ms, False, False)
 
     async def _ask_leader(
         self,
@@ -195,13 +204,17 @@ class ClientInstance:
         command: RemotingCommand,
         timeout_ms: int,
         leader_only: bool,
+        following: bool,
     ) -> RemotingCommand:
         address = group.target
         if address is None:
             self.directory.refresh_groups_soon()
             raise BrokerUnreachable(f"no address of broker group {group.name} is known")
         try:
-            response = await self.remoting.invoke(address, command, timeout_ms)
+            if following:
+                response = await self._invoke_while_it_leads(group, address, command, timeout_ms)
+            else:
+                response = await self.remoting.invoke(address, command, timeout_ms)
         except RemotingError as error:
             self.directory.doubt(group, address)
             raise BrokerUnreachable(f"{address}: {error}", error.outcome_unknown) from error
@@ -213,6 +226,23 @@ class ClientInstance:
         if leader_only and response.code == ResponseCode.SUCCESS and not from_slave(response):
             self.directory.accepted(group, address)
         return response
+
+    async def _invoke_while_it_leads(
+        self, group: ReplicaGroup, address: str, command: RemotingCommand, timeout_ms: int
+    ) -> RemotingCommand:
+        """Do as `remoting.invoke`, but give up a replica that is silent when another one leads: it
+        may be frozen, and the request is one that brokers hold back."""
+        invoked = asyncio.ensure_future(self.remoting.invoke(address, command, timeout_ms))
+        try:
+            while not invoked.done() and group.leader in (None, address):
+                change = self.directory.leader_change()
+                await asyncio.wait((invoked, change), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((invoked,), timeout=ON_ITS_WAY_S)
+            if not invoked.done():
+                raise SendTimeout(f"{address} leads no more", outcome_unknown=True)
+            return invoked.result()
+        finally:
+            invoked.cancel()  # no effect if it is done
 
     async def heartbeat_all(self) -> None:
         """Send a heartbeat to every known replica, concurrently; failures are logged."""

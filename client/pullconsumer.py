@@ -15,6 +15,7 @@ group.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -239,11 +240,21 @@ class PullConsumer:
         return response if response.code == ResponseCode.SUCCESS else None
 
     async def _ask(self, queue: MessageQueue, header: PullHeader, wait_ms: int) -> RemotingCommand:
+        """Ask the leader. A broker that is asked again waits only for what is left of the time."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_ms / 1000
+
+        def command() -> RemotingCommand:
+            left_ms = max(0, round((end_s - loop.time()) * 1000))
+            flag = header.sys_flag if left_ms else header.sys_flag & ~PULL_SUSPEND
+            now = header._replace(sys_flag=flag, suspend_timeout_ms=left_ms)
+            return RemotingCommand.request(RequestCode.PULL_MESSAGE, now.to_ext())
+
         policy = replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0))
         for again in (True, False):
             response = await self._instance.invoke_leader(
                 queue.broker_name,
-                lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()),
+                command,
                 wait_ms + ANSWER_GRACE_MS,
                 policy=policy,
             )

@@ -169,10 +169,10 @@ class SimpleConsumer:
             subscription.expression_type,
             subscription.expression,
         )
-        answer = await self._ask(broker, RequestCode.POP_MESSAGE, header.to_ext(), b"", wait_ms)
+        answer = await self._ask_to_pop(broker, header)
         if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             await self._instance.heartbeat_all()  # creates the group if that is allowed
-            answer = await self._ask(broker, RequestCode.POP_MESSAGE, header.to_ext(), b"", wait_ms)
+            answer = await self._ask_to_pop(broker, header)
         if answer.code in NOTHING:
             return []
         if answer.code != ResponseCode.SUCCESS:
@@ -267,26 +267,32 @@ class SimpleConsumer:
     # ---- inside ---------------------------------------------------------------------------
 
     async def _ask(
-        self,
-        broker: str,
-        code: RequestCode,
-        ext: Mapping[str, str],
-        body: bytes = b"",
-        wait_ms: int = 0,
+        self, broker: str, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
     ) -> RemotingCommand:
         """Ask a group's leader, through a failover. Every request may be repeated: what a pop got
         whose answer was lost comes again, the others are the same a second time."""
-        policy = replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0))
-        async for attempt in policy.while_retriable():
-            with attempt:
-                request = RemotingCommand.request(code, dict(ext), body)
-                timeout_ms = wait_ms + ANSWER_GRACE_MS
-                answer = await self._instance.ask_leader_once(broker, request, timeout_ms)
-                refused = BrokerRefused(answer.code, answer.remark or "", broker)
-                if refused.outcome_unknown or answer.code == ResponseCode.SYSTEM_BUSY:
-                    refused.retriable = True
-                    raise refused
-        return answer
+        return await self._instance.invoke_leader(
+            broker, lambda: RemotingCommand.request(code, dict(ext), body), again=_is_passing
+        )
+
+    async def _ask_to_pop(self, broker: str, header: PopHeader) -> RemotingCommand:
+        """Do as `_ask`. A broker that is asked again waits only for what is left of the time."""
+        wait_ms = header.poll_ms
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_ms / 1000
+
+        def command() -> RemotingCommand:
+            left_ms = max(0, round((end_s - loop.time()) * 1000))
+            ext = header._replace(poll_ms=left_ms).to_ext()
+            return RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
+
+        return await self._instance.invoke_leader(
+            broker,
+            command,
+            wait_ms + ANSWER_GRACE_MS,
+            policy=replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0)),
+            again=_is_passing,
+        )
 
     def _heartbeat(self) -> Mapping[str, Any]:
         return consumer_heartbeat(
@@ -321,6 +327,12 @@ def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]
         properties.setdefault(FIRST_POP_TIME, str(head.pop_ms))
         message.topic = topic
     return messages
+
+
+def _is_passing(answer: RemotingCommand) -> bool:
+    """Return whether a broker says that the outcome is unknown, or that it is busy."""
+    unknown = BrokerRefused(answer.code, answer.remark or "", "").outcome_unknown
+    return unknown or answer.code == ResponseCode.SYSTEM_BUSY
 
 
 def _handle(message: MessageExt) -> Handle:

@@ -24,6 +24,7 @@ from raftmq.remoting.headers import (
     QueueOffsetHeader,
     SendHeader,
 )
+from raftmq.remoting.popheaders import PopHeader, PopResponseHeader
 from raftmq.remoting.server import RemotingServer
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record, encode_record, offset_message_id
@@ -38,6 +39,7 @@ class SharedLog:
         self.records: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.first: dict[tuple[str, int], int] = {}
+        self.popped: dict[str, int] = defaultdict(int)  # topic → messages of queue 0
         self.position = 0
 
     def append(
@@ -91,6 +93,7 @@ class FakeBroker:
 
     def __init__(self, log: SharedLog, members: dict[str, set[str]] | None = None) -> None:
         self.log = log
+        self.late = asyncio.Event()  # when it is set, requests whose script is "late" are served
         self.mode: Script = "ok"
         self.script: deque[Script] = deque()
         self.hint: str | None = None
@@ -117,6 +120,8 @@ class FakeBroker:
                 RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
                 RequestCode.END_TRANSACTION: self._scripted,
                 RequestCode.BATCH_ACK_MESSAGE: self._scripted,
+                RequestCode.POP_MESSAGE: self._pop,
+                RequestCode.RECALL_MESSAGE: self._scripted,
                 RequestCode.LOCK_BATCH_MQ: self._lock,
                 RequestCode.UNLOCK_BATCH_MQ: self._unlock,
                 RequestCode.CHECK_CLIENT_CONFIG: self._scripted,
@@ -261,8 +266,39 @@ class FakeBroker:
         code = mode[0] if isinstance(mode, tuple) else 0  # 10, 11, 12: stored, with a reservation
         return RemotingCommand.response_to(request, code, None, ext)
 
-    async def _pull(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def _pop(self, _c: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        """One message of queue 0, which no pop has got yet."""
         self.requests.append(request)
+        script = self.scripts[request.code]
+        mode = script.popleft() if script else self.mode
+        if mode == "silent":
+            return None
+        if mode == "refuse":
+            code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+            return RemotingCommand.response_to(request, code, "[NOT_LEADER] not me", {})
+        if mode == "late":
+            await self.late.wait()
+        header = PopHeader.parse(request.ext)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + header.poll_ms / 1000
+        items = self.log.records[header.topic, 0]
+        while self.log.popped[header.topic] == len(items):
+            changed = self.changed
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                return RemotingCommand.response_to(request, ResponseCode.POLLING_TIMEOUT, "", {})
+        offset = self.log.popped[header.topic]
+        self.log.popped[header.topic] += 1
+        head = PopResponseHeader(5, header.invisible_ms, 0, 0, f"0 0 {offset}", f"0 0 {offset}")
+        return RemotingCommand.response_to(request, 0, None, head.to_ext(), items[offset])
+
+    async def _pull(self, _c: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        self.requests.append(request)
+        if self.scripts[request.code]:
+            assert self.scripts[request.code].popleft() == "silent"
+            return None
         if self.pull_refused:
             ext = {"leaderAddr": self.hint} if self.hint else {}
             return RemotingCommand.response_to(

@@ -119,6 +119,22 @@ async def test_a_waiting_pull_gets_past_a_leader_that_dies() -> None:
         assert [m.body for m in (await waiting).messages] == [b"0"]
 
 
+async def test_a_waiting_pull_follows_the_leader_that_takes_over_from_a_silent_one() -> None:
+    """A frozen leader keeps its connections: only the route tells that another one leads."""
+    async with FakeCluster({"g0": 3}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
+        frozen, leader, _ = cluster.brokers["g0"]
+        frozen.scripts[RequestCode.PULL_MESSAGE].append("silent")
+        waiting = asyncio.create_task(consumer.pull(queue(0), 0, wait_ms=60_000))
+        await until(lambda: frozen.count(RequestCode.PULL_MESSAGE))
+        cluster.lead("g0", 1, tell_route=True)
+        await consumer.queues("T")
+        await until(lambda: leader.count(RequestCode.PULL_MESSAGE), patience_s=10)
+        header = PullHeader.parse(leader.received(RequestCode.PULL_MESSAGE)[0].ext)
+        assert 0 < header.suspend_timeout_ms < 60_000, "what is left"
+        fill(cluster, 1)
+        assert [m.body for m in (await waiting).messages] == [b"0"]
+
+
 def cold(cluster: FakeCluster) -> tuple[FakeBroker, FakeBroker]:
     """The leader, and the follower that it suggests; both serve pulls."""
     leader, follower = cluster.brokers["g0"]

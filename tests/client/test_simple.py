@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from raftmq.client.decode import decode_messages
@@ -10,8 +11,12 @@ from raftmq.client.simple import SimpleConsumer
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.names import pop_retry_topic
-from raftmq.remoting.popheaders import POP_CK, BatchAck, Handle, batch_acks
+from raftmq.remoting.popheaders import POP_CK, BatchAck, Handle, PopHeader, batch_acks
 from tests.client.fakes import FakeCluster, SharedLog
+from tests.client.test_consumer import fill
+from tests.waiting import until
+
+POP = RequestCode.POP_MESSAGE
 
 
 def popped_message(topic: str, offset: int, *, retry: bool = False) -> MessageExt:
@@ -37,3 +42,19 @@ async def test_messages_of_several_topics_are_acknowledged_each_in_its_own() -> 
         assert batch_acks(loads_object(request.body)) == [
             BatchAck("g", topic, 0, 0, 5, 60_000, 0, bits) for topic, bits in stored
         ]
+
+
+async def test_a_waiting_pop_follows_the_leader_that_takes_over_from_a_silent_one() -> None:
+    """A frozen leader keeps its connections: only the route tells that another one leads."""
+    async with FakeCluster({"g0": 3}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        frozen, leader, _ = cluster.brokers["g0"]
+        frozen.scripts[POP].append("silent")
+        await consumer.subscribe("T")
+        waiting = asyncio.create_task(consumer.receive(await_ms=60_000))
+        await until(lambda: frozen.count(POP))
+        cluster.lead("g0", 1, tell_route=True)
+        await consumer._instance.directory.refresh("T")
+        await until(lambda: leader.count(POP), patience_s=10)
+        assert 0 < PopHeader.parse(leader.received(POP)[0].ext).poll_ms < 60_000, "what is left"
+        fill(cluster, 1)
+        assert [m.body for m in await waiting] == [b"0"]

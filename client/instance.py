@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -170,6 +170,7 @@ class ClientInstance:
         leader_only: bool = False,
         policy: RetryPolicy = CONTROL,
         again: Callable[[RemotingCommand], bool] | None = None,
+        deadline_s: float | None = None,
     ) -> RemotingCommand:
         """Ask the group's leader, searching it through a failover for as long as `policy` allows.
 
@@ -177,16 +178,35 @@ class ClientInstance:
         still one with which `again` says to ask again. With `leader_only` a success proves
         leadership. Only for requests that may be repeated: one that is not answered is sent again,
         as soon as another replica leads. Raises BrokerUnreachable, or BrokerRefused (14), when the
-        policy ends.
+        policy ends, or at `deadline_s` (loop time), which then takes the place of its time;
+        `outcome_unknown` tells whether any of the requests was written and not answered.
         """
         group = self.directory.group(broker_name)
+        now = asyncio.get_running_loop().time
+        if deadline_s is not None:
+            policy = replace(policy, time_ms_max=(deadline_s - now()) * 1000)
+        failure: ClientError | None = None
         async for attempt in policy.while_retriable():
             with attempt:
-                response = await self._ask_leader(group, command(), timeout_ms, leader_only, True)
-                if again is not None and again(response):
-                    refusal = BrokerRefused(response.code, response.remark or "", broker_name)
-                    refusal.retriable = True
-                    raise refusal
+                patience_ms: float = timeout_ms
+                if deadline_s is not None:
+                    patience_ms = min(patience_ms, (deadline_s - now()) * 1000)
+                    if patience_ms <= 0 and failure is not None:
+                        raise failure
+                    patience_ms = max(1.0, patience_ms)
+                try:
+                    response = await self._ask_leader(
+                        group, command(), patience_ms, leader_only, True
+                    )
+                    if again is not None and again(response):
+                        refusal = BrokerRefused(response.code, response.remark or "", broker_name)
+                        refusal.retriable = True
+                        raise refusal
+                except ClientError as error:
+                    if failure is not None and failure.outcome_unknown:
+                        error.outcome_unknown = True
+                    failure = error
+                    raise
                 return response
         raise AssertionError("the retry loop returns or raises")
 
@@ -202,7 +222,7 @@ class ClientInstance:
         self,
         group: ReplicaGroup,
         command: RemotingCommand,
-        timeout_ms: int,
+        timeout_ms: float,
         leader_only: bool,
         following: bool,
     ) -> RemotingCommand:
@@ -228,7 +248,7 @@ class ClientInstance:
         return response
 
     async def _invoke_while_it_leads(
-        self, group: ReplicaGroup, address: str, command: RemotingCommand, timeout_ms: int
+        self, group: ReplicaGroup, address: str, command: RemotingCommand, timeout_ms: float
     ) -> RemotingCommand:
         """Do as `remoting.invoke`, but give up a replica that is silent when another one leads: it
         may be frozen, and the request is one that brokers hold back."""
@@ -244,11 +264,12 @@ class ClientInstance:
         finally:
             invoked.cancel()  # no effect if it is done
 
-    async def heartbeat_all(self) -> None:
-        """Send a heartbeat to every known replica, concurrently; failures are logged."""
+    async def heartbeat_all(self, timeout_s: float | None = None) -> None:
+        """Send a heartbeat to every known replica, concurrently, and wait for the answers, at most
+        `timeout_s`; failures are logged."""
         beats = [self._start_beat(address) for address in self.directory.addresses()]
         if beats:
-            await asyncio.wait(beats)
+            await asyncio.wait(beats, timeout=timeout_s)
 
     async def heartbeat_shared(self) -> None:
         """Do as `heartbeat_all`; calls at the same time share one round of heartbeats."""

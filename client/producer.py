@@ -322,10 +322,14 @@ class Producer:
             raise InvalidMessage(f"no recall handle: {error}") from error
         ext = {"producerGroup": self.group, "topic": topic, "recallHandle": recall_handle}
         instance, code = self._instance, RequestCode.RECALL_MESSAGE
+        deadline = self._running().now() + timeout_ms / 1000
         if not self._group_known(MessageQueue(topic, handle.broker_name, 0)):
-            await self._publication_by(topic, self._running().now() + timeout_ms / 1000)
+            await self._publication_by(topic, deadline)
         response = await instance.invoke_leader(
-            handle.broker_name, lambda: RemotingCommand.request(code, ext), timeout_ms
+            handle.broker_name,
+            lambda: RemotingCommand.request(code, ext),
+            timeout_ms,
+            deadline_s=deadline,
         )
         return (successful(response, handle.broker_name).ext or {}).get("msgId", "")
 

@@ -19,7 +19,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -30,7 +29,6 @@ from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import MessageExt, MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
 from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
-from raftmq.client.retry import CONTROL
 from raftmq.client.route import LEADER_ID
 from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -42,6 +40,7 @@ from raftmq.store.record import RecordError
 logger = logging.getLogger(__name__)
 
 ANSWER_GRACE_MS = 3000
+FOLLOWER_MS = 1000  # it may be frozen, and the leader needs the rest of the time
 SUBSCRIPTIONS_MAX = 10_000  # expressions remembered; a client that uses more is refused
 BYTES_MAX = 4 * 1024 * 1024
 
@@ -107,7 +106,9 @@ class PullConsumer:
         expression_type: str = "TAG",
         wait_ms: int = 0,
     ) -> PullResult:
-        """Return matching messages from `offset` on; wait up to `wait_ms` until there are some."""
+        """Return matching messages from `offset` on; wait up to `wait_ms` until there are some. A
+        broker's answer is waited for up to 3 s longer; then this raises BrokerUnreachable."""
+        deadline_s = asyncio.get_running_loop().time() + (wait_ms + ANSWER_GRACE_MS) / 1000
         subscription = self._subscription(queue.topic, expression, expression_type)
         await self._know(queue)
         header = PullHeader(
@@ -127,7 +128,7 @@ class PullConsumer:
         )
         response = await self._ask_follower(queue, header)
         if response is None:
-            response = await self._ask(queue, header, wait_ms)
+            response = await self._ask(queue, header, deadline_s)
         try:
             answer = PullResponseHeader.parse(response.ext)
             self._suggested[queue] = answer.suggested_broker_id
@@ -233,34 +234,34 @@ class PullConsumer:
         now = header._replace(sys_flag=flag, suspend_timeout_ms=0)
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, now.to_ext())
         try:
-            response = await self._instance.remoting.invoke(address, command, ANSWER_GRACE_MS)
+            response = await self._instance.remoting.invoke(address, command, FOLLOWER_MS)
         except RemotingError as error:
             logger.info("follower_pull_failed queue=%s address=%s %s", queue, address, error)
             return None
         return response if response.code == ResponseCode.SUCCESS else None
 
-    async def _ask(self, queue: MessageQueue, header: PullHeader, wait_ms: int) -> RemotingCommand:
+    async def _ask(
+        self, queue: MessageQueue, header: PullHeader, deadline_s: float
+    ) -> RemotingCommand:
         """Ask the leader. A broker that is asked again waits only for what is left of the time."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + wait_ms / 1000
+        now = asyncio.get_running_loop().time
 
         def command() -> RemotingCommand:
-            left_ms = max(0, round((end_s - loop.time()) * 1000))
+            left_ms = max(0, round((deadline_s - now()) * 1000) - ANSWER_GRACE_MS)
             flag = header.sys_flag if left_ms else header.sys_flag & ~PULL_SUSPEND
-            now = header._replace(sys_flag=flag, suspend_timeout_ms=left_ms)
-            return RemotingCommand.request(RequestCode.PULL_MESSAGE, now.to_ext())
+            left = header._replace(sys_flag=flag, suspend_timeout_ms=left_ms)
+            return RemotingCommand.request(RequestCode.PULL_MESSAGE, left.to_ext())
 
-        policy = replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0))
         for again in (True, False):
             response = await self._instance.invoke_leader(
                 queue.broker_name,
                 command,
-                wait_ms + ANSWER_GRACE_MS,
-                policy=policy,
+                header.suspend_timeout_ms + ANSWER_GRACE_MS,
+                deadline_s=deadline_s,
             )
             if response.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST or not again:
                 break
-            await self._instance.heartbeat_all()  # creates the group if that is allowed
+            await self._instance.heartbeat_all(deadline_s - now())  # creates the group, if allowed
         return response
 
     def _subscription(self, topic: str, expression: str, kind: str) -> Subscription:

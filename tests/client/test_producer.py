@@ -22,12 +22,13 @@ from raftmq.client import (
     split_batch,
 )
 from raftmq.client.batch import batch_item_size
-from raftmq.client.errors import ClientClosed, InvalidMessage
+from raftmq.client.errors import ClientClosed, ClientError, InvalidMessage
 from raftmq.client.message import MessageQueue, SendResult
 from raftmq.client.sendframe import OutgoingSend, SendTemplate
 from raftmq.remoting.codes import NOT_STORED, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
+from raftmq.remoting.recallhandle import RecallHandle
 from tests.client.fakes import FakeCluster, queue
 from tests.waiting import until
 
@@ -753,3 +754,19 @@ async def test_idempotent_sends_say_so_and_stay_in_their_group() -> None:
                 cluster.brokers[other][0].script.clear()
             with pytest.raises(InvalidMessage):
                 await producer.send_batch([Message("T", b"x")])
+
+
+@pytest.mark.parametrize("later", ["silent", "refuse"])
+async def test_a_recall_keeps_its_time_and_says_that_it_may_have_been_done(later: str) -> None:
+    """Also if the last of its requests was refused for certain."""
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.queues("T")
+        broker = cluster.brokers["g0"][0]
+        broker.scripts[RequestCode.RECALL_MESSAGE].append("close")
+        broker.mode = later
+        now = asyncio.get_running_loop().time
+        began = now()
+        with pytest.raises(ClientError) as caught:
+            await producer.recall("T", RecallHandle("T", "g0", 5, "key").encode(), 300)
+        assert now() - began < 1.5
+        assert caught.value.outcome_unknown

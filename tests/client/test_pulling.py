@@ -13,6 +13,7 @@ import pytest
 
 from raftmq.client import (
     BrokerRefused,
+    BrokerUnreachable,
     CacheLimits,
     ClientError,
     ConsumeFrom,
@@ -133,6 +134,18 @@ async def test_a_waiting_pull_follows_the_leader_that_takes_over_from_a_silent_o
         assert 0 < header.suspend_timeout_ms < 60_000, "what is left"
         fill(cluster, 1)
         assert [m.body for m in (await waiting).messages] == [b"0"]
+
+
+async def test_a_pull_keeps_its_time_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pullconsumer, "ANSWER_GRACE_MS", 300)
+    async with FakeCluster({"g0": 1}) as cluster, PullConsumer("g", cluster.namesrv) as consumer:
+        cluster.brokers["g0"][0].scripts[RequestCode.PULL_MESSAGE].extend(["silent"] * 9)
+        now = asyncio.get_running_loop().time
+        began = now()
+        with pytest.raises(BrokerUnreachable) as caught:
+            await consumer.pull(queue(0), 0, wait_ms=100)
+        assert 0.1 <= now() - began < 1.5
+        assert caught.value.outcome_unknown
 
 
 def cold(cluster: FakeCluster) -> tuple[FakeBroker, FakeBroker]:

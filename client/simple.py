@@ -18,16 +18,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import MessageExt, MessageModel
 from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.retry import CONTROL
 from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag_of
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -79,6 +79,7 @@ class SimpleConsumer:
         self._begin = consume_from
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
+        self._late: dict[Target, Pop] = {}  # those that nobody waits for; one at each
 
     __aenter__, __aexit__ = entered, left
 
@@ -95,6 +96,7 @@ class SimpleConsumer:
         """Unregister at the brokers and close every connection. What was received and not
         acknowledged comes again when its time is over."""
         await self._instance.leave(None, self.group)
+        self._late.clear()
 
     async def subscribe(
         self, topic: str, expression: str = ALL, expression_type: str = "TAG"
@@ -118,27 +120,44 @@ class SimpleConsumer:
         await_ms: int = AWAIT_MS,
     ) -> list[MessageExt]:
         """Return up to `count_max` messages (32 at most) of one topic, as soon as there are any;
-        [] if there are none within `await_ms`. They are invisible for `invisible_ms`."""
+        [] if there are none within `await_ms`. They are invisible for `invisible_ms`.
+
+        Broker groups that do not answer are passed over as long as others do. If none does, this
+        raises within 3 s more. What a pop got whose answer came too late, or whose caller was
+        cancelled, the next call returns."""
         if not self._subscriptions:
             raise ClientError(-1, "subscribe to a topic first")
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + await_ms / 1000
+        now = asyncio.get_running_loop().time
+        end_s = now() + await_ms / 1000
+        pop = partial(self._pop_within, count_max, invisible_ms)
         while True:
             targets = await self._targets()
-            for target in targets if len(targets) > 1 else ():
-                found = await self._pop(target, count_max, invisible_ms, 0)
-                if found:
+            alone = len(targets) == 1
+            failures: dict[Target, ClientError] = {}
+            for target in () if alone else targets:
+                rest_s = max(0.0, end_s + ANSWER_GRACE_MS / 1000 - now())
+                patience_s = 0.0 if target in self._late else min(SLICE_MS / 1000, rest_s)
+                found = await pop(target, 0, patience_s)
+                if isinstance(found, ClientError):
+                    failures[target] = found
+                elif found:
                     return found
-            left_ms = int(1000 * (deadline_s - loop.time()))
-            if targets and left_ms > 0:
-                wait_ms = left_ms if len(targets) == 1 else min(left_ms, SLICE_MS)
-                found = await self._pop(targets[0], count_max, invisible_ms, wait_ms)
-                if found:
+            left_ms = max(0, int(1000 * (end_s - now())))
+            fit = [target for target in targets if target not in failures] or targets
+            if fit and (alone or left_ms):
+                wait_ms = left_ms if alone else min(left_ms, SLICE_MS)
+                grace_ms = ANSWER_GRACE_MS if alone else SLICE_MS
+                found = await pop(fit[0], wait_ms, (wait_ms + grace_ms) / 1000)
+                if isinstance(found, ClientError):
+                    failures[fit[0]] = found
+                elif found:
                     return found
-            elif left_ms <= 0:
-                return []
-            else:
+            elif left_ms:
                 await asyncio.sleep(min(left_ms, SLICE_MS) / 1000)  # no route yet
+            if int(1000 * (end_s - now())) <= 0:
+                if failures and len(failures) == len(targets):
+                    raise failures.popitem()[1]
+                return []
 
     async def _targets(self) -> list[Target]:
         """Return the broker groups of all topics, each time beginning with another one."""
@@ -151,11 +170,51 @@ class SimpleConsumer:
         at = self._turn % len(found) if found else 0
         return found[at:] + found[:at]
 
+    async def _pop_within(
+        self, count_max: int, invisible_ms: int, target: Target, wait_ms: int, patience_s: float
+    ) -> list[MessageExt] | ClientError:
+        """Pop at one broker group, or go on with a pop that an earlier call left there. Returns the
+        error if the group cannot be asked now, or owes an answer after `patience_s`: the pop goes
+        on then, as it does if this is cancelled. Raises what another group would answer, too."""
+        now_s = asyncio.get_running_loop().time()
+        late = self._late.pop(target, None)
+        if late is not None and late.serves(count_max, invisible_ms, now_s):
+            patience_s = min(patience_s, wait_ms / 1000)
+        else:
+            work = self._outcome(target, count_max, invisible_ms, wait_ms)
+            task = self._instance.spawn(work, f"pop {target}")
+            late = Pop(count_max, invisible_ms, now_s, wait_ms, task)
+        try:
+            await asyncio.wait((late.task,), timeout=patience_s)
+        finally:
+            if not late.task.done():
+                self._late[target] = late
+        if not late.task.done():
+            return late.silence(target, asyncio.get_running_loop().time())
+        if late.task.cancelled():
+            raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
+        found = late.task.result()
+        if isinstance(found, ClientError) and not found.retriable:
+            raise found
+        return found
+
+    async def _outcome(
+        self, target: Target, count_max: int, invisible_ms: int, wait_ms: int
+    ) -> list[MessageExt] | ClientError:
+        try:
+            return await self._pop(target, count_max, invisible_ms, wait_ms)
+        except ClientError as error:
+            return error
+
     async def _pop(
         self, target: Target, count_max: int, invisible_ms: int, wait_ms: int
     ) -> list[MessageExt]:
         topic, broker = target
-        subscription = self._subscriptions[topic]
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            return []  # it was unsubscribed from just now
+        now = asyncio.get_running_loop().time
+        deadline_s = now() + (wait_ms + ANSWER_GRACE_MS) / 1000
         first = self._begin is ConsumeFrom.FIRST_OFFSET
         header = PopHeader(
             self.group,
@@ -169,10 +228,10 @@ class SimpleConsumer:
             subscription.expression_type,
             subscription.expression,
         )
-        answer = await self._ask_to_pop(broker, header)
+        answer = await self._ask_to_pop(broker, header, deadline_s)
         if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
-            await self._instance.heartbeat_all()  # creates the group if that is allowed
-            answer = await self._ask_to_pop(broker, header)
+            await self._instance.heartbeat_all(deadline_s - now())  # creates the group, if allowed
+            answer = await self._ask_to_pop(broker, header, deadline_s)
         if answer.code in NOTHING:
             return []
         if answer.code != ResponseCode.SUCCESS:
@@ -275,23 +334,23 @@ class SimpleConsumer:
             broker, lambda: RemotingCommand.request(code, dict(ext), body), again=_is_passing
         )
 
-    async def _ask_to_pop(self, broker: str, header: PopHeader) -> RemotingCommand:
+    async def _ask_to_pop(
+        self, broker: str, header: PopHeader, deadline_s: float
+    ) -> RemotingCommand:
         """Do as `_ask`. A broker that is asked again waits only for what is left of the time."""
-        wait_ms = header.poll_ms
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + wait_ms / 1000
+        now = asyncio.get_running_loop().time
 
         def command() -> RemotingCommand:
-            left_ms = max(0, round((end_s - loop.time()) * 1000))
+            left_ms = max(0, round((deadline_s - now()) * 1000) - ANSWER_GRACE_MS)
             ext = header._replace(poll_ms=left_ms).to_ext()
             return RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
 
         return await self._instance.invoke_leader(
             broker,
             command,
-            wait_ms + ANSWER_GRACE_MS,
-            policy=replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0)),
+            header.poll_ms + ANSWER_GRACE_MS,
             again=_is_passing,
+            deadline_s=deadline_s,
         )
 
     def _heartbeat(self) -> Mapping[str, Any]:
@@ -302,6 +361,32 @@ class SimpleConsumer:
             self._begin.value,
             self._subscriptions.values(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pop:
+    """A pop that was begun at `begun_s` (loop time), and the task that ends with its outcome."""
+
+    count_max: int
+    invisible_ms: int
+    begun_s: float
+    wait_ms: int
+    task: asyncio.Task[list[MessageExt] | ClientError]
+
+    def serves(self, count_max: int, invisible_ms: int, now_s: float) -> bool:
+        """Return whether its messages, if there are any, are what such a call asks for, and still
+        invisible to others."""
+        if (count_max, invisible_ms) != (self.count_max, self.invisible_ms):
+            return False
+        if self.task.done() and (self.task.cancelled() or not isinstance(self.task.result(), list)):
+            return False
+        return now_s < self.begun_s + invisible_ms / 1000
+
+    def silence(self, target: Target, now_s: float) -> list[MessageExt] | ClientError:
+        """Return the error of a broker group that owes the answer; [] if it may still wait."""
+        if now_s < self.begun_s + self.wait_ms / 1000:
+            return []
+        return BrokerUnreachable(f"{target[1]} did not answer in time", outcome_unknown=True)
 
 
 def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:

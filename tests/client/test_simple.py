@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
+from raftmq.client import simple
 from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerUnreachable, ClientClosed
 from raftmq.client.message import MessageExt
 from raftmq.client.simple import SimpleConsumer
 from raftmq.remoting.codes import RequestCode
@@ -58,3 +62,69 @@ async def test_a_waiting_pop_follows_the_leader_that_takes_over_from_a_silent_on
         assert 0 < PopHeader.parse(leader.received(POP)[0].ext).poll_ms < 60_000, "what is left"
         fill(cluster, 1)
         assert [m.body for m in await waiting] == [b"0"]
+
+
+async def test_a_receive_keeps_its_time_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simple, "ANSWER_GRACE_MS", 300)
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        cluster.brokers["g0"][0].scripts[POP].extend(["silent"] * 9)
+        now = asyncio.get_running_loop().time
+        began = now()
+        with pytest.raises(BrokerUnreachable) as caught:
+            await consumer.receive(await_ms=100)
+        assert 0.1 <= now() - began < 1.5
+        assert caught.value.outcome_unknown
+
+
+async def test_a_silent_group_keeps_nobody_from_the_messages_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simple, "SLICE_MS", 100)
+    groups = {"g0": 1, "g1": 1}
+    async with FakeCluster(groups) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        cluster.brokers["g1"][0].scripts[POP].extend(["silent"] * 99)
+        fill(cluster, 6, queues=1)
+        now = asyncio.get_running_loop().time
+        for number in range(6):
+            began = now()
+            (message,) = await consumer.receive(await_ms=1000)
+            assert message.body == b"%d" % number
+            assert now() - began < 0.5
+        assert await consumer.receive(await_ms=0) == [], "g0 answers"
+        cluster.brokers["g0"][0].mode = "silent"
+        with pytest.raises(BrokerUnreachable) as caught:
+            await consumer.receive(await_ms=300)
+        assert caught.value.outcome_unknown
+
+
+@pytest.mark.parametrize("count_max", [32, 1])
+async def test_what_a_pop_got_for_a_caller_who_is_gone_the_next_one_gets(count_max: int) -> None:
+    """Nobody else could have it before its invisible time is over; nor has who wants one only."""
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        broker = cluster.brokers["g0"][0]
+        broker.scripts[POP].append("late")
+        gone = asyncio.create_task(consumer.receive())
+        await until(lambda: broker.count(POP))
+        gone.cancel()
+        await asyncio.wait((gone,))
+        fill(cluster, 2, queues=1)
+        broker.late.set()
+        await until(lambda: cluster.logs["g0"].popped["T"] == 1)
+        (message,) = await consumer.receive(count_max, await_ms=1000)
+        assert message.body == (b"0" if count_max == 32 else b"1")
+        assert broker.count(POP) == (1 if count_max == 32 else 2)
+
+
+async def test_a_receive_that_a_stop_ends_says_so() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        waiting = asyncio.create_task(consumer.receive())
+        await until(lambda: cluster.brokers["g0"][0].count(POP))
+        await consumer.stop()
+        with pytest.raises(ClientClosed):
+            await waiting

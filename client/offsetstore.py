@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 from raftmq.client.errors import BrokerRefused, ClientError
@@ -22,7 +24,7 @@ logger = logging.getLogger(__name__)
 # A late request of the consumer that had the queue before may set an offset back. So offsets are
 # told again now and then, also those that have not moved (Java clients do so at every commit).
 TOLD_AGAIN_S = 30.0
-CONFIRMED_AT_ONCE_MAX = 64  # confirmed commits in flight together
+CONFIRMED_AT_ONCE_MAX = 64  # confirmed commits in flight together, in one broker group
 
 OnCommit = Callable[[MessageQueue, int], None]
 
@@ -43,7 +45,9 @@ class OffsetStore:
         self._instance = instance
         self._on_commit = on_commit
         self._on_committing = on_committing
-        self._at_once = asyncio.Semaphore(CONFIRMED_AT_ONCE_MAX)
+        self._at_once: dict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, CONFIRMED_AT_ONCE_MAX)
+        )
         self._under_way: dict[MessageQueue, asyncio.Event] = {}  # set when the commit has ended
         self._told_again_s = 0.0  # loop time; 0: no commit yet
 
@@ -90,11 +94,13 @@ class OffsetStore:
     async def commit_confirmed(
         self, queues: Iterable[MessageQueue] | None = None
     ) -> dict[MessageQueue, int]:
-        """Write the offsets that moved, wait for the answers, and return what was confirmed."""
+        """Write the offsets that moved, wait for the answers, and return what was confirmed. A
+        broker group whose leader is not found for one offset is asked for no further ones."""
         if queues is None:
             self._tell_again()
         dirty = list(self.table.dirty(queues).items())
-        done = await asyncio.gather(*(self._commit_one(q, offset) for q, offset in dirty))
+        lost: dict[str, ClientError] = {}
+        done = await asyncio.gather(*(self._commit_one(q, offset, lost) for q, offset in dirty))
         return {queue: offset for (queue, offset), ok in zip(dirty, done, strict=True) if ok}
 
     def _tell_again(self) -> None:
@@ -106,25 +112,34 @@ class OffsetStore:
             self._told_again_s = now_s
             self.table.forget_told()
 
-    async def _commit_one(self, queue: MessageQueue, offset: int) -> bool:
+    async def _commit_one(
+        self, queue: MessageQueue, offset: int, lost: dict[str, ClientError]
+    ) -> bool:
         """Write one offset after those of its queue that are under way: an older one that is
         repeated until a leader answers must not come after a newer one."""
         while (before := self._under_way.get(queue)) is not None:
             await before.wait()
         ended = self._under_way[queue] = asyncio.Event()
         try:
-            return await self._write_one(queue, offset)
+            return await self._write_one(queue, offset, lost)
         finally:
             del self._under_way[queue]
             ended.set()
 
-    async def _write_one(self, queue: MessageQueue, offset: int) -> bool:
-        async with self._at_once:
+    async def _write_one(
+        self, queue: MessageQueue, offset: int, lost: dict[str, ClientError]
+    ) -> bool:
+        name = queue.broker_name
+        async with self._at_once[name]:
+            if name in lost:
+                logger.warning("commit_failed queue=%s error=%s", queue, lost[name])
+                return False
             try:
                 response = await self._instance.invoke_leader(
-                    queue.broker_name, lambda: self._announced(queue, offset), leader_only=True
+                    name, lambda: self._announced(queue, offset), leader_only=True
                 )
             except ClientError as error:
+                lost[name] = error
                 logger.warning("commit_failed queue=%s error=%s", queue, error)
                 return False
         if response.code != ResponseCode.SUCCESS:

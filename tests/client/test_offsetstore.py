@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.instance import ClientInstance
 from raftmq.client.message import MessageQueue
-from raftmq.client.offsetstore import TOLD_AGAIN_S, OffsetStore
+from raftmq.client.offsetstore import CONFIRMED_AT_ONCE_MAX, TOLD_AGAIN_S, OffsetStore
 from raftmq.remoting.command import RemotingCommand
 from tests.client.fakes import queue
 from tests.simulator.cluster.loop import SimLoop
@@ -110,6 +111,41 @@ async def test_each_request_of_a_commit_is_announced() -> None:
     store.table.advance(queue(0), 5)
     assert await store.commit_confirmed() == {queue(0): 5}
     assert said == [*[("committing", 5)] * 3, ("commit", 5)]
+
+
+class Frozen:
+    """Stands for a ClientInstance that finds the leader of group g1 only."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def invoke_leader(self, name: str, _: Any, **__: Any) -> RemotingCommand:
+        self.asked.append(name)
+        await asyncio.sleep(5)
+        if name == "g0":
+            raise BrokerUnreachable("g0 is silent")
+        return RemotingCommand(code=0)
+
+
+def test_a_group_without_a_leader_is_waited_for_once_however_many_queues_it_has() -> None:
+    """Consumers stop with such a commit. Nor do the queues of the others wait behind."""
+    loop = SimLoop()
+    instance = Frozen()
+
+    async def commit() -> float:
+        store = OffsetStore("g", cast(ClientInstance, instance))
+        for name in ("g0", "g1"):
+            for number in range(CONFIRMED_AT_ONCE_MAX * 3 if name == "g0" else 10):
+                store.table.begin(queue(number, name), 0, told=True)
+                store.table.advance(queue(number, name), 5)
+        began = loop.time()
+        told = await store.commit_confirmed()
+        assert told == {queue(number, "g1"): 5 for number in range(10)}
+        return loop.time() - began
+
+    assert loop.run_until_complete(commit()) == pytest.approx(5)
+    loop.close()
+    assert instance.asked.count("g0") == CONFIRMED_AT_ONCE_MAX
 
 
 async def test_callbacks_that_raise_stop_no_commit(caplog: pytest.LogCaptureFixture) -> None:

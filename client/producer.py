@@ -138,6 +138,8 @@ class Producer:
         self._searched.clear()
         await self._instance.leave(self.group, None)
         self._engine = None
+        self._publications.clear()  # a next start asks for the routes anew
+        self._announced.clear()
 
     @property
     def in_flight(self) -> int:

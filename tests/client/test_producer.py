@@ -22,7 +22,7 @@ from raftmq.client import (
     split_batch,
 )
 from raftmq.client.batch import batch_item_size
-from raftmq.client.errors import ClientClosed, ClientError, InvalidMessage
+from raftmq.client.errors import ClientClosed, ClientError, InvalidMessage, RequestTimedOut
 from raftmq.client.message import MessageQueue, SendResult
 from raftmq.client.sendframe import OutgoingSend, SendTemplate
 from raftmq.remoting.codes import NOT_STORED, RequestCode, ResponseCode
@@ -770,3 +770,18 @@ async def test_a_recall_keeps_its_time_and_says_that_it_may_have_been_done(later
             await producer.recall("T", RecallHandle("T", "g0", 5, "key").encode(), 300)
         assert now() - began < 1.5
         assert caught.value.outcome_unknown
+
+
+async def test_a_producer_that_starts_again_follows_the_routes() -> None:
+    """And tells the brokers of itself, or they could push it no reply."""
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        producer = Producer("p", cluster.namesrv)
+        async with producer:
+            assert len(await producer.queues("T")) == 1
+            with pytest.raises(RequestTimedOut):
+                await producer.request(Message("T", b"x"), 50)
+        cluster.name_server.topics["T"] = {"g0": (3, 6)}
+        async with producer:
+            assert len(await producer.queues("T")) == 3
+            await producer.send(Message("T", b"x"))
+            assert not producer._announced

@@ -28,22 +28,32 @@ T = TypeVar("T")
 class Hosted(Generic[C_co]):
     """A client and the thread that runs its event loop. `pool`, which runs the user's listener if
     there is one, is shut down at the end, after the client has given its calls time to finish.
-    Calls that still run are not waited for; the interpreter waits for them when it exits."""
+    Calls that still run are not waited for; the interpreter waits for them when it exits.
 
-    def __init__(self, client: C_co, name: str, pool: Executor | None = None) -> None:
+    A client `once` cannot start again after its stop, because it, or its pool, belongs to the loop
+    or the threads that have ended."""
+
+    def __init__(
+        self, client: C_co, name: str, pool: Executor | None = None, *, once: bool = False
+    ) -> None:
         self.client = client
         self._name = name
         self._pool = pool
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Future[None] | None = None  # of the loop
         self._thread: threading.Thread | None = None
+        self._once = once
+        self._stopped = False
         self._pid = 0  # of the process that started it
         self._lock = threading.RLock()  # a signal handler may call while its thread holds it
         self._stopping = threading.RLock()
 
     def start(self) -> None:
-        """Start the thread, then the client. If that raises, the thread has ended again."""
+        """Start the thread, then the client. If that raises, the thread has ended again. Raises
+        ClientClosed after a stop if it starts only once."""
         assert self._thread is None, "already started"
+        if self._once and self._stopped:
+            raise ClientClosed("this client was stopped and does not start again: make another one")
         self._pid = os.getpid()
         ready = threading.Event()
         self._thread = threading.Thread(
@@ -100,6 +110,7 @@ class Hosted(Generic[C_co]):
             try:
                 self.run(self.client.stop())
             finally:
+                self._stopped = True
                 self._end_thread()
                 if self._pool is not None:
                     self._pool.shutdown(wait=False, cancel_futures=True)

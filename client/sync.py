@@ -2,7 +2,8 @@
 one.
 
 Every method blocks until it is done and may be called from any thread. The methods are those of the
-async clients (client.hosted), with the same parameters, results and errors.
+async clients (client.hosted), with the same parameters, results and errors. A BlockingConsumer,
+BlockingLitePullConsumer or BlockingTransactionProducer that was stopped does not start again.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class BlockingTransactionProducer(BlockingProducer):
         producer = TransactionProducer(
             group, namesrv, pooled, config=config, instance_config=instance_config
         )
-        self._hosted: Hosted[TransactionProducer] = Hosted(producer, f"producer {group}", pool)
+        self._hosted: Hosted[TransactionProducer] = Hosted(
+            producer, f"producer {group}", pool, once=True
+        )
 
     send_in_transaction = blocking(TransactionProducer.send_in_transaction)
 
@@ -126,7 +129,7 @@ class BlockingConsumer:
             config=config,
             instance_config=instance_config,
         )
-        self._hosted = Hosted(consumer, f"consumer {group}", pool)
+        self._hosted = Hosted(consumer, f"consumer {group}", pool, once=True)
 
     __enter__, __exit__, start = entered_blocking, left_blocking, started
     commit = blocking(PushConsumer.commit)
@@ -167,7 +170,7 @@ class BlockingLitePullConsumer:
         instance_config: InstanceConfig | None = None,
     ) -> None:
         consumer = LitePullConsumer(group, namesrv, config=config, instance_config=instance_config)
-        self._hosted = Hosted(consumer, f"lite pull {group}")
+        self._hosted = Hosted(consumer, f"lite pull {group}", once=True)
 
     __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
     assign = blocking(LitePullConsumer.assign)

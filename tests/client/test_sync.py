@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -279,3 +280,47 @@ async def test_blocking_transactions_and_requests() -> None:
         asked.set()
         await producing
     assert len(threads) == 2 and all(name.startswith("transactions") for name in threads)
+
+
+class Commits:
+    def execute(self, message: Message, arg: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    def check(self, message: MessageExt) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+@pytest.mark.parametrize("kind", ["consumer", "lite pull", "transactions"])
+async def test_a_blocking_client_whose_threads_have_ended_says_that_it_starts_only_once(
+    kind: str,
+) -> None:
+    """Its pool was gone, and every message failed and went to the dead letters."""
+    async with FakeCluster({"g0": 1}) as cluster:
+        namesrv = cluster.namesrv
+        makers: dict[str, Callable[[], Any]] = {
+            "consumer": lambda: BlockingConsumer("g", namesrv, print),
+            "lite pull": lambda: BlockingLitePullConsumer("g", namesrv),
+            "transactions": lambda: BlockingTransactionProducer("g", namesrv, Commits()),
+        }
+
+        def twice() -> None:
+            client = makers[kind]()
+            with client:
+                pass
+            with pytest.raises(ClientClosed, match="does not start again"):
+                client.start()
+
+        await asyncio.to_thread(twice)
+
+
+async def test_a_blocking_producer_starts_again() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+
+        def twice() -> None:
+            producer = BlockingProducer("p", cluster.namesrv)
+            for _ in range(2):
+                with producer:
+                    producer.send(Message("T", b"x"), PATIENCE_MS)
+
+        await asyncio.to_thread(twice)
+        assert len(cluster.logs["g0"].bodies("T")) == 2

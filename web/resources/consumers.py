@@ -37,10 +37,10 @@ class ConsumerGroupPage(View, frozen=True, kw_only=True):
 
 
 class ConsumerQueueView(View, frozen=True, kw_only=True):
-    """`consumerOffset` null: nothing committed; `lag`: messages that are not done with, of which
-    `inFlight` were popped and not acknowledged (0 in a topic that the group's clients have left: they
-    subscribe to others only); `lastTimeMs`: store time of the last message that
-    the group has consumed."""
+    """`consumerOffset` null: nothing committed; `lag`: messages that are not done with (none in a
+    topic that the group's clients have left: they subscribe to others only), of which `inFlight`
+    were popped and not acknowledged; `lastTimeMs`: store time of the last message that the group
+    has consumed."""
 
     topic: str
     queue_id: int

@@ -1,12 +1,12 @@
 // The dead letters of a consumer group: looked through, and resent one by one, several or all.
 
-import { call, get, query, seg } from "/dashboard/api.js";
+import { ApiError, call, get, query, seg } from "/dashboard/api.js";
 import { save } from "/dashboard/bodies.js";
-import { ask } from "/dashboard/dialog.js";
+import { ask, toast } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { field } from "/dashboard/forms.js";
 import { number, plural } from "/dashboard/format.js";
-import { idOf, lines, newest } from "/dashboard/messagelist.js";
+import { filtersOf, idOf, lines, newest } from "/dashboard/messagelist.js";
 import { back, bar, head, problem } from "/dashboard/parts.js";
 
 const BATCH = 32; // resent by one request; the progress goes on by so many
@@ -16,12 +16,12 @@ const TOLD_MAX = 20; // failures that are listed
 export function deadPage(app, group) {
   const topic = `%DLQ%${group}`;
   const list = newest(app, () => topic);
-  const state = { filters: {}, chosen: new Set(), work: null };
+  const state = { filters: {}, chosen: new Set(), work: null, left: false };
 
-  const load = (filters = state.filters) => {
-    state.filters = filters;
+  const load = (given = {}) => {
+    state.filters = filtersOf(given);
     state.chosen.clear();
-    return list.load(filters);
+    return list.load(given);
   };
 
   const running = () => state.work && !state.work.ended;
@@ -29,10 +29,14 @@ export function deadPage(app, group) {
   /** Resend what `pages` yields, a batch at a time, until its end or until it is stopped. */
   async function resend(total, pages) {
     const work = (state.work = { total, done: 0, failed: [], unknown: 0, stopped: false, ended: false, error: "" });
+    let inFlight = 0; // of the batch that is not answered yet
     try {
       for await (const ids of pages)
         for (let at = 0; at < ids.length && !work.stopped; at += BATCH) {
-          const { items } = await call("POST", "/messages/resend", { body: { messageIds: ids.slice(at, at + BATCH) } });
+          const batch = ids.slice(at, at + BATCH);
+          inFlight = batch.length;
+          const { items } = await call("POST", "/messages/resend", { body: { messageIds: batch } });
+          inFlight = 0;
           for (const one of items) {
             if (one.outcome === "ok") work.done += 1;
             else if (one.outcome === "unknown") work.unknown += 1;
@@ -42,8 +46,10 @@ export function deadPage(app, group) {
         }
     } catch (error) {
       work.error = error.message;
+      if (!(error instanceof ApiError && error.status < 500)) work.unknown += inFlight;
     }
     work.ended = true;
+    if (state.left) toast(`${group}: ${[...amounts(work), "stopped, as the page was left"].join(" · ")}`, "warn");
     state.chosen.clear();
     app.update();
   }
@@ -52,12 +58,12 @@ export function deadPage(app, group) {
     yield [...state.chosen];
   }
 
-  /** The ids of all dead letters that fit the filters and are there now, newest first; those that
+  /** The ids of all dead letters that fit these filters and are there now, newest first; those that
    *  die meanwhile are newer and are left alone. */
-  async function* allIds(work) {
+  async function* allIds(filters, work) {
     let before = "";
     do {
-      const page = await get(`/topics/${seg(topic)}/messages${query({ limit: PAGE, ...state.filters, before })}`);
+      const page = await get(`/topics/${seg(topic)}/messages${query({ limit: PAGE, ...filters, before })}`);
       yield page.items.map(idOf);
       before = page.next;
     } while (before && !work().stopped);
@@ -74,20 +80,22 @@ export function deadPage(app, group) {
   }
 
   async function all() {
-    const filtered = Object.values(state.filters).some(Boolean);
+    const { filters } = state; // others may be looked at while it runs
+    const filtered = Object.values(filters).some(Boolean);
     const given = await ask({
       title: `Resend all dead letters of ${group}${filtered ? " that fit the filter" : ""}?`,
       words: words("each of them"),
       typed: group,
       action: "Resend all",
     });
-    if (given) resend(null, allIds(() => state.work));
+    if (given) resend(null, allIds(filters, () => state.work));
   }
 
   return {
     start: () => load(),
     stop() {
       list.stop();
+      state.left = true;
       if (state.work) state.work.stopped = true;
     },
     render() {
@@ -138,14 +146,20 @@ export function deadPage(app, group) {
   };
 }
 
+/** How many were resent; how many were not, and how many perhaps. */
+const amounts = (work) => [
+  `${plural(work.done, "dead letter")} resent${work.total === null ? "" : ` of ${number(work.total)}`}`,
+  work.failed.length > 0 && `${number(work.failed.length)} not`,
+  work.unknown > 0 && `${number(work.unknown)} perhaps: look before you try again`,
+].filter(Boolean);
+
 function progress(work) {
   const past = work.done + work.failed.length + work.unknown;
-  const told = `${plural(work.done, "dead letter")} resent${work.total === null ? "" : ` of ${number(work.total)}`}`;
+  const [told, ...others] = amounts(work);
   return h("section", { class: "card", role: "status", "data-key": "progress" },
     h("div", { class: "card-head" },
       h("p", null, h("strong", null, told),
-        work.failed.length > 0 && h("span", { class: "warn-text" }, ` · ${number(work.failed.length)} not`),
-        work.unknown > 0 && h("span", { class: "warn-text" }, ` · ${number(work.unknown)} perhaps: look before you try again`),
+        others.map((text) => h("span", { class: "warn-text" }, ` · ${text}`)),
         work.ended ? (work.stopped ? " · stopped" : work.error ? "" : " · done") : work.stopped ? " · stopping…" : "…"),
       !work.ended && h("button", { type: "button", class: "small", "data-do": "halt", disabled: work.stopped }, "Stop")),
     work.total !== null && bar(past / Math.max(1, work.total), "good"),

@@ -11,6 +11,9 @@ const FOLLOW_MS = 1000;
 const FOLLOWED_MAX = 500; // messages on the page while it follows
 const FILTERS = ["tag", "key", "property", "text", "group"];
 
+/** Return the filters in the values of a form. */
+export const filtersOf = (given) => Object.fromEntries(FILTERS.map((name) => [name, (given[name] ?? "").trim()]));
+
 export const idOf = (message) => message.offsetMsgId;
 const titleOf = (message) => message.keys || message.msgId || idOf(message);
 
@@ -53,7 +56,7 @@ export function newest(app, topicOf) {
   }
 
   async function load(given = {}) {
-    filters = Object.fromEntries(FILTERS.map((name) => [name, (given[name] ?? "").trim()]));
+    filters = filtersOf(given);
     Object.assign(state, { items: [], next: null, scanned: 0, busy: true, loaded: false, missed: false });
     const mine = ++round;
     app.update();

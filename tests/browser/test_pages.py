@@ -1,0 +1,104 @@
+"""The console's pages in a real browser, over answers that these tests give: slow, late and lost
+ones, too."""
+
+from pathlib import Path
+
+from tests.browser.chromium import Browser, Page
+from tests.namesrv.http.nodes import FakeCluster, replicas
+
+DIALOG = "document.querySelector('dialog[open]')"
+# `answers`: a part of an address → a function of the address, its parameters and the request, whose
+# value is answered; the longest part that fits counts. `lost` is never answered. `held` waits for
+# `release()`.
+FAKE = """
+window.asked = [];
+window.answers = ANSWERS;
+window.hold = () => { window.held = new Promise((open) => { window.release = open; }); };
+hold();
+const real = window.fetch;
+window.fetch = async (url, options = {}) => {
+  const parts = Object.keys(window.answers).filter((part) => url.includes(part));
+  const found = parts.toSorted((one, other) => other.length - one.length)[0];
+  if (!found) return real(url, options);
+  window.asked.push(`${options.method ?? 'GET'} ${url}`);
+  const given = new URLSearchParams(url.split('?')[1]);
+  const ended = new Promise((_, end) =>
+    options.signal?.addEventListener('abort', () => end(options.signal.reason)));
+  const value = await Promise.race([window.answers[found](url, given, options), ended]);
+  return value instanceof Response ? value : Response.json(value);
+};
+window.lost = () => new Promise(() => {});
+window.message = (group, at, more = {}) => ({
+  group, topic: 'T', queueId: 0, queueOffset: at, commitLogOffset: at, offsetMsgId: `${group}-${at}`,
+  keys: `${group}-${at}`, storeTimestamp: at, bornTimestamp: at, text: `${at}`, bodySize: 1,
+  properties: {}, ...more});
+window.listed = (items, next = null) => ({items, next, scanned: items.length, errors: []});
+"""
+
+
+async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
+    async with FakeCluster(*replicas()) as cluster, Browser(tmp_path) as browser:
+
+        async def opened(place: str, answers: str) -> Page:
+            page = await browser.open(f"{cluster.url}/#/events")
+            await page.until("document.querySelector('.pill.good')")
+            await page.js(f"(() => {{ {FAKE.replace('ANSWERS', answers)} }})()")
+            await page.js(f"location.hash = '#/{place}'")
+            return page
+
+        await resends_what_was_asked_for(await opened("dead/billing", DEAD_LETTERS))
+
+
+# Two pages of each tag; what is resent waits.
+DEAD_LETTERS = """{
+  '/messages?': (_, given) => {
+    const [tag, before] = [given.get('tag'), given.get('before')];
+    return listed([message(tag || 'any', before ? 1 : 2)], before ? null : 'more');
+  },
+  '/messages/resend': async (_, __, {body}) => {
+    await held;
+    if (window.breaks) throw new TypeError('Failed to fetch');
+    return {items: JSON.parse(body).messageIds.map((id) => ({messageId: id, outcome: 'ok'}))};
+  },
+}"""
+
+
+async def resends_what_was_asked_for(page: Page) -> None:
+    """Another filter that is set meanwhile changes nothing; what is uncertain is said."""
+    told = "document.querySelector('[data-key=progress]')?.textContent"
+    shown = "document.querySelector('.messages .name')?.textContent"
+
+    async def resend_all() -> None:
+        await page.click("[data-do=all]:not(:disabled)")
+        await page.until(DIALOG)
+        await page.type("dialog [name=typed]", "billing")
+        await page.click("dialog button[type=submit]")
+
+    await page.until(shown)
+    await page.type("form [name=tag]", " red ")
+    await page.click("form button[type=submit]")
+    await page.until(f"{shown} == 'red-2'")
+    await resend_all()
+    await page.until("asked.some(one => one.endsWith('/messages/resend'))")
+    await page.js("document.querySelector('form [name=tag]').value = ''")
+    await page.click("form button[type=submit]")
+    await page.until(f"{shown} == 'any-2'")
+    await page.js("release()")
+    await page.until(f"{told}?.startsWith('2 dead letters resent · done')")
+    whole = "asked.filter(one => one.includes('limit=256')).map(one => one.match(/tag=\\w+/)[0])"
+    assert await page.js(whole) == ["tag=red", "tag=red"]
+    await page.js("window.breaks = true")
+    await resend_all()
+    await page.until(f"{told}?.startsWith('0 dead letters resent · 1 perhaps')")
+    await page.js("window.breaks = false; hold()")
+    await resend_all()
+    count = "asked.filter(one => one.endsWith('/messages/resend')).length"
+    await page.until(f"{count} == 4")
+    await page.js("location.hash = '#/events'")
+    await page.js("release()")
+    toast = "document.querySelector('.toast.warn')?.textContent"
+    assert await page.until(toast) == (
+        "billing: 1 dead letter resent · stopped, as the page was left"
+    )
+    assert await page.js(count) == 4
+    assert page.errors == []

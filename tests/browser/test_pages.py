@@ -21,6 +21,7 @@ window.fetch = async (url, options = {}) => {
   const found = parts.toSorted((one, other) => other.length - one.length)[0];
   if (!found) return real(url, options);
   window.asked.push(`${options.method ?? 'GET'} ${url}`);
+  options.signal?.throwIfAborted();
   const given = new URLSearchParams(url.split('?')[1]);
   const ended = new Promise((_, end) =>
     options.signal?.addEventListener('abort', () => end(options.signal.reason)));
@@ -29,8 +30,8 @@ window.fetch = async (url, options = {}) => {
 };
 window.lost = () => new Promise(() => {});
 window.message = (group, at, more = {}) => ({
-  group, topic: 'T', queueId: 0, queueOffset: at, commitLogOffset: at, offsetMsgId: `${group}-${at}`,
-  keys: `${group}-${at}`, storeTimestamp: at, bornTimestamp: at, text: `${at}`, bodySize: 1,
+  group, topic: 'T', queueId: 0, queueOffset: at, commitLogOffset: at,
+  offsetMsgId: `${group}-${at}`, keys: `${group}-${at}`, storeTimestamp: at, bornTimestamp: at, text: `${at}`, bodySize: 1,
   properties: {}, ...more});
 window.listed = (items, next = null) => ({items, next, scanned: items.length, errors: []});
 """
@@ -47,6 +48,43 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
             return page
 
         await resends_what_was_asked_for(await opened("dead/billing", DEAD_LETTERS))
+        await tells_that_nobody_answers(await opened("cluster", NOBODY))
+
+
+# A name server that is frozen; here a fiftieth of the page's patience is enough.
+NOBODY = """{'/api/v1/': () => lost()}"""
+SHORT = """(() => {
+  const [wait, end] = [window.setTimeout, AbortSignal.timeout];
+  window.setTimeout = (work, ms) => wait(work, ms / 50);
+  AbortSignal.timeout = (ms) => end.call(AbortSignal, ms / 50);
+})()"""
+
+
+async def tells_that_nobody_answers(page: Page) -> None:
+    """The state is not green, the events are not live, and a change is perhaps done."""
+    words = "this name server does not answer"
+    await page.js(SHORT)
+    await page.until(f"document.querySelector('.pill.bad')?.textContent == '{words}'")
+    await page.until(f"document.querySelector('[role=alert]')?.textContent.startsWith('{words}')")
+    api = "import('/dashboard/api.js')"
+    written = f"{api}.then(one => one.call('PUT', '/topics/T')).catch(e => [e.message, e.code])"
+    assert await page.js(written) == [words, "OUTCOME_UNKNOWN"]
+    ended = f"{api}.then(one => one.get('/x', {{signal: AbortSignal.abort()}})).catch(e => e.name)"
+    assert await page.js(ended) == "AbortError"
+    # A stream that opens, says something, and says no more.
+    await page.js("""{
+      const stream = ({signal}) => new ReadableStream({start(it) {
+        it.enqueue(new TextEncoder().encode(':\\n\\n'));
+        signal?.addEventListener('abort', () => it.error(signal.reason));
+      }});
+      window.answers['/api/v1/events'] = (_, __, options) => new Response(stream(options));
+      window.states = [];
+      import('/dashboard/api.js').then(one => one.follow(() => {}, (is) => states.push(is)));
+      0;
+    }""")
+    await page.until("states.length >= 3")
+    assert await page.js("states.slice(0, 3)") == [True, False, True]
+    assert page.errors == []
 
 
 # Two pages of each tag; what is resent waits.

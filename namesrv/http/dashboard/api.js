@@ -1,6 +1,9 @@
 // The cluster API: JSON, and the stream of events. Who logged in is in a cookie that no script reads.
 
 const RETRY_MS = 1500;
+const READ_MS = 12_000; // longer than a name server takes to say that it took too long
+const WRITE_MS = 35_000;
+const SILENCE_MS = 40_000; // of the events: without any, a comment comes every 15 s
 
 export class ApiError extends Error {
   constructor(status, problem) {
@@ -27,15 +30,12 @@ export const call = async (...what) => (await versioned(...what)).value;
 
 /** Return {value, version}; `version` is the value for If-Match. */
 export async function versioned(method, path, { body, headers, signal } = {}) {
-  const answer = await fetch(`/api/v1${path}`, {
-    method,
+  const { answer, text } = await answered(method, path, {
     headers: { ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
-    cache: "no-store",
   });
   if (answer.status === 401 && path !== "/session" && (await askForLogin())) return versioned(method, path, { body, headers, signal });
-  const text = await answer.text();
   let value = null;
   try {
     value = text ? JSON.parse(text) : null;
@@ -46,6 +46,18 @@ export async function versioned(method, path, { body, headers, signal } = {}) {
   return { value, version: answer.headers.get("ETag") };
 }
 
+/** Return {answer, text}. Without an answer in time, a change may have been done all the same. */
+async function answered(method, path, { signal, ...options }) {
+  const patience = AbortSignal.timeout(method === "GET" ? READ_MS : WRITE_MS);
+  try {
+    const answer = await fetch(`/api/v1${path}`, { method, ...options, signal: AbortSignal.any([patience, ...(signal ? [signal] : [])]), cache: "no-store" });
+    return { answer, text: await answer.text() };
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(504, { detail: "this name server does not answer", code: method === "GET" ? "" : "OUTCOME_UNKNOWN" });
+  }
+}
+
 export const get = (path, options) => call("GET", path, options);
 
 /** Read events without end: call `take(event)` for each, and `state(connected)` when the stream opens
@@ -54,9 +66,16 @@ export const get = (path, options) => call("GET", path, options);
 export async function follow(take, state) {
   let last = "0-0";
   for (;;) {
+    const stream = new AbortController();
+    let silence = 0;
+    const heard = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => stream.abort(), SILENCE_MS);
+    };
     try {
+      heard();
       const headers = { Accept: "text/event-stream", "Last-Event-ID": last };
-      const answer = await fetch("/api/v1/events", { headers, cache: "no-store" });
+      const answer = await fetch("/api/v1/events", { headers, signal: stream.signal, cache: "no-store" });
       if (!answer.ok) throw new Error(String(answer.status));
       state(true);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -64,6 +83,7 @@ export async function follow(take, state) {
       for (;;) {
         const { done, value } = await reader.read();
         if (done) break;
+        heard();
         buffer += value;
         const parts = buffer.split("\n\n");
         buffer = parts.pop();
@@ -72,6 +92,7 @@ export async function follow(take, state) {
     } catch {
       // `state` has reported it; the next attempt is below
     }
+    clearTimeout(silence);
     state(false);
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }

@@ -1,6 +1,6 @@
 // The application: it chooses the page by the address after #, holds the state, reads events and polls.
 
-import { ApiError, call, follow, get, onUnauthorized } from "/dashboard/api.js";
+import { call, follow, get, onUnauthorized } from "/dashboard/api.js";
 import { ask, toast } from "/dashboard/dialog.js";
 import { h, show } from "/dashboard/dom.js";
 import { icon } from "/dashboard/icons.js";
@@ -76,7 +76,7 @@ async function look() {
     app.error = "";
     sample();
   } catch (error) {
-    app.error = error instanceof ApiError ? error.message : "this name server does not answer";
+    app.error = error.message;
   }
   looking = false;
   update();

@@ -31,8 +31,8 @@ window.fetch = async (url, options = {}) => {
 window.lost = () => new Promise(() => {});
 window.message = (group, at, more = {}) => ({
   group, topic: 'T', queueId: 0, queueOffset: at, commitLogOffset: at,
-  offsetMsgId: `${group}-${at}`, keys: `${group}-${at}`, storeTimestamp: at, bornTimestamp: at, text: `${at}`, bodySize: 1,
-  properties: {}, ...more});
+  offsetMsgId: `${group}-${at}`, keys: `${group}-${at}`, storeTimestamp: at, bornTimestamp: at,
+  text: `${at}`, bodySize: 1, properties: {}, ...more});
 window.listed = (items, next = null) => ({items, next, scanned: items.length, errors: []});
 """
 
@@ -49,6 +49,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
 
         await resends_what_was_asked_for(await opened("dead/billing", DEAD_LETTERS))
         await tells_that_nobody_answers(await opened("cluster", NOBODY))
+        await changes_the_access_of_one_group(await opened("accounts", ACCOUNTS))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -84,6 +85,52 @@ async def tells_that_nobody_answers(page: Page) -> None:
     }""")
     await page.until("states.length >= 3")
     assert await page.js("states.slice(0, 3)") == [True, False, True]
+    assert page.errors == []
+
+
+# Two broker groups that differ, and one that does not answer.
+ACCOUNTS = """(() => {
+  const in_ = (group, defaultTopicPerm) => ({group, accessKey: 'shop-key', admin: false,
+    defaultTopicPerm, defaultGroupPerm: 'SUB', topicPerms: [], groupPerms: [],
+    whiteRemoteAddress: ''});
+  const groups = [['internal', ['10.0.0.*']], ['public', []]];
+  window.bodies = [];
+  return {
+    '/accounts': () => ({
+      items: [{accessKey: 'shop-key', groups: [in_('internal', 'PUB|SUB'), in_('public', 'DENY')]}],
+      groups: groups.map(([group, whiteAddresses]) => ({group, enabled: true, whiteAddresses})),
+      errors: [{group: 'third', error: 'no connection within 1 s'}]}),
+    '/accounts/': (_, __, {body}) => (bodies.push(JSON.parse(body)), {results: []}),
+    '/white-addresses': (_, __, {body}) => (bodies.push(JSON.parse(body)), {results: []}),
+  };
+})()"""
+
+
+async def changes_the_access_of_one_group(page: Page) -> None:
+    """What a dialog shows is one broker group's, and so is the change."""
+    written = "asked.filter(one => one.startsWith('PUT'))"
+
+    async def submit() -> None:
+        await page.click("dialog button[type=submit]")
+        await page.until(f"!{DIALOG}")
+
+    await page.click("[data-do=white][data-group=public]")
+    await page.until(DIALOG)
+    assert await page.js("document.querySelector('dialog [name=addresses]').value") == ""
+    await page.type("dialog [name=addresses]", "192.168.7.7")
+    await submit()
+    await page.until(f"{written}.length == 1")
+    await page.click("[data-do=edit][data-group=public]")
+    await page.until(DIALOG)
+    assert await page.js("document.querySelector('dialog [name=defaultTopicPerm]').value") == "DENY"
+    await submit()
+    await page.until(f"{written}.length == 2")
+    assert await page.js(written) == [
+        "PUT /api/v1/white-addresses?group=public",
+        "PUT /api/v1/accounts/shop-key?group=public",
+    ]
+    assert await page.js("bodies[0]") == {"addresses": ["192.168.7.7"]}
+    assert await page.js("bodies[1].defaultTopicPerm") == "DENY"
     assert page.errors == []
 
 

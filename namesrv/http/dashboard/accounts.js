@@ -1,6 +1,6 @@
 // The accounts page: what each client's account may do, shown before it is saved.
 
-import { call, get, seg } from "/dashboard/api.js";
+import { call, get, query, seg } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { area, beside, field, groupNames, groupsField, select, tick } from "/dashboard/forms.js";
@@ -56,12 +56,13 @@ export function accountsPage(app) {
     app.update();
   }
 
-  async function edit(key) {
+  /** Ask how an account shall be; `only`: in that broker group, "" in all. */
+  async function edit(key, only) {
     const item = state.found.items.find((one) => one.accessKey === key);
-    const before = item?.groups[0] ?? NONE;
+    const before = item?.groups.find((one) => !only || one.group === only) ?? NONE;
     const given = await ask({
-      title: item ? `Change account ${key}` : "New account",
-      words: ["Clients sign their requests with its secret. The change holds at once in every broker group, for connections that are open, too."],
+      title: item ? `Change account ${key}${only && ` in ${only}`}` : "New account",
+      words: [`Clients sign their requests with its secret. The change holds at once in ${only || "every broker group"}, for connections that are open, too.`],
       fields: [
         !item && field("Access key", { name: "accessKey", required: true, minlength: "7", maxlength: "256", pattern: "[!-~]+" }),
         field(item ? "New secret (empty: it stays)" : "Secret", { name: "secretKey", type: "password", required: !item, minlength: "7", maxlength: "256", pattern: "[!-~]+", autocomplete: "new-password" }),
@@ -73,7 +74,7 @@ export function accountsPage(app) {
           area("Topics, name=permission in lines", { name: "topicPerms", rows: "3", value: before.topicPerms.join("\n"), placeholder: "Orders=PUB|SUB" }),
           area("Groups, name=permission in lines", { name: "groupPerms", rows: "3", value: before.groupPerms.join("\n"), placeholder: "billing=SUB" })),
         field("Addresses that need no secret", { name: "whiteRemoteAddress", value: before.whiteRemoteAddress, placeholder: "none" }),
-        groupsField(groupNames(app)),
+        !only && groupsField(groupNames(app)),
       ],
       preview: (now) => [h("h3", null, "What it may do"), rights(bodyOf(now))],
       action: item ? "Change account" : "Create account",
@@ -81,8 +82,7 @@ export function accountsPage(app) {
     });
     if (!given) return;
     const name = item ? key : given.accessKey;
-    const group = given.group ? `?group=${seg(given.group)}` : "";
-    await attempt(`Account ${name}`, () => call("PUT", `/accounts/${seg(name)}${group}`, { body: bodyOf(given) }));
+    await attempt(`Account ${name}`, () => call("PUT", `/accounts/${seg(name)}${query({ group: only || given.group })}`, { body: bodyOf(given) }));
     load();
   }
 
@@ -98,15 +98,16 @@ export function accountsPage(app) {
     load();
   }
 
-  async function white() {
+  async function white(group) {
+    const { whiteAddresses } = state.found.groups.find((one) => one.group === group);
     const given = await ask({
-      title: "Addresses that need no account",
+      title: `Addresses that need no account in ${group}`,
       words: ["Whoever connects from one of them may do everything. Patterns as 192.168.1.*, 10.0.{1,2}.*, 10.0.0.10-20."],
-      fields: [area("One in a line", { name: "addresses", value: [...new Set(state.found.groups.flatMap((one) => one.whiteAddresses))].join("\n") })],
+      fields: [area("One in a line", { name: "addresses", value: whiteAddresses.join("\n") })],
       action: "Replace",
       danger: true,
     });
-    if (given) await attempt("Addresses", () => call("PUT", "/white-addresses", { body: { addresses: listed(given.addresses) } }));
+    if (given) await attempt(`Addresses of ${group}`, () => call("PUT", `/white-addresses${query({ group })}`, { body: { addresses: listed(given.addresses) } }));
     load();
   }
 
@@ -118,31 +119,40 @@ export function accountsPage(app) {
       const off = (found?.groups ?? []).filter((one) => !one.enabled).map((one) => one.group);
       return [
         head("Accounts", on && h("div", { class: "buttons" },
-          h("button", { type: "button", "data-do": "white" }, "Addresses without…"),
           h("button", { type: "button", class: "primary", "data-do": "create" }, "New account…"))),
         error && problem(error),
         !found && !error && h("p", { class: "loading" }, "Asking the leaders…"),
         found?.errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
         off.length > 0 && h("p", { class: "note" }, `${off.join(", ")} ${off.length === 1 ? "asks" : "ask"} nobody for an account: clients there may do everything. aclEnable=true changes that.`),
         found && on && h("section", { class: "card" }, h("h2", null, plural(found.items.length, "account")),
-          found.items.length ? table("Accounts", [["Account", ""], ["May", ""], ["In", ""], ["", ""]], found.items.map(({ accessKey, groups }) => [
+          found.items.length ? table("Accounts", [["Account", ""], ["May", ""], ["In", ""], ["", ""]], found.items.flatMap((item) => rowsOf(item, found)).map(({ accessKey, account, differs, names, only }) => [
             h("strong", { class: "mono" }, accessKey),
-            h("div", null, rights(groups[0]), groups.some((one) => differs(one, groups[0])) && h("p", { class: "warn-text" }, "The broker groups have it differently.")),
-            groups.map((one) => one.group).join(", "),
+            h("div", null, rights(account), differs && h("p", { class: "warn-text" }, "The broker groups have it differently.")),
+            names,
             h("div", { class: "buttons" },
-              h("button", { type: "button", class: "small", "data-do": "edit", "data-name": accessKey }, "Change…"),
+              h("button", { type: "button", class: "small", "data-do": "edit", "data-name": accessKey, "data-group": only }, "Change…"),
               h("button", { type: "button", class: "small quiet", "data-do": "remove", "data-name": accessKey }, "Delete…")),
           ])) : empty("There is none.")),
-        on && h("section", { class: "card" }, h("h2", null, "Without an account"), found.groups.map((one) => h("p", { "data-key": one.group }, h("strong", null, one.group), ": ", one.whiteAddresses.join(", ") || "from nowhere"))),
+        on && h("section", { class: "card" }, h("h2", null, "Without an account"), found.groups.map((one) => h("p", { "data-key": one.group }, h("strong", null, one.group), ": ", one.whiteAddresses.join(", ") || "from nowhere", " ",
+          one.enabled && h("button", { type: "button", class: "small", "data-do": "white", "data-group": one.group }, "Change…")))),
       ];
     },
     actions: {
-      create: () => edit(""),
-      edit: ({ name }) => edit(name),
+      create: () => edit("", ""),
+      edit: ({ name, group }) => edit(name, group),
       remove: ({ name }) => remove(name),
-      white,
+      white: ({ group }) => white(group),
     },
   };
 }
 
-const differs = (one, other) => JSON.stringify({ ...one, group: "" }) !== JSON.stringify({ ...other, group: "" });
+const same = (one, other) => JSON.stringify({ ...one, group: "" }) === JSON.stringify({ ...other, group: "" });
+
+/** One row where all broker groups are known to have an account alike, which is changed in all of them; otherwise
+ *  one for each group that has it, where it is changed alone. */
+function rowsOf({ accessKey, groups }, found) {
+  const differs = !groups.every((one) => same(one, groups[0]));
+  const inAll = groups.length === found.groups.filter((one) => one.enabled).length && !found.errors.length;
+  if (inAll && !differs) return [{ accessKey, account: groups[0], names: groups.map((one) => one.group).join(", "), only: "" }];
+  return groups.map((account) => ({ accessKey, account, differs, names: account.group, only: account.group }));
+}

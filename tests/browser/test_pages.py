@@ -50,6 +50,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await resends_what_was_asked_for(await opened("dead/billing", DEAD_LETTERS))
         await tells_that_nobody_answers(await opened("cluster", NOBODY))
         await changes_the_access_of_one_group(await opened("accounts", ACCOUNTS))
+        await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -131,6 +132,55 @@ async def changes_the_access_of_one_group(page: Page) -> None:
     ]
     assert await page.js("bodies[0]") == {"addresses": ["192.168.7.7"]}
     assert await page.js("bodies[1].defaultTopicPerm") == "DENY"
+    assert page.errors == []
+
+
+# A topic that gets a message while it is followed, and searches by key of which one waits.
+MESSAGES = """{
+  '/topics/': async (url, given) => {
+    const topic = url.match(/topics.(\\w+)/)[1];
+    if (!given.has('sinceMs')) return listed([message('g', 1, {topic})]);
+    window.looks = {now: (window.looks?.now ?? 0) + 1, most: Math.max(window.looks?.most ?? 0,
+      (window.looks?.now ?? 0) + 1)};
+    await held;
+    looks.now -= 1;
+    return listed([message('g', 2, {topic})]);
+  },
+  '/topics?': () => listed([]),
+  '/v1/messages?': async (_, given) => {
+    if (given.get('key') == 'slow') await held;
+    return listed([message(given.get('key'), 1)]);
+  },
+}"""
+PAUSE = "new Promise((end) => setTimeout(end, 300))"
+
+
+async def shows_what_was_searched_last(page: Page) -> None:
+    """Neither another topic that is only typed, nor answers that come late or twice."""
+    rows = "[...document.querySelectorAll('.messages .name')].map(e => e.textContent)"
+    await page.until(f"{rows}.join() == 'g-1'")
+    await page.js("{ const each = setInterval; setInterval = (f, ms) => each(f, ms / 20) }")
+    await page.click("[data-do=follow]")
+    await page.js("document.querySelector('form [name=topic]').value = ''")
+    await page.type("form [name=topic]", "Beta")
+    await page.until("window.looks")
+    await page.js(PAUSE)
+    assert await page.js("looks.most") == 1
+    await page.js("release()")
+    await page.until(f"{rows}.length > 1")
+    await page.js(PAUSE)
+    assert await page.js(rows) == ["g-2", "g-1"]
+    assert await page.js("asked.filter(one => one.includes('/topics/Beta'))") == []
+    await page.js("hold()")
+    await page.click("[data-by=key]")
+    for key in ("slow", "quick"):
+        await page.until("document.querySelector('form [name=key]')")
+        await page.js("document.querySelector('form [name=key]').value = ''")
+        await page.type("form [name=key]", key)
+        await page.click("form button[type=submit]")
+    await page.until(f"{rows}.join() == 'quick-1'")
+    await page.js(f"release(); {PAUSE}")
+    assert await page.js(rows) == ["quick-1"]
     assert page.errors == []
 
 

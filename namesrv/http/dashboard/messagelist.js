@@ -33,14 +33,16 @@ export function messageRows(items, choice = () => null) {
 }
 
 /** The newest messages of a topic. `load(filters)` begins anew, `more()` goes on to older ones,
- *  `follow(true)` adds what comes. */
+ *  `follow(true)` adds what comes. `topicOf()` names the topic when it is loaded. */
 export function newest(app, topicOf) {
   const state = { items: [], next: null, scanned: 0, errors: [], error: "", busy: false, loaded: false, following: false, missed: false };
+  let topic = "";
   let filters = {};
   let timer = 0;
   let round = 0;
+  let looking = 0; // the round of which a look for what came is under way
 
-  const ask = (extra) => get(`/topics/${seg(topicOf())}/messages${query({ limit: PAGE, ...filters, ...extra })}`);
+  const ask = (extra) => get(`/topics/${seg(topic)}/messages${query({ limit: PAGE, ...filters, ...extra })}`);
 
   async function run(mine, extra, take) {
     try {
@@ -51,33 +53,41 @@ export function newest(app, topicOf) {
     } catch (error) {
       if (mine === round) state.error = error.message;
     }
+  }
+
+  function ended(mine) {
     if (mine === round) state.busy = false;
     app.update();
   }
 
   async function load(given = {}) {
+    topic = topicOf();
     filters = filtersOf(given);
     Object.assign(state, { items: [], next: null, scanned: 0, busy: true, loaded: false, missed: false });
     const mine = ++round;
     app.update();
     await run(mine, {}, (page) => Object.assign(state, { items: page.items, next: page.next, scanned: page.scanned }));
+    ended(mine);
   }
 
   async function more() {
     if (state.busy || !state.next) return;
     state.busy = true;
     app.update();
-    await run(round, { before: state.next }, (page) => {
+    const mine = round;
+    await run(mine, { before: state.next }, (page) => {
       state.items = [...state.items, ...page.items];
       state.next = page.next;
       state.scanned += page.scanned;
     });
+    ended(mine);
   }
 
   async function look() {
-    if (document.hidden || state.busy || !state.loaded) return;
-    const known = new Set(state.items.map(idOf));
-    await run(round, { sinceMs: state.items[0]?.storeTimestamp ?? 0 }, (page) => {
+    if (document.hidden || state.busy || !state.loaded || looking === round) return;
+    const mine = (looking = round);
+    await run(mine, { sinceMs: state.items[0]?.storeTimestamp ?? 0 }, (page) => {
+      const known = new Set(state.items.map(idOf));
       const fresh = page.items.filter((one) => !known.has(idOf(one)));
       if (fresh.length === page.items.length && page.next && state.items.length) state.missed = true;
       state.items = [...fresh, ...state.items];
@@ -86,6 +96,8 @@ export function newest(app, topicOf) {
         state.next = null; // what is older is asked for by a new search
       }
     });
+    if (looking === mine) looking = 0;
+    app.update();
   }
 
   function follow(on) {

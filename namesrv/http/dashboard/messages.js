@@ -26,6 +26,7 @@ export function messagesPage(app, _, parameters) {
   const state = { by: first, topic: given.topic ?? "", found: null, error: "", busy: false, topics: [] };
   const list = newest(app, () => state.topic);
   let timer = 0;
+  let round = 0; // of searches: only the last one's answer is shown
 
   async function suggest(text) {
     state.topic = text;
@@ -41,6 +42,7 @@ export function messagesPage(app, _, parameters) {
   }
 
   async function search(form) {
+    const mine = ++round;
     Object.assign(given, form);
     if (state.by === "id") {
       app.go(`messages/${seg(form.id.trim())}`);
@@ -53,12 +55,9 @@ export function messagesPage(app, _, parameters) {
     }
     Object.assign(state, { busy: true, error: "", found: null });
     app.update();
-    try {
-      state.found = await get(where(state.by, form));
-    } catch (error) {
-      state.error = error.message;
-    }
-    state.busy = false;
+    const answer = await get(where(state.by, form)).then((found) => ({ found }), (error) => ({ error: error.message }));
+    if (mine !== round) return;
+    Object.assign(state, answer, { busy: false });
     app.update();
   }
 
@@ -95,13 +94,14 @@ export function messagesPage(app, _, parameters) {
     inputs: { topic: suggest },
     actions: {
       by: ({ by }) => {
-        Object.assign(state, { by, found: null, error: "" });
+        round += 1;
+        Object.assign(state, { by, found: null, error: "", busy: false });
         list.stop();
       },
       search,
       more: () => list.more(),
       follow: () => list.follow(!list.state.following),
-      save: () => save(`${state.topic}.jsonl`.replace(/[^\w.-]/g, "_"), lines(shown()), "application/jsonl"),
+      save: () => save(`${shown()[0].topic}.jsonl`.replace(/[^\w.-]/g, "_"), lines(shown()), "application/jsonl"),
     },
   };
 }

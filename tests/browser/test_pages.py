@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.browser.chromium import Browser, Page
 from tests.namesrv.http.nodes import FakeCluster, replicas
+from tests.waiting import until
 
 DIALOG = "document.querySelector('dialog[open]')"
 # `answers`: a part of an address → a function of the address, its parameters and the request, whose
@@ -51,6 +52,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await tells_that_nobody_answers(await opened("cluster", NOBODY))
         await changes_the_access_of_one_group(await opened("accounts", ACCOUNTS))
         await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
+        await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -182,6 +184,39 @@ async def shows_what_was_searched_last(page: Page) -> None:
     await page.js(f"release(); {PAUSE}")
     assert await page.js(rows) == ["quick-1"]
     assert page.errors == []
+
+
+PLOTS = """{
+  '/history': () => ({times: [1, 2], errors: [], groups: [
+    {group: 'g', series: [{name: 'messagesInPerS', values: [1, 2]}]}]}),
+}"""
+
+
+async def keeps_no_plot_that_is_gone(page: Page) -> None:
+    """Plots that others took the place of, and those of a page that was left."""
+    for chosen in (0, 1, 2):
+        await page.click(f"[data-range='{chosen}']")
+        await page.until(f"document.querySelector('.plot')?.dataset.key.endsWith('d {chosen + 2}')")
+        await page.until("document.querySelector('.plot canvas')")
+    await until(lambda: canvases_are(page, 1))
+    await page.js("location.hash = '#/events'")
+    await page.until("!document.querySelector('.plot')")
+    await until(lambda: canvases_are(page, 0))
+    assert page.errors == []
+
+
+async def canvases_are(page: Page, count: int) -> bool:
+    """Whether so many are in the browser's memory, shown or not."""
+    kind = await page.send("Runtime.evaluate", expression="HTMLCanvasElement.prototype")
+    found = await page.send("Runtime.queryObjects", prototypeObjectId=kind["result"]["objectId"])
+    length = await page.send(
+        "Runtime.callFunctionOn",
+        objectId=found["objects"]["objectId"],
+        functionDeclaration="function () { return this.length; }",
+        returnByValue=True,
+    )
+    await page.send("Runtime.releaseObject", objectId=found["objects"]["objectId"])
+    return length["result"]["value"] == count
 
 
 # Two pages of each tag; what is resent waits.

@@ -45,14 +45,14 @@ export function historyPage(app) {
 
 /** A part of a page: plots of what is asked for. */
 function history(app, asked, plots) {
-  const state = { range: 1, found: null, error: "", nodes: [], version: 0 };
+  const state = { range: 1, found: null, error: "", nodes: [], version: 0, left: false };
 
   async function load() {
     const untilMs = app.cluster?.at ?? Date.now(); // the name server's clock, if it is known
     const { range } = state;
     try {
       const found = await get(`/history${query({ ...asked, untilMs, sinceMs: untilMs - RANGES[range][1], points: POINTS })}`);
-      if (range !== state.range) return; // another one was asked for meanwhile
+      if (range !== state.range || state.left) return; // another one was asked for meanwhile, or nothing
       Object.assign(state, { found, error: "", version: state.version + 1 });
       draw();
     } catch (error) {
@@ -62,12 +62,27 @@ function history(app, asked, plots) {
   }
 
   function draw() {
-    state.nodes.forEach((one) => one.observer?.disconnect());
+    drop();
     state.nodes = plots.map((plot) => ({ plot, ...drawn(plot, state.found, `${plot.title} ${state.version}`) }));
   }
 
+  /** Let the plots go: uPlot keeps each until it is destroyed. */
+  function drop() {
+    for (const { made, observer } of state.nodes) {
+      observer?.disconnect();
+      made?.destroy();
+    }
+    state.nodes = [];
+  }
+
+  const { start, stop } = polled(load, RELOAD_MS);
   return {
-    ...polled(load, RELOAD_MS),
+    start,
+    stop() {
+      stop();
+      state.left = true;
+      drop();
+    },
     render: () => [
       h("div", { class: "toolbar", "data-key": "history-range" },
         h("h2", { class: "grow" }, "Over time"),
@@ -128,7 +143,7 @@ function drawn(plot, found, key) {
   }, [found.times.map((ms) => ms / 1000), ...lines.map((line) => line.values)], node);
   const observer = new ResizeObserver(() => node.clientWidth && node.clientWidth !== made.width && made.setSize({ width: node.clientWidth, height: HEIGHT }));
   observer.observe(node);
-  return { node, observer, lines, more };
+  return { node, made, observer, lines, more };
 }
 
 /** Times for people: hours, and the day where it begins. */

@@ -53,6 +53,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await changes_the_access_of_one_group(await opened("accounts", ACCOUNTS))
         await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
         await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
+        await finds_the_readers_among_many(await opened("topics/Beta", READERS))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -217,6 +218,46 @@ async def canvases_are(page: Page, count: int) -> bool:
     )
     await page.send("Runtime.releaseObject", objectId=found["objects"]["objectId"])
     return length["result"]["value"] == count
+
+
+# 1,000 consumer groups, of which one that is far behind in the alphabet reads Beta; and a few
+# thousand more. One connected to a broker has read nothing yet.
+READERS = """(() => {
+  const listed = (name, topics, clientCount = 0) =>
+    ({name, groups: [{group: 'g', clientCount, lag: 0, topics}]});
+  const others = Array.from({length: 999}, (_, n) => listed(`a-${n}`, ['Alpha'], 1));
+  const view = (lag) => ({clients: [], queues: [{topic: 'Beta', lag, lastTimeMs: 1}]});
+  return {
+    '/topics/Beta': async () => (await held, {groups: []}),
+    '/topics/Beta/queues': () => ({items: []}),
+    '/history': () => ({times: [], groups: [], errors: []}),
+    '/consumer-groups?': (_, given) => ({
+      items: given.get('cursor') ? [listed('new', [], 1), listed('zbilling', ['Beta'])] : others,
+      next: window.endless || !given.get('cursor') ? 'more' : null, errors: []}),
+    '/consumer-groups/zbilling': () => view(4),
+    '/consumer-groups/new': () => view(7),
+  };
+})()"""
+
+
+async def finds_the_readers_among_many(page: Page) -> None:
+    """Only readers are asked how far they are, and a poll waits for the one before it."""
+    await page.js("{ const each = setInterval; setInterval = (f, ms) => each(f, ms / 50) }")
+    await page.js("dispatchEvent(new HashChangeEvent('hashchange'))")
+    await page.js(PAUSE)
+    assert await page.js("asked.filter(one => one.endsWith('/Beta')).length") == 2
+    await page.js("release()")
+    rows = "[...document.querySelectorAll('[aria-label^=\"Consumer groups of\"] tbody tr')]"
+    await page.until(f"{rows}.map(e => e.textContent).join('; ').startsWith('new07')")
+    assert await page.js(f"{rows}[1].textContent.startsWith('zbilling04')")
+    await page.until("asked.filter(one => one.endsWith('/Beta')).length > 2")
+    views = "asked.filter(one => one.includes('/consumer-groups/')).map(one => one.slice(28))"
+    assert sorted(set(await page.js(views))) == ["new", "zbilling"]
+    await page.js("window.endless = true")
+    notes = "[...document.querySelectorAll('.note')].map(e => e.textContent)"
+    told = "Only the first 1,007 consumer groups were looked through."
+    await page.until(f"{notes}.includes('{told}')")
+    assert page.errors == []
 
 
 # Two pages of each tag; what is resent waits.

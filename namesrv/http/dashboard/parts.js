@@ -84,13 +84,24 @@ export const both = (one, other) => ({
   stop: () => { one.stop(); other.stop(); },
 });
 
-/** Return `start` and `stop` of a page that loads at once, and every `everyMs` while it is visible and `wanted`. */
+/** Return `start` and `stop` of a page that loads at once, and every `everyMs` while it is visible and `wanted`
+ *  unless it is loading still. */
 export function polled(load, everyMs, wanted = () => true) {
   let timer = 0;
+  let loading = false;
+  async function poll() {
+    if (loading) return;
+    loading = true;
+    try {
+      await load();
+    } finally {
+      loading = false;
+    }
+  }
   return {
     start() {
-      load();
-      timer = setInterval(() => !document.hidden && wanted() && load(), everyMs);
+      poll();
+      timer = setInterval(() => !document.hidden && wanted() && poll(), everyMs);
     },
     stop: () => clearInterval(timer),
   };

@@ -10,6 +10,8 @@ import { back, bar, both, empty, facts, head, lagScale, polled, problem, table }
 const PAGE = 1000;
 const SHOWN_MAX = 5000; // rows on the page; beyond that a search is quicker than scrolling
 const TYPING_MS = 180;
+const GROUP_PAGES = 5; // of consumer groups, looked through for the readers of a topic
+const READERS_MAX = 200; // that are asked how far they are
 
 export const permissions = (perm) => [perm & 4 && "read", perm & 2 && "write"].filter(Boolean).join(", ") || "none";
 
@@ -104,12 +106,10 @@ export function topicPage(app, topic) {
 
   async function load() {
     try {
-      const [config, queues, groups] = await Promise.all([
-        get(`/topics/${seg(topic)}`), get(`/topics/${seg(topic)}/queues`), get(`/consumer-groups${query({ limit: 200 })}`),
-      ]);
+      const [config, queues] = await Promise.all([get(`/topics/${seg(topic)}`), get(`/topics/${seg(topic)}/queues`)]);
       Object.assign(state, { config, queues, error: "" });
       app.update();
-      state.readers = await readersOf(topic, groups.items);
+      state.readers = await readersOf(topic);
     } catch (error) {
       state.error = error.message;
     }
@@ -141,7 +141,8 @@ export function topicPage(app, topic) {
             ...Object.entries(group.attributes ?? {}).filter(([name]) => name !== "message.type"),
           ]),
           queueTable(topic, group.group, state.queues?.items.filter((one) => one.group === group.group) ?? []))),
-        state.readers && h("section", { class: "card" }, h("h2", null, "Consumer lag"), readersTable(state.readers)),
+        state.readers && h("section", { class: "card" }, h("h2", null, "Consumer lag"),
+          state.readers.notes.map(problem), readersTable(state.readers)),
         past.render(),
       ];
     },
@@ -154,8 +155,22 @@ export function topicPage(app, topic) {
   };
 }
 
-async function readersOf(topic, groups) {
-  const each = await Promise.all(groups.map(async ({ name }) => {
+/** Return whether one of all consumer groups reads a topic, or might: it is connected and has read nothing yet. */
+const mayRead = ({ groups }, topic) => {
+  const topics = groups.flatMap((one) => one.topics);
+  return topics.includes(topic) || (groups.some((one) => one.clientCount) && topics.every((one) => one.startsWith("%")));
+};
+
+/** Return the consumer groups that read a topic, those that are most behind first, and in `notes` what is not known. */
+async function readersOf(topic) {
+  const groups = [];
+  let page = { next: "" };
+  for (let count = 0; count < GROUP_PAGES && page.next !== null; count += 1) {
+    page = await get(`/consumer-groups${query({ limit: PAGE, cursor: page.next })}`);
+    groups.push(...page.items);
+  }
+  const readers = groups.filter((one) => mayRead(one, topic));
+  const each = await Promise.all(readers.slice(0, READERS_MAX).map(async ({ name }) => {
     try {
       const { queues, clients } = await get(`/consumer-groups/${seg(name)}`);
       const mine = queues.filter((one) => one.topic === topic);
@@ -165,14 +180,21 @@ async function readersOf(topic, groups) {
       return { name, error: error.message };
     }
   }));
-  return each.filter(Boolean).sort((one, other) => (other.lag ?? 0) - (one.lag ?? 0));
+  return {
+    items: each.filter(Boolean).sort((one, other) => (other.lag ?? 0) - (one.lag ?? 0)),
+    notes: [
+      ...page.errors.map((one) => `${one.group} did not answer: ${one.error}`),
+      page.next !== null && `Only the first ${plural(groups.length, "consumer group")} were looked through.`,
+      readers.length > READERS_MAX && `${plural(readers.length - READERS_MAX, "consumer group")} more may read it.`,
+    ].filter(Boolean),
+  };
 }
 
-function readersTable(readers) {
-  if (!readers.length) return empty("No consumer group has read this topic.");
-  const most = lagScale(readers.map((one) => one.lag ?? 0));
+function readersTable({ items, notes }) {
+  if (!items.length) return empty(`No consumer group ${notes.length ? "that is known " : ""}has read this topic.`);
+  const most = lagScale(items.map((one) => one.lag ?? 0));
   return table("Consumer groups of this topic", [["Consumer group", ""], ["Clients", "num"], ["Lag", "num"], ["", "wide"], ["Last consumed", ""]],
-    readers.map((one) => [
+    items.map((one) => [
       h("a", { href: `#/consumers/${seg(one.name)}` }, one.name),
       one.error ? "–" : number(one.clients), one.error ? one.error : number(one.lag), bar((one.lag ?? 0) / most, one.lag ? "warn" : ""), one.last ? ago(one.last) : "–",
     ]));

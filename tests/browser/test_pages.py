@@ -13,7 +13,6 @@ DIALOG = "document.querySelector('dialog[open]')"
 # `release()`.
 FAKE = """
 window.asked = [];
-window.answers = ANSWERS;
 window.hold = () => { window.held = new Promise((open) => { window.release = open; }); };
 hold();
 const real = window.fetch;
@@ -35,6 +34,7 @@ window.message = (group, at, more = {}) => ({
   offsetMsgId: `${group}-${at}`, keys: `${group}-${at}`, storeTimestamp: at, bornTimestamp: at,
   text: `${at}`, bodySize: 1, properties: {}, ...more});
 window.listed = (items, next = null) => ({items, next, scanned: items.length, errors: []});
+window.answers = ANSWERS;
 """
 
 
@@ -54,6 +54,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
         await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
         await finds_the_readers_among_many(await opened("topics/Beta", READERS))
+        await follows_clocks_that_differ(await opened("messages?topic=T", CLOCKS))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -176,8 +177,8 @@ async def shows_what_was_searched_last(page: Page) -> None:
     assert await page.js("asked.filter(one => one.includes('/topics/Beta'))") == []
     await page.js("hold()")
     await page.click("[data-by=key]")
+    await page.until("!document.querySelector('form [name=tag]')")
     for key in ("slow", "quick"):
-        await page.until("document.querySelector('form [name=key]')")
         await page.js("document.querySelector('form [name=key]').value = ''")
         await page.type("form [name=key]", key)
         await page.click("form button[type=submit]")
@@ -257,6 +258,40 @@ async def finds_the_readers_among_many(page: Page) -> None:
     notes = "[...document.querySelectorAll('.note')].map(e => e.textContent)"
     told = "Only the first 1,007 consumer groups were looked through."
     await page.until(f"{notes}.includes('{told}')")
+    assert page.errors == []
+
+
+# A broker group's clock is ahead, so the newest page has its messages alone. One that is late has
+# its own on the next page, and one has not got the topic.
+CLOCKS = """(() => {
+  window.stored = {ahead: [message('ahead', 9001), message('ahead', 9000)],
+    late: [message('late', 8), message('late', 7)]};
+  return {'/topics?': () => listed([]), '/topics/': (_, given) => {
+    const group = given.get('group');
+    if (group == 'none') return Response.json({status: 404, detail: 'none'}, {status: 404});
+    const fits = (one) => one.storeTimestamp >= Number(given.get('sinceMs') ?? 0);
+    return group ? listed(stored[group].filter(fits).slice(0, Number(given.get('limit'))))
+      : listed(stored.ahead, 'more');
+  }, '/cluster': () => ({groups: ['ahead', 'late', 'none'].map((name) => ({name, brokers: []})),
+    findings: []})};
+})()"""
+
+
+async def follows_clocks_that_differ(page: Page) -> None:
+    """What is new in a group is shown, whatever time it bears; what was there is not."""
+    rows = "[...document.querySelectorAll('.messages .name')].map(e => e.textContent)"
+    await page.until(f"{rows}.length == 2")
+    await page.until("asked.some(one => one.endsWith('/cluster'))")
+    await page.js("{ const each = setInterval; setInterval = (f, ms) => each(f, ms / 20) }")
+    await page.click("[data-do=follow]")
+    late = "asked.filter(one => one.includes('group=late')).length"
+    await page.until(f"{late} >= 2")
+    await page.js("stored.late.unshift(message('late', 10), message('late', 9)); 0")
+    await page.until(f"{rows}.length == 4")
+    await page.js("stored.late.unshift(message('late', 11, {storeTimestamp: 5})); 0")
+    await page.until(f"{rows}.length == 5")  # of another leader, whose clock is behind
+    assert await page.js(f"{rows}.join()") == "late-11,late-10,late-9,ahead-9001,ahead-9000"
+    assert await page.js("document.querySelectorAll('main .note').length") == 0
     assert page.errors == []
 
 

@@ -9,6 +9,8 @@ import { empty, problem } from "/dashboard/parts.js";
 const PAGE = 64;
 const FOLLOW_MS = 1000;
 const FOLLOWED_MAX = 500; // messages on the page while it follows
+const CLOCKS_MS = 10_000; // by which the clock of a group's next leader may be behind
+const NONE = { commitLogOffset: -1, storeTimestamp: 0 }; // stands for the newest message of a group that has none
 const FILTERS = ["tag", "key", "property", "text", "group"];
 
 /** Return the filters in the values of a form. */
@@ -40,6 +42,8 @@ export function newest(app, topicOf) {
   let filters = {};
   let timer = 0;
   let round = 0;
+  let marks = new Map(); // group → its newest message that is known: clocks of groups differ, each has one log
+  let unseen = null; // stands for that of a group that is not in there
   let looking = 0; // the round of which a look for what came is under way
 
   const ask = (extra) => get(`/topics/${seg(topic)}/messages${query({ limit: PAGE, ...filters, ...extra })}`);
@@ -66,8 +70,18 @@ export function newest(app, topicOf) {
     Object.assign(state, { items: [], next: null, scanned: 0, busy: true, loaded: false, missed: false });
     const mine = ++round;
     app.update();
-    await run(mine, {}, (page) => Object.assign(state, { items: page.items, next: page.next, scanned: page.scanned }));
+    await run(mine, {}, (page) => {
+      Object.assign(state, { items: page.items, next: page.next, scanned: page.scanned });
+      marks = new Map();
+      unseen = page.next ? null : NONE;
+      note(page.items);
+    });
     ended(mine);
+  }
+
+  function note(items) {
+    for (const one of items)
+      if (one.commitLogOffset > (marks.get(one.group) ?? NONE).commitLogOffset) marks.set(one.group, one);
   }
 
   async function more() {
@@ -83,20 +97,37 @@ export function newest(app, topicOf) {
     ended(mine);
   }
 
+  /** Ask a group for what came after the newest message of it that is known. One of which none is known only tells
+   *  its newest. */
+  async function cameTo(group) {
+    const mark = marks.get(group) ?? unseen;
+    const since = mark && Math.max(0, mark.storeTimestamp - CLOCKS_MS);
+    const page = await ask({ group, ...(mark ? { sinceMs: since } : { limit: 1 }) }).catch((error) => {
+      if (error.status === 404) return { items: [], errors: [] }; // it has not got the topic
+      return { items: [], errors: [{ group, error: error.message }] };
+    });
+    const fresh = mark ? page.items.filter((one) => one.commitLogOffset > mark.commitLogOffset) : [];
+    return { ...page, group, fresh, missed: Boolean(page.next && fresh.length && fresh.length === page.items.length) };
+  }
+
   async function look() {
     if (document.hidden || state.busy || !state.loaded || looking === round) return;
     const mine = (looking = round);
-    await run(mine, { sinceMs: state.items[0]?.storeTimestamp ?? 0 }, (page) => {
-      const known = new Set(state.items.map(idOf));
-      const fresh = page.items.filter((one) => !known.has(idOf(one)));
-      if (fresh.length === page.items.length && page.next && state.items.length) state.missed = true;
-      state.items = [...fresh, ...state.items];
-      if (state.items.length > FOLLOWED_MAX) {
-        state.items.length = FOLLOWED_MAX;
-        state.next = null; // what is older is asked for by a new search
-      }
-    });
+    const groups = filters.group ? [filters.group] : (app.cluster?.groups ?? []).map(({ name }) => name);
+    const pages = await Promise.all(groups.map(cameTo));
     if (looking === mine) looking = 0;
+    if (mine !== round) return;
+    for (const { group, items, errors } of pages) {
+      note(items);
+      if (!errors.length && !marks.has(group)) marks.set(group, NONE);
+    }
+    const fresh = pages.flatMap((one) => one.fresh).sort((one, other) => other.storeTimestamp - one.storeTimestamp);
+    state.items = [...fresh, ...state.items];
+    Object.assign(state, { errors: pages.flatMap((one) => one.errors), error: "", missed: state.missed || pages.some((one) => one.missed) });
+    if (state.items.length > FOLLOWED_MAX) {
+      state.items.length = FOLLOWED_MAX;
+      state.next = null; // what is older is asked for by a new search
+    }
     app.update();
   }
 

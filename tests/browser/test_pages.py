@@ -55,6 +55,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
         await finds_the_readers_among_many(await opened("topics/Beta", READERS))
         await follows_clocks_that_differ(await opened("messages?topic=T", CLOCKS))
+        await waits_for_a_slow_list(await opened("events", SLOW_LIST))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -292,6 +293,29 @@ async def follows_clocks_that_differ(page: Page) -> None:
     await page.until(f"{rows}.length == 5")  # of another leader, whose clock is behind
     assert await page.js(f"{rows}.join()") == "late-11,late-10,late-9,ahead-9001,ahead-9000"
     assert await page.js("document.querySelectorAll('main .note').length") == 0
+    assert page.errors == []
+
+
+SLOW_LIST = """{'/consumer-groups?': async (_, given) => {
+  await held;
+  return {items: [{name: `fits-${given.get('q') ?? ''}`, groups: []}], next: null, errors: []};
+}}"""
+
+
+async def waits_for_a_slow_list(page: Page) -> None:
+    """A poll does not end the one before it, nor a search; a search ends a poll."""
+    await page.js("{ const each = setInterval; setInterval = (f, ms) => each(f, ms / 50) }")
+    await page.js("location.hash = '#/consumers'")
+    await page.until("asked.length")
+    await page.js(PAUSE)
+    assert await page.js("asked.length") == 1
+    await page.type("input[type=search]", "x")
+    await page.until("asked.length == 2")
+    await page.js(PAUSE)
+    assert await page.js("asked.length") == 2
+    await page.js("release()")
+    await page.until("document.querySelector('.rows .name')?.textContent == 'fits-x'")
+    await page.until("asked.length > 3")
     assert page.errors == []
 
 

@@ -18,7 +18,7 @@ const clientsOf = (groups) => Math.max(0, ...groups.map((one) => one.clientCount
 export function consumersPage(app) {
   const list = longList(app, { path: "/consumer-groups", nameOf: (item) => item.name });
   return {
-    ...polled(() => list.load(), REFRESH_MS, () => list.items.length < 1000),
+    ...polled(list.refresh, REFRESH_MS, () => list.items.length < 1000),
     render() {
       const most = lagScale(list.items.map((one) => sumOf(one.groups, "lag")));
       return [

@@ -33,10 +33,14 @@ export function longList(app, { path, nameOf, more: asked = () => ({}) }) {
       list.loaded = true;
       list.version += 1;
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (asking !== mine) return; // it was ended by the next one
       list.error = error.message;
     }
+    asking = null;
     app.update();
+  };
+  list.refresh = async () => {
+    if (!asking) await list.load();
   };
   list.search = (text) => {
     list.q = text.trim();

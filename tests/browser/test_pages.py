@@ -56,6 +56,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await finds_the_readers_among_many(await opened("topics/Beta", READERS))
         await follows_clocks_that_differ(await opened("messages?topic=T", CLOCKS))
         await waits_for_a_slow_list(await opened("events", SLOW_LIST))
+        await asks_again_for_faults(await opened("events", FAULTS))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -316,6 +317,24 @@ async def waits_for_a_slow_list(page: Page) -> None:
     await page.js("release()")
     await page.until("document.querySelector('.rows .name')?.textContent == 'fits-x'")
     await page.until("asked.length > 3")
+    assert page.errors == []
+
+
+FAULTS = """{'/faults': () => (asked.length > 3 ? {items: []}
+  : Response.json({status: 503, detail: 'busy'}, {status: 503}))}"""
+
+
+async def asks_again_for_faults(page: Page) -> None:
+    """A request that failed says nothing about whether a broker has the fault layer."""
+    await page.js("{ const each = setInterval; setInterval = (f, ms) => each(f, ms / 20) }")
+    await page.js("location.hash = '#/cluster'")
+    await page.until("document.querySelectorAll('[data-do=faults]').length == 3")
+    await page.js(
+        "answers['/faults'] = () => Response.json({status: 404}, {status: 404}); asked.length = 0"
+    )
+    await page.until("!document.querySelector('[data-do=faults]')")
+    await page.js(PAUSE)
+    assert await page.js("asked.length") == 3
     assert page.errors == []
 
 

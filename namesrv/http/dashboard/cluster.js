@@ -5,7 +5,7 @@ import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { ago, bytes, number, plural, rate, replicaName, span } from "/dashboard/format.js";
 import { changeMembers, preferLeader } from "/dashboard/leadership.js";
-import { bar, empty, head, problem, sparkline, timeline } from "/dashboard/parts.js";
+import { bar, empty, head, polled, problem, sparkline, timeline } from "/dashboard/parts.js";
 
 const FAULTS_MS = 3000;
 const LAG_SHOWN_FULL = 1000; // frames behind that fill the bar
@@ -16,7 +16,6 @@ const classic = (group) => group.brokers.some(({ node }) => node?.mode === "clas
 
 export function clusterPage(app) {
   const faults = new Map(); // address → the faults in force, where they may be switched; null: not there
-  let timer = 0;
 
   /** Ask once which nodes accept faults, and repeatedly which faults are in force. */
   async function askFaults() {
@@ -24,22 +23,17 @@ export function clusterPage(app) {
       for (const broker of group.brokers) {
         if (!broker.node || faults.get(broker.address) === null) continue;
         try {
-          const known = faults.has(broker.address);
-          if (!known) faults.set(broker.address, null);
           faults.set(broker.address, (await get(path(group, broker, "faults"))).items);
-        } catch {
-          faults.set(broker.address, null); // 404: it runs without the fault layer
+        } catch (error) {
+          // 404: it runs without the fault layer; after another failure it is asked again
+          if (error.status < 500) faults.set(broker.address, null);
         }
       }
     app.update();
   }
 
   return {
-    start() {
-      if (app.cluster) askFaults();
-      timer = setInterval(() => !document.hidden && askFaults(), FAULTS_MS);
-    },
-    stop: () => clearInterval(timer),
+    ...polled(askFaults, FAULTS_MS),
     render() {
       if (!app.cluster) return app.error ? problem(app.error) : h("p", { class: "loading" }, "Asking the brokers…");
       const { groups } = app.cluster;

@@ -57,6 +57,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await follows_clocks_that_differ(await opened("messages?topic=T", CLOCKS))
         await waits_for_a_slow_list(await opened("events", SLOW_LIST))
         await asks_again_for_faults(await opened("events", FAULTS))
+        await shows_a_large_body_once(await opened("events", LARGE))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -335,6 +336,34 @@ async def asks_again_for_faults(page: Page) -> None:
     await page.until("!document.querySelector('[data-do=faults]')")
     await page.js(PAUSE)
     assert await page.js("asked.length") == 3
+    assert page.errors == []
+
+
+# A large message of data, and one of JSON.
+LARGE = """(() => {
+  const traced = (more) => () => ({group: 'g', replicas: [], consumers: [],
+    message: message('g', 1, {bodySize: 3e6, ...more})});
+  return {'/messages/DA/trace': traced({text: null, body: 'QUJD'.repeat(1e6)}),
+    '/messages/15/trace': traced({text: `[${'1,'.repeat(1e5)}1]`})};
+})()"""
+
+
+async def shows_a_large_body_once(page: Page) -> None:
+    """It is not decoded at every render."""
+    await page.js("{ const one = atob; window.most = 0; window.atob = (text) => ("
+                  " most = Math.max(most, text.length), one(text)) }")  # fmt: skip
+    await page.js("{ const one = JSON.parse; window.parsed = 0; JSON.parse = (text) => ("
+                  " parsed += text.startsWith('[1'), one(text)) }")  # fmt: skip
+    render = "import('/dashboard/app.js').then(it => (it.app.update(), new Promise(f => "
+    render += "requestAnimationFrame(() => requestAnimationFrame(f)))))"
+    await page.js("location.hash = '#/messages/DA'")
+    await page.until("document.querySelector('pre.body')?.textContent.startsWith('000000  41 42')")
+    assert await page.js("most") < 100_000
+    await page.js("location.hash = '#/messages/15'")
+    await page.until("document.querySelector('pre.body')?.textContent.startsWith('[\\n  1,')")
+    for _ in range(3):
+        await page.js(render)
+    assert await page.js("parsed") == 1
     assert page.errors == []
 
 

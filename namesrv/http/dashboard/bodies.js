@@ -14,12 +14,18 @@ export const preview = (message) => (bodyOf(message).text ?? `${bytes(message.bo
 
 /** Return the ways in which a body can be shown, the best first. */
 function ways(message) {
-  const { text } = bodyOf(message);
-  if (text === undefined) return ["hex"];
-  return indented(text) === null ? ["text", "hex"] : ["JSON", "text", "hex"];
+  if (bodyOf(message).text === undefined) return ["hex"];
+  return indented(message) === null ? ["text", "hex"] : ["JSON", "text", "hex"];
 }
 
-function indented(text) {
+const layouts = new WeakMap(); // message → its body as indented JSON: a page is rendered every second
+
+function indented(message) {
+  if (!layouts.has(message)) layouts.set(message, indentedText(bodyOf(message).text));
+  return layouts.get(message);
+}
+
+function indentedText(text) {
   if (!/^\s*[[{]/.test(text)) return null;
   try {
     JSON.parse(text);
@@ -48,14 +54,14 @@ function layout(text) {
   return out;
 }
 
-/** The bytes of a body; compressed ones are as they were sent. */
-function raw({ text, body }) {
-  if (typeof body !== "string") return new TextEncoder().encode(text ?? "");
-  return Uint8Array.from(atob(body), (letter) => letter.charCodeAt(0));
+/** The bytes of a body, and perhaps more, up to `most`; compressed ones are as they were sent. */
+function raw({ text, body }, most = Infinity) {
+  if (typeof body !== "string") return new TextEncoder().encode((text ?? "").slice(0, most));
+  return Uint8Array.from(atob(body.slice(0, Math.ceil(most / 3) * 4)), (letter) => letter.charCodeAt(0));
 }
 
 function hex(message) {
-  const all = raw(message);
+  const all = raw(message, HEX_SHOWN);
   const lines = [];
   for (let at = 0; at < Math.min(all.length, HEX_SHOWN); at += 16) {
     const part = [...all.slice(at, at + 16)];
@@ -68,7 +74,7 @@ function hex(message) {
 function shownAs(message, way) {
   if (way === "hex") return hex(message);
   const { text } = bodyOf(message);
-  return way === "JSON" ? indented(text) ?? text : text;
+  return way === "JSON" ? indented(message) ?? text : text;
 }
 
 /** The body's card. `chosen`: the way in which it is shown, "" for the best. */

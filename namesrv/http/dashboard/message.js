@@ -12,7 +12,8 @@ export function messagePage(app, id) {
 
   async function load() {
     try {
-      state.trace = await get(`/messages/${seg(id)}/trace`);
+      const trace = await get(`/messages/${seg(id)}/trace`);
+      state.trace = { ...trace, message: state.trace?.message ?? trace.message }; // a message stays as it is
       state.error = "";
     } catch (error) {
       state.error = error.message;

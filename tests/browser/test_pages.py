@@ -339,17 +339,17 @@ async def asks_again_for_faults(page: Page) -> None:
     assert page.errors == []
 
 
-# A large message of data, and one of JSON.
+# A large message of data, born at a time that no calendar has, and one of JSON.
 LARGE = """(() => {
   const traced = (more) => () => ({group: 'g', replicas: [], consumers: [],
     message: message('g', 1, {bodySize: 3e6, ...more})});
-  return {'/messages/DA/trace': traced({text: null, body: 'QUJD'.repeat(1e6)}),
+  return {'/messages/DA/trace': traced({text: null, body: 'QUJD'.repeat(1e6), bornTimestamp: 9e15}),
     '/messages/15/trace': traced({text: `[${'1,'.repeat(1e5)}1]`})};
 })()"""
 
 
 async def shows_a_large_body_once(page: Page) -> None:
-    """It is not decoded at every render."""
+    """It is not decoded at every render; and the page says a time that is none as it is."""
     await page.js("{ const one = atob; window.most = 0; window.atob = (text) => ("
                   " most = Math.max(most, text.length), one(text)) }")  # fmt: skip
     await page.js("{ const one = JSON.parse; window.parsed = 0; JSON.parse = (text) => ("
@@ -359,6 +359,9 @@ async def shows_a_large_body_once(page: Page) -> None:
     await page.js("location.hash = '#/messages/DA'")
     await page.until("document.querySelector('pre.body')?.textContent.startsWith('000000  41 42')")
     assert await page.js("most") < 100_000
+    facts = "[...document.querySelectorAll('dd')].map(e => e.textContent.trim())"
+    assert "9000000000000000 ms" in await page.js(facts)
+    assert "NaN" not in await page.js("document.querySelector('main').textContent")
     await page.js("location.hash = '#/messages/15'")
     await page.until("document.querySelector('pre.body')?.textContent.startsWith('[\\n  1,')")
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 import { h } from "/dashboard/dom.js";
 import { field, select } from "/dashboard/forms.js";
-import { moment, plural } from "/dashboard/format.js";
+import { iso, moment, plural } from "/dashboard/format.js";
 import { newest } from "/dashboard/messagelist.js";
 import { empty, head, problem } from "/dashboard/parts.js";
 
@@ -70,7 +70,7 @@ export function auditPage(app) {
         shown.length > 0 && h("section", { class: "card", "data-key": "deeds" }, h("ol", { class: "deeds" }, shown.map((one) => {
           const [kind, outcome] = OUTCOMES[one.outcome] ?? ["", one.outcome];
           return h("li", { "data-key": one.key },
-            h("time", { class: "mono", datetime: new Date(one.at).toISOString() }, moment(one.at)),
+            h("time", { class: "mono", datetime: iso(one.at) }, moment(one.at)),
             h("span", { class: `tag ${kind}` }, outcome),
             h("div", null,
               h("p", null, h("strong", null, one.by), ` ${WORDS[one.what] ?? one.what} `, one.target && h("strong", null, one.target), h("span", { class: "muted" }, ` in ${one.group}`), through(one)),

@@ -2,7 +2,7 @@
 
 import { get } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";
-import { ago, clock, number } from "/dashboard/format.js";
+import { ago, clock, iso, number } from "/dashboard/format.js";
 import { empty, head, polled, problem, timeline } from "/dashboard/parts.js";
 
 const SHOWN = 200;
@@ -44,7 +44,7 @@ export function eventsPage(app) {
             h("div", { class: "chips", role: "group", "aria-label": "Kinds" }, [["", "all"], ...Object.entries(KINDS)].map(([kind, title]) =>
               h("button", { type: "button", class: "way", "data-do": "kind", "data-kind": kind, "aria-pressed": String(state.kind === kind) }, title)))),
           shown.length ? h("ol", { class: "events", "aria-live": "off" }, shown.map((one) => h("li", null,
-            h("time", { class: "mono", datetime: new Date(one.at).toISOString(), title: ago(one.at) }, clock(one.at)),
+            h("time", { class: "mono", datetime: iso(one.at), title: ago(one.at) }, clock(one.at)),
             h("span", { class: `tag ${one.kind}` }, KINDS[one.kind] ?? one.kind),
             h("span", null, h("strong", null, one.node || one.group || ""), one.node && one.group ? h("span", { class: "muted" }, ` of ${one.group}`) : "", one.term ? h("span", { class: "muted" }, ` · term ${number(one.term)}`) : ""),
             h("span", { class: "detail" }, words(one, nameOf))))) : empty("Nothing yet.")),

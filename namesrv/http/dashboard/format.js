@@ -40,14 +40,21 @@ export function ago(ms, now = Date.now()) {
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
+/** A time for machines; null for one beyond what a Date can say, which clients may claim. */
+export const iso = (ms) => (isTime(ms) ? new Date(ms).toISOString() : null);
+
+const isTime = (ms) => !Number.isNaN(new Date(ms).getTime());
+
 export function clock(ms) {
   if (!ms) return "–";
+  if (!isTime(ms)) return `${ms} ms`;
   const at = new Date(ms);
   return `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
 }
 
 export function moment(ms) {
   if (!ms) return "–";
+  if (!isTime(ms)) return clock(ms);
   const at = new Date(ms);
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock(ms)}`;
 }

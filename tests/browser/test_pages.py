@@ -58,6 +58,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await waits_for_a_slow_list(await opened("events", SLOW_LIST))
         await asks_again_for_faults(await opened("events", FAULTS))
         await shows_a_large_body_once(await opened("events", LARGE))
+        await pages_and_saves_what_is_found(await opened("messages?topic=T&by=time", BY_TIME))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -367,6 +368,23 @@ async def shows_a_large_body_once(page: Page) -> None:
     for _ in range(3):
         await page.js(render)
     assert await page.js("parsed") == 1
+    assert page.errors == []
+
+
+BY_TIME = """{'/topics?': () => listed([]), '/v1/messages?': (_, given) => given.has('cursor')
+  ? listed([message('g', 2, {text: null, body: null})]) : listed([message('g', 1)], 'more')}"""
+
+
+async def pages_and_saves_what_is_found(page: Page) -> None:
+    """By time there are more pages."""
+    await page.click("form button[type=submit]")
+    await page.click("[data-do=more]")
+    rows = "[...document.querySelectorAll('.messages .name')].map(e => e.textContent).join()"
+    await page.until(f"{rows} == 'g-1,g-2'")
+    assert await page.js("document.querySelector('[data-do=more]')") is None
+    assert await page.js("asked.at(-1)") == "GET /api/v1/messages?topic=T&" + await page.js(
+        "asked.at(-1).match(/beginMs=\\d+&limit=64&cursor=more/)[0]"
+    )
     assert page.errors == []
 
 

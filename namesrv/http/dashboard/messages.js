@@ -23,7 +23,7 @@ const WAYS = [
 export function messagesPage(app, _, parameters) {
   const given = Object.fromEntries(parameters);
   const first = given.by ?? (given.uniqueKey ? "uniqueKey" : given.offset ? "offset" : given.key ? "key" : "newest");
-  const state = { by: first, topic: given.topic ?? "", found: null, error: "", busy: false, topics: [] };
+  const state = { by: first, topic: given.topic ?? "", found: null, form: null, error: "", busy: false, topics: [] };
   const list = newest(app, () => state.topic);
   let timer = 0;
   let round = 0; // of searches: only the last one's answer is shown
@@ -48,7 +48,7 @@ export function messagesPage(app, _, parameters) {
       app.go(`messages/${seg(form.id.trim())}`);
       return;
     }
-    state.topic = form.topic;
+    Object.assign(state, { topic: form.topic, form });
     if (state.by === "newest") {
       await list.load(form);
       return;
@@ -58,6 +58,24 @@ export function messagesPage(app, _, parameters) {
     const answer = await get(where(state.by, form)).then((found) => ({ found }), (error) => ({ error: error.message }));
     if (mine !== round) return;
     Object.assign(state, answer, { busy: false });
+    app.update();
+  }
+
+  /** Add the next page of what was found. */
+  async function later() {
+    if (state.busy) return;
+    const mine = ++round;
+    Object.assign(state, { busy: true, error: "" });
+    app.update();
+    try {
+      const page = await get(where(state.by, state.form, state.found.next));
+      if (mine !== round) return;
+      state.found = { ...page, items: [...state.found.items, ...page.items] };
+    } catch (error) {
+      if (mine !== round) return;
+      state.error = error.message;
+    }
+    state.busy = false;
     app.update();
   }
 
@@ -87,7 +105,7 @@ export function messagesPage(app, _, parameters) {
         byNewest ? (list.state.loaded || list.state.busy || list.state.error) && list.render() : [
           state.error && problem(state.error),
           state.busy && h("p", { class: "loading" }, "Asking the leaders…"),
-          state.found && results(state.found),
+          state.found && results(state.found, state.busy),
         ],
       ];
     },
@@ -99,7 +117,7 @@ export function messagesPage(app, _, parameters) {
         list.stop();
       },
       search,
-      more: () => list.more(),
+      more: () => (state.by === "newest" ? list.more() : later()),
       follow: () => list.follow(!list.state.following),
       save: () => save(`${shown()[0].topic}.jsonl`.replace(/[^\w.-]/g, "_"), lines(shown()), "application/jsonl"),
     },
@@ -129,18 +147,19 @@ function inputs(by, given) {
   }
 }
 
-function where(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }) {
+function where(by, { topic, key, uniqueKey, queueId, offset, group, begin, end }, cursor = "") {
   if (by === "key") return `/messages${query({ topic, key, limit: LIMIT })}`;
   if (by === "uniqueKey") return `/messages${query({ topic, uniqueKey, limit: LIMIT })}`;
-  if (by === "offset") return `/topics/${seg(topic)}/queues/${seg(queueId ?? "0")}/messages${query({ offset, group, limit: LIMIT })}`;
+  if (by === "offset") return `/topics/${seg(topic)}/queues/${seg(queueId ?? "0")}/messages${query({ offset: cursor || offset, group, limit: LIMIT })}`;
   const moment = (text) => (text ? new Date(text).getTime() : "");
-  return `/messages${query({ topic, beginMs: moment(begin), endMs: moment(end), limit: LIMIT })}`;
+  return `/messages${query({ topic, beginMs: moment(begin), endMs: moment(end), limit: LIMIT, cursor })}`;
 }
 
-function results({ items, next, errors = [] }) {
+function results({ items, next, errors = [] }, busy) {
   return [
     errors.map((one) => problem(`${one.group} did not answer: ${one.error}`)),
     items.length ? h("p", { class: "muted" }, plural(items.length, "message"), next || items.length >= LIMIT ? ", the first ones" : "") : empty("Nothing found."),
     messageRows(items),
+    next && h("button", { type: "button", class: "quiet wide", "data-do": "more", disabled: busy }, busy ? "Looking…" : "Look at later ones"),
   ];
 }

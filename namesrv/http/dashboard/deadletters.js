@@ -1,12 +1,11 @@
 // The dead letters of a consumer group: looked through, and resent one by one, several or all.
 
 import { ApiError, call, get, query, seg } from "/dashboard/api.js";
-import { save } from "/dashboard/bodies.js";
 import { ask, toast } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { field } from "/dashboard/forms.js";
 import { number, plural } from "/dashboard/format.js";
-import { filtersOf, idOf, lines, newest } from "/dashboard/messagelist.js";
+import { filtersOf, idOf, newest, saveLines } from "/dashboard/messagelist.js";
 import { back, bar, head, problem } from "/dashboard/parts.js";
 
 const BATCH = 32; // resent by one request; the progress goes on by so many
@@ -137,7 +136,7 @@ export function deadPage(app, group) {
       more: () => list.more(),
       some,
       all,
-      save: () => save(`${topic}.jsonl`.replace(/[^\w.-]/g, "_"), lines(list.state.items), "application/jsonl"),
+      save: () => saveLines(list.state.items),
       halt: () => {
         state.work.stopped = true;
         app.update();

@@ -1,7 +1,8 @@
 // A list of messages, and the newest of a topic: filtered, paged, and followed as they come.
 
 import { get, query, seg } from "/dashboard/api.js";
-import { bodyOf, preview } from "/dashboard/bodies.js";
+import { bodyOf, preview, save } from "/dashboard/bodies.js";
+import { toast } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
 import { empty, problem } from "/dashboard/parts.js";
@@ -157,5 +158,13 @@ export function newest(app, topicOf) {
   };
 }
 
-/** Several messages as JSON lines, to be downloaded. */
-export const lines = (items) => items.map((one) => JSON.stringify({ ...one, body: bodyOf(one).text === undefined ? one.body : undefined })).join("\n");
+const hasBody = ({ text, body, bodySize }) => !bodySize || typeof (text ?? body) === "string";
+
+/** Save several messages as JSON lines, and say how many of them are without the body that lists leave out. */
+export function saveLines(items) {
+  save(`${items[0].topic}.jsonl`.replace(/[^\w.-]/g, "_"), lines(items), "application/jsonl");
+  const count = items.filter((one) => !hasBody(one)).length;
+  if (count) toast(`${plural(count, "message")} ${count === 1 ? "is" : "are"} saved without its body, which is too large for lists. Download it from the message's page.`, "warn");
+}
+
+const lines = (items) => items.map((one) => JSON.stringify({ ...one, body: bodyOf(one).text === undefined ? one.body : undefined })).join("\n");

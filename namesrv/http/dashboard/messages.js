@@ -1,11 +1,10 @@
 // The messages page: the newest of a topic, and messages by key, id, queue offset or time.
 
 import { get, query, seg } from "/dashboard/api.js";
-import { save } from "/dashboard/bodies.js";
 import { h } from "/dashboard/dom.js";
 import { field, local } from "/dashboard/forms.js";
 import { plural } from "/dashboard/format.js";
-import { lines, messageRows, newest } from "/dashboard/messagelist.js";
+import { messageRows, newest, saveLines } from "/dashboard/messagelist.js";
 import { empty, head, problem } from "/dashboard/parts.js";
 
 const LIMIT = 64;
@@ -119,7 +118,7 @@ export function messagesPage(app, _, parameters) {
       search,
       more: () => (state.by === "newest" ? list.more() : later()),
       follow: () => list.follow(!list.state.following),
-      save: () => save(`${shown()[0].topic}.jsonl`.replace(/[^\w.-]/g, "_"), lines(shown()), "application/jsonl"),
+      save: () => saveLines(shown()),
     },
   };
 }

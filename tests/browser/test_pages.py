@@ -59,6 +59,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await asks_again_for_faults(await opened("events", FAULTS))
         await shows_a_large_body_once(await opened("events", LARGE))
         await pages_and_saves_what_is_found(await opened("messages?topic=T&by=time", BY_TIME))
+        await asks_for_a_login_only_when_it_may(await opened("accounts", REFUSED))
 
 
 # A name server that is frozen; here a fiftieth of the page's patience is enough.
@@ -389,6 +390,38 @@ async def pages_and_saves_what_is_found(page: Page) -> None:
     toast = "document.querySelector('.toast.warn')?.textContent"
     words = "1 message is saved without its body, which is too large for lists."
     assert (await page.until(toast)).startswith(words)
+    assert page.errors == []
+
+
+REFUSED = """Object.assign(ACCOUNTS, {'/cluster': () => {
+  if (window.refuses) return Response.json({status: 401, detail: 'no token'}, {status: 401});
+  return {groups: [], findings: []};
+}})""".replace("ACCOUNTS", ACCOUNTS)
+
+
+async def asks_for_a_login_only_when_it_may(page: Page) -> None:
+    """Not over a dialog that is being filled, and not at each poll once somebody said no."""
+    await page.click("[data-do=create]")
+    await page.type("dialog [name=accessKey]", "half-filled")
+    looks = "asked.filter(one => one.endsWith('/cluster')).length"
+    look = "import('/dashboard/app.js').then(it => it.app.look())"
+    await page.js("window.refuses = true")
+    await page.js(look)
+    await page.until("document.querySelector('.pill.bad')?.textContent == 'no token'")
+    assert await page.js("document.querySelector('dialog [name=accessKey]').value") == "half-filled"
+    await page.click("dialog [data-cancel]")
+    await page.until("document.querySelector('dialog[open] [name=token]')")
+    await page.click("dialog [data-cancel]")
+    await page.until(f"!{DIALOG}")
+    before = await page.js(looks)
+    await page.until(f"{looks} > {before}")
+    await page.js(PAUSE)
+    assert not await page.js(f"!!{DIALOG}")
+    await page.js("answers['/accounts/'] = answers['/cluster']; 0")
+    await page.click("[data-do=remove]")
+    await page.type("dialog [name=typed]", "shop-key")
+    await page.click("dialog button[type=submit]")
+    await page.until("document.querySelector('dialog[open] [name=token]')")  # it is wanted now
     assert page.errors == []
 
 

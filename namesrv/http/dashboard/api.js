@@ -35,7 +35,7 @@ export async function versioned(method, path, { body, headers, signal } = {}) {
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
   });
-  if (answer.status === 401 && path !== "/session" && (await askForLogin())) return versioned(method, path, { body, headers, signal });
+  if (answer.status === 401 && path !== "/session" && (await askForLogin(method === "GET"))) return versioned(method, path, { body, headers, signal });
   let value = null;
   try {
     value = text ? JSON.parse(text) : null;

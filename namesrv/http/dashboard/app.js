@@ -17,6 +17,7 @@ import { messagesPage } from "/dashboard/messages.js";
 import { topicsPage, topicPage } from "/dashboard/topics.js";
 
 const POLL_MS = 2000;
+const DECLINED_MS = 60_000; // before a read asks for a login again
 const EVENTS_KEPT = 500;
 const SAMPLES_KEPT = 90; // three minutes of polls
 const SOON_MS = 60; // events come in bursts: one look for all of them
@@ -183,7 +184,11 @@ window.addEventListener("hashchange", route);
 document.addEventListener("visibilitychange", () => !document.hidden && look());
 
 let asked = null;
-onUnauthorized(() => {
+let declinedAt = -Infinity;
+onUnauthorized(async (isRead) => {
+  // Whoever fills in a dialog goes on, and who has declined is left in peace by polls.
+  const isUnwanted = document.getElementById("dialog").open || (isRead && performance.now() - declinedAt < DECLINED_MS);
+  if (!asked && isUnwanted) return false;
   asked ??= ask({
     title: "Log in",
     words: ["This name server lets in who shows a token. The session lasts twelve hours, at every name server with the same tokens; the page cannot read it."],
@@ -191,7 +196,10 @@ onUnauthorized(() => {
     action: "Log in",
   }).then(async (given) => {
     asked = null;
-    if (!given) return false;
+    if (!given) {
+      declinedAt = performance.now();
+      return false;
+    }
     try {
       await call("POST", "/session", { body: { token: given.token.trim() } });
     } catch (error) {

@@ -169,6 +169,7 @@ def _framed(
         context.disk,
         store,
         application,
+        take_back=context.state.take_back,
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,
         on_fatal=told.fatal,

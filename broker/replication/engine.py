@@ -137,6 +137,7 @@ def make_engine(
     store: MessageStore,
     application: Application,
     *,
+    take_back: Callable[[int], None],
     clock_ms: Callable[[], float],
     wall_ms: Callable[[], int],
     on_fatal: Callable[[str], None],
@@ -145,7 +146,8 @@ def make_engine(
     network: Network | None = None,
     gate: Gate | None = None,
 ) -> FramedEngine:
-    """Make the engine that `config` asks for, which is not classic. `source`: what Raft refills
+    """Make the engine that `config` asks for, which is not classic. `take_back(index)` tells the
+    tables that the log lost frames behind that one; Raft never does. `source`: what Raft refills
     other replicas from. `network` None: links are plain; `gate` None: peers prove nothing."""
     assert not config.is_classic
     peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
@@ -187,6 +189,7 @@ def make_engine(
         store.commitlog,
         application,
         cut_back=store.derived.cut_back,
+        take_back=take_back,
         rng=random.Random(),
         clock_ms=clock_ms,
         wall_ms=wall_ms,

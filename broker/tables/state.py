@@ -157,6 +157,13 @@ class BrokerState:
         for table, new in zip(self.tables, empty.tables, strict=True):
             table.load(new.to_json(), 0)
 
+    def take_back(self, index: int) -> None:
+        """Note that the log lost what stood behind frame `index`, for an engine that breaks Raft's
+        promise: other commands come there. What the lost ones changed stays."""
+        for table in self.tables:
+            table.applied_index = min(table.applied_index, index)
+        self.unmet = {at: version for at, version in self.unmet.items() if at <= index}
+
     def apply(
         self, index: int, timestamp_ms: int, payload: bytes | memoryview, records_at: int = 0
     ) -> Change:

@@ -12,7 +12,8 @@ Where it differs from RaftMember:
   deposed leader believe so for 30 seconds: such reads are stale then;
 - delete_before: does nothing (journal.py), so the log grows until the disk is full;
 - applied frames that SyncObj truncates are taken back: the index of the log is cut back, the
-  tables keep the effects of the lost commands. That is logged as `applied_frames_truncated`.
+  tables keep the effects of the lost commands, and apply those that come in their places. That is
+  logged as `applied_frames_truncated`.
 
 SyncObj's exceptions are logged, and it goes on, as its own tick thread does; more than
 FAILURES_MAX failed ticks in a row end the member. Exceptions of our journal, disk or application
@@ -78,6 +79,7 @@ class PySyncMember:
         application: Application,
         *,
         cut_back: Callable[[int], bool],
+        take_back: Callable[[int], None],
         rng: Random,
         clock_ms: Callable[[], float],
         wall_ms: Callable[[], int],
@@ -86,7 +88,8 @@ class PySyncMember:
     ) -> None:
         """Parameters as RaftMember's. `rng` only spreads the dialling: SyncObj has its own
         randomness. `cut_back(position)` drops the index of the log from `position` on, which
-        SyncObj has truncated; it returns False if that is not possible now."""
+        SyncObj has truncated; it returns False if that is not possible now. `take_back(index)`
+        tells the tables that other frames come behind frame `index`."""
         self.config = config
         self.failure: str | None = None
         self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
@@ -96,6 +99,7 @@ class PySyncMember:
         self._commitlog = commitlog
         self._application = application
         self._cut_back = cut_back
+        self._take_back = take_back
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
@@ -310,6 +314,7 @@ class PySyncMember:
     def _on_cut(self, from_index: int) -> None:
         """Note that the journal was truncated: frames already applied have to be taken back."""
         applied = self._applier.applied_index
+        self._take_back(from_index - 1)
         if from_index > applied:
             return
         log.critical(

@@ -61,6 +61,12 @@ def test_of_two_changes_to_one_version_the_first_wins():
     assert state.unmet == {3: V8}
 
 
+def test_a_condition_that_was_not_met_is_forgotten_with_its_command():
+    state = applied(put_topic(T4), put_topic(T8, condition=NEW), put_topic(T8, condition=NEW))
+    state.take_back(2)
+    assert state.unmet == {2: V4}
+
+
 def test_groups():
     group, paused = SubscriptionGroup("G"), SubscriptionGroup("G", consume_enable=False)
     right = Condition((entry_version(group),))

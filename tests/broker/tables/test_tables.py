@@ -96,6 +96,22 @@ def test_changes_are_told_only_when_something_changed():
     assert state.apply(3, 1, COMMANDS[1]).topics == ()
 
 
+@pytest.mark.parametrize("end", range(len(COMMANDS)))
+def test_commands_that_are_taken_back_may_come_again_or_others_in_their_places(end):
+    def said(state):
+        return [{**table, "dataVersion": None} for table in picture(state)]
+
+    state = applied(COMMANDS)
+    state.take_back(end)
+    assert state.applied_index == end
+    applied(COMMANDS[end:], state, end + 1)
+    assert said(state) == said(applied(COMMANDS))
+    assert state.applied_index == len(COMMANDS)
+    state.take_back(end)
+    assert state.apply(end + 1, 2_000, put_topic(TopicConfig("V", 1, 1))).topics == ("V",)
+    assert state.topics.get("T") == TopicConfig("T", 4, 4)  # of a command that was taken back
+
+
 def test_replay_over_any_mixture_of_snapshot_ages_gives_the_same_tables(tmp_path):
     whole = picture(applied(COMMANDS))
     for ages in [

@@ -236,6 +236,13 @@ def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, 
     return [(leader.config.dleger_self_id, message)]
 
 
+def cut_off_followers(group: Any, name: str, end: int) -> None:
+    """Both followers of this leader lose what stands behind frame `end`."""
+    for other, follower in group.brokers.items():
+        if other != name:
+            follower.engine._transport.on_messages(old_heartbeat(group.brokers[name], end))
+
+
 async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
     """SyncObj cuts a follower's tail that matches. Log and ConsumeQueues are cut with it, that is
     logged, and what comes again is dispatched again."""
@@ -275,9 +282,7 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
     for n in range(20):
         assert (await group.send(broker, TOPIC, b"acknowledged%d" % n)).code == 0
     await all_applied(group)
-    for other, follower in group.brokers.items():
-        if other != name:
-            follower.engine._transport.on_messages(old_heartbeat(broker, end))
+    cut_off_followers(group, name, end)
     await group.kill(name)
     survivor = group.brokers[await agreed_leader(group)]
     assert await bodies(group, survivor) == {b"kept"}
@@ -286,6 +291,36 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
     assert await bodies(group, group.brokers[name]) == {b"kept"}
     leader = group.brokers[await agreed_leader(group)]  # who came back may have won since
     assert (await group.send(leader, TOPIC, b"more")).code == 0
+
+
+async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
+    """The commands of the lost frames stay in the tables, those that get their indexes are applied
+    like all others; and a clean stop leaves snapshots that fit the log."""
+    name, broker = await leader_with_topic(group)
+    end = broker.engine.log_index.last_index
+    assert (await group.create_topic(broker, "LOST", QUEUES)).code == 0
+    for n in range(20):
+        assert (await group.send(broker, TOPIC, b"acknowledged%d" % n)).code == 0
+    await all_applied(group)
+    ahead = broker.state.applied_index
+    cut_off_followers(group, name, end)
+    await group.kill(name)
+    broker = group.brokers[await agreed_leader(group)]
+    assert (await group.create_topic(broker, "NEW", QUEUES)).code == 0
+    assert (await group.commit(broker, TOPIC, 0, 17)).code == 0
+    await until(lambda: broker.state.offsets.get(TOPIC, "cg", 0) == 17)
+    await all_applied(group)
+    assert broker.state.applied_index == broker.engine.applied_index < ahead
+    for replica in group.brokers.values():
+        assert {"LOST", "NEW"} <= replica.state.topics.entries.keys()
+        assert replica.state.offsets.get(TOPIC, "cg", 0) == 17
+    names = list(group.brokers)
+    for other in names:
+        await group.stop(other)
+    for other in names:
+        await group.start(other)
+    broker = group.brokers[await agreed_leader(group)]
+    assert (await group.send(broker, "NEW", b"more")).code == 0
 
 
 async def test_a_cut_waits_for_a_flush_under_way(group):

@@ -118,7 +118,7 @@ async def open_store(
         claim.note_segment_size()
         if files is not None:
             files.load()
-        else:
+        elif config.engine == "dledger":  # pysyncobj's log loses what such tables reflect
             covered = snapshot.load(disk, state)
         accounts = load_account_file(config, state.acl)
         port = config.advertised_port or claim.port

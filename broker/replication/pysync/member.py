@@ -11,6 +11,8 @@ Where it differs from RaftMember:
   as committed are applied, and answers. Nothing proves that it still leads, and SyncObj lets a
   deposed leader believe so for 30 seconds: such reads are stale then;
 - delete_before: does nothing (journal.py), so the log grows until the disk is full;
+- the tables' snapshots are not read at a start (broker.opening), because frames that they reflect
+  may be truncated after they were written: the whole log is replayed;
 - applied frames that SyncObj truncates are taken back: the index of the log is cut back, the
   tables keep the effects of the lost commands, and apply those that come in their places. That is
   logged as `applied_frames_truncated`.

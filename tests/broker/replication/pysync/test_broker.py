@@ -323,6 +323,40 @@ async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
     assert (await group.send(broker, "NEW", b"more")).code == 0
 
 
+@pytest.mark.parametrize("more", [0, 30])
+async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group, more):
+    """The snapshots of a clean stop reflect frames that the log loses after it. A kill leaves them
+    as they are; the log is then shorter than they say, or longer, with other frames."""
+    name, broker = await leader_with_topic(group)
+    end = broker.engine.log_index.last_index
+    for n in range(20):
+        assert (await group.send(broker, TOPIC, b"lost%d" % n)).code == 0
+    for other in group.names:
+        await group.stop(other)
+    for other in group.names:
+        await group.start(other)
+    name = await agreed_leader(group)
+    await all_applied(group)
+    ahead = group.brokers[name].state.applied_index
+    cut_off_followers(group, name, end)
+    await group.kill(name)
+    broker = group.brokers[await agreed_leader(group)]
+    assert (await group.create_topic(broker, "NEW", QUEUES)).code == 0
+    for n in range(more):
+        assert (await group.send(broker, TOPIC, b"more%d" % n)).code == 0
+    await all_applied(group)
+    assert (broker.engine.log_index.last_index > ahead) is bool(more)
+    names = list(group.brokers)
+    for other in names:
+        await group.kill(other)
+    for other in names:
+        await group.start(other)
+    await agreed_leader(group)
+    await all_applied(group)
+    for replica in group.brokers.values():
+        assert replica.state.topics.get("NEW") is not None
+
+
 async def test_a_cut_waits_for_a_flush_under_way(group):
     name, broker = await leader_with_topic(group)
     end = broker.engine.log_index.last_index

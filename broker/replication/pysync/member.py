@@ -436,8 +436,10 @@ class PySyncMember:
         self._fail("committed frames could not be applied", error)
 
     def _confirm_read(self, token: int) -> None:
-        """Confirm a read with the commit index this node knows, since there is no proof."""
-        self._reads.confirmed(token, self.sync.raftCommitIndex, self._applier.applied_index)
+        """Confirm a read with the commit index this node knows, since there is no proof; that may
+        be ahead of the log, whose end then has to do."""
+        known = min(self.sync.raftCommitIndex, self.log.last_index)
+        self._reads.confirmed(token, known, self._applier.applied_index)
 
     # -- role ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
+from raftmq.broker.replication.pysync.meta import MetaFile
 from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
 from raftmq.dledger.member import RaftMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -437,6 +439,20 @@ async def test_reads_need_the_role_and_nothing_else(group):
         await group.kill(other)
     at = await asyncio.wait_for(broker.engine.read_barrier(), 60)
     assert at <= broker.engine.applied_index
+
+
+async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
+    """The commit index survived in its file, the log's tail did not (issue 197)."""
+    async with Group(tmp_path, count=1, **SETTINGS) as one:
+        _, broker = await leader_with_topic(one)
+        await one.kill("n0")
+        meta = MetaFile(OsDisk(str(tmp_path / "n0")), "raft/pysyncobj.meta")
+        meta.save(replace(meta.load(), commit_index=1_000))
+        broker = await one.start("n0")
+        await agreed_leader(one)
+        assert broker.engine.log_index.last_index < 1_000
+        at = await asyncio.wait_for(broker.engine.read_barrier(), 60)
+        assert at <= broker.engine.applied_index
 
 
 # -- the schedule that breaks it --------------------------------------------------------------

@@ -317,6 +317,7 @@ class PySyncMember:
         """Note that the journal was truncated: frames already applied have to be taken back."""
         applied = self._applier.applied_index
         self._take_back(from_index - 1)
+        self._applier.go_back(min(applied, from_index - 1))  # the next batch may be gone, too
         if from_index > applied:
             return
         log.critical(
@@ -328,7 +329,6 @@ class PySyncMember:
             self.sync._getLeader(),
         )
         self.frames_taken_back += applied - from_index + 1
-        self._applier.go_back(from_index - 1)
         position = self.log.index.end_position
         before = self._cut_due
         self._cut_due = position if before is None else min(before, position)

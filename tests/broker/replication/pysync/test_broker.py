@@ -379,6 +379,27 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
     assert await bodies(group, follower) == {b"m%d" % n for n in range(5)}
 
 
+async def test_frames_cut_off_between_two_batches_are_not_applied(group):
+    """The cut is right behind the last applied frame, and the next batch was due."""
+    name, broker = await leader_with_topic(group)
+    end = broker.engine.log_index.last_index
+    for n in range(5):
+        assert (await group.send(broker, TOPIC, b"m%d" % n)).code == 0
+    await all_applied(group)
+    engine = next(b.engine for n, b in group.brokers.items() if n != name)
+    engine._applier._batch_bytes_max = 1  # one frame a turn of the loop
+    engine._transport.on_messages(old_heartbeat(broker, end))
+    again = old_heartbeat(broker, end)
+    last = broker.engine.log_index.last_index
+    again[0][1].update(commit_index=last, entries=list(broker.engine.sync.journal[end:last]))
+    engine._transport.on_messages(again)
+    assert engine.applied_index < engine.log_index.last_index == last
+    engine._transport.on_messages(old_heartbeat(broker, engine.applied_index))
+    assert engine.applied_index == engine.log_index.last_index == end + 1
+    await until(lambda: engine.failure is not None or engine.applied_index >= last)
+    assert engine.failure is None
+
+
 async def test_what_syncobj_raises_is_logged_and_it_goes_on(group, caplog):
     name, broker = await leader_with_topic(group)
     other = next(n for n in group.names if n != name)

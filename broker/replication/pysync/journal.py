@@ -20,6 +20,7 @@ snapshot cannot replace a CommitLog; so the log only grows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import overload
 
@@ -28,6 +29,8 @@ from pysyncobj.journal import Journal
 from raftmq.broker.replication.pysync.meta import Meta, MetaFile
 from raftmq.dledger.log import RaftLog
 from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
+
+log = logging.getLogger("raftmq.broker.replication.pysync")
 
 REGULAR = 0  # pysyncobj's command types, the first byte of a command
 NO_OP = 1
@@ -207,8 +210,13 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         return self._meta.voted_for
 
     def onOneSecondTimer(self) -> None:
-        if not self._meta_saved:
+        """Save the commit index. It is a hint: if that fails, the next second tries again."""
+        if self._meta_saved:
+            return
+        try:
             self._save()
+        except OSError as error:
+            log.info("commit_index_not_saved error=%r", error)
 
     def _save(self) -> None:
         self._meta_file.save(self._meta)

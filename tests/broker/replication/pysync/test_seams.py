@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
@@ -213,6 +214,26 @@ def test_term_vote_and_commit_index_survive_and_are_never_synced(store, monkeypa
     journal = store.journal
     assert (journal.getCurrentTerm(), journal.getVotedForNodeId()) == (7, "n2")
     assert journal.getRaftCommitIndex() == 2
+
+
+def test_a_commit_index_that_cannot_be_saved_is_saved_later_and_a_vote_must_be(store, monkeypatch):
+    journal, save = store.journal, MetaFile.save
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(MetaFile, "save", full)
+    journal.setRaftCommitIndex(2)
+    journal.onOneSecondTimer()
+    journal._destroy()
+    assert journal.saves == 0
+    with pytest.raises(OSError, match="too many open files"):
+        journal.setCurrentTerm(7, "n2")
+    monkeypatch.setattr(MetaFile, "save", save)
+    journal.onOneSecondTimer()
+    assert journal.saves == 1
+    store.reopen()
+    assert store.journal.getRaftCommitIndex() == 2
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"currentTerm":"x"}', b"\xff"])

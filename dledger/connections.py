@@ -36,6 +36,7 @@ class LinkConfig:
     listen_host: str | None = None  # None: the host of this node's own entry among the peers
     network: Network = field(default_factory=PlainNetwork)
     gate: Gate | None = None  # guards `network`; None: peers prove nothing
+    strangers: bool = True  # some replicas that this one does not dial are let in
 
 
 class LinkHandler(Protocol):

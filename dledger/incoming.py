@@ -84,7 +84,8 @@ class Incoming:
 
     def refusal(self, hello: Hello, transport: asyncio.BaseTransport) -> str:
         """Return why a dialler is not welcome; empty if it is. A stranger is welcome: it may be a
-        member that this node has not heard of yet, and must hear (RaftCore.step)."""
+        member that this node has not heard of yet, and must hear (RaftCore.step). Not so where
+        the configuration says who the members are (`strangers`)."""
         group, node_id = self._local.group, self._local.node_id
         if hello.group != group:
             return f"this is group {group}, not {hello.group}"
@@ -97,6 +98,8 @@ class Incoming:
         dialer = self._local.dialers.get(hello.sender)
         if dialer is not None:
             return self._local.config.network.doubt(transport, dialer.address.host)
+        if not self._local.config.strangers:
+            return f"{hello.sender} is no member of group {group}"
         strangers = self._by_peer.keys() - self._local.dialers.keys() - {hello.sender}
         return "too many strangers are connected" if len(strangers) >= STRANGERS_MAX else ""
 

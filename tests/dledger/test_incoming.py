@@ -24,10 +24,10 @@ from raftmq.dledger.wire import Hello, MessageReader
 class World:
     """The incoming side of n0 in group g, to which n1 and strangers dial."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: LinkConfig | None = None) -> None:
         self.closed: list[str] = []
         address = PeerAddress("n0", "127.0.0.1", 1)
-        self.local = Local("n0", "g", address, LinkConfig(), GroupIdentity())
+        self.local = Local("n0", "g", address, config or LinkConfig(), GroupIdentity())
         handler = SimpleNamespace(on_closed=self.closed.append)
         self.incoming = Incoming(self.local, cast(Any, handler), MessageReader)
 
@@ -112,6 +112,13 @@ async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> Non
     assert not world.incoming.opened(Accepted(world.local, world.incoming))
     world.incoming.lost(known)
     assert world.closed == []
+
+
+async def test_strangers_are_refused_where_nobody_joins() -> None:
+    world = World(LinkConfig(strangers=False))
+    assert world.refusal(Hello("g", "stranger", "n0")) == "stranger is no member of group g"
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(address=world.local.address))
+    assert world.refusal(Hello("g", "n1", "n0")) == ""
 
 
 async def test_strangers_are_bounded_in_number_and_keep_no_member_out() -> None:

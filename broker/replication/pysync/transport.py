@@ -8,8 +8,8 @@ its messages to that peer only. A peer counts as connected while the connection 
     4   n    pickle   of the message, a dict, by pysyncobj's own dumps
 
 pysyncobj's TCPTransport sends the same, compressed. It is a pickle: whoever reaches the port can
-run code in this process. Links refuse a hello of another group or engine, but that is no
-authentication: this engine belongs on a closed network only.
+run code in this process. Links refuse a hello of another group or engine, or of a replica outside
+dLegerPeers, but that is no authentication: this engine belongs on a closed network only.
 
 Limits: the bytes waiting for a peer that does not read are bounded by `LinkConfig`; beyond it
 messages are dropped, and SyncObj ignores the return value that says so.
@@ -21,6 +21,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -113,7 +114,7 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
             config.peers,
             self,
             rng,
-            config.links,
+            replace(config.links, strangers=False),
             listen_socket,
             PickleReader,
         )

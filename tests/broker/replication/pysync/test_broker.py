@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -15,8 +17,11 @@ import pytest
 from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.broker.replication.pysync.meta import MetaFile
+from raftmq.broker.replication.pysync.transport import LinkTransport
 from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
 from raftmq.dledger.member import RaftMember
+from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.settings import MemberConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
@@ -420,6 +425,23 @@ async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
     assert f"{FAILURES_MAX} ticks in a row" in reason
     await group.stop(name)
     assert await agreed_leader(group) != name
+
+
+async def test_a_replica_outside_the_peers_is_refused_and_told_why(tmp_path):
+    async with Group(tmp_path, count=1, **SETTINGS) as one:
+        broker = one.brokers["n0"]
+        ports = {"n0": one.ports["n0"], "n7": 0}
+        peers = {name: PeerAddress(name, "127.0.0.1", port) for name, port in ports.items()}
+        config = MemberConfig("n7", broker.config.group_name, peers)
+        driver = cast(Any, SimpleNamespace(guarded=lambda act: act(), pump=lambda: None))
+        stranger = LinkTransport(config, random.Random(1), driver)
+        await stranger.links.start()
+        try:
+            links = stranger.links
+            await until(lambda: links.is_open("n0") or "refused" in links.last_error("n0"))
+            assert "n7 is no member of group" in links.last_error("n0")
+        finally:
+            await stranger.links.stop()
 
 
 async def test_an_entry_that_does_not_fit_ends_the_node(group):

@@ -11,7 +11,15 @@ from typing import Any, cast
 import pytest
 
 from raftmq.dledger.errors import NotLeader
-from raftmq.dledger.messages import AppendOrder, HardState, Ready, Role, RoleEvent, TimeoutNow
+from raftmq.dledger.messages import (
+    AppendOrder,
+    HardState,
+    Ready,
+    Role,
+    RoleEvent,
+    TimeoutNow,
+    VoteResponse,
+)
 from raftmq.dledger.pump import Life, Pump
 from tests.dledger.group import make_log
 from tests.waiting import until
@@ -41,6 +49,7 @@ class World:
             commit_index=2,
             last_index=2,
             step_down=note("step down"),
+            lose_promises=note("lose promises"),
         )
         self.log = log = SimpleNamespace(
             last_index=2,
@@ -180,6 +189,16 @@ def test_nothing_is_sent_when_term_and_vote_could_not_be_saved() -> None:
     world.wanted = [EVERYTHING]
     world.pump.run()
     assert world.wanted == [EVERYTHING]
+
+
+def test_a_replica_that_may_have_lost_promises_sends_nothing_of_what_waits_for_the_vote() -> None:
+    world = World()
+    vote = VoteResponse("n0", "n1", 1, 1, pre_vote=False, granted=True)
+    world.wanted = [replace(NOTHING, hard_state=HardState(1, "n1"), messages=(vote,))]
+    world.pump.run()
+    world.pump.lose_promises(5, "the clock")
+    world.saved()
+    assert world.trace == [("save", 1), ("lose promises", 5, "the clock")]
 
 
 def test_a_failed_write_ends_the_member_and_what_was_ordered_with_it_is_not_sent() -> None:

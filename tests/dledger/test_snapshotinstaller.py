@@ -6,11 +6,27 @@ import errno
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import raftmq.dledger.snapshotinstaller
 from raftmq.dledger import snapshotmarker
+from raftmq.dledger.configuration import Configurations, founding
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import Role
+from raftmq.dledger.progress import PeerState
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.snapshotinstall import (
+    GroupSnapshot,
+    InstallChunk,
+    InstallOffer,
+    InstallRequest,
+    configuration_part,
+    decode_group_snapshot,
+)
+from raftmq.dledger.snapshotinstaller import Installer
 from tests.dledger.members import Group, Node
 
 BODY = b"x" * (64 << 10)
@@ -178,3 +194,61 @@ async def test_a_parcel_that_cannot_be_made_is_tried_once_and_holds_no_retention
     assert len(captures) == caplog.text.count(event) == 1
     assert leader.member.refilled == []
     assert not leader.fatal
+
+
+class Alone:
+    """The installer of "a", term 7, with a group and a log that only say what they are asked."""
+
+    def __init__(self, role: Role, index: LogIndex) -> None:
+        self.sent: list[Any] = []
+        self.silenced: list[str] = []
+        self.core = SimpleNamespace(
+            role=role,
+            term=7,
+            leader="b",
+            unfit=None,
+            commit_index=0,
+            last_index=index.last_index,
+            progress={"b": SimpleNamespace(peer="b", state=PeerState.STRANDED)},
+            membership=SimpleNamespace(configurations=Configurations(2, founding([("a", "h:1")]))),
+        )
+        commitlog = SimpleNamespace(min_offset=4096, segment_size_bytes=4096)
+        self.installer = Installer(
+            MemberConfig("a", "group", {}),
+            cast(Any, None),
+            cast(Any, SimpleNamespace(index=index, commitlog=commitlog)),
+            cast(Any, self.core),
+            cast(Any, None),
+            lambda: 0.0,
+            cast(Any, SimpleNamespace(capture=lambda: Counted(9))),
+            send=self.sent.append,
+            silence=self.silenced.append,
+            on_failed=cast(Any, None),
+        )
+
+
+async def test_a_parcel_holds_no_configuration_that_may_be_undone() -> None:
+    leader = Alone(Role.LEADER, LogIndex(5, 1, 4096))
+    configurations = leader.core.membership.configurations
+    configurations.append(8, founding([("a", "h:1"), ("c", "h:3")]))
+    leader.installer.on_message(InstallRequest("b", "a", 7, 0, 0))
+    leader.installer.tick(0.0)
+    await leader.installer.stop()
+    (chunk,) = [message for message in leader.sent if isinstance(message, InstallChunk)]
+    found = decode_group_snapshot(chunk.data).configuration
+    assert found == configuration_part(2, founding([("a", "h:1")]))
+
+
+@pytest.mark.parametrize(("commit_index", "wanted"), [(3, True), (4, False)])
+def test_a_log_that_became_good_while_the_parcel_came_stays(
+    commit_index: int, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[bytes] = []
+    monkeypatch.setattr(Installer, "_write_note", lambda self, data, reason: noted.append(data))
+    follower = Alone(Role.FOLLOWER, LogIndex(1, 0, 0))
+    parcel = GroupSnapshot(5, 1, 4096, 9, 4096, b"", b"").encode()
+    follower.installer.on_message(InstallOffer("b", "a", 7, 5, 1, 8192))
+    assert follower.sent
+    follower.core.commit_index = commit_index
+    follower.installer.on_message(InstallChunk("b", "a", 7, 1, 0, len(parcel), parcel))
+    assert (bool(noted), bool(follower.silenced)) == (wanted, wanted)

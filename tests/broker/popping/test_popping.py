@@ -9,9 +9,10 @@ import pytest
 from raftmq.broker.consuming.filteredreads import WORK_MAX
 from raftmq.broker.consuming.filters import RECORD_WORK, Filter
 from raftmq.broker.consuming.sql92 import compile_expression
-from raftmq.broker.errors import Refused
+from raftmq.broker.errors import OutcomeUnknown, Refused
 from raftmq.broker.popping import revive
 from raftmq.broker.popping.take import ALL, STOPS_MAX, Pop, Taker
+from raftmq.broker.tables.pops import pop_command
 from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.dledger.wire import POP_VERSION
@@ -28,6 +29,7 @@ from tests.ops.scrape import Scrape
 from tests.waiting import until
 
 SHORT_MS = 400
+FAR_MS = 1 << 50  # a wall clock past all deadlines
 
 
 def bodies(messages):
@@ -166,6 +168,47 @@ async def test_messages_whose_frame_is_not_stored_can_still_be_acknowledged(one,
     for message in messages:
         assert await popper.ack(broker, message) == 0
     assert broker.state.pops.batch_count == 0
+
+
+async def test_a_message_that_is_being_acknowledged_does_not_come_again(one, monkeypatch):
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    await group.create_topic(broker, "%RETRY%cg_T", 1)
+    (message,) = await popper.pop(broker)
+    reviver, stored, held = broker.popping.reviver, [], []
+    propose_then = reviver._steps._propose_then
+    monkeypatch.setattr(reviver._steps, "_propose_then", lambda *command: held.append(command))
+    acknowledged = asyncio.create_task(popper.ack(broker, message))
+    await until(lambda: held)
+    with monkeypatch.context() as later:
+        later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
+        later.setattr(reviver._sends, "store", lambda *frame: stored.append(frame))
+        reviver.tick()
+    assert stored == []
+    propose_then(*held[0])
+    assert await acknowledged == 0
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_what_became_of_a_frame_is_certain_before_the_next_one(one, monkeypatch):
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    await group.create_topic(broker, "%RETRY%cg_T", 1)
+    assert len(await popper.pop(broker)) == 1
+    reviver, stored, proposed = broker.popping.reviver, [], []
+    with monkeypatch.context() as later:
+        later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
+        later.setattr(reviver._sends, "store", lambda *frame: stored.append(frame))
+        later.setattr(reviver._context.log, "propose_then", lambda *one: proposed.append(one))
+        reviver.tick()
+        ((_, _, ended),) = stored
+        ended(OutcomeUnknown("the leader changed"))
+        reviver.tick()
+        ((command, settled),) = proposed
+        assert (command, len(stored)) == (pop_command(()), 1)
+        settled(None)  # the frame is lost: nothing of it has been applied
+        reviver.tick()
+        assert len(stored) == 2
 
 
 @pytest.mark.parametrize("value", ["b\x01c", "v" * 32_650, "v" * 32_600])

@@ -374,13 +374,13 @@ class Pop:
     task: asyncio.Task[list[MessageExt] | ClientError]
 
     def serves(self, count_max: int, invisible_ms: int, now_s: float) -> bool:
-        """Return whether its messages, if there are any, are what such a call asks for, and still
-        invisible to others."""
+        """Return whether its messages, if there are any, are what such a call asks for, and most
+        of the time for which they are invisible to others is left."""
         if (count_max, invisible_ms) != (self.count_max, self.invisible_ms):
             return False
         if self.task.done() and (self.task.cancelled() or not isinstance(self.task.result(), list)):
             return False
-        return now_s < self.begun_s + invisible_ms / 1000
+        return now_s < self.begun_s + invisible_ms / 4000
 
     def silence(self, target: Target, now_s: float) -> list[MessageExt] | ClientError:
         """Return the error of a broker group that owes the answer; [] if it may still wait."""

@@ -26,7 +26,7 @@ export function clusterPage(app) {
           faults.set(broker.address, (await get(path(group, broker, "faults"))).items);
         } catch (error) {
           // 404: it runs without the fault layer; after another failure it is asked again
-          if (error.status < 500) faults.set(broker.address, null);
+          if (error.status === 404) faults.set(broker.address, null);
         }
       }
     app.update();

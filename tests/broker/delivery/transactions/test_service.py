@@ -180,6 +180,31 @@ async def test_an_end_that_nobody_would_repeat_waits_for_room(
             assert len(tries) == 2
 
 
+async def test_an_end_that_waits_for_another_goes_on_when_the_leadership_changes(
+    tmp_path, monkeypatch
+):
+    async with Group(tmp_path, **UNASKED) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        sent = await half(group, broker, "A")
+        transactions, held = broker.transactions, []
+        with monkeypatch.context() as for_now:
+            for_now.setattr(transactions._sends, "store", lambda *frame: held.append(frame))
+            first = asyncio.create_task(end(group, broker, sent, COMMIT))
+            await until(lambda: held)
+            second = asyncio.create_task(end(group, broker, sent, COMMIT))
+            await until(lambda: any(transactions._busy.values()))
+        ((waiter,),) = transactions._busy.values()
+        transactions.leadership_changed()
+        assert waiter.done()
+        transactions.tick()
+        assert (await second).code == 0
+        held[0][2](busy("the leader changed, says the test"))
+        assert (await first).code == ResponseCode.SYSTEM_BUSY
+        assert transactions._waiting == 0
+        assert bodies(broker) == ["A"]
+
+
 async def test_open_transactions_are_bounded_and_may_be_forbidden(tmp_path):
     async with Group(tmp_path, openTransactionsMax=2, **UNASKED) as group:
         broker = await group.leading()

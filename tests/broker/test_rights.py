@@ -341,7 +341,9 @@ async def test_a_half_message_is_shown_to_nobody_who_only_says_that_he_is_its_pr
             assert asked_of("secret-producer", needs) is None
             # Nor to who sent a half of its own in that group last.
             half = "TRAN_MSG\x01true\x02PGROUP\x01secret-producer\x02"
-            assert (await ask(310, send_ext("Own", half), b"own half")).code == 0
+            in_its_name = send_ext("Own", half) | {"a": "secret-producer"}  # its producerGroup
+            assert (await ask(310, in_its_name, b"own half")).code == 0
+            assert broker.halves.senders["secret-producer"].is_open
             assert asked_of("secret-producer", needs) is None
         group.client = RemotingClient(credentials=ADMIN)
 

@@ -134,6 +134,15 @@ async def test_every_retry_carries_the_same_unique_key() -> None:
         assert cluster.logs["g0"].unique_keys("T") == [result.msg_id] * 2
 
 
+async def test_a_final_refusal_does_not_make_an_earlier_attempt_known() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        cluster.brokers["g0"][0].script.extend([(1, "[OUTCOME_UNKNOWN]"), (13, "too big")])
+        async with Producer("p", cluster.namesrv, config=QUICK) as producer:
+            with pytest.raises(SendOutcomeUnknown) as raised:
+                await producer.send(Message("T", b"x"))
+            assert raised.value.attempts == 2
+
+
 async def test_unknown_is_final_when_retrying_it_is_forbidden() -> None:
     config = SendConfig(retry_unknown=False)
     async with FakeCluster({"g0": 1}) as cluster:

@@ -308,6 +308,16 @@ def test_unknown_outcome_is_told_once_after_the_time_out():
     assert not bench.connection.writes
 
 
+def test_what_was_cut_has_an_unknown_outcome_when_the_broker_stops():
+    bench = Bench()
+    bench.send()
+    bench.log.cut(bench.sends)
+    bench.sends.close()
+    (answer,) = bench.connection.answers()
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("[OUTCOME_UNKNOWN]")
+
+
 def test_store_times_never_go_back():
     bench = Bench()
     bench.send()

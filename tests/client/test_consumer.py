@@ -23,6 +23,9 @@ from raftmq.client import (
     PushConsumer,
     logpace,
 )
+from raftmq.client.listen import ConcurrentDeliverer, GuardedListener
+from raftmq.client.listenerlog import ListenerLog
+from raftmq.client.sendback import SendBack
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue as WireQueue
@@ -479,6 +482,36 @@ async def test_what_takes_too_long_and_no_broker_takes_is_the_listeners() -> Non
             stuck.let_go.set()
             await until(lambda: offsets.get(("g", "T", 0)) == 2)
         assert stuck.bodies == [b"0", b"1"], "once"
+
+
+class SlowBack(SendBack):
+    """Takes messages back when it is let go."""
+
+    def __init__(self) -> None:
+        self.levels: list[int] = []
+        self.let_go = asyncio.Event()
+
+    async def send(self, message: MessageExt, delay_level: int, reconsume_times_max: int) -> bool:
+        self.levels.append(delay_level)
+        await self.let_go.wait()
+        return True
+
+
+async def test_what_fails_while_it_goes_back_goes_back_once() -> None:
+    stuck, back = Stuck(ConsumeResult.RECONSUME_LATER), SlowBack()
+    listener = GuardedListener(stuck, ListenerLog("g"))
+    deliverer = ConcurrentDeliverer(listener, back, FailurePolicy(), lambda name: None)
+    one = MessageExt("T", b"0", b"", "g0", 0, 0, 0, 0, 0, 0, b"", 0, b"", 0, 0, 100)
+    delivery = asyncio.create_task(deliverer.deliver(one.queue, [one], lambda: None))
+    await until(lambda: stuck.bodies)
+    expiry = asyncio.create_task(deliverer.expire_forever(0))
+    await until(lambda: back.levels)
+    stuck.let_go.set()
+    await until(lambda: stuck.returned)
+    back.let_go.set()
+    await delivery
+    expiry.cancel()
+    assert back.levels == [3] and deliverer.timed_out == 1
 
 
 async def test_what_waits_for_a_place_has_not_begun_and_does_not_time_out() -> None:

@@ -9,11 +9,14 @@ import grpc
 import pytest
 
 from raftmq.proxy import receives
+from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.contents import TIME_MS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader
-from tests.proxy.world import Caller, World, consumer, message
+from tests.client.fakes import FakeCluster
+from tests.proxy.world import PROXY, Caller, World, consumer, message
 from tests.waiting import until
 
 
@@ -118,6 +121,26 @@ async def test_messages_of_a_group_stay_in_order_and_keep_one_queue(world, calle
     assert len({one.system_properties.queue_id for one in found}) == 1
     assert found[0].system_properties.message_type == pb.MessageType.FIFO
     assert found[0].system_properties.message_group == "g"
+
+
+async def test_a_message_of_a_group_waits_for_its_own_broker_group():
+    async with FakeCluster({"g0": 1, "g1": 1}) as cluster:
+        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
+        await proxy.start()
+        try:
+            async with Caller(proxy) as caller:
+                while not all(cluster.logs[name].bodies("T") for name in ("g0", "g1")):
+                    await caller.send("T")  # both are known to lead
+                for number, name in enumerate("abcd"):
+                    scripts = [cluster.brokers[group][0].script for group in ("g0", "g1")]
+                    for script in scripts:
+                        script.clear()
+                        script.append((2, "[BUSY]"))
+                    sent = await caller.send("T", b"%d" % number, message_group=name)
+                    assert sent.status.code == pb.Code.OK
+                    assert sorted(map(len, scripts)) == [0, 1], "nothing went to the other group"
+        finally:
+            await proxy.stop()
 
 
 async def test_a_repeated_attempt_in_order_gets_the_same_messages(world, caller):

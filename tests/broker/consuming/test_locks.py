@@ -453,6 +453,19 @@ def test_the_table_reads_back_and_shares_nothing():
     assert (len(offsets.locks), len(other.locks)) == (2, 3)
 
 
+def test_a_renewal_ends_the_age_that_was_told():
+    offsets = OffsetTable()
+    change = OwnerChange("g", "A", {"T": [0]})
+    offsets.locks.change([change])
+    told = Renewals(7, False, [(50_000, "g", {"T": [0]})])
+    offsets.locks.apply(orjson.loads(lock_queues([], told)))
+    offsets.locks.change([change])
+    other = OffsetTable()
+    other.load(offsets.to_json(), 5)
+    other.locks.use_clock(lambda: 100_000)
+    assert other.locks.renewed == {("T", "g", 0): 100_000}
+
+
 @pytest.mark.parametrize(("role", "identity"), [("ASYNC_MASTER", 0), ("SLAVE", 1)])
 async def test_classic_mode_keeps_them_in_memory(tmp_path, role, identity):
     settings = {"enableDLegerCommitLog": "false", "brokerRole": role, "brokerId": identity}

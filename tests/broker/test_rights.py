@@ -406,3 +406,15 @@ async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp
                 assert (await ask(11, header.to_ext())).remark.startswith(EXCEPTION)
             for place in broker.where.values():
                 assert (await ask(33, {"offset": str(place)})).remark.startswith(EXCEPTION)
+
+
+async def test_what_waits_for_its_delivery_takes_a_right_to_where_it_was_sent_too(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        who = Credentials("reads-delayed", "sesame-open-8")
+        fields = {"accessKey": who.access_key, "secretKey": who.secret_key, "admin": "false",
+                  "topicPerms": "SCHEDULE_TOPIC_XXXX=SUB,RMQ_SYS_TRANS_HALF_TOPIC=SUB"}  # fmt: skip
+        assert (await group.ask(broker, 50, fields)).code == 0
+        async with speaking(broker, who) as ask:
+            for kind in ("parked", "half"):
+                answer = await ask(33, {"offset": str(broker.where[kind])})
+                assert answer.remark.startswith(EXCEPTION), kind

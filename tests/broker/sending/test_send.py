@@ -2,6 +2,7 @@
 
 import pytest
 
+from raftmq.broker.application import BrokerApplication
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.sending.creations import CREATIONS_MAX
 from raftmq.broker.sending.send import SendPath
@@ -326,6 +327,35 @@ def test_store_times_never_go_back():
     bench.send()
     frame = bench.log.cut(bench.sends)
     assert frame.timestamp_ms == decode_record(frame.payload).store_timestamp_ms == 1_000
+
+
+class NoFiles:
+    """ConsumeQueues that nobody reads."""
+
+    def make_room(self):
+        pass
+
+    def dispatch_frame(self, frame, units):
+        return []
+
+
+def test_a_new_leaders_store_times_do_not_go_back_behind_what_it_applied():
+    before, bench = Bench(), Bench(leading=False)
+    before.send()
+    application = BrokerApplication(
+        bench.state,
+        bench.sends,
+        NoFiles(),
+        log_index=lambda: None,
+        on_units=lambda *_: None,
+        on_topics=lambda _: None,
+        on_role=lambda _: None,
+    )
+    application.apply([before.log.cut(before.sends)])
+    bench.now_ms -= 900
+    bench.sends.leadership(1, True)
+    bench.send()
+    assert bench.log.cut(bench.sends).timestamp_ms == 1_000
 
 
 def test_cut_of_another_term_gets_nothing():

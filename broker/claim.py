@@ -90,6 +90,13 @@ class Claim:
             self._note(replace(own, segment_size_bytes=0))
         self._size_noted = known == own
 
+    @property
+    def lock(self) -> StoreLock:
+        """The store's lock, once it is taken."""
+        lock = self._lent or self._lock
+        assert lock is not None
+        return lock
+
     def socket_of(self, name: str) -> socket.socket | None:
         """Return the socket for `client`, `http`, `health` or `replication`; None: bind the
         address."""

@@ -114,7 +114,8 @@ async def open_store(
             files = ConfigFiles(disk, state, pool, store.commitlog)
         else:
             installed = prepare(disk, store.config, RAFT_DIRECTORY)
-        store.open()
+        store.open(foreign=config.is_classic and claim.lock.foreign)
+        claim.lock.note_opened()
         claim.note_segment_size()
         if files is not None:
             files.load()

@@ -23,7 +23,7 @@ from raftmq.store.dispatch import (
     QueueBegunAnew,
     Units,
 )
-from raftmq.store.errors import Diverged, FlushUnderWay, StoreDamaged
+from raftmq.store.errors import Diverged, FlushUnderWay
 from raftmq.store.record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
 
 logger = logging.getLogger("raftmq.store.classiclog")
@@ -70,7 +70,7 @@ class ClassicLog:
 
     def dispatch_from(self, position: int) -> None:
         """At start: dispatch the records from `position` to the end of the log. Blocking. Raises
-        StoreDamaged, DispatchError, OSError."""
+        DispatchError, OSError."""
         end = self._commitlog.max_offset
         for units, reached, stamp_ms in self._walk(position, end):
             self._drop_begun_anew(units)
@@ -79,7 +79,7 @@ class ClassicLog:
 
     def rebuild_damaged(self, end: int) -> None:
         """At start: make the queues that were not loaded from the log again, up to `end`, where a
-        record begins or the log ends. Blocking. Raises StoreDamaged, DispatchError, OSError."""
+        record begins or the log ends. Blocking. Raises DispatchError, OSError."""
         queues = self._derived.queues
         damaged = dict(queues.damaged)
         if not damaged:
@@ -96,9 +96,11 @@ class ClassicLog:
 
     def _walk(self, position: int, end: int) -> Iterator[tuple[list[Units], int, int]]:
         """Yield the units of the records from `position` to `end`, in parts in which no queue
-        begins anew, where each part ends in the log, and a store time of its last records. Raises
-        StoreDamaged, DispatchError, OSError."""
-        log = self._commitlog
+        begins anew, where each part ends in the log, and a store time of its last records.
+
+        Nobody repairs a classic log: from a damaged record on, the rest of its segment is passed,
+        and what queues lost there is filled. Raises DispatchError, OSError."""
+        log, gap = self._commitlog, -1
         while position < end:
             data = log.read(position, min(_REDISPATCH_BYTES, end - position))
             if BLANK.unpack_from(data)[1] == MAGIC_BLANK:
@@ -111,10 +113,15 @@ class ClassicLog:
             if walk.end == 0:
                 record = log.record_at(position)
                 if record is None:
-                    raise StoreDamaged(position, walk.detail)
+                    gap, position = position, log.segment_end(position)
+                    logger.error("queue_gap at=%d to=%d reason=%s", gap, position, walk.detail)
+                    continue
                 data, walk.end = record, len(record)
             stamp_ms = store_timestamp_at(data, last)
             for units, reached in self._parts(data, position, walk.end):
+                if gap >= 0:
+                    for topic, queue_id, first, _ in units:
+                        self._derived.queues.fill_up_to(topic, queue_id, first, gap)
                 yield units, reached, stamp_ms
             position += walk.end
 

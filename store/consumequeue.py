@@ -19,7 +19,8 @@ hole is an AssertionError, because being wrong is worse than being down. A queue
 in the log may go on later: the messages between are deleted.
 
 Damage. With a manifest (store.queuemanifest) `open` does not load queues whose files cannot be
-right: files or units it lists are missing, or units stand behind the end that was found. These
+right: files or units it lists are missing, or units stand behind the end that was found. (First
+files are missing rightly if retention removed them after the manifest was written.) These
 queues are listed in `damaged`, and rebuilt from the log (store.queuerepair, in classic mode
 store.classiclog). Of a queue whose messages are all deleted from the log, only its files and the
 manifest know how many there were (`begin_where_noted`). Single wrong units are found when they are
@@ -201,7 +202,13 @@ class ConsumeQueue:
     # -- used by the store -------------------------------------------------------------------
 
     def load(
-        self, confirmed: int, clean: bool, noted: QueueExtent | None, *, suspicious: bool
+        self,
+        confirmed: int,
+        clean: bool,
+        noted: QueueExtent | None,
+        log_begin: int,
+        *,
+        suspicious: bool,
     ) -> None:
         """Find the queue's end in its files: the first unit that is empty or points at or above
         `confirmed`. Units behind it are dropped; with `suspicious`, only after a check that this
@@ -211,16 +218,16 @@ class ConsumeQueue:
         for previous, start in pairwise(self.file_starts):
             if start - previous != files.units_per_file:
                 raise QueueDamaged(f"no file between those of unit {previous} and {start}")
-        if noted is not None:
-            listed = {noted.first_file, noted.last_file}
-            if not listed <= set(self.file_starts):
-                raise QueueDamaged(f"the files of unit {sorted(listed)} were there once")
+        if noted is not None and max(self.file_starts, default=-1) < noted.last_file:
+            raise QueueDamaged(f"there was a file of unit {noted.last_file} once")
         if not self.file_starts:
             return
         for start in self.file_starts:
             files.fill_up(self.path, start)
-        self.min_offset = self.file_starts[0]
+        self.min_offset = begin = self.file_starts[0]
         self._end_at(self.file_starts[-1] + files.units_per_file)
+        if noted is not None and begin > noted.first_file and self.unit(begin)[0] > log_begin:
+            raise QueueDamaged(f"there was a file of unit {noted.first_file} once")
         first, probed = self._plain_end(confirmed, noted) if suspicious else (0, b"")
         end = plain_end = first + len(probed) // UNIT_SIZE_BYTES
         if not probed or plain_end - self.min_offset > PROBED_UNITS:
@@ -413,10 +420,19 @@ class ConsumeQueueStore:
         self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
         self._flushing = False
 
-    def open(self, confirmed: int, *, clean: bool = False) -> None:
+    def forget_noted(self) -> None:
+        """Remove the manifest, before `open`: another program had the queues since. Raises
+        OSError."""
+        if self._manifest is not None and self._disk.exists(self._manifest):
+            self._disk.remove(self._manifest)
+            self._disk.sync_directory(self._manifest.rpartition("/")[0])
+
+    def open(self, confirmed: int, *, clean: bool = False, log_begin: int = 0) -> None:
         """Load every queue, keeping units that point below CommitLog offset `confirmed`.
 
         `clean`: the last stop was clean, so nothing stands behind the first empty unit.
+        `log_begin`: where the CommitLog begins; first files of which every unit pointed below it
+        may be missing.
 
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
@@ -430,7 +446,7 @@ class ConsumeQueueStore:
                 extent = noted.pop(key, None)
                 suspicious = self._manifest is not None
                 try:
-                    queue.load(confirmed, clean, extent, suspicious=suspicious)
+                    queue.load(confirmed, clean, extent, log_begin, suspicious=suspicious)
                 except QueueDamaged as damage:
                     if not suspicious:
                         raise AssertionError(f"{queue.path}: {damage.reason}") from damage
@@ -463,6 +479,14 @@ class ConsumeQueueStore:
         except OSError as error:
             if not passes(error):
                 raise
+
+    def fill_up_to(self, topic: str, queue_id: int, first: int, gap: int) -> None:
+        """Let a queue that has messages end at `first`: what is missing was lost with a part of the
+        log that begins at CommitLog offset `gap`. Its units point there, and no read takes them for
+        a record's. Raises OSError."""
+        end = self.end_of(topic, queue_id)
+        if first > end and self.has_messages(topic, queue_id):
+            self.append(topic, queue_id, end, UNIT.pack(gap, 1, 0) * (first - end))
 
     def make_room(self) -> None:
         """Write the tails that are at their bound. Raises OSError; nothing is lost then."""

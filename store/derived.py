@@ -53,7 +53,7 @@ class DerivedFiles:
         fields = self._checkpoint.fields
         self.newest_ms = fields.logics_timestamp_ms
         self._kept_to = max(confirmed, self._commitlog.min_offset)
-        self.queues.open(self._kept_to, clean=clean)
+        self.queues.open(self._kept_to, clean=clean, log_begin=self._commitlog.min_offset)
         if self.index is not None:
             self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
         if not self.queues.topics() and not self.queues.damaged:

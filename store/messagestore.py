@@ -91,14 +91,17 @@ class MessageStore:
         index_files = 0 if self.index is None else len(self.index.files)
         return len(self.commitlog.segments()) + 1 + index_files
 
-    def open(self) -> None:
-        """Open and, in classic mode, recover. Raises StoreError, OSError."""
+    def open(self, *, foreign: bool = False) -> None:
+        """Open and, in classic mode, recover. `foreign`: Apache's broker may have had the store
+        since it was open here. Raises StoreError, OSError."""
         if self.config.directory:
             self.disk.makedirs(self.config.directory)
         self.last_stop_clean = clean = not self.abort_file.found()
         self.abort_file.create()
         self.checkpoint.open(verify=self.classic is None)
         self.commitlog.open(restore=self.classic is None)
+        if foreign:  # it removes the queues of a topic that is deleted, and tells nobody
+            self.queues.forget_noted()
         if self.classic is None:
             self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
             return

@@ -5,7 +5,7 @@ The lock is the one that Apache's brokers take (DefaultMessageStore: `tryLock(0,
 file `lock`): an exclusive POSIX record lock on the first byte. So neither opens a store that the
 other uses. The kernel releases it when its process ends, however it ends.
 
-    bytes 0 to 3   "lock", as Apache's brokers write
+    bytes 0 to 3   "lock", as Apache's brokers write; "ours" since a broker of ours had it open
     then           a line of JSON, which they do not read: {"host": …, "pid": …, "what": …}
 
 POSIX locks have two awkward properties, and both are handled here. They belong to a process: two
@@ -39,6 +39,7 @@ log = logging.getLogger("raftmq.store.ownership")
 
 LOCK_FILE = "lock"
 APACHE_TEXT = b"lock"
+OUR_TEXT = b"ours"
 NOTE_BYTES_MAX = 4096
 DIRECTORY_MODE = 0o750  # messages are not for everybody on this machine to read
 FILE_MODE = 0o640
@@ -82,11 +83,15 @@ class StoreInUse(StoreError):
 
 
 class StoreLock:
-    """The lock on one store; `release` it when every file there is closed."""
+    """The lock on one store; `release` it when every file there is closed. `foreign`: no broker of
+    ours was the last one that had it open."""
 
-    def __init__(self, root: str, place: Place, descriptor: int, owner: Owner) -> None:
+    def __init__(
+        self, root: str, place: Place, descriptor: int, owner: Owner, *, foreign: bool
+    ) -> None:
         self.root = root
         self.owner = owner
+        self.foreign = foreign
         self._place = place
         self._descriptors = [descriptor]
 
@@ -103,6 +108,13 @@ class StoreLock:
             for descriptor in self._descriptors:
                 os.close(descriptor)
             self._descriptors.clear()
+
+    def note_opened(self) -> None:
+        """Note that a broker of ours has opened the store."""
+        try:
+            os.pwrite(self._descriptors[0], OUR_TEXT, 0)
+        except OSError as error:  # then the next start does not know it
+            log.warning("lock_note_not_written root=%s: %s", self.root, error)
 
     def keep_open(self, descriptor: int) -> None:
         """Keep a descriptor open that would release the lock if closed now. The caller holds the
@@ -141,8 +153,10 @@ def lock_store(root: str, what: str) -> StoreLock:
                 break
             os.close(descriptor)  # the directory was emptied meanwhile: it has another file now
         owner = Owner(socket.gethostname(), os.getpid(), what)
-        _write_note(descriptor, owner, path)
-        _held[place] = found = StoreLock(root, place, descriptor, owner)
+        text = os.pread(descriptor, len(OUR_TEXT), 0)
+        foreign = text != OUR_TEXT
+        _write_note(descriptor, APACHE_TEXT if foreign else OUR_TEXT, owner, path)
+        _held[place] = found = StoreLock(root, place, descriptor, owner, foreign=foreign)
         return found
 
 
@@ -193,10 +207,10 @@ def _place_of(descriptor: int) -> Place:
     return found.st_dev, found.st_ino
 
 
-def _write_note(descriptor: int, owner: Owner, path: str) -> None:
+def _write_note(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
     """Write who has the lock. The lock holds without the note, too: a full disk does not
     matter."""
-    note = APACHE_TEXT + b"\n" + orjson.dumps(owner) + b"\n"
+    note = text + b"\n" + orjson.dumps(owner) + b"\n"
     try:
         os.pwrite(descriptor, note, 0)
         os.ftruncate(descriptor, len(note))

@@ -253,7 +253,8 @@ class StoppedSource:
             manifest=stores.path(MANIFEST),
         )
         try:
-            queues.open(confirmed, clean=not os.path.exists(f"{disk.root}/abort"))
+            clean = not os.path.exists(f"{disk.root}/abort")
+            queues.open(confirmed, clean=clean, log_begin=begin)
             if queues.damaged:
                 topic, queue_id = next(iter(queues.damaged))
                 raise BackupError(

@@ -351,6 +351,8 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
         assert len(list((root / "store" / "index").iterdir())) >= 2
     else:
         store.close_unclean()  # as a kill: tails and slots in memory are gone
+    lock = root / "store" / "lock"
+    lock.write_bytes(b"ours")
 
     apache.start()
     try:
@@ -369,6 +371,7 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
         else:
             apache.stop(signal.SIGKILL)
 
+    assert lock.read_bytes()[:4] == b"lock"  # so it is seen who had the store
     store = open_ours(root / "store")
     assert store.last_stop_clean is clean
     ours = served_by_ours(store)

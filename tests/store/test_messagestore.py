@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.disk import OsDisk
-from raftmq.store.errors import StoreDamaged
+from raftmq.store.errors import StoreDamaged, UnitDamaged
 from raftmq.store.messagestore import MessageStore
+from raftmq.store.record import decode_record
 from tests.store.make import (
     append_classic,
     record,
@@ -210,6 +211,89 @@ def test_a_lost_classic_queue_whose_messages_are_deleted_goes_on_where_it_ended(
         assert (queue.min_offset, queue.max_offset) == (5, 5)
         assert units_of(store, 0) == expected
         store.close()
+
+
+def test_queues_that_another_program_removed_do_not_come_again(
+    disk: OsDisk, tmp_path: Path
+) -> None:
+    store = classic_store(disk)
+    append_classic(store, [record(topic="Deleted"), record(body=b"kept")], 1000)
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue" / "Deleted")
+    again = MessageStore(disk, store.config)
+    again.open(foreign=True)
+    assert again.queues.topics() == {"T": [0]}
+    assert bodies(again) == [b"kept"]
+
+
+@pytest.mark.parametrize("mode", ["raft", "classic"])
+def test_retention_just_before_a_kill_damages_no_queue(
+    disk: OsDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    """The manifest still names the files that it removed."""
+    store = raft_store(disk) if mode == "raft" else classic_store(disk)
+    directory = tmp_path / store.config.directory
+    if mode == "raft":
+        end = fill(store, 60).frames[-1].end
+    else:
+        append_classic(store, [record() for _ in range(120)], 1000)
+    store.flush()
+    noted = (directory / "consumequeue.manifest").read_bytes()
+    store.delete_before(store.commitlog.segments()[-1].start)
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    assert queue.file_starts == [100]
+    expected = units_of(store, 0)
+    store.close_unclean()
+    assert (directory / "consumequeue.manifest").read_bytes() == noted
+    again = MessageStore(disk, store.config)
+    again.open()
+    if mode == "raft":
+        again.derived.log_recovered()
+        assert again.derived.dispatched_offset == end
+    assert "queue_damaged" not in caplog.text
+    assert units_of(again, 0) == expected
+
+
+def test_first_files_of_a_queue_that_somebody_removed_come_again(
+    disk: OsDisk, tmp_path: Path
+) -> None:
+    store = classic_store(disk)
+    append_classic(store, [record(body=b"%d" % n) for n in range(120)], 1000)
+    store.close()
+    (tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}").unlink()
+    assert bodies(classic_store(disk)) == [b"%d" % n for n in range(120)]
+
+
+def test_a_classic_queue_is_made_again_around_what_is_damaged(
+    disk: OsDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = classic_store(disk)
+    for n in range(120):
+        append_classic(store, [record(body=b"%d" % n)], 1000)
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    second, third = (segment.start for segment in store.commitlog.segments()[1:3])
+    damaged = 2 + queue.first_at(lambda position, _: position >= second)
+    following = queue.first_at(lambda position, _: position >= third)
+    position, _, _ = queue.unit(damaged)
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue")
+    file = disk.open(f"commitlog/{second:020d}")
+    file.pwrite(position - second + 4, bytes(40))
+    file.close()
+    for _ in range(2):
+        store = classic_store(disk)
+        for n in range(120):
+            if damaged <= n < following:
+                with pytest.raises(UnitDamaged):
+                    store.reads.get_messages("T", 0, n, 1, 4000)
+            else:
+                (found,) = store.reads.get_messages("T", 0, n, 1, 4000).buffers
+                assert decode_record(found).body == b"%d" % n
+        append_classic(store, [record()], 1000)
+        store.close()
+    assert f"queue_gap at={position} to={third}" in caplog.text
 
 
 def test_a_classic_store_of_the_version_before_starts_without_a_manifest(

@@ -119,6 +119,30 @@ class NameServerConfig(TlsOptions):
         "Show that token over plain HTTP to brokers on other machines, too: whoever listens there"
         " has it.")
 
+    # [oidc]
+    oidc_issuer: str = option("oidc", "oidcIssuer", "",
+        "The `https://` URL of an OpenID provider with whose accounts people log in to the"
+        " dashboard ([Logging in](dashboard.md#logging-in)); empty: with tokens only.")
+    oidc_client_id: str = option("oidc", "oidcClientId", "",
+        "The name servers' client id at the provider.")
+    oidc_client_secret_file: str = option("oidc", "oidcClientSecretFile", "",
+        "File of the client's secret; empty: a public client, with PKCE alone.")
+    oidc_roles: str = option("oidc", "oidcRoles", "",
+        "Who is what: `role=value of the claim`, separated by semicolons, as in"
+        " `admin=platform;operator=on call;viewer=*`. `*` is everybody whom the provider knows.")
+    oidc_roles_claim: str = option("oidc", "oidcRolesClaim", "groups",
+        "The claim of the ID token that has these values, with dots into objects"
+        " (`realm_access.roles`).")
+    oidc_name_claim: str = option("oidc", "oidcNameClaim", "preferred_username",
+        "The claim by which people are named; without it `sub`.")
+    oidc_scopes: str = option("oidc", "oidcScopes", "openid profile",
+        "What the provider is asked for.")
+    oidc_redirect_uri: str = option("oidc", "oidcRedirectUri", "",
+        "Where the provider sends browsers back; empty: to the host they came from,"
+        " `/api/v1/session/oidc/callback`.")
+    oidc_ca_file: str = option("oidc", "oidcCaFile", "",
+        "The CA of the provider's certificate; empty: those that the system trusts.")
+
     # [log]
     log_format: str = option("log", "logFormat", "text",
         "Events as text, or as JSON, one a line.", choices=("text", "json"))

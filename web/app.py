@@ -76,12 +76,12 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class RawRoute:
     """A route that the OpenAPI document does not describe, e.g. a proxy's; `pattern` is aiohttp's,
-    method "*" means all. `role(request)`: the role that its caller must have."""
+    method "*" means all. `role(request)`: the role that its caller must have; None: anybody."""
 
     method: str
     pattern: str
     handler: RawHandler
-    role: Callable[[web.Request], Role]
+    role: Callable[[web.Request], Role | None]
 
 
 class Listening(Protocol):

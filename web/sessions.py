@@ -3,7 +3,8 @@ tokens file accepts, so that any of them may die. Nothing is kept on the server.
 
     cookie   base64url(JSON {"name", "role", "until": s since the epoch}) "." HMAC-SHA-256, hex
 
-The key is made of all tokens in the file: whoever changes the file ends all sessions. A cookie is
+The key is made of all tokens in the file: whoever changes the file ends all sessions. What else a
+cookie has to keep is signed in the same way, for another purpose (`sealed`). A cookie is
 sent by the browser without anybody's doing, so a change that is asked for with one must come from a
 page of this server (its Origin), beside SameSite=Strict. Pure.
 """
@@ -11,13 +12,12 @@ page of this server (its Origin), beside SameSite=Strict. Pure.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 import orjson
 
 from raftmq.web.operation import Caller, Role
@@ -29,12 +29,6 @@ VALUE_LENGTH_MAX = 1_024
 _PURPOSE = b"raftmq session 1\n"
 
 
-class _Session(msgspec.Struct, frozen=True):
-    name: str
-    role: int
-    until: int
-
-
 class Sessions:
     """Makes and reads sessions. `digests`: SHA-256 of every token."""
 
@@ -42,27 +36,34 @@ class Sessions:
         self._key = hashlib.sha256(_PURPOSE + b"".join(sorted(digests))).digest()
 
     def made(self, caller: Caller, now_s: int) -> str:
-        """Return the cookie's value for a caller who has shown a token."""
-        session = _Session(caller.name, int(caller.role), now_s + LASTS_S)
-        text = base64.urlsafe_b64encode(orjson.dumps(msgspec.to_builtins(session))).decode()
-        return f"{text}.{self._signature(text)}"
+        """Return the cookie's value for a caller who has shown who it is."""
+        session = {"name": caller.name, "role": int(caller.role)}
+        return self.sealed("", session, now_s + LASTS_S)
 
     def caller(self, value: str, now_s: int) -> Caller | None:
         """Return whose session this is; None if it is none, or is over."""
+        session = self.opened("", value, now_s)
+        return None if session is None else Caller(session["name"], Role(session["role"]))
+
+    def sealed(self, purpose: str, content: Mapping[str, Any], until_s: int) -> str:
+        """Return the value of a cookie that keeps `content` for a purpose; "" is a session's."""
+        kept = orjson.dumps({**content, "until": until_s})
+        text = base64.urlsafe_b64encode(kept).decode()
+        return f"{text}.{self._signature(purpose, text)}"
+
+    def opened(self, purpose: str, value: str, now_s: int) -> dict[str, Any] | None:
+        """Return what `sealed` was given for that purpose; None if this is none, or is over."""
         text, _, signature = value.partition(".")
         if len(value) > VALUE_LENGTH_MAX or not value.isascii():
             return None
-        if not hmac.compare_digest(self._signature(text), signature):
+        if not hmac.compare_digest(self._signature(purpose, text), signature):
             return None
-        try:
-            session = msgspec.convert(orjson.loads(base64.urlsafe_b64decode(text)), _Session)
-            role = Role(session.role)
-        except (binascii.Error, orjson.JSONDecodeError, ValueError):
-            return None
-        return Caller(session.name, role) if now_s < session.until else None
+        content: dict[str, Any] = orjson.loads(base64.urlsafe_b64decode(text))
+        return content if now_s < content["until"] else None
 
-    def _signature(self, text: str) -> str:
-        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+    def _signature(self, purpose: str, text: str) -> str:
+        signed = f"{purpose}.{text}" if purpose else text  # which has no dot
+        return hmac.new(self._key, signed.encode(), hashlib.sha256).hexdigest()
 
 
 def check_own_page(origin: str | None, host: str) -> None:

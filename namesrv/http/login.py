@@ -28,21 +28,35 @@ class SessionView(View, frozen=True, kw_only=True):
     until_ms: int
 
 
-class Login:
-    """The operations; `is_https`: the cookie is sent over HTTPS only."""
+class LoginsView(View, frozen=True, kw_only=True):
+    """How one may log in: with a token, with an account of the provider."""
 
-    def __init__(self, access: Access, *, is_https: bool) -> None:
+    token: bool
+    oidc: bool
+
+
+class Login:
+    """The operations; `is_https`: the cookie is sent over HTTPS only; `oidc`: accounts of a
+    provider may log in (`oidc`)."""
+
+    def __init__(self, access: Access, *, is_https: bool, oidc: bool) -> None:
         self._access = access
+        self._oidc = oidc
         self._flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if is_https else "")
 
     def operations(self) -> list[Operation]:
         return [
+            Operation("GET", PATH, "getLogins", "How one may log in.", self.ways, role=None,
+                      answer=LoginsView),
             Operation("POST", PATH, "logIn", "Begin a session with a token; the answer sets a "
                       "cookie.", self.begin, role=None, body=LoginBody, answer=SessionView,
                       problems=(401, 409)),
             Operation("DELETE", PATH, "logOut", "End the session of this browser.", self.end,
                       role=None, status=204),
         ]  # fmt: skip
+
+    async def ways(self, _: Call) -> LoginsView:
+        return LoginsView(token=self._access.sessions is not None, oidc=self._oidc)
 
     async def begin(self, call: Call) -> Reply:
         sessions = self._access.sessions

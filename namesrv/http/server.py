@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raftmq.namesrv.config import OPTIONS, NameServerConfig
 from raftmq.namesrv.http.changes import Changes, Everywhere
@@ -29,6 +29,9 @@ from raftmq.web.auth import Access, WebSettings, load_token
 from raftmq.web.events import EventHub
 from raftmq.web.metrics import Render, metrics_route
 from raftmq.web.operation import Call, Operation, Reply
+
+if TYPE_CHECKING:
+    from raftmq.namesrv.http.oidc import OidcLogin
 
 API_VERSION = "1"
 PORT_ABOVE = 4  # 9876 → 9880
@@ -71,8 +74,10 @@ class ClusterApi:
         leaders = Leaders(self.cluster)
         everywhere = Everywhere(self.cluster, leaders)
         access = Access.of(self._settings, with_sessions=True)
+        is_https = self._tls.http_scheme == "https"
+        self._oidc = _oidc_login(config, access, is_https=is_https)
         operations = [
-            *Login(access, is_https=self._tls.http_scheme == "https").operations(),
+            *Login(access, is_https=is_https, oidc=self._oidc is not None).operations(),
             *Reads(self.cluster, leaders).operations(),
             *TopicMessages(self.cluster, leaders).operations(),
             *Histories(self.cluster, leaders).operations(),
@@ -89,7 +94,11 @@ class ClusterApi:
             title="raftmq cluster API",
             version=API_VERSION,
             pages=pages(),
-            raw=[*Proxy(self.cluster).routes(), metrics_route(render_metrics)],
+            raw=[
+                *Proxy(self.cluster).routes(),
+                metrics_route(render_metrics),
+                *([] if self._oidc is None else self._oidc.routes()),
+            ],
             closing=self.hub.close,
             connections_max=connections_max,
             listen=listening_with(self._tls.http),
@@ -119,6 +128,8 @@ class ClusterApi:
         await self._server.stop()
         await self.cluster.stop()
         await self._nodes.stop()
+        if self._oidc is not None:
+            await self._oidc.close()
 
     # --- about this process
 
@@ -191,6 +202,17 @@ def settings_of(config: NameServerConfig) -> WebSettings:
         config.http_tokens_file,
         config.http_health_port,
     )
+
+
+def _oidc_login(config: NameServerConfig, access: Access, *, is_https: bool) -> OidcLogin | None:
+    """Return the logins with a provider's accounts; None: none is set. Raises WebConfigError."""
+    if not config.oidc_issuer:
+        return None
+    from raftmq.namesrv.http.oidc import OidcLogin, OidcSettings  # 10 MB that few need
+
+    settings = OidcSettings.of(config)
+    assert access.sessions is not None
+    return OidcLogin(settings, access.sessions, is_https=is_https)
 
 
 def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tests.browser.chromium import Browser, Page
 from tests.namesrv.http.nodes import FakeCluster, replicas
+from tests.namesrv.http.provider import CLIENT, Provider
+from tests.namesrv.http.test_login import TOKEN, tokens_file
 from tests.waiting import until
 
 DIALOG = "document.querySelector('dialog[open]')"
@@ -479,3 +481,29 @@ async def resends_what_was_asked_for(page: Page) -> None:
     )
     assert await page.js(count) == 4
     assert page.errors == []
+
+
+async def test_a_login_with_an_account_of_a_provider(tmp_path: Path) -> None:
+    settings = {
+        "http_tokens_file": tokens_file(tmp_path / "tokens", TOKEN),
+        "oidc_client_id": CLIENT,
+        "oidc_roles": "operator=ops",
+    }
+    async with (
+        Provider() as provider,
+        FakeCluster(*replicas(), **settings, oidc_issuer=provider.url) as cluster,
+        Browser(tmp_path) as browser,
+    ):
+        page = await browser.open(f"{cluster.url}/#/topics/T")
+        link = f"{DIALOG}?.querySelector('a')"
+        await page.until(link)
+        provider.claims["groups"] = ["guests"]
+        await page.js(f"{link}.click()")
+        await page.until("document.querySelector('.toast.bad')?.textContent.includes('no role')")
+        provider.claims["groups"] = ["ops"]
+        await page.until(link)
+        await page.js(f"{link}.click()")
+        await page.until("document.getElementById('me').textContent == 'oidc:alice · operator'")
+        assert await page.js("location.search + location.hash") == "#/topics/T"
+        assert await page.js("document.cookie") == ""
+        assert not await page.js(DIALOG)

@@ -185,14 +185,41 @@ document.addEventListener("visibilitychange", () => !document.hidden && look());
 
 let asked = null;
 let declinedAt = -Infinity;
+const ways = fetch("/api/v1/session").then((answer) => answer.json(), () => ({}));
+const PLACE = "raftmq-place"; // where this tab was before it went to the provider
+/** Return the way to log in with the company's account; null where there is none. */
+async function companyLogin() {
+  if (!(await ways).oidc) return null;
+  const link = h("a", { href: "/api/v1/session/oidc" }, "Log in with your company's account");
+  link.addEventListener("click", () => sessionStorage.setItem(PLACE, location.hash));
+  return h("p", null, link);
+}
+
+const REFUSED = {
+  again: "The login took too long, or was begun in another browser. Log in again.",
+  refused: "The login was cancelled or refused.",
+  role: "You have no role here: ask whoever keeps oidcRoles.",
+  token: "The provider's answer was refused; the name server's log says why.",
+  provider: "The provider could not be asked; the name server's log says why.",
+};
+/** Go on where the tab was before the login, and say why it came to nothing if it did. */
+function comeBack() {
+  const code = new URLSearchParams(location.search).get("login");
+  const place = sessionStorage.getItem(PLACE);
+  sessionStorage.removeItem(PLACE);
+  if (code) toast(REFUSED[code] ?? "The login failed.", "bad");
+  if (code || place) history.replaceState(null, "", `/${place ?? location.hash}`);
+}
+
 onUnauthorized(async (isRead) => {
+  const company = await companyLogin();
   // Whoever fills in a dialog goes on, and who has declined is left in peace by polls.
   const isUnwanted = document.getElementById("dialog").open || (isRead && performance.now() - declinedAt < DECLINED_MS);
   if (!asked && isUnwanted) return false;
   asked ??= ask({
     title: "Log in",
     words: ["This name server lets in who shows a token. The session lasts twelve hours, at every name server with the same tokens; the page cannot read it."],
-    fields: [h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "current-password", required: true }))],
+    fields: [company, h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "current-password", required: true }))],
     action: "Log in",
   }).then(async (given) => {
     asked = null;
@@ -244,6 +271,7 @@ document.getElementById("me").addEventListener("click", async () => {
   location.reload();
 });
 
+comeBack();
 route();
 await look();
 await me();

@@ -1,0 +1,385 @@
+"""Logging in to the dashboard with an account of the company: OpenID Connect (Core 1.0), the
+authorization code flow with PKCE (RFC 7636).
+
+    GET /api/v1/session/oidc            sends the browser to the provider, with a login's cookie
+    GET /api/v1/session/oidc/callback   the provider sends it back with a code: for that it gives
+                                        an ID token, and the browser gets the cookie of a session
+                                        (web.sessions)
+
+What a login has to remember (state, nonce, verifier) is in its cookie, signed like a session, so
+the way back may end at another name server with the same tokens file. The ID token's signature and
+claims are checked by PyJWT, the nonce here. A login that fails leads back to the page, which says
+why (`?login=CODE`). Shell: HTTP, the clock, the random values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import aiohttp
+import jwt
+import orjson
+from aiohttp import web
+
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.web.app import RawRoute
+from raftmq.web.auth import ROLES, WebConfigError, load_token
+from raftmq.web.loopback import is_loopback
+from raftmq.web.operation import Caller, Role
+from raftmq.web.sessions import COOKIE, LASTS_S, Sessions
+
+log = logging.getLogger("raftmq.namesrv.oidc")
+
+PATH = "/api/v1/session/oidc"
+LOGIN_COOKIE = "raftmq_oidc"
+LOGIN_LASTS_S = 600
+PURPOSE = "oidc"  # of the login's cookie
+NAME_PREFIX = "oidc:"  # nobody of the provider's is taken for somebody of the tokens file
+NAME_LENGTH_MAX = 100
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
+              "EdDSA"]  # fmt: skip
+LEEWAY_S = 60  # between the provider's clock and ours
+TIMEOUT_S = 9.0  # for what the provider is asked before one answer to a browser
+ANSWER_BYTES_MAX = 1 << 20
+EXCHANGES_MAX = 16  # at one time
+KNOWN_FOR_S = 3600  # what the provider says of itself
+KEYS_AGAIN_S = 30  # before an unknown key has the keys asked for again
+EVERYBODY = "*"
+
+
+class LoginFailed(Exception):
+    """A login came to nothing; `code` is for the page, the text for the log."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class OidcSettings:
+    """The configuration keys oidc…, checked."""
+
+    issuer: str
+    client_id: str
+    client_secret: str
+    roles: tuple[tuple[str, Role], ...]  # what the claim has to hold for a role
+    roles_claim: str
+    name_claim: str
+    scopes: str
+    redirect_uri: str
+    ca_file: str
+
+    @classmethod
+    def of(cls, config: NameServerConfig) -> OidcSettings:
+        """Read and check the settings. Raises WebConfigError."""
+        _check_url("oidcIssuer", config.oidc_issuer)
+        if config.oidc_redirect_uri:
+            _check_url("oidcRedirectUri", config.oidc_redirect_uri)
+        if not config.http_tokens_file:
+            raise WebConfigError("oidcIssuer needs httpTokensFile: its tokens sign the sessions")
+        if not config.oidc_client_id:
+            raise WebConfigError("oidcIssuer needs oidcClientId, as registered at the provider")
+        secret = config.oidc_client_secret_file
+        return cls(
+            config.oidc_issuer,
+            config.oidc_client_id,
+            load_token(Path(secret), "oidcClientSecretFile") if secret else "",
+            roles_of(config.oidc_roles),
+            config.oidc_roles_claim,
+            config.oidc_name_claim,
+            config.oidc_scopes,
+            config.oidc_redirect_uri,
+            config.oidc_ca_file,
+        )
+
+
+def roles_of(text: str) -> tuple[tuple[str, Role], ...]:
+    """Read `oidcRoles`: `role=value`, separated by semicolons. Raises WebConfigError."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        role, _, value = part.partition("=")
+        if role.strip() not in ROLES or not value.strip():
+            raise WebConfigError(f"oidcRoles: {part!r} is not viewer=…, operator=… or admin=…")
+        found.append((value.strip(), ROLES[role.strip()]))
+    if not found:
+        raise WebConfigError("oidcIssuer needs oidcRoles, e.g. admin=platform;viewer=*")
+    return tuple(found)
+
+
+def caller_of(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
+    """Return whom the claims of an ID token make a caller. Raises LoginFailed."""
+    found: Any = claims
+    for name in settings.roles_claim.split("."):  # Keycloak's realm_access.roles
+        found = found.get(name) if isinstance(found, Mapping) else None
+    values = found if isinstance(found, list) else [found]
+    told = claims.get(settings.name_claim)
+    is_name = isinstance(told, str) and told.isprintable() and told.strip()
+    name = str(told if is_name else claims["sub"])
+    role = max(
+        (role for value, role in settings.roles if value == EVERYBODY or value in values),
+        default=None,
+    )
+    if role is None:
+        raise LoginFailed("role", f"{name!r} has no role by {settings.roles_claim}={found!r:.200}")
+    return Caller(NAME_PREFIX + name[:NAME_LENGTH_MAX], role)
+
+
+class Provider:
+    """The OpenID provider. For one loop; `close` at the end."""
+
+    def __init__(self, settings: OidcSettings) -> None:
+        """Raises WebConfigError if the CA's file cannot be read."""
+        self._settings = settings
+        try:
+            self._tls = ssl.create_default_context(cafile=settings.ca_file or None)
+        except OSError as error:
+            raise WebConfigError(f"oidcCaFile={settings.ca_file}: {error}") from error
+        self._session: aiohttp.ClientSession | None = None
+        self._asking = asyncio.Lock()
+        self._about: dict[str, Any] = {}
+        self._about_at = -float(KNOWN_FOR_S)  # by the monotonic clock
+        self._keys: dict[str, Any] = {}  # by key id
+        self._keys_at = -float(KNOWN_FOR_S)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def url_for(self, **parameters: str) -> str:
+        """Return the provider's page for a login. Raises LoginFailed."""
+        about = await self._known()
+        asked = {
+            "response_type": "code",
+            "client_id": self._settings.client_id,
+            "scope": self._settings.scopes,
+            "code_challenge_method": "S256",
+            **parameters,
+        }
+        page = str(about["authorization_endpoint"])
+        return f"{page}{'&' if '?' in page else '?'}{urlencode(asked)}"
+
+    async def claims(self, code: str, verifier: str, redirect_uri: str, nonce: str) -> Any:
+        """Give the code for an ID token, and return its claims, verified. Raises LoginFailed."""
+        about, settings = await self._known(), self._settings
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": verifier,
+        }
+        headers = {"Accept": "application/json"}
+        if settings.client_secret:  # RFC 6749, 2.3.1
+            pair = f"{quote(settings.client_id, '')}:{quote(settings.client_secret, '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form["client_id"] = settings.client_id
+        answer = await self._ask("POST", str(about["token_endpoint"]), data=form, headers=headers)
+        token = answer.get("id_token")
+        if not isinstance(token, str):
+            raise LoginFailed("provider", "the provider's answer has no id_token")
+        try:
+            header = jwt.get_unverified_header(token)
+            if header["alg"] not in ALGORITHMS:
+                raise LoginFailed("token", f"the ID token is signed with {header['alg']!r:.20}")
+            key = jwt.PyJWK(await self._key(str(header.get("kid", ""))), algorithm=header["alg"])
+            claims = jwt.decode(
+                token, key, algorithms=ALGORITHMS, audience=settings.client_id,
+                issuer=settings.issuer, leeway=LEEWAY_S,
+                options={"require": ["exp", "iat", "iss", "aud", "sub"]},
+            )  # fmt: skip
+        except (jwt.PyJWTError, KeyError, TypeError, ValueError) as error:
+            raise LoginFailed("token", f"the ID token is refused: {error}") from error
+        if not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode()):
+            raise LoginFailed("token", "the ID token is of another login")
+        if claims.get("azp", settings.client_id) != settings.client_id:
+            raise LoginFailed("token", f"the ID token is for {claims['azp']!r:.100}")
+        return claims
+
+    async def _known(self) -> dict[str, Any]:
+        """Return the provider's metadata. Raises LoginFailed."""
+        async with self._asking:
+            if time.monotonic() - self._about_at < KNOWN_FOR_S:
+                return self._about
+            issuer = self._settings.issuer
+            url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+            about = await self._ask("GET", url)
+            if about.get("issuer") != issuer:
+                raise LoginFailed("provider", f"{url} is of issuer {about.get('issuer')!r:.200}")
+            for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
+                try:
+                    _check_url(name, str(about.get(name, "")))
+                except WebConfigError as error:
+                    raise LoginFailed("provider", f"{url}: {error}") from error
+            self._about, self._about_at = about, time.monotonic()
+            return about
+
+    async def _key(self, key_id: str) -> Any:
+        """Return a key of the provider's, as JWK. Raises KeyError, LoginFailed."""
+        url = str((await self._known())["jwks_uri"])
+        async with self._asking:
+            age = time.monotonic() - self._keys_at
+            if age >= KNOWN_FOR_S or (key_id not in self._keys and age >= KEYS_AGAIN_S):
+                keys = (await self._ask("GET", url)).get("keys")
+                found = [one for one in keys if isinstance(one, dict)] if keys else []
+                self._keys = {str(one.get("kid", "")): one for one in found}
+                self._keys_at = time.monotonic()
+            return self._keys[key_id]
+
+    async def _ask(self, method: str, url: str, **more: Any) -> dict[str, Any]:
+        """Return the JSON object that is answered. Raises LoginFailed."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        try:
+            async with self._session.request(
+                method, url, allow_redirects=False, ssl=self._tls, **more
+            ) as answer:
+                data = bytearray()
+                async for part in answer.content.iter_any():
+                    data += part
+                    if len(data) > ANSWER_BYTES_MAX:
+                        raise LoginFailed("provider", f"{url} answers more than 1 MiB")
+            said = orjson.loads(data)
+        except (aiohttp.ClientError, orjson.JSONDecodeError) as error:
+            words = " ".join(str(error).split())[:200]
+            raise LoginFailed("provider", f"{url}: {type(error).__name__} {words}") from error
+        if answer.status != 200 or not isinstance(said, dict):
+            why = str(said.get("error", ""))[:100] if isinstance(said, dict) else ""
+            raise LoginFailed("provider", f"{url} answers {answer.status} {why}")
+        return said
+
+
+class OidcLogin:
+    """The two routes. `is_https`: the cookies are sent over HTTPS only."""
+
+    def __init__(self, settings: OidcSettings, sessions: Sessions, *, is_https: bool) -> None:
+        """Raises WebConfigError."""
+        self._settings = settings
+        self._sessions = sessions
+        self._provider = Provider(settings)
+        self._scheme = "https" if is_https else "http"
+        secure = "; Secure" if is_https else ""
+        # Lax: the way back is a link from the provider's page.
+        self._login_flags = f"; Path={PATH}; HttpOnly; SameSite=Lax{secure}"
+        self._flags = f"; Path=/; HttpOnly; SameSite=Strict{secure}"
+        self._exchanges = 0
+
+    def routes(self) -> list[RawRoute]:
+        return [
+            RawRoute("GET", PATH, self._begin, _nobody),
+            RawRoute("GET", f"{PATH}/callback", self._end, _nobody),
+        ]
+
+    async def close(self) -> None:
+        await self._provider.close()
+
+    async def _begin(self, request: web.Request, _: Caller) -> web.StreamResponse:
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        digest = hashlib.sha256(verifier.encode()).digest()
+        try:
+            async with _in_time():
+                page = await self._provider.url_for(
+                    state=state,
+                    nonce=nonce,
+                    code_challenge=base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
+                    redirect_uri=self._redirect_uri(request),
+                )
+        except LoginFailed as failed:
+            return self._failed(failed)
+        login = {"state": state, "nonce": nonce, "verifier": verifier}
+        sealed = self._sessions.sealed(PURPOSE, login, int(time.time()) + LOGIN_LASTS_S)
+        cookie = f"{LOGIN_COOKIE}={sealed}; Max-Age={LOGIN_LASTS_S}{self._login_flags}"
+        return _sent_to(page, cookie)
+
+    async def _end(self, request: web.Request, _: Caller) -> web.StreamResponse:
+        try:
+            async with _in_time():
+                caller = await self._caller(request)
+        except LoginFailed as failed:
+            return self._failed(failed)
+        log.info("oidc_login name=%s role=%s", caller.name, caller.role.name.lower())
+        value = self._sessions.made(caller, int(time.time()))
+        cookie = f"{COOKIE}={value}; Max-Age={LASTS_S}{self._flags}"
+        return _sent_to("/", cookie, self._over())
+
+    async def _caller(self, request: web.Request) -> Caller:
+        """Return whose login ends with this request. Raises LoginFailed."""
+        shown, query = request.cookies.get(LOGIN_COOKIE, ""), request.query
+        login = self._sessions.opened(PURPOSE, shown, int(time.time()))
+        state = query.get("state", "")
+        if login is None or not hmac.compare_digest(str(login["state"]).encode(), state.encode()):
+            raise LoginFailed("again", "no login of this browser is under way")
+        if query.get("iss", self._settings.issuer) != self._settings.issuer:  # RFC 9207
+            raise LoginFailed("token", f"the answer is of the issuer {query['iss']!r:.200}")
+        if "error" in query:
+            said = f"{query['error']} {query.get('error_description', '')}"
+            raise LoginFailed("refused", f"the provider refuses: {said!r:.200}")
+        if self._exchanges >= EXCHANGES_MAX:
+            raise LoginFailed("again", f"{EXCHANGES_MAX} logins are under way already")
+        self._exchanges += 1
+        try:
+            claims = await self._provider.claims(
+                query.get("code", ""),
+                str(login["verifier"]),
+                self._redirect_uri(request),
+                str(login["nonce"]),
+            )
+        finally:
+            self._exchanges -= 1
+        return caller_of(claims, self._settings)
+
+    def _redirect_uri(self, request: web.Request) -> str:
+        """Return where the provider sends the browser: only to what is registered there."""
+        return self._settings.redirect_uri or f"{self._scheme}://{request.host}{PATH}/callback"
+
+    def _failed(self, failed: LoginFailed) -> web.StreamResponse:
+        log.warning("oidc_login_failed code=%s: %s", failed.code, failed,
+                    extra={"from_peer": True})  # fmt: skip
+        return _sent_to(f"/?login={failed.code}", self._over())
+
+    def _over(self) -> str:
+        return f"{LOGIN_COOKIE}=; Max-Age=0{self._login_flags}"
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Raise LoginFailed where the provider takes longer than TIMEOUT_S."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield
+    except TimeoutError as error:
+        raise LoginFailed("provider", f"no answer within {TIMEOUT_S:g} s") from error
+
+
+def _nobody(_: web.Request) -> None:
+    """Return the role that a login needs: none."""
+
+
+def _sent_to(place: str, *cookies: str) -> web.StreamResponse:
+    response = web.Response(status=302, headers={"Location": place, "Cache-Control": "no-store"})
+    for cookie in cookies:
+        response.headers.add("Set-Cookie", cookie)
+    return response
+
+
+def _check_url(key: str, url: str) -> None:
+    """Check that a URL keeps secrets. Raises WebConfigError."""
+    try:
+        parts = urlsplit(url)
+        safe = parts.scheme == "https" or is_loopback(parts.hostname or "")
+    except ValueError:
+        parts, safe = urlsplit(""), False
+    if not parts.hostname or not safe:
+        raise WebConfigError(f"{key}={url:.200} is no https:// URL (http:// is for loopback only)")

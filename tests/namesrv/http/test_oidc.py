@@ -1,0 +1,358 @@
+"""Logins with accounts of an OpenID provider: who gets in, as what, and who does not."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jwt
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.http import oidc
+from raftmq.namesrv.http.oidc import LoginFailed, OidcSettings, caller_of, roles_of
+from raftmq.web.auth import WebConfigError
+from raftmq.web.operation import Caller, Role
+from raftmq.web.sessions import COOKIE
+from tests.namesrv.http.nodes import FakeCluster
+from tests.namesrv.http.provider import ALICE, CLIENT, SECRET, Provider
+from tests.namesrv.http.test_login import TOKEN, tokens_file
+from tests.waiting import until
+
+Settings = dict[str, Any]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    return {
+        "http_tokens_file": tokens_file(tmp_path / "tokens", TOKEN),
+        "oidc_client_id": CLIENT,
+        "oidc_client_secret_file": str(secret),
+        "oidc_roles": "viewer=staff; operator=ops; admin=platform team",
+    }
+
+
+class Visitor:
+    """A browser as far as a login needs one."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self.cookies: dict[str, str] = {}
+
+    async def get(self, url: str) -> tuple[int, str, Any]:
+        """Return status, Location and JSON of an answer."""
+        shown = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        async with self._session.get(
+            url, headers={"Cookie": shown}, allow_redirects=False
+        ) as answer:
+            for line in answer.headers.getall("Set-Cookie", []):
+                for name, morsel in SimpleCookie(line).items():
+                    assert morsel["httponly"]
+                    self.cookies[name] = morsel.value
+                    if not morsel.value:
+                        del self.cookies[name]
+            is_json = "json" in answer.content_type
+            value = await answer.json(content_type=None) if is_json else None
+            return answer.status, answer.headers.get("Location", ""), value
+
+
+@pytest.fixture
+async def visitor() -> Any:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        yield Visitor(session)
+
+
+async def logged_in(visitor: Visitor, provider: Provider, url: str, **changed: str) -> str:
+    """Log in; return where the browser ends."""
+    status, page, _ = await visitor.get(f"{url}/api/v1/session/oidc")
+    assert status == 302
+    if not page.startswith(provider.url):
+        return page
+    back = provider.let_in(page)
+    for old, new in changed.items():
+        back = back.replace(f"{old}=", f"{new}&old_{old}=")
+    status, place, _ = await visitor.get(back)
+    assert status == 302
+    return place
+
+
+async def test_a_login_holds_at_every_name_server(settings: Settings, visitor: Visitor) -> None:
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as first,
+        FakeCluster(**settings, oidc_issuer=provider.url) as second,
+    ):
+        _, _, ways = await visitor.get(f"{first.url}/api/v1/session")
+        assert ways == {"token": True, "oidc": True}
+        assert await logged_in(visitor, provider, first.url) == "/"
+        assert visitor.cookies.keys() == {COOKIE}  # the login's own is over
+        for cluster in (first, second):
+            status, _, me = await visitor.get(f"{cluster.url}/api/v1/whoami")
+            assert (status, me) == (200, {"name": "oidc:alice", "role": "operator"})
+        # Begun at one, ended at another: behind one address there may be both.
+        visitor.cookies.clear()
+        _, page, _ = await visitor.get(f"{first.url}/api/v1/session/oidc")
+        back = provider.let_in(page.replace(first.url[7:], second.url[7:]))
+        _, place, _ = await visitor.get(back)
+        assert place == "/" and COOKIE in visitor.cookies
+
+
+async def test_a_login_is_of_one_browser_and_ends_once(
+    settings: Settings, visitor: Visitor
+) -> None:
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+        _, page, _ = await visitor.get(f"{cluster.url}/api/v1/session/oidc")
+        back, kept = provider.let_in(page), dict(visitor.cookies)
+        visitor.cookies.clear()
+        assert (await visitor.get(back))[1] == "/?login=again"  # somebody else's link
+        visitor.cookies.update(kept)
+        wrong = back.replace("&state=", "&state=x")
+        assert (await visitor.get(wrong))[1] == "/?login=again"
+        visitor.cookies = {oidc.LOGIN_COOKIE: kept[oidc.LOGIN_COOKIE][:-1] + "x"}
+        assert (await visitor.get(back))[1] == "/?login=again"
+        assert "/token" not in provider.asked
+        visitor.cookies = dict(kept)
+        assert (await visitor.get(back))[1] == "/"
+        visitor.cookies = dict(kept)
+        assert (await visitor.get(back))[1] == "/?login=provider"  # the code is used
+        # What signs sessions signs no login, and the other way round.
+        visitor.cookies = {COOKIE: kept[oidc.LOGIN_COOKIE]}
+        assert (await visitor.get(f"{cluster.url}/api/v1/whoami"))[0] == 401
+
+
+def with_claims(**changes: Any) -> Callable[[Provider], None]:
+    return lambda provider: provider.claims.update(changes)
+
+
+def signed_by_another(provider: Provider) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    provider.sign = lambda claims: jwt.encode(claims, key, "ES256", headers={"kid": "one"})
+
+
+def signed_with(algorithm: str, key: str) -> Callable[[Provider], None]:
+    def change(provider: Provider) -> None:
+        provider.sign = lambda claims: jwt.encode(claims, key, algorithm, headers={"kid": "one"})
+
+    return change
+
+
+def without(claim: str) -> Callable[[Provider], None]:
+    def change(provider: Provider) -> None:
+        sign = provider.sign
+        provider.sign = lambda claims: sign({k: v for k, v in claims.items() if k != claim})
+
+    return change
+
+
+def answers(path: str, said: Any) -> Callable[[Provider], None]:
+    return lambda provider: provider.said.update({path: said})
+
+
+async def in_vain(_: web.Request) -> web.Response:
+    return web.json_response({"error": "invalid_client"}, status=401)
+
+
+async def for_ever(_: web.Request) -> web.Response:
+    await asyncio.sleep(600)
+    return web.Response()
+
+
+ABOUT, NOW = "/.well-known/openid-configuration", int(time.time())
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (with_claims(nonce="another"), "token"),
+        (with_claims(aud="another"), "token"),
+        (with_claims(aud=[CLIENT, "another"], azp="another"), "token"),
+        (with_claims(iss="https://another.example"), "token"),
+        (with_claims(exp=NOW - 3600), "token"),
+        (with_claims(iat=NOW + 360_000), "token"),
+        (without("exp"), "token"),
+        (without("aud"), "token"),
+        (without("nonce"), "token"),
+        (without("sub"), "token"),
+        (signed_by_another, "token"),
+        (signed_with("HS256", SECRET * 2), "token"),
+        (signed_with("none", ""), "token"),
+        (lambda provider: setattr(provider, "sign", lambda _: "no.token"), "token"),
+        (lambda provider: setattr(provider, "sign", lambda _: None), "provider"),
+        (answers("/token", in_vain), "provider"),
+        (answers("/token", b"[]"), "provider"),
+        (answers("/token", b"<html>"), "provider"),
+        (answers("/token", b" " * (2 << 20)), "provider"),
+        (answers("/token", for_ever), "provider"),
+        (answers("/keys", b"{}"), "token"),
+        (answers("/keys", b'{"keys":[7,{"kid":"one","kty":"??"}]}'), "token"),
+        (answers("/keys", b'{"keys":7}'), "token"),
+        (answers(ABOUT, b'{"issuer":"https://another.example"}'), "provider"),
+        (answers(ABOUT, for_ever), "provider"),
+        (with_claims(groups=["guests"]), "role"),
+        (with_claims(groups=None), "role"),
+    ],
+)
+async def test_whoever_is_not_proven_to_have_a_role_gets_no_session(
+    settings: Settings,
+    visitor: Visitor,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Provider], None],
+    code: str,
+) -> None:
+    if change.__closure__ and for_ever in [cell.cell_contents for cell in change.__closure__]:
+        monkeypatch.setattr(oidc, "TIMEOUT_S", 0.2)
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+        change(provider)
+        assert await logged_in(visitor, provider, cluster.url) == f"/?login={code}"
+        assert COOKIE not in visitor.cookies
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"code": "error=access_denied"}, "refused"),
+        ({"code": "iss=https://another.example"}, "token"),
+    ],
+)
+async def test_what_the_provider_says_by_the_browser(
+    settings: Settings, visitor: Visitor, changed: dict[str, str], code: str
+) -> None:
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+        assert await logged_in(visitor, provider, cluster.url, **changed) == f"/?login={code}"
+        assert "/token" not in provider.asked
+
+
+async def test_keys_may_change(
+    settings: Settings, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+        assert await logged_in(visitor, provider, cluster.url) == "/"
+        provider.key, provider.key_id = ec.generate_private_key(ec.SECP256R1()), "two"
+        for _ in range(3):  # unknown keys have the keys asked for now and then only
+            assert await logged_in(visitor, provider, cluster.url) == "/?login=token"
+        assert provider.asked.count("/keys") == provider.asked.count(ABOUT) == 1
+        monkeypatch.setattr(oidc, "KEYS_AGAIN_S", 0)
+        assert await logged_in(visitor, provider, cluster.url) == "/"
+
+
+async def test_so_many_logins_at_a_time(
+    settings: Settings, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "EXCHANGES_MAX", 1)
+    held = asyncio.Event()
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+
+        async def hold(_: web.Request) -> web.Response:
+            await held.wait()
+            return web.Response(body=b"{}")
+
+        provider.said["/token"] = hold
+        _, page, _ = await visitor.get(f"{cluster.url}/api/v1/session/oidc")
+        back = provider.let_in(page)
+        first = asyncio.create_task(visitor.get(back))
+        await until(lambda: "/token" in provider.asked)
+        assert (await visitor.get(back))[1] == "/?login=again"
+        held.set()
+        assert (await first)[1] == "/?login=provider"
+
+
+async def test_without_a_provider_there_is_no_such_login(visitor: Visitor) -> None:
+    async with FakeCluster() as cluster:
+        assert (await visitor.get(f"{cluster.url}/api/v1/session/oidc"))[0] == 404
+        _, _, ways = await visitor.get(f"{cluster.url}/api/v1/session")
+        assert ways == {"token": False, "oidc": False}
+
+
+ISSUER = "https://id.example/realms/x"
+
+
+def settings_for(**changes: Any) -> OidcSettings:
+    given = {"http_tokens_file": "t", "oidc_issuer": ISSUER, "oidc_client_id": "c"}
+    return OidcSettings.of(NameServerConfig(**given | {"oidc_roles": "viewer=*"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"oidc_issuer": "http://id.example"}, "oidcIssuer=http://id.example is no https"),
+        ({"oidc_issuer": "id.example"}, "is no https"),
+        ({"oidc_issuer": "https://["}, "is no https"),
+        ({"oidc_redirect_uri": "http://console.example/"}, "oidcRedirectUri"),
+        ({"http_tokens_file": ""}, "needs httpTokensFile"),
+        ({"oidc_client_id": ""}, "needs oidcClientId"),
+        ({"oidc_client_secret_file": "/nowhere"}, "oidcClientSecretFile=/nowhere"),
+        ({"oidc_roles": ""}, "needs oidcRoles"),
+        ({"oidc_roles": "root=*"}, "'root=.*' is not viewer"),
+        ({"oidc_roles": "admin="}, "'admin=' is not viewer"),
+    ],
+)
+def test_settings_that_are_refused(changes: Settings, words: str) -> None:
+    with pytest.raises(WebConfigError, match=words):
+        settings_for(**changes)
+
+
+def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match="oidcCaFile"):
+        oidc.Provider(settings_for(oidc_ca_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "claims", "expected"),
+    [
+        ({}, {}, Caller("oidc:alice", Role.VIEWER)),
+        ({"oidc_roles": "viewer=*;admin=ops"}, {}, Caller("oidc:alice", Role.ADMIN)),
+        ({"oidc_roles": "admin=ops;viewer=*"}, {"groups": "ops"}, Caller("oidc:alice", Role.ADMIN)),
+        ({"oidc_roles": "admin=op"}, {}, None),  # part of a value is not the value
+        ({"oidc_roles": "admin=None"}, {"groups": None}, None),
+        (
+            {"oidc_roles": "operator=on call", "oidc_roles_claim": "realm_access.roles"},
+            {"realm_access": {"roles": ["on call"]}},
+            Caller("oidc:alice", Role.OPERATOR),
+        ),
+        ({"oidc_roles": "admin=x", "oidc_roles_claim": "groups.roles"}, {}, None),
+        ({"oidc_name_claim": "email"}, {"email": "a@x"}, Caller("oidc:a@x", Role.VIEWER)),
+        ({"oidc_name_claim": "email"}, {}, Caller("oidc:7", Role.VIEWER)),
+        ({}, {"preferred_username": "a\nb"}, Caller("oidc:7", Role.VIEWER)),
+        ({}, {"preferred_username": "a" * 500}, Caller("oidc:" + "a" * 100, Role.VIEWER)),
+    ],
+)
+def test_what_claims_make_of_somebody(
+    changes: Settings, claims: Settings, expected: Caller | None
+) -> None:
+    settings = settings_for(**changes)
+    if expected is None:
+        with pytest.raises(LoginFailed) as refused:
+            caller_of(ALICE | claims, settings)
+        assert refused.value.code == "role"
+    else:
+        assert caller_of(ALICE | claims, settings) == expected
+
+
+def test_roles_are_listed_with_semicolons() -> None:
+    assert roles_of(" admin = Domain Admins ;viewer=*;") == (
+        ("Domain Admins", Role.ADMIN),
+        ("*", Role.VIEWER),
+    )

@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
+from raftmq.client.errors import BrokerRefused, ClientClosed, ClientError
 from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.client.latepops import Answer, LatePops, Pop, Target
 from raftmq.client.lifecycle import entered, left
 from raftmq.client.message import MessageExt, MessageModel
 from raftmq.client.offsets import ConsumeFrom
@@ -58,7 +58,6 @@ AWAIT_MS = 20_000
 SLICE_MS = 1_000  # so long one broker of several is waited at, before the next is asked
 ANSWER_GRACE_MS = 3_000
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
-Target = tuple[str, str]  # topic, broker group
 
 
 class SimpleConsumer:
@@ -79,7 +78,7 @@ class SimpleConsumer:
         self._begin = consume_from
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
-        self._late: dict[Target, Pop] = {}  # those that nobody waits for; one at each
+        self._late = LatePops()
 
     __aenter__, __aexit__ = entered, left
 
@@ -109,6 +108,7 @@ class SimpleConsumer:
 
     def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
+        self._late.forget(topic)
 
     # ---- receiving ------------------------------------------------------------------------
 
@@ -124,7 +124,9 @@ class SimpleConsumer:
 
         Broker groups that do not answer are passed over as long as others do. If none does, this
         raises within 3 s more. What a pop got whose answer came too late, or whose caller was
-        cancelled, the next call returns."""
+        cancelled, a later call returns, if it asks for as many messages, most of its `invisible_ms`
+        is left, and the expression is the same. At most 4 such pops are kept of a topic in a broker
+        group; what no call returns comes again after its invisible time."""
         if not self._subscriptions:
             raise ClientError(-1, "subscribe to a topic first")
         now = asyncio.get_running_loop().time
@@ -136,7 +138,7 @@ class SimpleConsumer:
             failures: dict[Target, ClientError] = {}
             for target in () if alone else targets:
                 rest_s = max(0.0, end_s + ANSWER_GRACE_MS / 1000 - now())
-                patience_s = 0.0 if target in self._late else min(SLICE_MS / 1000, rest_s)
+                patience_s = 0.0 if self._late.owed(target) else min(SLICE_MS / 1000, rest_s)
                 found = await pop(target, 0, patience_s)
                 if isinstance(found, ClientError):
                     failures[target] = found
@@ -176,43 +178,56 @@ class SimpleConsumer:
         """Pop at one broker group, or go on with a pop that an earlier call left there. Returns the
         error if the group cannot be asked now, or owes an answer after `patience_s`: the pop goes
         on then, as it does if this is cancelled. Raises what another group would answer, too."""
-        now_s = asyncio.get_running_loop().time()
-        late = self._late.pop(target, None)
-        if late is not None and late.serves(count_max, invisible_ms, now_s):
+        now = asyncio.get_running_loop().time
+        subscription = self._subscriptions.get(target[0])
+        if subscription is None:
+            return []  # it was unsubscribed from just now
+        pop = self._late.take(target, subscription, count_max, invisible_ms, now())
+        if pop is not None:
             patience_s = min(patience_s, wait_ms / 1000)
         else:
-            work = self._outcome(target, count_max, invisible_ms, wait_ms)
+            work = self._outcome(target, subscription, count_max, invisible_ms, wait_ms)
             task = self._instance.spawn(work, f"pop {target}")
-            late = Pop(count_max, invisible_ms, now_s, wait_ms, task)
+            pop = Pop(target, subscription, count_max, invisible_ms, now(), wait_ms, task)
         try:
-            await asyncio.wait((late.task,), timeout=patience_s)
-        finally:
-            if not late.task.done():
-                self._late[target] = late
-        if not late.task.done():
-            return late.silence(target, asyncio.get_running_loop().time())
-        if late.task.cancelled():
+            await asyncio.wait((pop.task,), timeout=patience_s)
+        except BaseException:
+            self._late.keep(pop, now())  # also one that is done: nobody else has its messages
+            raise
+        if not pop.task.done():
+            self._late.keep(pop, now())
+            return pop.silence(now())
+        if pop.answer is None:
             raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
-        found = late.task.result()
+        found = pop.answer.found
         if isinstance(found, ClientError) and not found.retriable:
             raise found
         return found
 
     async def _outcome(
-        self, target: Target, count_max: int, invisible_ms: int, wait_ms: int
-    ) -> list[MessageExt] | ClientError:
+        self,
+        target: Target,
+        subscription: Subscription,
+        count_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+    ) -> Answer:
+        found: list[MessageExt] | ClientError
         try:
-            return await self._pop(target, count_max, invisible_ms, wait_ms)
+            found = await self._pop(target, subscription, count_max, invisible_ms, wait_ms)
         except ClientError as error:
-            return error
+            found = error
+        return Answer(found, asyncio.get_running_loop().time())
 
     async def _pop(
-        self, target: Target, count_max: int, invisible_ms: int, wait_ms: int
+        self,
+        target: Target,
+        subscription: Subscription,
+        count_max: int,
+        invisible_ms: int,
+        wait_ms: int,
     ) -> list[MessageExt]:
         topic, broker = target
-        subscription = self._subscriptions.get(topic)
-        if subscription is None:
-            return []  # it was unsubscribed from just now
         now = asyncio.get_running_loop().time
         deadline_s = now() + (wait_ms + ANSWER_GRACE_MS) / 1000
         first = self._begin is ConsumeFrom.FIRST_OFFSET
@@ -361,32 +376,6 @@ class SimpleConsumer:
             self._begin.value,
             self._subscriptions.values(),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Pop:
-    """A pop that was begun at `begun_s` (loop time), and the task that ends with its outcome."""
-
-    count_max: int
-    invisible_ms: int
-    begun_s: float
-    wait_ms: int
-    task: asyncio.Task[list[MessageExt] | ClientError]
-
-    def serves(self, count_max: int, invisible_ms: int, now_s: float) -> bool:
-        """Return whether its messages, if there are any, are what such a call asks for, and most
-        of the time for which they are invisible to others is left."""
-        if (count_max, invisible_ms) != (self.count_max, self.invisible_ms):
-            return False
-        if self.task.done() and (self.task.cancelled() or not isinstance(self.task.result(), list)):
-            return False
-        return now_s < self.begun_s + invisible_ms / 4000
-
-    def silence(self, target: Target, now_s: float) -> list[MessageExt] | ClientError:
-        """Return the error of a broker group that owes the answer; [] if it may still wait."""
-        if now_s < self.begun_s + self.wait_ms / 1000:
-            return []
-        return BrokerUnreachable(f"{target[1]} did not answer in time", outcome_unknown=True)
 
 
 def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:

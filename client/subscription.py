@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -46,6 +46,10 @@ class Subscription:
             "tagsSet": sorted(self.tags),
             "topic": self.topic,
         }
+
+    def selects_as(self, other: Subscription) -> bool:
+        """Return whether both select the same messages, as far as their expressions tell."""
+        return replace(self, version=other.version) == other
 
     def wanted_tags(self) -> frozenset[bytes] | None:
         """Return the tags as bytes, to compare with those of records; None if all are wanted."""

@@ -101,23 +101,73 @@ async def test_a_silent_group_keeps_nobody_from_the_messages_of_the_others(
         assert caught.value.outcome_unknown
 
 
-@pytest.mark.parametrize("count_max", [32, 1])
-async def test_what_a_pop_got_for_a_caller_who_is_gone_the_next_one_gets(count_max: int) -> None:
-    """Nobody else could have it before its invisible time is over; nor has who wants one only."""
+async def cancelled(waiting: asyncio.Task[list[MessageExt]]) -> None:
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert waiting.cancelled()
+
+
+async def late_message(
+    cluster: FakeCluster, consumer: SimpleConsumer, *, count: int, in_one_turn: bool = False
+) -> None:
+    """Have a pop get the message "0" of `count` for a caller who is gone."""
+    broker = cluster.brokers["g0"][0]
+    broker.scripts[POP].append("late")
+    gone = asyncio.create_task(consumer.receive())
+    await until(lambda: broker.count(POP))
+    (pop,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("pop "))
+    if in_one_turn:
+        pop.add_done_callback(lambda _: gone.cancel())
+    else:
+        await cancelled(gone)
+    fill(cluster, count, queues=1)
+    broker.late.set()
+    await asyncio.wait((pop,))
+    await asyncio.wait((gone,))
+    assert gone.cancelled()
+    assert broker.count(POP) == 1
+
+
+@pytest.mark.parametrize("in_one_turn", [False, True])
+@pytest.mark.parametrize(("count_max", "invisible_ms"), [(32, 60_000), (1, 60_000), (32, 30_000)])
+async def test_what_a_pop_got_for_a_caller_who_is_gone_the_next_one_gets(
+    count_max: int, invisible_ms: int, in_one_turn: bool
+) -> None:
+    """Nobody else could have it before its invisible time is over. The answer may come in the very
+    turn of the loop in which the caller goes."""
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        await late_message(cluster, consumer, count=2, in_one_turn=in_one_turn)
+        for body in (b"0", b"1"):
+            got = await consumer.receive(count_max, invisible_ms=invisible_ms, await_ms=1000)
+            assert [message.body for message in got] == [body]
+
+
+async def test_several_callers_who_are_gone_leave_a_pop_each() -> None:
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         await consumer.subscribe("T")
         broker = cluster.brokers["g0"][0]
-        broker.scripts[POP].append("late")
-        gone = asyncio.create_task(consumer.receive())
-        await until(lambda: broker.count(POP))
-        gone.cancel()
-        await asyncio.wait((gone,))
+        broker.scripts[POP].extend(["late"] * 2)
+        both = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+        await until(lambda: broker.count(POP) == 2)
+        for gone in both:
+            await cancelled(gone)
         fill(cluster, 2, queues=1)
         broker.late.set()
-        await until(lambda: cluster.logs["g0"].popped["T"] == 1)
-        (message,) = await consumer.receive(count_max, await_ms=1000)
-        assert message.body == (b"0" if count_max == 32 else b"1")
-        assert broker.count(POP) == (1 if count_max == 32 else 2)
+        got = [await consumer.receive(await_ms=1000) for _ in range(2)]
+        assert {message.body for (message,) in got} == {b"0", b"1"}
+        assert broker.count(POP) == 2
+
+
+@pytest.mark.parametrize(("expression", "pops"), [("*", 1), ("A", 2)])
+async def test_a_pop_of_another_expression_is_not_handed_out(expression: str, pops: int) -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        await late_message(cluster, consumer, count=1)
+        await consumer.subscribe("T", expression)
+        got = await consumer.receive(await_ms=0)
+        assert [message.body for message in got] == ([b"0"] if pops == 1 else [])
+        assert cluster.brokers["g0"][0].count(POP) == pops
 
 
 async def test_a_receive_that_a_stop_ends_says_so() -> None:

@@ -57,6 +57,7 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
         await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
         await finds_the_readers_among_many(await opened("topics/Beta", READERS))
+        await asks_few_readers_at_once(await opened("topics/Beta", MANY_READERS))
         await follows_clocks_that_differ(await opened("messages?topic=T", CLOCKS))
         await waits_for_a_slow_list(await opened("events", SLOW_LIST))
         await asks_again_for_faults(await opened("events", FAULTS))
@@ -266,6 +267,35 @@ async def finds_the_readers_among_many(page: Page) -> None:
     notes = "[...document.querySelectorAll('.note')].map(e => e.textContent)"
     told = "Only the first 1,007 consumer groups were looked through."
     await page.until(f"{notes}.includes('{told}')")
+    assert page.errors == []
+
+
+# Twenty consumer groups whose broker is silent for a while.
+MANY_READERS = """(() => {
+  const groups = [{group: 'g', clientCount: 0, lag: 0, topics: ['Beta']}];
+  const items = Array.from({length: 20}, (_, n) => ({name: `r${10 + n}`, groups}));
+  return {
+    '/topics/Beta': () => ({groups: []}),
+    '/topics/Beta/queues': () => ({items: []}),
+    '/history': () => ({times: [], groups: [], errors: []}),
+    '/consumer-groups?': () => ({items, next: null, errors: []}),
+    '/consumer-groups/': async () => (await held,
+      {clients: [], queues: [{topic: 'Beta', lag: 1, lastTimeMs: 1}]}),
+  };
+})()"""
+
+
+async def asks_few_readers_at_once(page: Page) -> None:
+    """A read that waits in the browser for a connection would use up its patience there."""
+    views = "asked.filter(one => one.includes('/consumer-groups/'))"
+    await page.until(f"{views}.length")
+    await page.js(PAUSE)
+    assert await page.js(f"{views}.length") == 4
+    await page.js("release()")
+    rows = "[...document.querySelectorAll('[aria-label^=\"Consumer groups of\"] tbody tr')]"
+    await page.until(f"{rows}.length == 20")
+    names = [f"r{10 + number}" for number in range(20)]
+    assert await page.js(f"{rows}.map(e => e.querySelector('a').textContent)") == names
     assert page.errors == []
 
 

@@ -3,6 +3,7 @@
 const RETRY_MS = 1500;
 const READ_MS = 12_000; // longer than a name server takes to say that it took too long
 const WRITE_MS = 35_000;
+const AT_ONCE = 4; // reads of one page; a browser has six connections to a server, and one is for the events
 const SILENCE_MS = 40_000; // of the events: without any, a comment comes every 15 s
 
 export class ApiError extends Error {
@@ -59,6 +60,18 @@ async function answered(method, path, { signal, ...options }) {
 }
 
 export const get = (path, options) => call("GET", path, options);
+
+/** Return what `read` gives for each item, in their order. Few run at once: a read that waits in the browser
+ *  for a connection would use up its patience there. */
+export async function fewAtOnce(items, read) {
+  const given = [];
+  const rest = items.entries();
+  const readOn = async () => {
+    for (const [at, item] of rest) given[at] = await read(item);
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, readOn));
+  return given;
+}
 
 /** Read events without end: call `take(event)` for each, and `state(connected)` when the stream opens
  *  or breaks. It uses fetch, because EventSource does not say why it fails. The name server first sends the

@@ -1,6 +1,6 @@
 // A list of messages, and the newest of a topic: filtered, paged, and followed as they come.
 
-import { get, query, seg } from "/dashboard/api.js";
+import { fewAtOnce, get, query, seg } from "/dashboard/api.js";
 import { bodyOf, preview, save } from "/dashboard/bodies.js";
 import { toast } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
@@ -115,7 +115,7 @@ export function newest(app, topicOf) {
     if (document.hidden || state.busy || !state.loaded || looking === round) return;
     const mine = (looking = round);
     const groups = filters.group ? [filters.group] : (app.cluster?.groups ?? []).map(({ name }) => name);
-    const pages = await Promise.all(groups.map(cameTo));
+    const pages = await fewAtOnce(groups, cameTo);
     if (looking === mine) looking = 0;
     if (mine !== round) return;
     for (const { group, items, errors } of pages) {

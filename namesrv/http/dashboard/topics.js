@@ -1,6 +1,6 @@
 // The topics page: the list of all topics, and one topic with its queues and consumers.
 
-import { get, query, seg } from "/dashboard/api.js";
+import { fewAtOnce, get, query, seg } from "/dashboard/api.js";
 import { h, lazy } from "/dashboard/dom.js";
 import { ago, number, plural } from "/dashboard/format.js";
 import { ofTopic } from "/dashboard/history.js";
@@ -174,7 +174,7 @@ async function readersOf(topic) {
     groups.push(...page.items);
   }
   const readers = groups.filter((one) => mayRead(one, topic));
-  const each = await Promise.all(readers.slice(0, READERS_MAX).map(async ({ name }) => {
+  const each = await fewAtOnce(readers.slice(0, READERS_MAX), async ({ name }) => {
     try {
       const { queues, clients } = await get(`/consumer-groups/${seg(name)}`);
       const mine = queues.filter((one) => one.topic === topic);
@@ -183,7 +183,7 @@ async function readersOf(topic) {
     } catch (error) {
       return { name, error: error.message };
     }
-  }));
+  });
   return {
     items: each.filter(Boolean).sort((one, other) => (other.lag ?? 0) - (one.lag ?? 0)),
     notes: [

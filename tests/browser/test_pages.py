@@ -145,7 +145,34 @@ async def changes_the_access_of_one_group(page: Page) -> None:
     ]
     assert await page.js("bodies[0]") == {"addresses": ["192.168.7.7"]}
     assert await page.js("bodies[1].defaultTopicPerm") == "DENY"
+    await makes_no_account_over_another(page, written)
     assert page.errors == []
+
+
+async def makes_no_account_over_another(page: Page, written: str) -> None:
+    """Another administrator may have made the account since the page read them."""
+    toasts = "[...document.querySelectorAll('.toast.bad')].map(e => e.textContent).at(-1)"
+
+    async def make(key: str) -> None:
+        await page.click("[data-do=create]")
+        await page.until(DIALOG)
+        await page.type("dialog [name=accessKey]", key)
+        await page.type("dialog [name=secretKey]", "secret-0001")
+        await page.click("dialog button[type=submit]")
+        await page.until(f"!{DIALOG}")
+
+    await make("shop-key")
+    await page.until(f"{toasts} == 'Account shop-key: it is in internal, public already.'")
+    await make("till-key")
+    await page.until(f"{toasts} == 'Account till-key: third does not say whether it is there.'")
+    assert await page.js(f"{written}.length") == 2
+    await page.js("""{
+      const before = answers['/accounts']();
+      answers['/accounts'] = () => ({...before, errors: []});
+    }""")
+    await make("till-key")
+    await page.until(f"{written}.length == 3")
+    assert await page.js(f"{written}[2]") == "PUT /api/v1/accounts/till-key"
 
 
 # A topic that gets a message while it is followed, and searches by key of which one waits.

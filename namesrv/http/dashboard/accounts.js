@@ -82,7 +82,10 @@ export function accountsPage(app) {
     });
     if (!given) return;
     const name = item ? key : given.accessKey;
-    await attempt(`Account ${name}`, () => call("PUT", `/accounts/${seg(name)}${query({ group: only || given.group })}`, { body: bodyOf(given) }));
+    await attempt(`Account ${name}`, async () => {
+      if (!item) checkIsNew(await get("/accounts"), name, given.group);
+      return call("PUT", `/accounts/${seg(name)}${query({ group: only || given.group })}`, { body: bodyOf(given) });
+    });
     load();
   }
 
@@ -147,6 +150,15 @@ export function accountsPage(app) {
 }
 
 const same = (one, other) => JSON.stringify({ ...one, group: "" }) === JSON.stringify({ ...other, group: "" });
+
+/** Throw if an account is, or may be, in the broker group where it shall be made; none: in any of them. */
+function checkIsNew({ items, errors }, key, group) {
+  const where = (found = []) => found.map((one) => one.group).filter((one) => !group || one === group).join(", ");
+  const having = where(items.find((one) => one.accessKey === key)?.groups);
+  if (having) throw new Error(`it is in ${having} already.`);
+  const silent = where(errors);
+  if (silent) throw new Error(`${silent} does not say whether it is there.`);
+}
 
 /** One row where all broker groups are known to have an account alike, which is changed in all of them; otherwise
  *  one for each group that has it, where it is changed alone. */

@@ -107,6 +107,8 @@ class GuardedListener:
                 if threaded is not None:
                     threaded(given)
                 given = asyncio.wrap_future(given)
+            elif inspect.iscoroutine(given):
+                given = asyncio.create_task(given)  # its own: it may cancel the task it runs in
             result = await given if inspect.isawaitable(given) else given
         except BaseException as error:
             if not _is_failure(error, in_thread):
@@ -303,8 +305,8 @@ class OrderlyDeliverer:
 
 def _is_failure(error: BaseException, in_thread: bool) -> bool:
     """Return whether a listener has failed, whatever it raises. Else the task that called it is to
-    end, or all of the program. A cancellation without the task's own came out of something that it
-    awaited, and that somebody else cancelled."""
+    end, or all of the program. A cancellation without the task's own is the listener's: of its task
+    by itself, or of something that it awaited."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is None or not task.cancelling()

@@ -383,6 +383,29 @@ async def test_a_listener_that_awaits_what_was_cancelled_fails_and_its_queue_goe
     assert "listener_raised group=g topic=T" in caplog.text
 
 
+async def test_a_listener_that_cancels_its_own_task_fails_and_its_queue_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = replace(QUICK, pull=replace(QUICK.pull, consume_batch_size=1, consume_tasks=1))
+    seen = Seen()
+
+    async def listen(messages: list[MessageExt]) -> None:
+        if messages[0].queue_offset:
+            seen(messages)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 2, queues=1)
+        async with consumer_of(cluster, listen, config):
+            await until(lambda: committed(cluster)[0] == 2)
+        assert cluster.logs["g0"].bodies("%RETRY%g") == [b"0"] and seen.bodies == [b"1"]
+    assert "listener_raised group=g topic=T" in caplog.text
+
+
 async def test_a_listener_has_failed_whatever_it_raises() -> None:
     class Odd(BaseException):
         """As test tools and some libraries have them."""

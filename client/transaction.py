@@ -22,6 +22,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -52,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 CHECKS_MAX = 2000  # check-backs in progress; further ones are dropped, and brokers ask again
 END_TIMEOUT_MS = 3000
+_checking: ContextVar[asyncio.Task[None] | None] = ContextVar("checking", default=None)
 
 
 class TransactionState(IntEnum):
@@ -102,6 +104,7 @@ class TransactionProducer(Producer):
         super().__init__(group, namesrv, config=config, instance_config=instance_config)
         self._listener = listener
         self._checks: set[asyncio.Task[None]] = set()
+        self._stop: asyncio.Task[None] | None = None  # that a check asked for
         self.checked = 0  # check-backs that were answered
 
     async def send_in_transaction(
@@ -136,10 +139,27 @@ class TransactionProducer(Producer):
         return TransactionResult(half, state, await self._end(half, message.topic, state))
 
     async def stop(self) -> None:
+        """Stop as a Producer does. Checks that run are cancelled, and brokers ask again. In `check`
+        this returns at once: the producer stops when that has returned."""
+        check = _checking.get()
+        if check in self._checks:
+            if self._stop is None or self._stop.done():
+                self._stop = asyncio.create_task(self._stop_after(check), name="stop")
+            return
+        await self._end_checks()
+        if self._stop is not None:
+            await asyncio.wait((self._stop,))
+        await super().stop()
+
+    async def _stop_after(self, check: asyncio.Task[None]) -> None:
+        await asyncio.wait((check,))
+        await self._end_checks()
+        await super().stop()
+
+    async def _end_checks(self) -> None:
         for task in list(self._checks):
             task.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)
-        await super().stop()
 
     def _handlers(self) -> Mapping[int, Handler]:
         return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_asked}
@@ -200,6 +220,7 @@ class TransactionProducer(Producer):
         task.add_done_callback(self._checks.discard)
 
     async def _check(self, connection: Connection, request: RemotingCommand) -> None:
+        _checking.set(asyncio.current_task())
         try:
             header = CheckTransactionHeader.parse(request.ext)
             (message,) = decode_messages(request.body, (request.ext or {}).get("bname", ""))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from raftmq.client import Message, MessageExt, SendConfig, SendFailed, SendStatus
-from raftmq.client.errors import InvalidMessage
+from raftmq.client.errors import ClientClosed, InvalidMessage
 from raftmq.client.transaction import CHECKS_MAX, TransactionProducer, TransactionState
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -167,6 +169,43 @@ async def test_brokers_that_ask_are_answered(state: TransactionState) -> None:
         assert broker.received(END)[0].is_oneway
         assert end == EndTransactionHeader("tp", 7, 4711, int(state), "A" * 32, "A" * 32, True, "T")
         assert listener.checked[0].body == b"half" and producer.checked == 1
+
+
+async def stop_in_a_task(producer: TransactionProducer) -> None:
+    await asyncio.create_task(producer.stop())
+
+
+@pytest.mark.parametrize("stop", [TransactionProducer.stop, stop_in_a_task])
+async def test_a_check_may_stop_its_producer(
+    stop: Callable[[TransactionProducer], Awaitable[None]],
+) -> None:
+    """It is answered all the same; a stop by somebody else does not wait for it."""
+
+    class Stopping(Listener):
+        async def check(self, message: MessageExt) -> TransactionState:  # type: ignore[override]
+            await stop(producer)
+            self.checked.append(message)
+            await goes_on.wait()
+            return self.state
+
+    async with FakeCluster({"g0": 1}) as cluster:
+        listener, broker = Stopping(), cluster.brokers["g0"][0]
+        producer = producer_of(cluster, listener)
+        for stops, returns in enumerate((True, False)):
+            goes_on = asyncio.Event()
+            await producer.start()
+            await producer.send(Message("T", b"x"))
+            broker.push(check_back(cluster))
+            await until(lambda: listener.checked)
+            listener.checked.clear()
+            if returns:
+                goes_on.set()
+                await until(lambda: broker.count(RequestCode.UNREGISTER_CLIENT))
+            await producer.stop()
+            assert broker.count(RequestCode.UNREGISTER_CLIENT) == stops + 1
+            with pytest.raises(ClientClosed):
+                await producer.send(Message("T", b"x"))
+        assert [end.decision for end in ends(broker)] == [8]
 
 
 async def test_a_check_that_raises_is_answered_unknown_and_strangers_not_at_all() -> None:

@@ -163,8 +163,8 @@ class RequestTimedOut(ClientError):
 
 
 class ClientClosed(ClientError):
-    """The producer, consumer or admin is not started, or was stopped. `outcome_unknown` is set on
-    the instance if that ended a call which was under way."""
+    """The producer, consumer or admin is not started, was stopped, or was started on another event
+    loop. `outcome_unknown` is set on the instance if that ended a call which was under way."""
 
     def __init__(
         self, message: str = "the client is not running", outcome_unknown: bool = False

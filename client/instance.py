@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
 ON_ITS_WAY_S = 0.3  # for the answer of a replica that another one has just replaced
 TLS_LOOK_S = 10.0  # between two checks whether the certificate files changed
+T = TypeVar("T")
 _instances = itertools.count()
 
 
@@ -68,6 +69,7 @@ class ClientInstance:
         self.client_id = ""
         self._namesrv = parse_addresses(namesrv)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._remoting: RemotingClient | None = None
         self._directory: Directory | None = None
         self._name_servers: NameServers | None = None
@@ -80,25 +82,31 @@ class ClientInstance:
 
     @property
     def running(self) -> bool:
+        """Return whether it was started. Raises ClientClosed on another event loop."""
+        if self._remoting is not None:
+            self._own(self._remoting)
         return self._remoting is not None
 
     @property
     def remoting(self) -> RemotingClient:
-        if self._remoting is None:
-            raise ClientClosed
-        return self._remoting
+        return self._own(self._remoting)
 
     @property
     def directory(self) -> Directory:
-        if self._directory is None:
-            raise ClientClosed
-        return self._directory
+        return self._own(self._directory)
 
     @property
     def name_servers(self) -> NameServers:
-        if self._name_servers is None:
+        return self._own(self._name_servers)
+
+    def _own(self, part: T | None) -> T:
+        """Return a part. Raises ClientClosed, also on another event loop than that of the start:
+        what is waited for there would never come."""
+        if part is None:
             raise ClientClosed
-        return self._name_servers
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientClosed("the client was started on another event loop, and works only there")
+        return part
 
     async def start(
         self,
@@ -107,7 +115,8 @@ class ClientInstance:
     ) -> None:
         """Start. `heartbeat()` returns the producer/consumer part of the HeartbeatData; `handlers`
         serve requests that brokers send to this client. Raises TlsError."""
-        assert self._remoting is None, "already started"
+        assert not self.running, "already started"
+        self._loop = asyncio.get_running_loop()
         self.client_id = make_client_id()
         tls = None
         if self.config.tls is not None:
@@ -139,14 +148,13 @@ class ClientInstance:
 
     async def stop(self) -> None:
         """Cancel own tasks and close every connection."""
-        if self._remoting is None:
+        if not self.running:
             return
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        assert self._directory is not None
-        await self._directory.stop()
-        await self._remoting.close()
+        await self.directory.stop()
+        await self.remoting.close()
         self._remoting = None
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:

@@ -134,7 +134,7 @@ class Producer:
         """End undecided sends as they stand, unregister at the brokers, and close."""
         if self._engine is None:
             return
-        self._engine.stop()
+        self._running().stop()
         self._searched.clear()
         await self._instance.leave(self.group, None)
         self._engine = None
@@ -342,7 +342,7 @@ class Producer:
     # ---- inside
 
     def _running(self) -> SendEngine:
-        if self._engine is None:
+        if self._engine is None or not self._instance.running:
             raise ClientClosed
         return self._engine
 

@@ -113,9 +113,11 @@ class Cluster:
         return tuple(sorted(name for name in found if not name.startswith(_INTERNAL)))
 
     def _told(self, code: RequestCode) -> dict[str, Any]:
-        command = RemotingCommand.request(code, None)
-        answer = self._run(self._instance.name_servers.invoke(command))
-        return loads_object(successful(answer, "name server").body)
+        async def ask() -> RemotingCommand:
+            command = RemotingCommand.request(code, None)
+            return await self._instance.name_servers.invoke(command)
+
+        return loads_object(successful(self._run(ask()), "name server").body)
 
     def queues(self, topics: Iterable[str]) -> list[Queue]:
         """Return the topics' readable queues. Raises NoRoute."""

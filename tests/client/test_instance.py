@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from raftmq.client import Message, Producer, PushConsumer
-from tests.client.test_consumer import Seen
+from raftmq.client import ClientClosed, Message, Producer, PushConsumer, SimpleConsumer
+from tests.client.fakes import FakeCluster
+from tests.client.test_consumer import Seen, fill
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -40,3 +42,34 @@ def test_clients_built_before_a_fork_are_others_in_each_process() -> None:
     for child, (*ids, key_start) in lives:
         assert all(f"@{child}#" in one for one in ids)
         assert key_start.startswith(f"{child & 0xFFFF:04X}")
+
+
+async def test_a_client_is_refused_on_another_event_loop_than_its_own() -> None:
+    """What it waits for there would never come, or end the wait with words about futures."""
+    async with (
+        FakeCluster({"g0": 1}) as cluster,
+        Producer("p", cluster.namesrv) as producer,
+        SimpleConsumer("s", cluster.namesrv) as consumer,
+    ):
+        message = Message("T", b"x")
+        fill(cluster, 1, queues=1)
+        await consumer.subscribe("T")
+        await producer.send(message)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: producer.send(message),
+            lambda: producer.send_oneway(message),
+            producer.stop,
+            producer.start,
+            lambda: consumer.subscribe("T"),
+            consumer.receive,
+            consumer.stop,
+        ]
+
+        async def refused() -> None:
+            for call in calls:
+                with pytest.raises(ClientClosed, match="another event loop"):
+                    await asyncio.wait_for(call(), 5)
+
+        await asyncio.to_thread(asyncio.run, refused())
+        await producer.send(message)
+        assert len(await consumer.receive(await_ms=0)) == 1

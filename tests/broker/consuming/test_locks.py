@@ -353,6 +353,40 @@ async def turns():
         await asyncio.sleep(0)
 
 
+async def test_what_waited_here_in_one_leadership_is_not_decided_in_another():
+    """The client may have asked the leader in between for the same queue, and hold it."""
+    table, gate = LockTable(), asyncio.Event()
+    local = local_propose(table)
+
+    async def propose(payload):
+        await gate.wait()
+        return await local(payload)
+
+    service = service_of(table, propose=propose)
+    await local(lock_queues([OwnerChange("g", "A", {"T": [0]})]))
+    service._doubtful = True
+    late = asyncio.ensure_future(service.settle(_Request("g", "A", [("T", 0)], unlock=True)))
+    await turns()
+    service.leadership_changed()
+    gate.set()
+    with pytest.raises(Exception, match=r"\[NOT_LEADER\]"):
+        await late
+    assert table.owner(("T", "g", 0)) == "A"
+
+
+async def test_the_first_renewal_of_a_leadership_is_in_the_log():
+    now = [0]
+    table = LockTable(clock_ms=lambda: now[0])
+    service = service_of(table, clock_ms=lambda: now[0], terms=lambda: (1, 0))
+    for moment in (0, 1, 2):
+        now[0] = moment
+        await service.settle(_Request("g", "A", [("T", 0)]))
+    assert table.renewed["T", "g", 0] == 0, "an early one is not logged"
+    service.leadership_changed()  # another leader may have granted it meanwhile
+    await service.settle(_Request("g", "A", [("T", 0)]))
+    assert table.renewed["T", "g", 0] == 2
+
+
 async def test_a_full_table_grants_no_more(monkeypatch):
     monkeypatch.setattr("raftmq.broker.consuming.locks.OWNED_MAX", 2)
     service = service_of(LockTable())

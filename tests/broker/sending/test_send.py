@@ -358,6 +358,20 @@ def test_a_new_leaders_store_times_do_not_go_back_behind_what_it_applied():
     assert bench.log.cut(bench.sends).timestamp_ms == 1_000
 
 
+def test_a_new_leader_counts_on_from_what_the_queues_hold():
+    """Not from what it had cut before, which another leader replaced."""
+    bench = Bench()
+    bench.send(e="1")
+    bench.log.cut(bench.sends)
+    bench.sends.leadership(2, False)
+    bench.sends.truncated(1)
+    bench.ends["T", 1] = 5
+    bench.log.term = 3
+    bench.sends.leadership(3, True)
+    bench.send(e="1")
+    assert decode_record(bench.log.cut(bench.sends).payload).queue_offset == 5
+
+
 def test_cut_of_another_term_gets_nothing():
     bench = Bench()
     bench.send()

@@ -526,6 +526,20 @@ async def test_a_power_cut_under_async_flush_costs_the_vote_until_caught_up(tmp_
         assert victim.member.core.recovered  # a clean stop had made everything durable
 
 
+async def test_a_stop_whose_last_sync_fails_is_not_a_clean_one(tmp_path: Path) -> None:
+    async with Group(tmp_path, flush=FlushMode.ASYNC, flush_interval_ms=60_000) as group:
+        leader = await group.leader()
+        victim = group.others(leader)[0]
+        await send_and_wait(group, leader, b"a")
+        await group.all_applied()
+        victim.disk.fail_syncs = True
+        await victim.stop()
+        victim.disk.fail_syncs = False
+        victim.disk.power_cuts += 1
+        await victim.start()
+        assert "machine went down" in str(victim.member.status()["recovering"])
+
+
 async def test_a_power_cut_of_all_under_async_flush(tmp_path: Path) -> None:
     async with Group(tmp_path, flush=FlushMode.ASYNC) as group:
         leader = await group.leader()

@@ -109,6 +109,29 @@ def test_damage_below_the_hint_is_never_cut(disk: OsDisk, victim: int, part: str
     assert not log.settled
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_no_peer_may_have_is_read_whole_however_old_it_is(
+    disk: OsDisk, committed: bool
+) -> None:
+    """Damage in it is found while a peer may still supply it, or while no other can lead."""
+    writer = written(disk, 36)
+    frame = writer.frames[0]
+    overwrite(disk, frame.position + HEADER_SIZE_BYTES + 3, b"\xff\xfe")
+    end = writer.frames[-1].end
+    mark = Checkpoint(disk, "checkpoint")
+    mark.open()
+    mark.note(CheckpointFields(confirm_offset=end if committed else frame.position))
+    log = CommitLog(disk, "commitlog", SIZE, mark)
+    log.open()
+    assert frame.end < log.segments()[-3].start
+    if committed:
+        assert recover_frames(log, end).end_offset == end
+        return
+    with pytest.raises(StoreDamaged) as caught:
+        recover_frames(log, end)
+    assert caught.value.position == frame.position
+
+
 @pytest.mark.parametrize("victim", range(12))
 @pytest.mark.parametrize("hole", [bytes(30), b"\xff" * 30])
 def test_a_hole_above_the_hint_is_a_torn_tail(disk: OsDisk, victim: int, hole: bytes) -> None:

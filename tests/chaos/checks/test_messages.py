@@ -108,6 +108,13 @@ def two_messages_at_one_offset(plant: HistoryBuilder) -> None:
     plant.consumed(0, (3, "e"))  # it lies elsewhere
 
 
+def acknowledged_where_another_one_was_consumed(plant: HistoryBuilder) -> None:
+    plant.ended("u", "unknown")
+    plant.consumed(0, (2, "u"))
+    plant.sent("e", 0, 2, attempts=2)
+    plant.consumed(0, (3, "e"))
+
+
 def another_message_than_was_acknowledged(plant: HistoryBuilder) -> None:
     plant.ended("u", "unknown")
     plant.sent("e", 0, 2)
@@ -212,6 +219,7 @@ PLANTED = [
     (failed_for_certain_after_it_was_consumed, {PHANTOMS}, "failed for certain"),
     (sent_to_another_topic, {PHANTOMS}, "sent to Other"),
     (two_messages_at_one_offset, {TWICE_ACKED, POSITIONS}, "T-0@2 was given to f and to e"),
+    (acknowledged_where_another_one_was_consumed, {POSITIONS}, "T-0@2 holds both u and e"),
     (another_message_than_was_acknowledged, {POSITIONS}, "T-0@2 holds both e and u"),
     (stored_elsewhere_than_acknowledged, {POSITIONS}, "acknowledged at T-0@2 but lies at T-0@3"),
     (stored_twice_for_one_attempt, {BROKER_MADE}, "a stored at T-0@0, T-1@2"),

@@ -181,6 +181,13 @@ def two_commits_at_the_same_time_the_lower_one_answered_first(builder: HistoryBu
     builder.fetched(0, 4)
 
 
+def two_commits_of_one_consumer_at_the_same_time(builder: HistoryBuilder) -> None:
+    one, other = builder.committing(0, 4), builder.committing(0, 5)
+    builder.answered(other, 0, 5)
+    builder.answered(one, 0, 4)
+    builder.fetched(0, 5)
+
+
 def a_lower_commit_after_two_at_the_same_time(builder: HistoryBuilder) -> None:
     one, other = builder.committing(0, 5), builder.committing(0, 3, "consumer-1")
     builder.answered(other, 0, 3, "consumer-1")
@@ -234,6 +241,7 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
         a_lower_commit_by_whoever_took_over,
         two_commits_at_the_same_time,
         two_commits_at_the_same_time_the_lower_one_answered_first,
+        two_commits_of_one_consumer_at_the_same_time,
         a_lower_commit_after_two_at_the_same_time,
         a_lower_commit_after_one_that_was_never_answered,
         a_lower_commit_after_a_reset_at_the_same_time,

@@ -11,6 +11,7 @@ import pytest
 from raftmq.proxy import receives
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.contents import TIME_MS_MAX
+from raftmq.proxy.places import Receipt
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.codes import RequestCode
@@ -206,11 +207,35 @@ async def test_a_changed_time_gives_a_new_handle_and_voids_the_old(world, caller
         receipt_handle=one.system_properties.receipt_handle,
         invisible_duration={"seconds": 1},
     )
+    assert Receipt.decode(changed.receipt_handle).handle.invisible_ms == 1_000
     assert await caller.ack(one) == pb.Code.INVALID_RECEIPT_HANDLE
     (again,) = await caller.received("T")
     assert again.system_properties.delivery_attempt == 2
     assert again.system_properties.receipt_handle != changed.receipt_handle
     assert await caller.ack(again) == pb.Code.OK
+
+
+async def test_a_change_whose_outcome_is_unknown_is_not_asked_for_again():
+    """Its handle would be void by then, and the answer that there is no such message untrue."""
+    code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+    async with FakeCluster({"g0": 1}) as cluster:
+        (broker,) = cluster.brokers["g0"]
+        broker.scripts[code] += [(1, "[OUTCOME_UNKNOWN] the leader changed"), (208, "no message")]
+        proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
+        await proxy.start()
+        try:
+            async with Caller(proxy) as caller:
+                answer = await caller.call(
+                    "ChangeInvisibleDuration",
+                    group=pb.Resource(name="cg"),
+                    topic=pb.Resource(name="T"),
+                    receipt_handle="0 1795577939254 30000 0 0 g0 0 0",
+                    invisible_duration={"seconds": 1},
+                )
+        finally:
+            await proxy.stop()
+        assert broker.count(code) == 1
+        assert answer.status.code == pb.Code.MASTER_PERSISTENCE_TIMEOUT  # it may have taken effect
 
 
 async def test_a_message_becomes_a_dead_letter_when_its_consumer_says_so(world, caller):

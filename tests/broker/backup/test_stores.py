@@ -589,6 +589,22 @@ def test_a_point_in_time_has_the_tables_of_then(store, place, tmp_path):
         Store(tmp_path / str(number)).close(replica)
 
 
+def test_a_point_before_retention_has_the_queues_of_the_log_that_is_left(store, place, tmp_path):
+    first = backup(store, place).manifest
+    replica = store.open()
+    written(replica, 3, [], [batch()])
+    replica.flush()
+    trimmed(replica.log, replica.store.commitlog.segments()[-2].start)
+    replica.store.derived.correct_min_offset()
+    begins = {place: queue[0] for place, queue in replica.queues().items()}
+    store.close(replica)
+    manifest = backup(store, place).manifest
+    assert 1 < manifest.first_index <= first.commit_index
+    restored(place, tmp_path / "new", to_index=first.commit_index)
+    found = Store(tmp_path / "new").look()[0]
+    assert found and {place: queue[0] for place, queue in found.items()} == begins
+
+
 def frames_in(place, manifest):
     return list(frames_of(place, manifest))
 

@@ -250,6 +250,35 @@ async def test_slaves_are_bounded_and_silence_ends_a_link(tmp_path):
         other.close()
 
 
+async def test_who_was_not_sent_something_cannot_acknowledge_it(tmp_path):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        await filled(pair, 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        writer.write(bytes(8))
+        await pair.master_serves(1)
+        master = pair.master.log.classic.master
+        (link,) = master.links
+        link.pause_writing()
+        await filled(pair, 1)
+        writer.write(pair.master.store.commitlog.max_offset.to_bytes(8, "big"))
+        await until(lambda: not master.links or link.acknowledged)
+        assert master.acknowledged == 0
+        assert await closed(reader)
+        writer.close()
+
+
+async def test_who_has_not_said_what_he_has_is_not_waited_for(tmp_path):
+    async with Classic(tmp_path, 0) as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        _, writer = await asyncio.open_connection("127.0.0.1", pair.ports["master"])
+        master = pair.master.log.classic.master
+        await until(lambda: master.links)
+        assert not master.available(1)
+        answer = await pair.send(pair.master, "T")
+        assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+        writer.close()
+
+
 async def test_a_reader_that_does_not_read_costs_no_memory(tmp_path):
     """The part of the log that a slow slave has not taken stays in the log, not in memory."""
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
@@ -278,6 +307,27 @@ async def test_a_slave_vouches_for_what_is_durable(tmp_path):
         assert link["diff"] > 0
         slow.let_go()
         assert await filled(pair, 1) == [OK]
+
+
+async def test_a_slave_follows_anew_once_all_it_has_is_durable(tmp_path):
+    async with Classic(tmp_path, role="ASYNC_MASTER") as pair:
+        await pair.followed()
+        await filled(pair, 1)
+        await pair.caught_up()
+        slave, slow = pair.slave.log.classic, SlowSync(pair.slave.store.commitlog)
+        await pair.send(pair.master, "T")
+        end = pair.master.store.commitlog.max_offset
+        await until(lambda: pair.slave.store.commitlog.max_offset == end)
+        links = pair.master.log.classic.master.links
+        (link,) = links
+        link.close("says the test")
+        await until(lambda: not links)
+        await until(lambda: slave._flusher._waiting or links)
+        assert not links
+        slow.let_go()
+        slave._flusher.request()
+        await pair.caught_up()
+        await pair.followed()
 
 
 async def test_ha_status(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,11 +38,11 @@ class Rendered:
             return kept
         return plain | {key: base64.b64decode(value).decode() for key, value in kept.items()}
 
-    def pods(self) -> Iterator[tuple[Object, Object]]:
+    def pods(self) -> list[tuple[Object, Object]]:
         """Each object that makes pods, and the template (metadata and spec) of its pods."""
-        for one in self.objects:
-            if one["kind"] in POD_OWNERS:
-                yield one, template_of(one)
+        found = [(one, template_of(one)) for one in self.objects if one["kind"] in POD_OWNERS]
+        assert found, "there are none"
+        return found
 
 
 def template_of(owner: Object) -> Object:

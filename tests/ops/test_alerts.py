@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -221,21 +222,27 @@ def test_runbooks_speak_of_what_there_is(known: Known) -> None:
     )
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in known} | set(known)
     keys = set(broker_config.OPTIONS) | set(namesrv_config.OPTIONS)
+    found: Counter[str] = Counter()
     for path in RUNBOOKS.glob("*.md"):
         text = path.read_text()
         for name in METRIC.findall(text):
+            found["metrics"] += 1
             assert name in families, (path.name, name)
         for target in re.findall(r"\]\(([\w-]+\.md)\)", text):
+            found["links"] += 1
             assert (RUNBOOKS / target).exists(), (path.name, target)
         for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text):
             key = re.fullmatch(r"([a-z]+(?:[A-Z][a-zA-Z0-9]*)+)(?:=\w+)?", span)
             if key is not None:
+                found["keys"] += 1
                 there = key[1] in keys or f'"{key[1]}"' in sources
                 assert there, f"{path.name}: no key {span}"
         for events in re.findall(r"[Ll]ogs?\b[^\n]*:[^\n]*(?:\n[^\n]+)*", text):
             for event in re.findall(r"`([a-z]+_[a-z_]+)", events):
                 if not METRIC.fullmatch(event):
+                    found["events"] += 1
                     assert event in sources, f"{path.name}: no event {event}"
+    assert found.keys() == {"metrics", "links", "keys", "events"}
 
 
 def test_what_grafana_is_given_reads() -> None:

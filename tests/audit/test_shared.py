@@ -89,8 +89,8 @@ def test_whatever_differs_every_store_has_its_own_rows(seed: int) -> None:
 
 
 def test_batches_have_the_schema_that_spark_was_told() -> None:
-    for batch in shared([("a", segment()), ("b", segment(2))], 0, SIZE):
-        assert batch.schema == LOG_SCHEMA
+    batches = list(shared([("a", segment()), ("b", segment(2))], 0, SIZE))
+    assert batches and all(batch.schema == LOG_SCHEMA for batch in batches)
 
 
 def blocks(tmp_path: Path, *copies: tuple[bytes, int, list[tuple[int, int]]]) -> list[str]:

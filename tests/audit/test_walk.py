@@ -153,6 +153,7 @@ def test_many_shapes_are_judged_as_one_is(seed: int) -> None:
     base = sorted(log.segments)[seed % 3]
     data = bytearray(log.segments[base])
     starts = [p.position - base for p in log.placed if base <= p.position < base + len(data)]
+    assert starts
     for at in rng.sample(starts, min(len(starts), 6)):
         # Sizes are at least a record's, as the walk has seen to; all else may be anything.
         where = rng.choice((8, 36, 84, 86, 88 + rng.randrange(60)))

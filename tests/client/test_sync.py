@@ -61,9 +61,13 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("client", "blocks"), PAIRS, ids=lambda one: one.__name__)
 def test_every_coroutine_of_a_client_can_be_called_without_a_loop(client, blocks) -> None:
-    for name, method in inspect.getmembers(client, inspect.iscoroutinefunction):
-        if name.startswith("_") or name in CALLED_BACK:
-            continue
+    found = {
+        name: method
+        for name, method in inspect.getmembers(client, inspect.iscoroutinefunction)
+        if not name.startswith("_") and name not in CALLED_BACK
+    }
+    assert found
+    for name, method in found.items():
         blocking = getattr(blocks, name)
         assert not inspect.iscoroutinefunction(blocking)
         if name not in ("start", "stop", "fetch"):  # fetch leaves out the expression's type

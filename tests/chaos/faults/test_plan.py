@@ -34,7 +34,9 @@ def test_every_wish_comes_once_in_each_round_in_an_order_of_its_own() -> None:
 def test_a_slot_holds_its_faults_and_some_calm(seed: int) -> None:
     for seconds in (3, 300):
         slot_s = seconds / 6
-        for planned in plan(seed, WANTED, seconds, 2):
+        found = plan(seed, WANTED, seconds, 2)
+        assert found
+        for planned in found:
             begin_s = planned.at_s // slot_s * slot_s
             assert begin_s + 0.15 * slot_s <= planned.at_s
             assert planned.at_s + planned.for_s <= begin_s + 0.92 * slot_s

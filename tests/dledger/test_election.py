@@ -32,9 +32,9 @@ def test_a_refused_pre_vote_is_asked_for_again_and_a_refused_vote_is_not(pre_vot
 
 def test_requests_say_what_log_and_which_process_asks() -> None:
     index = LogIndex(6, 3)
-    for request in make(pre_vote=True).requests("b", index):
-        assert (request.sender, request.term, request.pre_vote) == ("a", 4, True)
-        assert (request.last_index, request.last_term, request.incarnation) == (5, 3, 7)
+    (request,) = make(pre_vote=True).requests("b", index)
+    assert (request.sender, request.term, request.pre_vote) == ("a", 4, True)
+    assert (request.last_index, request.last_term, request.incarnation) == (5, 3, 7)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_a_leaving_consumer_moves_only_its_own_queues_on_the_ring() -> None:
     given = queues(("x", 64))
     before = {q: c for c in FIVE for q in RING(given, FIVE, c)}
     after = {q: c for c in FIVE[1:] for q in RING(given, FIVE[1:], c)}
+    assert before.keys() == after.keys() == set(given)
     assert all(after[q] == c for q, c in before.items() if c != FIVE[0])
 
 

@@ -100,3 +100,10 @@ def test_the_log_is_believed_before_a_file() -> None:
     saved = [(5, configuration("xyz"))]
     members = members_of([frame(5, "abcd", "abc")], dict.fromkeys("abc", 0), saved, "abc", "")
     assert members.voters == frozenset("abcd")
+
+
+def test_a_file_is_not_believed_where_the_log_has_another_frame() -> None:
+    """Also if nobody knows that frame to be committed."""
+    saved = [(5, configuration("xyz"))]
+    members = members_of([frame(5, "abcd", "a")], dict.fromkeys("abc", 0), saved, "abc", "")
+    assert members.voters == frozenset("abc")

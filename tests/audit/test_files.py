@@ -40,6 +40,15 @@ def test_units_are_those_from_a_position_on(tmp_path: Path, begin: int) -> None:
     assert [*zip(offsets.tolist(), content["position"].tolist(), strict=True)] == expected
 
 
+def test_units_that_point_back_before_a_position_are_not_from_it_on(tmp_path: Path) -> None:
+    data = b"".join(map(unit, (100, 600, 700, 200)))
+    offsets, content = units(queue_file(tmp_path, data), 500)
+    assert [*zip(offsets.tolist(), content["position"].tolist(), strict=True)] == [
+        (101, 600),
+        (102, 700),
+    ]
+
+
 def test_what_is_behind_the_last_written_byte_is_known(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     with path.open("wb") as file:

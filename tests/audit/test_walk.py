@@ -74,6 +74,14 @@ def test_old_records_behind_a_blank_are_not_items() -> None:
         assert [(g.kind, g.at, g.size_bytes) for g in walk.gaps] == [(ItemKind.BLANK, third, left)]
 
 
+def test_what_looks_like_a_blank_in_a_body_hides_nothing_behind_it() -> None:
+    log = Log(8192, framed=False)
+    body = struct.pack(">iI", 8, 0xCBD43194)
+    log.frame(1, [Message(f"{i:032d}", body, queue=i) for i in range(4)])
+    for step in (64, 8192):
+        assert walked(log, 0, step).records == [p.position for p in log.placed]
+
+
 def test_a_record_nested_in_a_body_is_not_an_item() -> None:
     inner = Log(8192, framed=False)
     inner.frame(1, [Message("A" * 32, b"inner")] * 3)

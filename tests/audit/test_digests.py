@@ -14,10 +14,12 @@ import pytest
 
 from raftmq.audit.digests import (
     RANGE_BYTES,
+    FrameRun,
     LogDigest,
     LogSummary,
     Sums,
     UnitSummary,
+    all_alike,
     by_store,
     sums,
     total,
@@ -177,3 +179,28 @@ def test_stores_are_alike_if_all_bytes_of_the_range_are(seed: int) -> None:
     assert all(part.alike for part in parts) <= same
     if len({*there}) == 1:
         assert [part.alike for part in parts] == [True]
+
+
+@pytest.mark.parametrize(
+    ("runs", "ended", "alike"),
+    [  # (first and last index, first and last term) of each range; (index, term) before them
+        ([(1, 3, 1, 2), (4, 6, 2, 2)], None, True),
+        ([(1, 3, 1, 2), (5, 6, 2, 2)], None, False),
+        ([(1, 3, 1, 2), (4, 6, 1, 2)], None, False),
+        ([(4, 6, 2, 2)], (3, 2), True),
+        ([(5, 6, 2, 2)], (3, 2), False),
+        ([(4, 6, 1, 2)], (3, 2), False),
+    ],
+)
+def test_frames_are_one_run_if_index_and_term_go_on(
+    runs: list[tuple[int, int, int, int]], ended: tuple[int, int] | None, alike: bool
+) -> None:
+    none: Sums = {}
+    digests = [
+        LogDigest(("n0",), n, n + 1, True, 0, 0, 3, False, none, none, FrameRun(*run, n, ()))
+        for n, run in enumerate(runs)
+    ]
+    found = all_alike(digests, ("n0",), ended)
+    assert (found is not None) == alike
+    if found is not None and found.frames is not None:
+        assert (found.frames.first, found.frames.last) == (runs[0][0], runs[-1][1])

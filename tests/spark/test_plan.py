@@ -1,0 +1,55 @@
+"""Requests follow from a batch's plan: which queue, in which order, cut where."""
+
+import pyarrow as pa
+import pytest
+
+from raftmq.client.message import MessageQueue
+from raftmq.client.writer import Place
+from raftmq.spark.plan import REQUEST_BYTES, REQUEST_MESSAGES, STAGED, Requests, new_plan
+
+QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]
+
+
+def rows(*bodies: bytes, hashes: list[int | None] | None = None) -> pa.RecordBatch:
+    count = len(bodies)
+    columns = [list(bodies), [b""] * count, [0] * count, hashes or [None] * count]
+    return pa.record_batch(columns, schema=STAGED)
+
+
+def requests_of(batch: pa.RecordBatch, queues: list[MessageQueue] = QUEUES) -> list[list[object]]:
+    """The queue, the place, the size and the bodies' number of each request."""
+    plan = new_plan("T", "w", 7, queues, ["f"], len(batch), "")
+    requests = Requests(plan, lambda queue, batch: "A" * 24)
+    made = [*requests.add(batch), *requests.rest()]
+    return [
+        [queue.queue_id, place, len(body), body.count(b"UNIQ_KEY")] for queue, place, body in made
+    ]
+
+
+@pytest.mark.parametrize("hash", [0, 1, 5, -1, -5, -(1 << 31), (1 << 31) - 1])
+def test_a_key_goes_to_the_queue_that_javas_selector_chooses(hash: int) -> None:
+    """Its remainder has the sign of the hash, and only then the amount counts."""
+    chosen = abs(hash) % len(QUEUES)
+    assert [one[0] for one in requests_of(rows(b"x", hashes=[hash]))] == [chosen]
+
+
+def test_a_request_has_no_more_messages_than_the_plan_says() -> None:
+    found = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 2 + 1)), QUEUES[:1])
+    assert [one[3] for one in found] == [REQUEST_MESSAGES, REQUEST_MESSAGES, 1]
+    assert [one[1] for one in found] == [Place(7, 0), Place(7, 1), Place(7, 2)]
+
+
+def test_a_request_has_no_more_bytes_than_the_plan_says_but_one_message() -> None:
+    third = bytes(REQUEST_BYTES // 3)
+    found = requests_of(rows(third, third, third, bytes(REQUEST_BYTES)), QUEUES[:1])
+    assert [one[3] for one in found] == [2, 1, 1]
+
+
+def test_rows_without_a_key_go_around_the_queues_in_runs() -> None:
+    found = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 3 + 1)))
+    assert sorted((one[0], one[3]) for one in found) == [
+        (0, 1),
+        (0, REQUEST_MESSAGES),
+        (1, REQUEST_MESSAGES),
+        (2, REQUEST_MESSAGES),
+    ]

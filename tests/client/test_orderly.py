@@ -203,6 +203,7 @@ async def test_a_lock_that_is_not_believed_any_more_is_given_back_all_the_same()
                 ("other", "T", 1), ("other", "T", 2),
             }  # fmt: skip
             await locks.release([queue(1)], tell=False)  # somebody is still at work there
+            await locks.hold(queue(1))  # and asks for it once more
             await locks.release_all()
             assert {key for key in broker.locks if key[0] == "other"} == {("other", "T", 1)}
 

@@ -51,5 +51,13 @@ def test_a_micro_batch_is_limited_and_moves_on(rows_max: int) -> None:
     assert rounds == -(-111 // rows_max)
 
 
+def test_of_a_micro_batch_each_queue_has_its_share() -> None:
+    start = dict.fromkeys((A, B, C), 0)
+    end = {A: 10, B: 1, C: 9}
+    assert positions.at_most(start, end, 10) == {A: 5, B: 1, C: 4}
+    assert positions.at_most(start, end, 1) == {A: 1, B: 0, C: 0}
+    assert positions.at_most(start, end, 19) == {A: 9, B: 1, C: 9}
+
+
 def test_a_queue_that_went_back_is_seen() -> None:
     assert list(positions.behind({A: 5, B: 4, C: 0}, {A: 5, B: 5})) == [B]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -170,6 +171,13 @@ def test_a_kill_while_an_end_is_saved_leaves_this_one_or_the_one_before(
     kept.save(new, [first, second])
     assert kept.ended() == new
     assert pq.read_table(tmp_path / "queues.parquet").num_rows == 3
+
+
+def test_a_store_that_ends_before_a_position_has_no_last_bytes_before_it(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(100))
+    assert since.tail_of(str(tmp_path), 100) == hashlib.sha256(bytes(100)).hexdigest()
+    assert since.tail_of(str(tmp_path), 101) is None
 
 
 def test_an_end_without_its_queues_is_not_gone_on_with(tmp_path: Path) -> None:

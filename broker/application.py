@@ -17,6 +17,7 @@ from raftmq.broker.errors import StateError
 from raftmq.broker.housekeeping import Activity
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.waiting import Pending
+from raftmq.broker.tables.snapshot import behind
 from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.errors import ApplyLater
 from raftmq.dledger.index import LogIndex
@@ -71,8 +72,8 @@ class BrokerApplication:
         reflect already are skipped. Blocking the first time; the engine asks in a thread.
 
         Raises StateError when the tables are ahead of the log: its tail was lost, or the files
-        under config/ belong to another log; and when the tables are damaged and the log does not
-        reach back far enough to rebuild them.
+        under config/ belong to another log; and when tables are damaged or gone and the log does
+        not reach back far enough to rebuild them.
         """
         if self.recovered_index is None:
             self.recovered_index = self._recover(self._log_index())
@@ -93,20 +94,13 @@ class BrokerApplication:
             )
         start = min(tables, index.last_ending_by(self._store.dispatched_offset))
         oldest = index.first_index - 1
-        if tables < oldest and self._state.damaged:
+        if tables < oldest:
             raise StateError(
-                f"{', '.join(self._state.damaged)} under config/ cannot be read, what could is of "
-                f"frame {tables}, and the log begins at frame {index.first_index}: put a copy of "
-                "another replica's config/ there, or start this one with an empty directory"
+                f"{', '.join(behind(self._state, oldest))} under config/ cannot be read or are "
+                f"gone, what is there is of frame {tables}, and the log begins at frame "
+                f"{index.first_index}: put a copy of another replica's config/ there, or start "
+                "this one with an empty directory"
             )
-        if start < oldest:
-            log.warning(
-                "replay_incomplete from=%d first=%d: what older frames said is only known as far "
-                "as config/ and the consume queues hold it",
-                start,
-                index.first_index,
-            )
-            start = oldest
         log.info("replay from=%d last=%d tables=%d", start, index.last_index, tables)
         self.applied_position = index.end_of(start)
         return start

@@ -384,7 +384,10 @@ class FlushTicket:
             self.saved[queue] = queue.save_tail(self.files)
         dirty = self.files.all_dirty()
         dirty.run()
-        if self.manifest is not None and (dirty.directories or (self.due and dirty.paths)):
+        if self.manifest is None:
+            return
+        changed = dirty.directories or (self.due and dirty.paths)
+        if changed or not self.files.disk.exists(self.manifest):
             nothing = range(0)
             found = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
             write_manifest(self.files.disk, self.manifest, filter(None, found))
@@ -408,6 +411,7 @@ class ConsumeQueueStore:
         self._disk = disk
         self._files = QueueFiles(disk, directory, units_per_file, open_files_max)
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
+        self.unknown = False  # `open` found neither a queue nor a manifest
         self.corrected_to = -1  # no unit of any queue points below this, except a damaged one
         self._manifest = manifest
         self._noted: dict[tuple[str, int], QueueExtent] = {}  # what it said, until the log is known
@@ -455,6 +459,8 @@ class ConsumeQueueStore:
                 if queue.file_starts:
                     self._queues[key] = queue
         self.damaged |= dict.fromkeys(noted, "its directory is gone")
+        kept = self._manifest is not None and self._disk.exists(self._manifest)
+        self.unknown = not (kept or self._queues or self.damaged)
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
         """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write. After
@@ -553,9 +559,9 @@ class ConsumeQueueStore:
         writes: to make a queue's file takes a third of a millisecond, and thousands of queues may
         have a tail.
 
-        The manifest is written by every flush that syncs anything; with many queues, only when
-        files were created or removed, and by every MANIFEST_FLUSHES-th flush, since it is a lower
-        bound anyway."""
+        The manifest is written by every flush that syncs anything, and by the first; with many
+        queues, only when files were created or removed, and by every MANIFEST_FLUSHES-th flush,
+        since it is a lower bound anyway."""
         assert not self._flushing
         self._flushing = True
         self._flushes += 1

@@ -20,6 +20,7 @@ from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueueStore
 from raftmq.store.dispatch import Dispatcher, Units
+from raftmq.store.errors import QueuesLost
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery, MessageIndex
 from raftmq.store.queuerepair import QueueRepairs, mend_queues
@@ -63,8 +64,11 @@ class DerivedFiles:
 
     def log_recovered(self) -> None:
         """Fit the queues to the recovered log, in Raft mode, before anything is dispatched: drop
-        units of lost frames, and rebuild damaged queues (that reads the whole log)."""
+        units of lost frames, and rebuild damaged queues (that reads the whole log). Raises
+        QueuesLost if that is not enough."""
         begin, end = self._commitlog.min_offset, self._commitlog.max_offset
+        if begin and self.queues.unknown:
+            raise QueuesLost(begin)
         if end < self.dispatched_offset:
             self.cut_back(end)
         self.queues.correct_min_offset(begin)

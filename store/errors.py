@@ -46,6 +46,20 @@ class StoreDamaged(StoreError):
         self.reason = reason
 
 
+class QueuesLost(StoreError):
+    """The ConsumeQueues and their manifest are gone, and the log, which begins at CommitLog offset
+    `begin`, does not say where those go on whose messages are all deleted."""
+
+    code = "QUEUES_LOST"
+
+    def __init__(self, begin: int) -> None:
+        super().__init__(
+            f"consumequeue/ and consumequeue.manifest are gone, and the log begins at {begin}: it"
+            " does not say where queues go on whose messages are deleted. Put them back, or start"
+            " this replica with an empty directory: the others give it everything"
+        )
+
+
 class Diverged(StoreError):
     """The master's data does not continue this log: the logs differ. None of it was written.
     `position` is where it was to go."""

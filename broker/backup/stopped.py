@@ -36,6 +36,7 @@ from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueueStore
 from raftmq.store.disk import DiskUsage, File, OsDisk, OsFile
+from raftmq.store.errors import QueuesLost
 from raftmq.store.ownership import StoreLock, lock_store
 from raftmq.store.recovery import FrameHeader, FrameWalk
 
@@ -255,6 +256,8 @@ class StoppedSource:
         try:
             clean = not os.path.exists(f"{disk.root}/abort")
             queues.open(confirmed, clean=clean, log_begin=begin)
+            if begin and queues.unknown:
+                raise BackupError(f"{disk.root}: {QueuesLost(begin)}")
             if queues.damaged:
                 topic, queue_id = next(iter(queues.damaged))
                 raise BackupError(

@@ -3,7 +3,8 @@
     config/topics.json  subscriptionGroup.json  consumerOffset.json  delayOffset.json
            sentOnce.json plainAcl.json groupId.json writers.json pops.json (ours) each with .bak
 
-Each file carries `raftAppliedIndex`, the Raft index its table reflects, and `raftChecksum`. They
+Each file carries `raftAppliedIndex`, the Raft index its table reflects, `raftFiles`, the names of
+all, so that a missing one is not taken for one that there never was, and `raftChecksum`. They
 shorten the replay and let retention delete old segments. They hold nothing that is not in the log:
 without them the tables are rebuilt from the frames that the log still holds. A file is replaced
 atomically: the new one is written beside it and synced, the old one renamed to .bak, the new one
@@ -36,6 +37,7 @@ from raftmq.store.disk import Disk
 T = TypeVar("T", bound=Table)
 DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
+FILES_KEY = "raftFiles"
 CHECKSUM_KEY = "raftChecksum"
 log = logging.getLogger("raftmq.broker.snapshot")
 GROUP_ID, WRITERS, POPS = "groupId.json", "writers.json", "pops.json"
@@ -135,7 +137,7 @@ def write(disk: Disk, snapshot: Snapshot, encoded: Encoded | None = None) -> int
 def _file_of(name: str, table: Table, encoded: Encoded) -> Iterator[bytes]:
     """Yield a table's file in pieces: JSON with sorted keys, and the checksum of that behind it."""
     if not isinstance(table, VersionedTable):
-        whole = {**table.to_json(), INDEX_KEY: table.applied_index}
+        whole = {**table.to_json(), INDEX_KEY: table.applied_index, FILES_KEY: FILES}
         pieces = iter([orjson.dumps(whole, option=_SORTED)])
     else:
         pieces = _pieces_of(name, table, encoded)
@@ -155,7 +157,8 @@ def _pieces_of(name: str, table: VersionedTable[Any], encoded: Encoded) -> Itera
         parts = [orjson.dumps(piece, option=_SORTED)[1:-1] for piece in entries]
         encoded[name] = version, parts
     separator = b"{"
-    for key in sorted([*head, INDEX_KEY, entries_key]):
+    head = {**head, INDEX_KEY: table.applied_index, FILES_KEY: FILES}
+    for key in sorted([*head, entries_key]):
         yield b'%b"%b":' % (separator, key.encode())
         separator = b","
         if key == entries_key:
@@ -163,7 +166,7 @@ def _pieces_of(name: str, table: VersionedTable[Any], encoded: Encoded) -> Itera
                 yield (b"," if number else b"{") + part
             yield b"}" if parts else b"{}"
         else:
-            yield orjson.dumps(head[key] if key in head else table.applied_index, option=_SORTED)
+            yield orjson.dumps(head[key], option=_SORTED)
     yield b"}"
 
 
@@ -190,22 +193,33 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
     index 0; damage is logged, and noted in `state.damaged`. The caller must check that the log
     still holds every frame above the returned index.
     """
+    there: set[str] = set()
+    noted: set[str] = set()  # some file says that there were these
     for name, table in _files(state):
         for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
-            if _load_table(disk, path, table, indexed):
+            if not disk.exists(path):
+                continue
+            there.add(name)
+            files = _load_table(disk, path, table, indexed)
+            if files is not None:
+                noted.update(files)
                 break
-            if disk.exists(path):
-                state.damaged.append(path.rpartition("/")[2])
+            state.damaged.append(path.rpartition("/")[2])
     if indexed:
-        paths = {name: f"{DIRECTORY}/{name}" for name in NEWER}
-        there = {n for n, p in paths.items() if disk.exists(p) or disk.exists(f"{p}.bak")}
-        _lacks(state, [name for name in NEWER if name not in there])
+        for name in sorted(noted - there):
+            log.warning("snapshot_missing path=%s/%s", DIRECTORY, name)
+        _lacks(state, [name for name in NEWER if name not in there | noted])
     return state.applied_index
 
 
-def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> bool:
-    if not disk.exists(path):
-        return False
+def behind(state: BrokerState, index: int) -> list[str]:
+    """Return the files whose tables do not reflect the Raft index."""
+    return [name for name, table in _files(state) if table.applied_index < index]
+
+
+def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> Sequence[str] | None:
+    """Fill a table; return which files there were, as far as this one says. None: it is
+    damaged."""
     file = disk.open(path)
     try:
         data = file.pread(0, file.size_bytes)
@@ -218,8 +232,8 @@ def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> bool:
         table.load(value, int(value[INDEX_KEY]) if indexed else 0)
     except (KeyError, TypeError, ValueError, AttributeError, StateError, BodyError) as error:
         log.warning("snapshot_damaged path=%s error=%r", path, error)
-        return False
-    return True
+        return None
+    return tuple(value.get(FILES_KEY, ()))
 
 
 def _checksum(value: dict[str, Any]) -> int:

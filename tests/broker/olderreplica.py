@@ -1,10 +1,22 @@
-"""Plays a replica that runs an older program: it answers hellos as that does, and says no more."""
+"""Plays a replica that runs an older program: it answers hellos as that does, and says no more. And
+makes the tables' files those of one."""
 
 import asyncio
 
+import orjson
+
+from raftmq.broker.tables import snapshot
 from raftmq.dledger.wire import HelloAnswer, encode_answer
 
 OLDER_VERSION = 3  # of before group ids, writers and pops
+
+
+def without_files_noted(root):
+    """Let the tables' files under `root` not say which others there are."""
+    for path in (root / snapshot.DIRECTORY).iterdir():
+        value = orjson.loads(path.read_bytes())
+        del value[snapshot.FILES_KEY], value[snapshot.CHECKSUM_KEY]
+        path.write_bytes(orjson.dumps(value))
 
 
 class OlderReplica:

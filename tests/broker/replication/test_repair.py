@@ -1,6 +1,7 @@
 """Brokers over damaged files: log, ConsumeQueues, snapshots; what clients see meanwhile."""
 
 import asyncio
+import shutil
 import signal
 import sys
 
@@ -13,6 +14,7 @@ from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.errors import QueuesLost
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.waiting import until
@@ -162,12 +164,34 @@ async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_pat
         assert broker.state.topics.get("T") is not None
         await group.kill("n0")
         damage(config / "topics.json.bak", 10)
-        with pytest.raises(StateError, match=r"topics.json, topics.json.bak under config/ cannot"):
+        with pytest.raises(StateError, match=r"topics.json under config/ cannot be read or are g"):
             await group.start("n0")
         await group.stop("n0")
         (config / "topics.json").write_bytes(good)
         await group.start("n0")
         assert (await group.leading()).state.topics.get("T") is not None
+        await group.kill("n0")
+        for lost in ("pops.json", "consumerOffset.json", ""):  # the last: all of them
+            config.rename(away := tmp_path / "away")
+            shutil.copytree(away, config, ignore=lambda *_, lost=lost: [lost, f"{lost}.bak"])
+            if not lost:
+                shutil.rmtree(config)
+            with pytest.raises(StateError, match=f"{lost}.* under config/ cannot be read or are g"):
+                await group.start("n0")
+            await group.stop("n0")
+            shutil.rmtree(config, ignore_errors=True)
+            away.rename(config)
+        queues = tmp_path / "n0" / "consumequeue"
+        queues.rename(tmp_path / "queues")
+        manifest = (tmp_path / "n0" / "consumequeue.manifest").rename(tmp_path / "manifest")
+        with pytest.raises(QueuesLost, match="start this replica with an empty directory"):
+            await group.start("n0")
+        await group.stop("n0")
+        shutil.rmtree(queues)
+        (tmp_path / "queues").rename(queues)
+        manifest.rename(tmp_path / "n0" / "consumequeue.manifest")
+        await group.start("n0")
+        assert (await group.leading()).store.queues.end_of("T", 0) > 0
 
 
 def test_a_flipped_bit_that_leaves_json_is_seen(tmp_path):

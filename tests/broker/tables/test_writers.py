@@ -15,6 +15,7 @@ from raftmq.broker.tables.writers import (
     wrote,
 )
 from raftmq.store.disk import OsDisk
+from tests.broker.olderreplica import without_files_noted
 
 KEY = ("T", "w")
 
@@ -72,6 +73,7 @@ def test_snapshots_of_programs_without_writers_are_read(tmp_path):
     copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
     assert tuple(copies.to_json())[:3] == snapshot.NEWER  # the first: none is younger
     snapshot.write(disk, copies)
+    without_files_noted(tmp_path)
     for count in (1, 2, 3):
         lacking = snapshot.NEWER[:count]
         for name in lacking:
@@ -84,3 +86,15 @@ def test_snapshots_of_programs_without_writers_are_read(tmp_path):
         assert not older.writers.used and not older.pops.used
         parcel = {name: v for name, v in copies.to_json().items() if name not in lacking}
         assert snapshot.from_json(parcel).applied_index == 2
+
+
+@pytest.mark.parametrize("lost", snapshot.FILES)
+def test_a_file_that_is_gone_is_not_taken_for_one_that_there_never_was(tmp_path, caplog, lost):
+    disk = OsDisk(str(tmp_path))
+    copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
+    snapshot.write(disk, copies)
+    disk.remove(f"{snapshot.DIRECTORY}/{lost}")
+    left = BrokerState()
+    assert snapshot.load(disk, left) == 0  # all is applied again, as far as the log has it
+    assert snapshot.behind(left, 1) == [lost]
+    assert f"snapshot_missing path=config/{lost}" in caplog.text

@@ -131,7 +131,11 @@ class SimLock(StoreLock):
         assert process is not None
         self.process = process
         self.root = root
+        self.foreign = False
         self._held = held
+
+    def note_opened(self) -> None:
+        """Nothing: no other program has these stores."""
 
     def release(self) -> None:
         if self._held.get(self.root) is self:

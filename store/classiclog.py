@@ -37,6 +37,7 @@ class ClassicLog:
     def __init__(self, commitlog: CommitLog, derived: DerivedFiles) -> None:
         self._commitlog = commitlog
         self._derived = derived
+        self.gap = -1  # where a walk at start met a damaged record last; -1: none did
 
     def append(self, position: int, data: bytes, units: Sequence[Units], now_ms: int) -> None:
         """Append records with queue offsets, store time `now_ms` and `position` (from the log's
@@ -100,7 +101,7 @@ class ClassicLog:
 
         Nobody repairs a classic log: from a damaged record on, the rest of its segment is passed,
         and what queues lost there is filled. Raises DispatchError, OSError."""
-        log, gap = self._commitlog, -1
+        log = self._commitlog
         while position < end:
             data = log.read(position, min(_REDISPATCH_BYTES, end - position))
             if BLANK.unpack_from(data)[1] == MAGIC_BLANK:
@@ -113,15 +114,15 @@ class ClassicLog:
             if walk.end == 0:
                 record = log.record_at(position)
                 if record is None:
-                    gap, position = position, log.segment_end(position)
-                    logger.error("queue_gap at=%d to=%d reason=%s", gap, position, walk.detail)
+                    self.gap, position = position, log.segment_end(position)
+                    logger.error("queue_gap at=%d to=%d reason=%s", self.gap, position, walk.detail)
                     continue
                 data, walk.end = record, len(record)
             stamp_ms = store_timestamp_at(data, last)
             for units, reached in self._parts(data, position, walk.end):
-                if gap >= 0:
+                if self.gap >= 0:
                     for topic, queue_id, first, _ in units:
-                        self._derived.queues.fill_up_to(topic, queue_id, first, gap)
+                        self._derived.queues.fill_up_to(topic, queue_id, first, self.gap)
                 yield units, reached, stamp_ms
             position += walk.end
 

@@ -424,19 +424,15 @@ class ConsumeQueueStore:
         self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
         self._flushing = False
 
-    def forget_noted(self) -> None:
-        """Remove the manifest, before `open`: another program had the queues since. Raises
-        OSError."""
-        if self._manifest is not None and self._disk.exists(self._manifest):
-            self._disk.remove(self._manifest)
-            self._disk.sync_directory(self._manifest.rpartition("/")[0])
-
-    def open(self, confirmed: int, *, clean: bool = False, log_begin: int = 0) -> None:
+    def open(
+        self, confirmed: int, *, clean: bool = False, log_begin: int = 0, foreign: bool = False
+    ) -> None:
         """Load every queue, keeping units that point below CommitLog offset `confirmed`.
 
         `clean`: the last stop was clean, so nothing stands behind the first empty unit.
         `log_begin`: where the CommitLog begins; first files of which every unit pointed below it
-        may be missing.
+        may be missing. `foreign`: so may queues among others, of which another program has deleted
+        the topic.
 
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
@@ -458,7 +454,11 @@ class ConsumeQueueStore:
                     continue
                 if queue.file_starts:
                     self._queues[key] = queue
-        self.damaged |= dict.fromkeys(noted, "its directory is gone")
+        if foreign and self._queues:
+            for key in noted:
+                del self._noted[key]
+        else:
+            self.damaged |= dict.fromkeys(noted, "its directory is gone")
         kept = self._manifest is not None and self._disk.exists(self._manifest)
         self.unknown = not (kept or self._queues or self.damaged)
 
@@ -511,12 +511,16 @@ class ConsumeQueueStore:
         queue.begin_at(first)
         self._queues[key] = queue
 
-    def begin_where_noted(self, log_begin: int) -> None:
+    def begin_where_noted(self, log_begin: int, log_end: int = 0, gap: int = -1) -> None:
         """Let queues that were lost, and have no message in the log from `log_begin` on, go on at
-        the offset where they ended by the manifest. Once damaged ones are rebuilt. Raises
+        the offset where they ended by the manifest; also those whose last messages below `log_end`
+        cannot be read, from CommitLog offset `gap` on. Once damaged ones are rebuilt. Raises
         OSError."""
         for (topic, queue_id), noted in self._noted.items():
-            if noted.last_position < log_begin and not self.end_of(topic, queue_id) and noted.end:
+            if gap >= 0 and noted.last_position < log_end:
+                self.fill_up_to(topic, queue_id, noted.end, gap)
+            is_lost = noted.last_position < (log_end if gap >= 0 else log_begin)
+            if is_lost and not self.end_of(topic, queue_id) and noted.end:
                 self.discard(topic, queue_id)
                 self.begin_at(topic, queue_id, noted.end)
         self._noted.clear()

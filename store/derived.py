@@ -48,13 +48,15 @@ class DerivedFiles:
         self.newest_ms = 0  # store time of the newest record dispatched
         self._kept_to = 0  # up to this CommitLog offset `open` kept the queues' units
 
-    def open(self, confirmed: int, *, clean: bool) -> None:
+    def open(self, confirmed: int, *, clean: bool, foreign: bool = False) -> None:
         """Open the files and keep what points below CommitLog offset `confirmed`, or below the
-        log's beginning: that cannot be made again. `clean`: the last stop was. Raises OSError."""
+        log's beginning: that cannot be made again. `clean`: the last stop was. `foreign`: another
+        program may have deleted queues since. Raises OSError."""
         fields = self._checkpoint.fields
         self.newest_ms = fields.logics_timestamp_ms
         self._kept_to = max(confirmed, self._commitlog.min_offset)
-        self.queues.open(self._kept_to, clean=clean, log_begin=self._commitlog.min_offset)
+        begin = self._commitlog.min_offset
+        self.queues.open(self._kept_to, clean=clean, log_begin=begin, foreign=foreign)
         if self.index is not None:
             self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
         if not self.queues.topics() and not self.queues.damaged:

@@ -100,21 +100,19 @@ class MessageStore:
         self.abort_file.create()
         self.checkpoint.open(verify=self.classic is None)
         self.commitlog.open(restore=self.classic is None)
-        if foreign:  # it removes the queues of a topic that is deleted, and tells nobody
-            self.queues.forget_noted()
         if self.classic is None:
             self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
             return
         begin = self.commitlog.min_offset
         dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
-        self.derived.open(dispatched, clean=clean)
+        self.derived.open(dispatched, clean=clean, foreign=foreign)
         if clean or not self.queues.topics():
             # Complete, unless somebody deleted them: the end of the last message tells.
             dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
         dispatched = max(dispatched, begin)
         self.classic.rebuild_damaged(dispatched)
         self.classic.dispatch_from(dispatched)
-        self.queues.begin_where_noted(begin)
+        self.queues.begin_where_noted(begin, self.commitlog.max_offset, self.classic.gap)
         self.queues.correct_min_offset(begin)
 
     def flush(self) -> None:

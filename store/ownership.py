@@ -111,6 +111,7 @@ class StoreLock:
 
     def note_opened(self) -> None:
         """Note that a broker of ours has opened the store."""
+        self.foreign = False
         try:
             os.pwrite(self._descriptors[0], OUR_TEXT, 0)
         except OSError as error:  # then the next start does not know it

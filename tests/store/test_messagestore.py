@@ -224,6 +224,11 @@ def test_queues_that_another_program_removed_do_not_come_again(
     again.open(foreign=True)
     assert again.queues.topics() == {"T": [0]}
     assert bodies(again) == [b"kept"]
+    again.close()
+    shutil.rmtree(tmp_path / "consumequeue")  # not as another program leaves it
+    again = MessageStore(disk, store.config)
+    again.open(foreign=True)
+    assert bodies(again) == [b"kept"]
 
 
 @pytest.mark.parametrize("mode", ["raft", "classic"])
@@ -294,6 +299,34 @@ def test_a_classic_queue_is_made_again_around_what_is_damaged(
         append_classic(store, [record()], 1000)
         store.close()
     assert f"queue_gap at={position} to={third}" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/Idle"])
+def test_queues_go_on_behind_messages_that_a_damaged_log_has_lost(
+    disk: OsDisk, tmp_path: Path, lost: str
+) -> None:
+    """What is sent next gets no queue offset that consumers have passed."""
+    store = classic_store(disk)
+    for topic in ("Idle", "Gone"):
+        append_classic(store, [record(topic=topic) for _ in range(5)], 1000)
+    append_classic(store, [record(topic="Other")], 1000)
+    append_classic(store, [record() for _ in range(60)], 1000)
+    append_classic(store, [record(topic="Idle")], 1000)
+    append_classic(store, [record() for _ in range(60)], 1000)
+    queue = store.queues.queue("Idle", 0)
+    assert queue is not None
+    position, _, _ = queue.unit(3)
+    store.close()
+    shutil.rmtree(tmp_path / lost)
+    file = disk.open(f"commitlog/{0:020d}")
+    file.pwrite(position + 4, bytes(40))
+    file.close()
+    for more in range(2):
+        store = classic_store(disk)
+        for topic, end in (("Idle", 6), ("Gone", 5), ("Other", 1), ("T", 120)):
+            appended = append_classic(store, [record(topic=topic)], 1000)
+            assert [one.queue_offset for one in appended] == [end + more]
+        store.close()
 
 
 def test_a_classic_store_of_the_version_before_starts_without_a_manifest(

@@ -185,3 +185,21 @@ def test_a_full_disk_does_not_keep_anybody_from_owning(tmp_path, monkeypatch):
     lock = lock_store(str(tmp_path), "ours")
     assert said(FOREIGN, tmp_path) == "refused"
     lock.release()
+
+
+def test_it_is_known_whether_another_program_had_the_store_last(tmp_path):
+    def found():
+        lock = lock_store(str(tmp_path), "a tool")
+        lock.release()
+        return lock.foreign
+
+    assert found()  # nobody of ours has opened it yet
+    lock = lock_store(str(tmp_path), "a broker")
+    lock.note_opened()
+    assert not lock.foreign
+    assert not owner_of(str(tmp_path)).what.startswith("ours")  # the note is still read
+    lock.release()
+    assert not found()
+    with process(FOREIGN, tmp_path) as (_, words):
+        assert words == "locked"
+    assert found() and found()  # a tool does not change that

@@ -243,6 +243,8 @@ class Broker:
             opened, context, self.sends, self.pulls, self._activity, told
         )
         self.log.attach(self.engine)
+        if self.log.raft is not None:
+            self.log.raft.identity.tell(self.registrar.trigger)
         self.backups = Backups(context)
         self.retention = Retention(store, wall_ms, clock_ms)
         self.keeper = make_keeper(opened, context, self.retention, self.timers, self.backups)

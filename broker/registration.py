@@ -4,12 +4,13 @@ There is one task per name server, so that one that is down delays no other. It 
 every `registerNameServerPeriod`, at once when `trigger` says that the role or a topic changed, and
 soon after a name server's connection was lost, because with the connection the name server forgets
 the broker. The ready leader registers as brokerId 0, every other replica with its own id;
-`raftTerm` lets a name server refuse a deposed leader's claim. A failed attempt is repeated after
-RETRY_MS. The leader's is logged each time, another replica's if it was registered, and once when
-FAILURES_TOLD failed in a row. A replica that is no member of its Raft group (any more, or yet)
-leaves the routes and stays out. With a key (`registrationKeyFile`) registrations are signed, with a
-nonce that the name server gives for the connection (remoting.registrationproof). A name server that
-gives none has no key, and gets unsigned registrations.
+`raftTerm` lets a name server refuse a deposed leader's claim, `raftGroupId` a replica of another
+group of this name. A failed attempt is repeated after RETRY_MS. The leader's is logged each time,
+another replica's if it was registered, and once when FAILURES_TOLD failed in a row. A replica that
+is no member of its Raft group (any more, or yet) leaves the routes and stays out. With a key
+(`registrationKeyFile`) registrations are signed, with a nonce that the name server gives for the
+connection (remoting.registrationproof). A name server that gives none has no key, and gets unsigned
+registrations.
 
 Topics: a name server of ours puts `topicDelta`=true in its answers. From then on it gets the
 changes since the table that it last took, mostly none, in a few hundred bytes however many topics
@@ -61,6 +62,7 @@ class Identity:
     term: int  # 0: of no Raft group
     role: str  # leader, follower; "": of no Raft group
     member: bool = True  # if not, it does not belong into the routes
+    group_id: str = ""  # in hex, or NO_GROUP_ID; "": its engine has none
 
 
 class Registrar:
@@ -277,6 +279,7 @@ class Registrar:
             body_crc=body_crc(body),
             raft_term=identity.term or None,
             raft_role=identity.role or None,
+            raft_group_id=identity.group_id or None,
             topic_delta=base is not None,
             delta_base=base,
             http_address=self._http_address,

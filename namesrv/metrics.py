@@ -104,8 +104,8 @@ class NameServerMetrics:
         all_of_them = sum(n for (request, _), n in self.answers.items() if request == register)
         families.counters(
             "rocketmq_namesrv_registrations_total",
-            "Registrations of brokers; refused ones claim a stale term, pass a limit, are not "
-            "signed where they have to be, or say what no broker can.",
+            "Registrations of brokers; refused ones claim a stale term or another group's name, "
+            "pass a limit, are not signed where they have to be, or say what no broker can.",
             ("result",),
             [(("accepted",), accepted), (("refused",), all_of_them - accepted)],
         )

@@ -33,6 +33,7 @@ from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
 from raftmq.remoting.names import name_problem
 from raftmq.remoting.registration import (
+    NO_GROUP_ID,
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -191,6 +192,8 @@ class NameServerProcessor:
             delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
             whole=header.topic_delta is not None,
             term=header.raft_term or 0,
+            group_id=(header.raft_group_id or "").replace(NO_GROUP_ID, ""),
+            any_group=header.raft_group_id is None and header.raft_role is not None,
             timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
             channel=connection,
             http_address=header.http_address,

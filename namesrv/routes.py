@@ -12,6 +12,14 @@ Rules of registration (103):
   (`RegistrationRefused`), and so is any registration older than what the same node said before. The
   term is forgotten with the group, when its last address goes, and CLAIM_MS after its claimant is
   gone: a claim outlives its connection by no more than that.
+- Raft groups say their id, too. The first id that comes with a name holds it, for as long as a
+  broker of that name is there. Brokers of another id are refused, whatever their term, and what
+  such a broker's address registered before is dropped. Those that say no id are refused, too,
+  unless they change no address (the id was found just now), or are of a version that tells none
+  (`any_group`): these may be of the group, since a rolling upgrade mixes both kinds. A signed claim
+  to lead takes the name from unsigned brokers, whatever their id. An id is no secret and proves
+  nothing: it keeps apart groups that have one name by mistake. Who forges one gets no more than a
+  forged term or address gave him; signatures, which cover it, are what helps against him.
 - A claim may be `signed` (remoting.registrationproof). From the first signed claim to id 0 on the
   name is held: only signed registrations and signed change requests count for it; unsigned earlier
   registrations are dropped, whatever term they claimed. A name is held while its claim lasts or a
@@ -90,6 +98,8 @@ class Registration:
     delta_base: DataVersion | None = None  # the topics are a delta on this version
     whole: bool = True  # False, and no delta: the topics may be all there are, or some
     term: int = 0  # 0: not a Raft group
+    group_id: str = ""  # of its Raft group, in hex; "": it said none
+    any_group: bool = False  # it cannot say an id, and may be of the group that holds the name
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
     http_address: str = ""  # of the broker's node API
@@ -139,6 +149,7 @@ class BrokerGroup:
     name: str
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
+    group_id: str = ""  # of the Raft group that holds the name; "": none was said
     term: int = 0  # highest that claimed LEADER_ID
     claimant: str = ""  # address that claimed it
     claim_ends_ms: int | None = None  # None: its claimant is there
@@ -182,7 +193,8 @@ class RouteTable:
         return group.version != version or group.version_author != address
 
     def register(self, claim: Registration, now_ms: int) -> Registered:
-        """Take in one registration. Raises RegistrationRefused, and then changes nothing."""
+        """Take in one registration. Raises RegistrationRefused, and then changes nothing, unless
+        its address was registered here as of another group: then it is not any more."""
         if claim.broker_id < 0:
             text = f"brokerId {claim.broker_id} is negative"
             raise RegistrationRefused(text, ResponseCode.INVALID_PARAMETER)
@@ -190,12 +202,14 @@ class RouteTable:
         if group is not None:
             self._forget_claim(group, now_ms)
         self._check_signed(claim, group)
+        group = self._check_group(claim, group, now_ms)
         self._check_term(claim, group)
         topics = self._check_size(claim)
         changed = self._place(claim, now_ms)
         group = self._groups[claim.broker_name]
         if claim.signed and claim.broker_id == LEADER_ID and not group.signed:
             changed |= self._hold(group, now_ms)
+            group.group_id = claim.group_id
             if topics is None:
                 changed |= self._replace_topics(group, [])
         need_full = False
@@ -380,6 +394,32 @@ class RouteTable:
         if live is not None and live.signed:
             raise _unsigned(f"{claim.address} of {live.broker_name} registered signed")
 
+    def _check_group(
+        self, claim: Registration, group: BrokerGroup | None, now_ms: int
+    ) -> BrokerGroup | None:
+        """Refuse a broker of another group than the one that holds the name. Return the name's
+        group, None if the claim's address was the last of it, as a broker of another id."""
+        if group is None or group.group_id in ("", claim.group_id) or claim.any_group:
+            return group
+        live = self._live.get(claim.address)
+        if claim.group_id and live is not None and live.broker_name == group.name:
+            self._remove(live, now_ms - CLAIM_MS)  # its claim to lead is void at once
+            if group.name not in self._groups:
+                return None
+        takes = claim.signed and not group.signed and claim.broker_id == LEADER_ID
+        known = not claim.group_id and group.addresses.get(claim.broker_id) == claim.address
+        if takes or known:
+            return group
+        leader = group.addresses.get(LEADER_ID, "")
+        said = f"is of group id {claim.group_id}" if claim.group_id else "knows no group id"
+        text = (
+            f"[OTHER_GROUP] {claim.address} {said}; "
+            f"{leader or next(self.brokers(group.name)).address} holds the name {group.name} for "
+            f"group id {group.group_id}: two groups must not share a brokerName, give one of them "
+            "another"
+        )
+        raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
+
     def _check_change(self, group: BrokerGroup, signed: bool) -> None:
         if group.signed and not signed:
             raise _unsigned(f"the name {group.name} is held by signed brokers")
@@ -479,6 +519,7 @@ class RouteTable:
             group = BrokerGroup(claim.broker_name, claim.cluster)
             self._groups[claim.broker_name] = group
         group.cluster = claim.cluster
+        group.group_id = claim.group_id or group.group_id
         group.raft = claim.term > 0 or (group.raft and claim.broker_id != LEADER_ID)
         if claim.broker_id == LEADER_ID:
             group.term = claim.term

@@ -5,10 +5,11 @@ The body is JSON, or a zlib stream of (all integers int32, big-endian):
     size, DataVersion as JSON | topic count, per topic: size, "name readQ writeQ perm filter[ at]"
     | size, filter server list as JSON | 5.x only: count, per queue mapping: size, JSON
 
-Our additions, all in ext, so that Apache's side ignores them: `raftTerm`, `raftRole`;
-`topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed since the
-DataVersion in `topicDeltaBase`, and a topic without read and write queues was deleted; `httpAddr`:
-the address of the broker's HTTP node API.
+Our additions, all in ext, so that Apache's side ignores them: `raftTerm`, `raftRole`; `raftGroupId`
+(hex, "none" while the replica knows none; absent: of no Raft group, or a version or an engine that
+tells none); `topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed
+since the DataVersion in `topicDeltaBase`, and a topic without read and write queues was deleted;
+`httpAddr`: the address of the broker's HTTP node API.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ TERM_MAX = 1 << 48  # a Raft term; no group ever holds so many elections
 BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
 HEAD_BYTES = 4_096  # of a packed body, enough to unpack its version
+NO_GROUP_ID = "none"  # raftGroupId of a replica that knows none yet
 _INT32 = struct.Struct(">i")
+_GROUP_ID = re.compile("[0-9a-f]{32}|" + NO_GROUP_ID)
 _MESSAGE_TYPE = re.compile("[A-Z_]{1,32}")  # newer brokers may have more than we know
 # The version in a JSON body. The entry of a topic named "dataVersion" does not match this.
 _VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
@@ -143,6 +146,7 @@ class RegisterBrokerHeader(NamedTuple):
     heartbeat_timeout_ms: Annotated[int | None, "heartbeatTimeoutMillis"] = None
     raft_term: Annotated[int | None, "raftTerm"] = None
     raft_role: Annotated[str | None, "raftRole"] = None
+    raft_group_id: Annotated[str | None, "raftGroupId"] = None
     # None: not stated (Apache's brokers); it may be either
     topic_delta: Annotated[bool | None, "topicDelta", Absent(None)] = False
     # `parse` and `to_ext` translate these two: the wire has another form of them.
@@ -200,6 +204,8 @@ def header_problem(header: RegisterBrokerHeader) -> str:
     term, http_address = header.raft_term, header.http_address.removeprefix("https://")
     if term is not None and not 0 <= term <= TERM_MAX:
         return f"raftTerm {term} is not in 0..{TERM_MAX}"
+    if header.raft_group_id is not None and not _GROUP_ID.fullmatch(header.raft_group_id):
+        return "raftGroupId is no id of a group"
     if not 0 <= header.broker_id <= BROKER_ID_MAX:
         return f"brokerId {header.broker_id} is not in 0..{BROKER_ID_MAX}"
     return (

@@ -121,6 +121,28 @@ async def test_a_replica_that_begins_from_a_snapshot_asks_where_its_leader_is(tm
             assert time.monotonic() - began < 30
 
 
+async def test_a_group_of_a_name_that_another_has_stays_out_and_says_so(tmp_path, caplog):
+    async with RealNameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        settings = {"namesrvAddr": server.address, "registerNameServerPeriod": 60_000}
+        async with Group(tmp_path / "own", **settings) as own:
+            broker = await own.leading()
+            # Once the id is in the log, and not when the period is over.
+            await until(lambda: server.table.group("group-a").group_id != "")
+            held = broker.log.identity.group_id
+            assert server.table.group("group-a").group_id == held
+            async with Group(tmp_path / "other", **settings) as other:
+                stranger = await other.leading()
+                refused = f"remark=[OTHER_GROUP] {stranger.address} "
+                await until(lambda: f"{refused}is of group id " in caplog.text)
+                said = f"is of group id {stranger.log.identity.group_id}; {broker.address} holds"
+                assert f"{refused}{said} the name group-a for group id {held}: " in caplog.text
+                assert server.table.group("group-a").addresses == {0: broker.address}
+                assert stranger.registrar.registered == {}
+                await own.stop("n0")
+                await until(lambda: stranger.registrar.registered != {})
+                assert server.table.group("group-a").addresses == {0: stranger.address}
+
+
 def told(topics):
     return [(t.topic, t.read_queue_count) for t in topics]
 

@@ -182,6 +182,20 @@ def test_an_old_brokers_name_is_its_own_until_a_signed_one_claims_it():
     assert table.group("g").addresses == {0: FOLLOWER, 1: LEADER}
 
 
+def test_a_signed_claim_takes_a_name_whatever_group_id_was_said_for_it():
+    """An id proves nothing, and anybody may say one."""
+    table = RouteTable()
+    own, made_up = "0a" * 16, "0b" * 16
+    assert refused(table, claim(STRANGER, 1, group_id=made_up)) == ""
+    why = refused(table, claim(FOLLOWER, 2, group_id=own, signed=True))
+    assert why.startswith("[OTHER_GROUP]")
+    assert refused(table, claim(LEADER, any_group=True, signed=True)) == ""  # of a version before
+    assert refused(table, claim(FOLLOWER, 2, group_id=own, signed=True)) == ""
+    assert table.group("g").addresses == {0: LEADER, 2: FOLLOWER}
+    why = refused(table, claim(STRANGER, 1, term=6, group_id=made_up, signed=True))
+    assert why.startswith("[OTHER_GROUP]"), "of another group that has the same key"
+
+
 def test_a_name_is_free_again_when_nobody_signed_is_there():
     table = held()
     table.channel_closed("of " + LEADER, 1_000)
@@ -381,7 +395,8 @@ async def test_made_up_registrations_leave_nothing(server, seed):
     rng = random.Random(seed)
     stranger = Stranger(server.address)
     good = RegisterBrokerHeader("g", STRANGER, "c", "h:1", 0, raft_term=5, raft_role="leader")
-    names = ["brokerName", "clusterName", "brokerAddr", "haServerAddr", "raftRole", "httpAddr"]
+    names = ["brokerName", "clusterName", "brokerAddr", "haServerAddr", "raftRole", "httpAddr",
+             "raftGroupId"]  # fmt: skip
     for _ in range(40):
         ext, body, compressed = good.to_ext(), b"", rng.random() < 0.5
         kind = rng.randrange(4)

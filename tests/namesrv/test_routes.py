@@ -187,6 +187,132 @@ def test_a_negative_id_is_refused() -> None:
         RouteTable().register(claim(N0, -1), 0)
 
 
+# --- two groups of one name
+
+
+P, Q = "0a" * 16, "0b" * 16
+Q0, Q1 = "10.0.1.1:10911", "10.0.1.2:10911"
+BEFORE: dict[str, Any] = {"any_group": True}  # by a version that says no id
+
+
+def group_with_an_id(term: int = 1) -> RouteTable:
+    table = RouteTable()
+    table.register(claim(N0, 0, term, channel="ch0", group_id=P), 0)
+    table.register(claim(N1, 2, term, channel="ch1", group_id=P), 0)
+    return table
+
+
+def why_refused(table: RouteTable, wanted: Registration, now_ms: int = 0) -> str:
+    try:
+        table.register(wanted, now_ms)
+    except RegistrationRefused as refused:
+        return str(refused)
+    return ""
+
+
+@pytest.mark.parametrize("term", [0, 1, 3])
+@pytest.mark.parametrize("broker_id", [0, 1, 2, 3])
+def test_another_group_neither_joins_nor_displaces(broker_id: int, term: int) -> None:
+    table = group_with_an_id()
+    with pytest.raises(RegistrationRefused) as caught:
+        stranger = claim(Q0, broker_id, term, group_id=Q, topics=[topic("X")], version=V2)
+        table.register(stranger, 1)
+    assert (caught.value.code, caught.value.leader_address) == (ResponseCode.ILLEGAL_OPERATION, N0)
+    assert str(caught.value) == (
+        f"[OTHER_GROUP] {Q0} is of group id {Q}; {N0} holds the name g for group id {P}: two "
+        "groups must not share a brokerName, give one of them another"
+    )
+    assert addresses(table) == {0: N0, 2: N1}
+    assert names(table) == ["A", "B"]
+    assert why_refused(table, claim(N0, 0, 1, group_id=P)) == ""
+
+
+@pytest.mark.parametrize("end", ["closed", "unregistered", "silent"])
+def test_a_name_is_free_when_all_of_its_group_is_gone(end: str) -> None:
+    table = group_with_an_id(term=9)
+    stranger = claim(Q0, 0, 1, group_id=Q)
+    assert table.unregister(N0, "g", 1)
+    refused = why_refused(table, stranger, 2)  # a replica that does not lead is enough
+    assert refused.startswith(f"[OTHER_GROUP] {Q0} is of group id {Q}; {N1} holds")
+    if end == "closed":
+        table.channel_closed("ch1", 3)
+    elif end == "unregistered":
+        table.unregister(N1, "g", 3)
+    else:
+        table.expire(EXPIRY_MS + 1)
+    assert why_refused(table, stranger, EXPIRY_MS + 2) == ""
+    assert addresses(table) == {0: Q0}
+    assert why_refused(table, claim(N0, 0, 9, group_id=P), EXPIRY_MS + 3).startswith("[OTHER_GR")
+
+
+@pytest.mark.parametrize("upgraded", [[N1, N2, N0], [N0, N1, N2]])
+def test_a_rolling_upgrade_mixes_who_says_an_id_with_who_cannot(upgraded: list[str]) -> None:
+    """One replica after the other, each stopped first; whoever leads, of whichever version."""
+    table, term, ids = RouteTable(), 5, {N0: 1, N1: 2, N2: 3}
+    said = {address: dict(BEFORE) for address in ids}
+    table.register(claim(N0, 0, term, channel=N0, **BEFORE), 0)
+    for stopped in upgraded:
+        table.channel_closed(stopped, 0)
+        said[stopped] = {"group_id": P}
+        term += 1
+        leader = next(address for address in ids if address != stopped)
+        for address, own_id in ids.items():
+            number = 0 if address == leader else own_id
+            now = claim(address, number, term, channel=address, **said[address])
+            assert why_refused(table, now) == "", (stopped, address)
+        assert addresses(table)[0] == leader
+        assert len(addresses(table)) == 3
+        assert why_refused(table, claim(Q0, 0, 99, group_id=Q)).startswith("[OTHER_GROUP]")
+    for address, own_id in ids.items():  # and back to the version before
+        now = claim(address, own_id, term + 1, channel=address, **BEFORE)
+        assert why_refused(table, now) == ""
+
+
+@pytest.mark.parametrize("broker_id", [0, 2, 3])
+@pytest.mark.parametrize("term", [0, 5])
+def test_who_could_say_an_id_and_has_none_does_not_get_into_a_held_name(
+    term: int, broker_id: int
+) -> None:
+    """A new group before its id is in its log; Apache's brokers, a classic master or slave."""
+    table = group_with_an_id()
+    refused = why_refused(table, claim(Q0, broker_id, term))
+    assert refused.startswith(f"[OTHER_GROUP] {Q0} knows no group id; {N0} holds the name g for")
+    assert addresses(table) == {0: N0, 2: N1}
+
+
+def test_an_id_that_a_group_just_found_refuses_none_of_its_own() -> None:
+    """Replicas learn their first id one after the other, and register meanwhile."""
+    table = group_of_three(term=5)
+    assert why_refused(table, claim(N1, 2, 5, group_id=P)) == ""
+    assert why_refused(table, claim(N0, 0, 5)) == ""
+    assert why_refused(table, claim(N2, 3, 5)) == ""
+    assert why_refused(table, claim(N2, 0, 6)).startswith("[OTHER_GROUP]")
+    assert addresses(table) == {0: N0, 2: N1, 3: N2}
+
+
+def test_who_was_taken_in_before_its_id_was_known_is_dropped() -> None:
+    """Whoever says an id first holds the name: a restarted name server knows nobody."""
+    table = RouteTable()
+    table.register(claim(Q0, 0, 7), 0)
+    table.register(claim(Q1, 3, 7), 0)
+    table.register(claim(N1, 2, 1, group_id=P), 0)
+    assert addresses(table) == {0: Q0, 2: N1, 3: Q1}
+    assert why_refused(table, claim(Q0, 0, 7, group_id=Q), 1).startswith("[OTHER_GROUP]")
+    assert why_refused(table, claim(Q1, 3, 7, group_id=Q), 1).startswith("[OTHER_GROUP]")
+    assert addresses(table) == {2: N1}
+    assert why_refused(table, claim(N0, 0, 1, group_id=P), 2) == ""  # whatever term the other had
+    assert addresses(table) == {0: N0, 2: N1}
+
+
+def test_a_group_that_was_made_anew_at_its_addresses_gets_its_name() -> None:
+    """Its connections from before may be open still, to the name server."""
+    table = group_with_an_id(term=9)
+    assert why_refused(table, claim(N0, 0, 1, group_id=Q), 1).startswith("[OTHER_GROUP]")
+    assert why_refused(table, claim(N1, 2, 1, group_id=Q), 1) == ""
+    assert why_refused(table, claim(N0, 0, 1, group_id=Q), 2) == ""
+    assert addresses(table) == {0: N0, 2: N1}
+
+
 # --- liveness
 
 

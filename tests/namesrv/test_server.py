@@ -155,6 +155,27 @@ async def test_failover_and_the_stale_leader(caller: Caller) -> None:
     assert await caller.addresses() == {"0": "n1:1", "1": "n0:1"}
 
 
+async def test_a_group_of_another_id_is_refused_and_who_says_none_by_its_version(
+    caller: Caller,
+) -> None:
+    own: dict[str, Any] = {"raft_term": 1, "raft_role": "leader", "raft_group_id": "0a" * 16}
+    await caller.register("n0:1", 0, **own)
+    refused: dict[str, dict[str, Any]] = {
+        "q0:1": {**own, "raft_term": 3, "raft_group_id": "0b" * 16},
+        "q1:1": {**own, "raft_term": 3, "raft_group_id": "none"},
+        "q2:1": {},  # Apache's, or a classic master
+    }
+    for address, said in refused.items():
+        answer = await caller.register(address, 0, V3, [], **said)
+        assert answer.code == ResponseCode.ILLEGAL_OPERATION
+        assert (answer.remark or "").startswith(f"[OTHER_GROUP] {address} ")
+        assert answer.ext == {"leaderAddr": "n0:1", "raftTerm": "1"}
+        assert await caller.addresses() == {"0": "n0:1"}
+    before = await caller.register("n1:1", 0, raft_term=2, raft_role="leader")
+    assert before.code == 0
+    assert await caller.addresses() == {"0": "n1:1"}
+
+
 async def test_deltas(caller: Caller) -> None:
     async def version_changed(version: DataVersion) -> str:
         header = BrokerHeader("broker-a", "n0:1", "c", 0)

@@ -140,12 +140,17 @@ def test_a_bomb_is_not_inflated() -> None:
 
 def test_the_headers() -> None:
     header = RegisterBrokerHeader(
-        "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader", True,
-        VERSION, "127.0.0.1:10915",
+        "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader",
+        "0a" * 16, True, VERSION, "127.0.0.1:10915",
     )  # fmt: skip
     assert RegisterBrokerHeader.parse(header.to_ext()) == header
     apache = {k: v for k, v in header.to_ext().items() if k not in ("topicDelta", "topicDeltaBase")}
     assert RegisterBrokerHeader.parse(apache).topic_delta is None
+    for wrong in ("x", "0A" * 16, "0a" * 15, "0a" * 17):
+        with pytest.raises(HeaderError):
+            RegisterBrokerHeader.parse(header._replace(raft_group_id=wrong).to_ext())
+    unknown = header._replace(raft_group_id="none")
+    assert RegisterBrokerHeader.parse(unknown.to_ext()) == unknown
     plain = RegisterBrokerHeader("b", "127.0.0.1:10911", "c", "", 0)
     assert RegisterBrokerHeader.parse(plain.to_ext()) == plain
     assert BrokerHeader.parse(plain.to_ext()) == BrokerHeader("b", "127.0.0.1:10911", "c", 0)

@@ -52,7 +52,7 @@ def test_access_controls_signature_may_come_behind():
 @pytest.mark.parametrize("seed", range(200))
 def test_whatever_is_changed_it_is_no_signature_any_more(seed):
     rng = random.Random(seed)
-    ext = {"brokerName": "b", "brokerAddr": "h:1", "raftTerm": "7"}
+    ext = {"brokerName": "b", "brokerAddr": "h:1", "raftTerm": "7", "raftGroupId": "0a" * 16}
     command = signed(ext=ext, body=b"topics")
     fields = dict(command.ext)
     kind = rng.choice(["value", "name", "more", "less", "move", "body", "code", "counter", "mark"])

@@ -217,6 +217,8 @@ class SimpleConsumer:
             found = await self._pop(target, subscription, count_max, invisible_ms, wait_ms)
         except ClientError as error:
             found = error
+        except Exception as error:  # it is kept like an answer, and told once
+            found = ClientError(-1, repr(error))
         return Answer(found, asyncio.get_running_loop().time())
 
     async def _pop(

@@ -126,7 +126,7 @@ class NameServerConfig(TlsOptions):
     oidc_client_id: str = option("oidc", "oidcClientId", "",
         "The name servers' client id at the provider.")
     oidc_client_secret_file: str = option("oidc", "oidcClientSecretFile", "",
-        "File of the client's secret; empty: a public client, with PKCE alone.")
+        "File of the client's secret, which signs sessions, too: alike at all name servers.")
     oidc_roles: str = option("oidc", "oidcRoles", "",
         "Who is what: `role=value of the claim`, separated by semicolons, as in"
         " `admin=platform;operator=on call;viewer=*`. `*` is everybody whom the provider knows.")

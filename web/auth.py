@@ -82,22 +82,26 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Access:
-    """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens. `with_sessions`:
-    people may log in (web.sessions)."""
+    """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens. `sessions`: of
+    people who logged in."""
 
     def __init__(
-        self, callers: Mapping[bytes, Caller] | None = None, *, with_sessions: bool = False
+        self, callers: Mapping[bytes, Caller] | None = None, sessions: Sessions | None = None
     ) -> None:
         self._callers = callers
-        self.sessions = Sessions(callers) if with_sessions and callers is not None else None
+        self.sessions = sessions
 
     @classmethod
-    def of(cls, settings: WebSettings, *, with_sessions: bool = False) -> Access:
+    def of(
+        cls, settings: WebSettings, *, with_sessions: bool = False, session_secret: str = ""
+    ) -> Access:
         """Make the access control for these settings. Reads the file, so call it at start. Raises
         WebConfigError."""
         settings.check()
         callers = load_tokens(Path(settings.tokens_file)) if settings.tokens_file else None
-        return cls(callers, with_sessions=with_sessions)
+        if callers is None or not with_sessions:
+            return cls(callers)
+        return cls(callers, Sessions(callers, session_secret))
 
     def check_host(self, host: str, origin: str | None, method: str) -> None:
         """Check every request's Host and Origin if there are no tokens. Raises ApiProblem (403)."""

@@ -3,8 +3,10 @@ tokens file accepts, so that any of them may die. Nothing is kept on the server.
 
     cookie   base64url(JSON {"name", "role", "until": s since the epoch}) "." HMAC-SHA-256, hex
 
-The key is made of all tokens in the file: whoever changes the file ends all sessions. What else a
-cookie has to keep is signed in the same way, for another purpose (`sealed`). A cookie is
+The key is made of all tokens in the file, and of the OpenID client's secret if there is one:
+whoever changes them ends all sessions. Somebody who knows all tokens could make the key. So without
+a secret that no caller knows, no session is above the highest role of a token. What else a cookie
+has to keep is signed in the same way, for another purpose (`sealed`). A cookie is
 sent by the browser without anybody's doing, so a change that is asked for with one must come from a
 page of this server (its Origin), beside SameSite=Strict. Pure.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,10 +32,15 @@ _PURPOSE = b"raftmq session 1\n"
 
 
 class Sessions:
-    """Makes and reads sessions. `digests`: SHA-256 of every token."""
+    """Makes and reads sessions. `callers`: who has a token, by its SHA-256. `secret`: known to name
+    servers only."""
 
-    def __init__(self, digests: Iterable[bytes]) -> None:
-        self._key = hashlib.sha256(_PURPOSE + b"".join(sorted(digests))).digest()
+    def __init__(self, callers: Mapping[bytes, Caller], secret: str = "") -> None:
+        digests = sorted(callers)
+        if secret:
+            digests.append(hashlib.sha256(secret.encode()).digest())
+        self._key = hashlib.sha256(_PURPOSE + b"".join(digests)).digest()
+        self._highest = Role.ADMIN if secret else max(one.role for one in callers.values())
 
     def made(self, caller: Caller, now_s: int) -> str:
         """Return the cookie's value for a caller who has shown who it is."""
@@ -43,7 +50,9 @@ class Sessions:
     def caller(self, value: str, now_s: int) -> Caller | None:
         """Return whose session this is; None if it is none, or is over."""
         session = self.opened("", value, now_s)
-        return None if session is None else Caller(session["name"], Role(session["role"]))
+        if session is None or session["role"] > self._highest:
+            return None
+        return Caller(session["name"], Role(session["role"]))
 
     def sealed(self, purpose: str, content: Mapping[str, Any], until_s: int) -> str:
         """Return the value of a cookie that keeps `content` for a purpose; "" is a session's."""

@@ -58,6 +58,7 @@ EXCHANGES_MAX = 16  # at one time
 KNOWN_FOR_S = 3600  # what the provider says of itself
 KEYS_AGAIN_S = 30  # before an unknown key has the keys asked for again
 EVERYBODY = "*"
+METHODS_KEY = "token_endpoint_auth_methods_supported"  # without it: basic (RFC 6749, 2.3.1)
 
 
 class LoginFailed(Exception):
@@ -89,14 +90,18 @@ class OidcSettings:
         if config.oidc_redirect_uri:
             _check_url("oidcRedirectUri", config.oidc_redirect_uri)
         if not config.http_tokens_file:
-            raise WebConfigError("oidcIssuer needs httpTokensFile: its tokens sign the sessions")
+            raise WebConfigError("oidcIssuer needs httpTokensFile: programs show a token")
         if not config.oidc_client_id:
             raise WebConfigError("oidcIssuer needs oidcClientId, as registered at the provider")
-        secret = config.oidc_client_secret_file
+        if not config.oidc_client_secret_file:
+            raise WebConfigError(
+                "oidcIssuer needs oidcClientSecretFile: tokens alone must not sign sessions, whose"
+                " holders could make one of anybody"
+            )
         return cls(
             config.oidc_issuer,
             config.oidc_client_id,
-            load_token(Path(secret), "oidcClientSecretFile") if secret else "",
+            load_token(Path(config.oidc_client_secret_file), "oidcClientSecretFile"),
             roles_of(config.oidc_roles),
             config.oidc_roles_claim,
             config.oidc_name_claim,
@@ -121,10 +126,12 @@ def roles_of(text: str) -> tuple[tuple[str, Role], ...]:
 
 def caller_of(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
     """Return whom the claims of an ID token make a caller. Raises LoginFailed."""
-    found: Any = claims
-    for name in settings.roles_claim.split("."):  # Keycloak's realm_access.roles
-        found = found.get(name) if isinstance(found, Mapping) else None
-    values = found if isinstance(found, list) else [found]
+    found: Any = claims.get(settings.roles_claim)  # Auth0's is a URL
+    if settings.roles_claim not in claims:
+        found = claims
+        for name in settings.roles_claim.split("."):  # Keycloak's realm_access.roles
+            found = found.get(name) if isinstance(found, Mapping) else None
+    values = list(found) if isinstance(found, list | Mapping) else [found]  # Zitadel's: keys
     told = claims.get(settings.name_claim)
     is_name = isinstance(told, str) and told.isprintable() and told.strip()
     name = str(told if is_name else claims["sub"])
@@ -181,11 +188,11 @@ class Provider:
             "code_verifier": verifier,
         }
         headers = {"Accept": "application/json"}
-        if settings.client_secret:  # RFC 6749, 2.3.1
+        if "client_secret_basic" in (about.get(METHODS_KEY) or ["client_secret_basic"]):
             pair = f"{quote(settings.client_id, '')}:{quote(settings.client_secret, '')}"
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
-            form["client_id"] = settings.client_id
+            form |= {"client_id": settings.client_id, "client_secret": settings.client_secret}
         answer = await self._ask("POST", str(about["token_endpoint"]), data=form, headers=headers)
         token = answer.get("id_token")
         if not isinstance(token, str):
@@ -241,7 +248,8 @@ class Provider:
     async def _ask(self, method: str, url: str, **more: Any) -> dict[str, Any]:
         """Return the JSON object that is answered. Raises LoginFailed."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+            jar = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(cookie_jar=jar, trust_env=True)  # HTTPS_PROXY
         try:
             async with self._session.request(
                 method, url, allow_redirects=False, ssl=self._tls, **more
@@ -341,7 +349,10 @@ class OidcLogin:
         return caller_of(claims, self._settings)
 
     def _redirect_uri(self, request: web.Request) -> str:
-        """Return where the provider sends the browser: only to what is registered there."""
+        """Return where the provider sends the browser: only to what is registered there. Raises
+        LoginFailed."""
+        if not request.host.isascii():
+            raise LoginFailed("again", "the Host header is no host")
         return self._settings.redirect_uri or f"{self._scheme}://{request.host}{PATH}/callback"
 
     def _failed(self, failed: LoginFailed) -> web.StreamResponse:

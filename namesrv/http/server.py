@@ -73,9 +73,8 @@ class ClusterApi:
         self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
         leaders = Leaders(self.cluster)
         everywhere = Everywhere(self.cluster, leaders)
-        access = Access.of(self._settings, with_sessions=True)
         is_https = self._tls.http_scheme == "https"
-        self._oidc = _oidc_login(config, access, is_https=is_https)
+        access, self._oidc = _access(config, self._settings, is_https=is_https)
         operations = [
             *Login(access, is_https=is_https, oidc=self._oidc is not None).operations(),
             *Reads(self.cluster, leaders).operations(),
@@ -204,15 +203,19 @@ def settings_of(config: NameServerConfig) -> WebSettings:
     )
 
 
-def _oidc_login(config: NameServerConfig, access: Access, *, is_https: bool) -> OidcLogin | None:
-    """Return the logins with a provider's accounts; None: none is set. Raises WebConfigError."""
+def _access(
+    config: NameServerConfig, settings: WebSettings, *, is_https: bool
+) -> tuple[Access, OidcLogin | None]:
+    """Return the access control, and the logins with a provider's accounts; None: no provider is
+    set. Raises WebConfigError."""
     if not config.oidc_issuer:
-        return None
+        return Access.of(settings, with_sessions=True), None
     from raftmq.namesrv.http.oidc import OidcLogin, OidcSettings  # 10 MB that few need
 
-    settings = OidcSettings.of(config)
+    oidc = OidcSettings.of(config)
+    access = Access.of(settings, with_sessions=True, session_secret=oidc.client_secret)
     assert access.sessions is not None
-    return OidcLogin(settings, access.sessions, is_https=is_https)
+    return access, OidcLogin(oidc, access.sessions, is_https=is_https)
 
 
 def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:

@@ -8,6 +8,7 @@ from tests.browser.chromium import Browser, Page
 from tests.namesrv.http.nodes import FakeCluster, replicas
 from tests.namesrv.http.provider import CLIENT, Provider
 from tests.namesrv.http.test_login import TOKEN, tokens_file
+from tests.namesrv.http.test_oidc import secret_file
 from tests.waiting import until
 
 DIALOG = "document.querySelector('dialog[open]')"
@@ -544,6 +545,7 @@ async def test_a_login_with_an_account_of_a_provider(tmp_path: Path) -> None:
     settings = {
         "http_tokens_file": tokens_file(tmp_path / "tokens", TOKEN),
         "oidc_client_id": CLIENT,
+        "oidc_client_secret_file": secret_file(tmp_path / "secret"),
         "oidc_roles": "operator=ops",
     }
     async with (

@@ -185,13 +185,13 @@ document.addEventListener("visibilitychange", () => !document.hidden && look());
 
 let asked = null;
 let declinedAt = -Infinity;
-const ways = fetch("/api/v1/session").then((answer) => answer.json(), () => ({}));
 const PLACE = "raftmq-place"; // where this tab was before it went to the provider
 /** Return the way to log in with the company's account; null where there is none. */
 async function companyLogin() {
-  if (!(await ways).oidc) return null;
+  const ways = await get("/session").catch(() => ({})); // a token can be shown in any case
+  if (!ways.oidc) return null;
   const link = h("a", { href: "/api/v1/session/oidc" }, "Log in with your company's account");
-  link.addEventListener("click", () => sessionStorage.setItem(PLACE, location.hash));
+  link.addEventListener("click", (event) => event.ctrlKey || event.metaKey || sessionStorage.setItem(PLACE, location.hash));
   return h("p", null, link);
 }
 
@@ -212,16 +212,15 @@ function comeBack() {
 }
 
 onUnauthorized(async (isRead) => {
-  const company = await companyLogin();
   // Whoever fills in a dialog goes on, and who has declined is left in peace by polls.
   const isUnwanted = document.getElementById("dialog").open || (isRead && performance.now() - declinedAt < DECLINED_MS);
   if (!asked && isUnwanted) return false;
-  asked ??= ask({
+  asked ??= companyLogin().then((company) => ask({
     title: "Log in",
     words: ["This name server lets in who shows a token. The session lasts twelve hours, at every name server with the same tokens; the page cannot read it."],
     fields: [company, h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "current-password", required: true }))],
     action: "Log in",
-  }).then(async (given) => {
+  })).then(async (given) => {
     asked = null;
     if (!given) {
       declinedAt = performance.now();

@@ -25,6 +25,7 @@ class Provider:
         self.said: dict[str, Any] = {}
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.key_id = "one"
+        self.methods: list[str] | None = None
         self.sign = self.signed
         self.asked: list[str] = []
         self._codes: dict[str, dict[str, str]] = {}
@@ -69,6 +70,7 @@ class Provider:
             return web.json_response({
                 "issuer": self.url, "authorization_endpoint": f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token", "jwks_uri": f"{self.url}/keys",
+                "token_endpoint_auth_methods_supported": self.methods,
             })  # fmt: skip
         if request.path == "/keys":
             public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(self.key.public_key()))
@@ -80,8 +82,8 @@ class Provider:
 
     def _claims(self, request: web.Request, form: Any) -> dict[str, Any]:
         asked = self._codes.pop(form["code"])  # a code is good once
-        if "client_id" in form:  # a public client
-            assert form["client_id"] == CLIENT
+        if self.methods == ["client_secret_post"]:
+            assert (form["client_id"], form["client_secret"]) == (CLIENT, SECRET)
         else:
             shown = base64.b64decode(request.headers["Authorization"].removeprefix("Basic "))
             assert shown == f"{CLIENT}:secret%3Awith%2Fmarks".encode()

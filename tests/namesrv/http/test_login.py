@@ -24,11 +24,24 @@ def tokens_file(path: Path, *tokens: str) -> str:
 
 
 def test_a_session_is_read_by_whoever_has_the_same_tokens_until_it_is_over() -> None:
-    value = Sessions([b"one", b"two"]).made(EVE, 1_000)
-    assert Sessions([b"two", b"one"]).caller(value, 1_000) == EVE
-    assert Sessions([b"two", b"one"]).caller(value, 1_000 + LASTS_S - 1) == EVE
-    assert Sessions([b"two", b"one"]).caller(value, 1_000 + LASTS_S) is None
-    assert Sessions([b"one"]).caller(value, 1_000) is None
+    one, two = {b"one": EVE}, {b"two": Caller("bob", Role.VIEWER)}
+    value = Sessions(one | two).made(EVE, 1_000)
+    assert Sessions(two | one).caller(value, 1_000) == EVE
+    assert Sessions(two | one).caller(value, 1_000 + LASTS_S - 1) == EVE
+    assert Sessions(two | one).caller(value, 1_000 + LASTS_S) is None
+    assert Sessions(one).caller(value, 1_000) is None
+    assert Sessions(one | two, "secret").caller(value, 1_000) is None
+
+
+def test_whoever_knows_all_tokens_makes_no_session_above_them() -> None:
+    """They make the key. Only a secret that no caller knows lets a session be more."""
+    callers, admin = {b"one": EVE}, Caller("eve", Role.ADMIN)
+    forged = Sessions(callers).made(admin, 1_000)
+    assert Sessions(callers).caller(forged, 1_000) is None
+    assert Sessions(callers, "secret").caller(forged, 1_000) is None
+    assert Sessions(callers, "secret").caller(Sessions(callers, "other").made(EVE, 1), 1) is None
+    made = Sessions(callers, "secret").made(admin, 1_000)
+    assert Sessions(callers, "secret").caller(made, 1_000) == admin
 
 
 @pytest.mark.parametrize(
@@ -46,7 +59,7 @@ def test_a_session_is_read_by_whoever_has_the_same_tokens_until_it_is_over() -> 
     ],
 )
 def test_what_is_changed_is_no_session(change: Any) -> None:
-    sessions = Sessions([b"one"])
+    sessions = Sessions({b"one": EVE})
     assert sessions.caller(change(sessions.made(EVE, 1)), 1) is None
 
 

@@ -27,15 +27,18 @@ from tests.waiting import until
 Settings = dict[str, Any]
 
 
+def secret_file(path: Path) -> str:
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return str(path)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET)
-    secret.chmod(0o600)
     return {
         "http_tokens_file": tokens_file(tmp_path / "tokens", TOKEN),
         "oidc_client_id": CLIENT,
-        "oidc_client_secret_file": str(secret),
+        "oidc_client_secret_file": secret_file(tmp_path / "secret"),
         "oidc_roles": "viewer=staff; operator=ops; admin=platform team",
     }
 
@@ -239,6 +242,29 @@ async def test_what_the_provider_says_by_the_browser(
         assert "/token" not in provider.asked
 
 
+async def test_a_secret_is_shown_as_the_provider_takes_it(
+    settings: Settings, visitor: Visitor
+) -> None:
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+        provider.methods = ["client_secret_post"]
+        assert await logged_in(visitor, provider, cluster.url) == "/"
+
+
+async def test_a_host_that_is_none(settings: Settings) -> None:
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+    ):
+        reader, writer = await asyncio.open_connection(*cluster.url[7:].split(":"))
+        writer.write(b"GET /api/v1/session/oidc HTTP/1.1\r\nHost: \xff.example\r\n\r\n")
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 500 " not in answer and provider.url.encode() not in answer
+        writer.close()
+
+
 async def test_keys_may_change(
     settings: Settings, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,9 +315,15 @@ async def test_without_a_provider_there_is_no_such_login(visitor: Visitor) -> No
 ISSUER = "https://id.example/realms/x"
 
 
-def settings_for(**changes: Any) -> OidcSettings:
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    return secret_file(tmp_path / "secret")
+
+
+def settings_for(secret: str, **changes: Any) -> OidcSettings:
     given = {"http_tokens_file": "t", "oidc_issuer": ISSUER, "oidc_client_id": "c"}
-    return OidcSettings.of(NameServerConfig(**given | {"oidc_roles": "viewer=*"} | changes))
+    given |= {"oidc_client_secret_file": secret, "oidc_roles": "viewer=*"}
+    return OidcSettings.of(NameServerConfig(**given | changes))
 
 
 @pytest.mark.parametrize(
@@ -303,20 +335,21 @@ def settings_for(**changes: Any) -> OidcSettings:
         ({"oidc_redirect_uri": "http://console.example/"}, "oidcRedirectUri"),
         ({"http_tokens_file": ""}, "needs httpTokensFile"),
         ({"oidc_client_id": ""}, "needs oidcClientId"),
+        ({"oidc_client_secret_file": ""}, "needs oidcClientSecretFile"),
         ({"oidc_client_secret_file": "/nowhere"}, "oidcClientSecretFile=/nowhere"),
         ({"oidc_roles": ""}, "needs oidcRoles"),
         ({"oidc_roles": "root=*"}, "'root=.*' is not viewer"),
         ({"oidc_roles": "admin="}, "'admin=' is not viewer"),
     ],
 )
-def test_settings_that_are_refused(changes: Settings, words: str) -> None:
+def test_settings_that_are_refused(secret: str, changes: Settings, words: str) -> None:
     with pytest.raises(WebConfigError, match=words):
-        settings_for(**changes)
+        settings_for(secret, **changes)
 
 
-def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
+def test_a_ca_file_that_is_none(tmp_path: Path, secret: str) -> None:
     with pytest.raises(WebConfigError, match="oidcCaFile"):
-        oidc.Provider(settings_for(oidc_ca_file=str(tmp_path / "none")))
+        oidc.Provider(settings_for(secret, oidc_ca_file=str(tmp_path / "none")))
 
 
 @pytest.mark.parametrize(
@@ -333,6 +366,16 @@ def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
             Caller("oidc:alice", Role.OPERATOR),
         ),
         ({"oidc_roles": "admin=x", "oidc_roles_claim": "groups.roles"}, {}, None),
+        (
+            {"oidc_roles": "operator=x", "oidc_roles_claim": "https://a.example/roles"},
+            {"https://a.example/roles": ["x"]},
+            Caller("oidc:alice", Role.OPERATOR),
+        ),
+        (
+            {"oidc_roles": "operator=x", "oidc_roles_claim": "project:roles"},
+            {"project:roles": {"x": {"1": "a.example"}}},
+            Caller("oidc:alice", Role.OPERATOR),
+        ),
         ({"oidc_name_claim": "email"}, {"email": "a@x"}, Caller("oidc:a@x", Role.VIEWER)),
         ({"oidc_name_claim": "email"}, {}, Caller("oidc:7", Role.VIEWER)),
         ({}, {"preferred_username": "a\nb"}, Caller("oidc:7", Role.VIEWER)),
@@ -340,9 +383,9 @@ def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_claims_make_of_somebody(
-    changes: Settings, claims: Settings, expected: Caller | None
+    secret: str, changes: Settings, claims: Settings, expected: Caller | None
 ) -> None:
-    settings = settings_for(**changes)
+    settings = settings_for(secret, **changes)
     if expected is None:
         with pytest.raises(LoginFailed) as refused:
             caller_of(ALICE | claims, settings)

@@ -5,7 +5,8 @@ A configuration is the payload of a frame of kind CONFIGURATION. A replica uses 
 its log from the moment it is appended, committed or not, and falls back to the one before if that
 frame is truncated (Ongaro's thesis, 4.1); `Configurations` keeps those it may still fall back to.
 Changes are made one at a time, each by at most one voter: so any majority of one configuration
-meets any majority of the next. membership.py says what else a change needs.
+meets any majority of the next. No change gives a member the address that another one has.
+membership.py says what else a change needs.
 
 The founding configuration comes from broker.conf, counts as index 0, and is in no frame. The
 founders' addresses stand in every replica's own broker.conf, which takes precedence (each replica
@@ -130,7 +131,7 @@ class Configuration:
                 raise ChangeRefused(f"{change.node_id} is a voter already")
             after = self._replacing(replace(member, role=MemberRole.VOTER))
         elif change.kind is ChangeKind.MOVE:
-            _check_address(change.address)
+            self._check_place(change)
             after = self._replacing(replace(member, address=change.address, founder=False))
         else:
             after = self._without(member)
@@ -145,7 +146,7 @@ class Configuration:
             raise ChangeRefused(f"{change.node_id!r} is no id")
         if len(self.members) >= MEMBERS_MAX:
             raise ChangeRefused(f"the group has {MEMBERS_MAX} members, and may not have more")
-        _check_address(change.address)
+        self._check_place(change)
         learner = GroupMember(
             change.node_id, change.address, self.broker_id_next, MemberRole.LEARNER
         )
@@ -155,6 +156,16 @@ class Configuration:
             self.broker_id_next + 1,
             self.preferred,
         )
+
+    def _check_place(self, change: Change) -> None:
+        """Check where a change says that its member is: no other member may be there."""
+        _check_address(change.address)
+        place = place_of(change.address)
+        for other in self.members:
+            if other.node_id != change.node_id and place_of(other.address) == place:
+                raise ChangeRefused(
+                    f"{other.node_id} has the address {change.address}: move or remove it first"
+                )
 
     def _preferring(self, change: Change, member: GroupMember | None) -> Configuration:
         if change.instead_of is not None and self.preferred not in change.instead_of:
@@ -186,6 +197,12 @@ def founding(peers: Iterable[tuple[NodeId, str]]) -> Configuration:
         for ordinal, (node_id, address) in enumerate(peers)
     )
     return Configuration(members, (), 1 + len(members))
+
+
+def place_of(address: str) -> tuple[str, str]:
+    """Return host and port of an address, so written that equal ones compare equal."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]").lower(), port.lstrip("0")
 
 
 def _check_address(address: str) -> None:
@@ -233,7 +250,8 @@ def decode_configuration(payload: bytes | memoryview) -> Configuration:
 
 def check_proposed(payload: bytes | memoryview) -> None:
     """Check that a group can use a configuration its leader proposes: it has a voter, it is no
-    larger than what can be saved, and its addresses are valid. Raises ConfigurationError."""
+    larger than what can be saved, and its addresses are valid. Two members may have one address:
+    in logs of earlier versions they do, and such a log is replicated. Raises ConfigurationError."""
     if len(payload) > SIZE_BYTES_MAX:
         raise ConfigurationError(f"{len(payload)} bytes, more than {SIZE_BYTES_MAX}")
     proposed = decode_configuration(payload)

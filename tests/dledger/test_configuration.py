@@ -14,6 +14,7 @@ from raftmq.dledger.configuration import (
     ConfigurationError,
     Configurations,
     MemberRole,
+    check_proposed,
     decode_configuration,
     encode_configuration,
     founding,
@@ -78,6 +79,26 @@ def test_what_makes_no_sense_is_refused(change: Change, reason: str) -> None:
         THREE.after(change)
 
 
+@pytest.mark.parametrize("address", ["hb:2", "HB:2", "[hb]:02"])
+def test_no_two_members_have_one_address(address: str) -> None:
+    for change in (Change(ADD, "d", address), Change(MOVE, "a", address)):
+        with pytest.raises(ChangeRefused, match="b has the address"):
+            THREE.after(change)
+    assert THREE.after(Change(MOVE, "b", address)).get("b") is not None  # its own
+    freed = THREE.after(Change(MOVE, "b", "hb:9"))
+    assert freed.after(Change(ADD, "d", address)).get("d") is not None
+    assert THREE.after(Change(REMOVE, "b")).after(Change(ADD, "d", address)).get("d") is not None
+
+
+def test_a_log_that_has_two_members_at_one_address_is_taken() -> None:
+    both = replace(THREE, members=(*THREE.members[:2], replace(THREE.members[2], address="hb:2")))
+    data = encode_configuration(both)
+    check_proposed(data)
+    assert decode_configuration(data) == both
+    assert both.after(Change(MOVE, "c", "hc:3")).get("c") is not None  # and may be put right
+    assert both.after(Change(REMOVE, "c")).ids == frozenset("ab")
+
+
 def test_the_only_voter_stays() -> None:
     alone = founding([("a", "h:1")]).after(Change(ADD, "b", "h:2"))
     with pytest.raises(ChangeRefused, match="only voter"):
@@ -87,7 +108,7 @@ def test_the_only_voter_stays() -> None:
 def test_limits() -> None:
     full = THREE
     for n in range(MEMBERS_MAX - 3):
-        full = full.after(Change(ADD, f"n{n}", "h:1"))
+        full = full.after(Change(ADD, f"n{n}", f"h:{n + 1}"))
     with pytest.raises(ChangeRefused, match="may not have more"):
         full.after(Change(ADD, "one-more", "h:1"))
     for n in range(REMOVED_MAX + 3):
@@ -96,7 +117,7 @@ def test_limits() -> None:
     with pytest.raises(ChangeRefused, match=f"exceed {SIZE_BYTES_MAX} bytes"):
         wide = THREE
         for n in range(5):
-            wide = wide.after(Change(ADD, f"{n}" * 200, "h:1"))
+            wide = wide.after(Change(ADD, f"{n}" * 200, f"h:{n + 1}"))
 
 
 def test_who_should_lead_is_a_voter_and_goes_with_it() -> None:

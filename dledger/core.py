@@ -297,10 +297,11 @@ class RaftCore:
         self._now_ms = max(self._now_ms, now_ms)
         self._lead().hand_to(target, self._now_ms)
 
-    def configuration_after(self, change: Change) -> Configuration:
+    def configuration_after(self, change: Change, there: bool = False) -> Configuration:
         """Return the configuration to put into a CONFIGURATION frame to make this change; it must
-        be proposed at once. Raises NotLeader, Busy, ChangeRefused."""
-        return self._lead().configuration_after(change, self._now_ms)
+        be proposed at once. `there`: the member to be moved is reached at its new address now.
+        Raises NotLeader, Busy, ChangeRefused."""
+        return self._lead().configuration_after(change, self._now_ms, there)
 
     # -- changes of role --------------------------------------------------------------------
 

@@ -156,22 +156,26 @@ class Leading:
             if self._membership.append(frame, log.commit_index):
                 self.configure(now_ms)
 
-    def configuration_after(self, change: Change, now_ms: float) -> Configuration:
-        """Return the configuration to propose for `change`. Raises Busy, ChangeRefused."""
+    def configuration_after(self, change: Change, now_ms: float, there: bool) -> Configuration:
+        """Return the configuration to propose for `change`; `there`: the member to be moved is at
+        its new address (membership.py). Raises Busy, ChangeRefused."""
         self.transfer.check_none()
         if not self.ready or self.wants_noop:
             raise ChangeRefused(f"no frame of term {self._ballot.term} is committed yet")
         after = self._membership.after(change)
         if change.kind is ChangeKind.PROMOTE:
             self._check_learner(self.progress[change.node_id], now_ms)
-        voters = after.voters
-        good = int(self._node_id in voters and self._ballot.recovered)
-        good += self.tracker.good(voters, now_ms)
-        needed = majority(len(voters))
+        voters = counted = after.voters
+        if change.kind is ChangeKind.MOVE and not there and len(voters) > 1:
+            counted = voters - {change.node_id}
+        good = int(self._node_id in counted and self._ballot.recovered)
+        good += self.tracker.good(counted, now_ms)
+        count, needed = len(voters), majority(len(voters))
         if good < needed:
-            raise ChangeRefused(
-                f"{good} of {len(voters)} voters would be recovered and answer, {needed} are needed"
-            )
+            why = f"{good} of {count} voters would be recovered and answer, {needed} are needed"
+            if counted != voters:
+                why += f" without {change.node_id}, which was not found at {change.address}"
+            raise ChangeRefused(why)
         return after
 
     def _check_learner(self, progress: Progress, now_ms: float) -> None:

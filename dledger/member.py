@@ -299,6 +299,7 @@ class RaftMember:
             self._clock_ms,
             self._wall_ms,
             config.frames_in_flight_max,
+            self.links.is_at,
         )
         alone = len(config.peers) == 1
         return Pump(

@@ -7,8 +7,15 @@ One change at a time, thesis chapter 4. A leader refuses a change (leading.py)
 - before a frame of the leader's own term is committed: until then another leader's uncommitted
   change, which this one does not know, may still win against it (the flaw found in 2015);
 - if too few voters of the resulting configuration are recovered and answer, on the links that are
-  open now: it would not be committed, and would stop the group;
+  open now: it would not be committed, and would stop the group. A voter that is moved does not
+  count, since this closes the link on which it answers: its new address may be a typo. It counts if
+  its link leads to the new address already (the record is put right), if it is the leader, which
+  listens there, and if it is the only voter, whom nobody has to reach;
 - a promotion, until the learner is recovered, answers, and lacks at most `learner_lag_bytes_max`.
+
+So any voter can be moved while a majority answers without it, whether it is up or not. Of two
+voters none can, before the leader reaches it at the new address (roster.py says how); and where
+more are down nobody leads, and nothing can be changed.
 
 A leader that is removed leads until that is committed, without counting itself or taking proposals,
 and then names its successor (4.2.2). A removed follower is told of its removal for a while

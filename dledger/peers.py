@@ -18,6 +18,7 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from raftmq.dledger.configuration import place_of
 from raftmq.dledger.connections import LinkConfig, LinkHandler, PeerAddress, Reader
 from raftmq.dledger.dialer import Dialer, Local, now_ms
 from raftmq.dledger.identity import GroupIdentity
@@ -169,6 +170,16 @@ class PeerLinks:
         """Return whether the link to `peer` is open, so that messages go out."""
         dialer = self._dialers.get(peer)
         return dialer is not None and dialer.transport is not None
+
+    def is_at(self, node_id: NodeId, address: str) -> bool:
+        """Return whether that replica is reached at this address (host:port) now, or is this one,
+        which listens there."""
+        known = self.local.address
+        if node_id != self.local.node_id:
+            if not self.is_open(node_id):
+                return False
+            known = self._dialers[node_id].address
+        return place_of(address) == place_of(f"{known.host}:{known.port}")
 
     def dropped(self, peer: NodeId) -> int:
         """Return how many writes to `peer` were dropped at the buffer's limit."""

@@ -38,6 +38,7 @@ class Proposer:
     _clock_ms: Callable[[], float]
     _wall_ms: Callable[[], int]
     _frames_in_flight_max: int
+    _is_at: Callable[[NodeId, str], bool]  # a replica is reached at this address
     cut_wanted: bool = field(default=False, init=False)
     _command_last: bool = field(default=False, init=False)  # the last frame was a command
     _change: tuple[Change, asyncio.Future[int]] | None = field(default=None, init=False)
@@ -99,7 +100,8 @@ class Proposer:
         (change, future), self._change = self._change, None
         core = self._core
         try:
-            payload = encode_configuration(core.configuration_after(change))
+            there = self._is_at(change.node_id, change.address)
+            payload = encode_configuration(core.configuration_after(change, there))
             frame = self._seal(FrameKind.CONFIGURATION, payload)
             core.propose(frame)
         except RaftError as error:

@@ -172,6 +172,19 @@ async def test_a_moved_address_is_dialled(tmp_path: Path) -> None:
         assert leader.member.links.is_open(moved.node_id)
 
 
+async def test_one_of_two_voters_moves_only_to_where_it_is_reached(tmp_path: Path) -> None:
+    async with Group(tmp_path, count=2) as group:
+        leader = await group.leader()
+        (other,) = group.others(leader)
+        for node in (other, leader):
+            typo = Change(ChangeKind.MOVE, node.node_id, "127.0.0.1:1")
+            with pytest.raises(ChangeRefused, match=f"without {node.node_id}, which was not found"):
+                await leader.member.change_members(typo)
+            await change(group, ChangeKind.MOVE, node.node_id, address(node))
+        await group.all_applied()
+        assert leader.member.links.is_open(other.node_id)
+
+
 async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path) -> None:
     async with Group(tmp_path, segment_size_bytes=1 << 16) as group:
         leader = await group.leader()

@@ -81,6 +81,49 @@ def test_a_voter_whose_link_broke_carries_no_change_before_it_answers_again() ->
     make(group["a"], remove_b)
 
 
+def move(name: str) -> Change:
+    return Change(ChangeKind.MOVE, name, f"elsewhere-{name}:1")
+
+
+@pytest.mark.parametrize("moved", ["a", "b"])
+def test_a_voter_that_moves_answers_on_its_old_link_and_does_not_count(moved: str) -> None:
+    """Its new address may be a typo: then the group would have lost it."""
+    group = led()
+    group.run(75)
+    core = group["a"].core
+    group["c"].down = True
+    core.peer_closed("c", group.now_ms)
+    words = f"1 of 3 voters .* without {moved}, which was not found at elsewhere-{moved}:1"
+    with pytest.raises(ChangeRefused, match=words):
+        core.configuration_after(move(moved))
+    assert core.configuration_after(move(moved), there=True)
+    assert core.configuration_after(move("c"))  # the other two carry it
+    assert core.configuration_after(Change(ChangeKind.ADD_LEARNER, "d", "d:1"))
+
+
+@pytest.mark.parametrize("moved", ["a", "b"])
+def test_of_two_voters_one_moves_when_it_is_found_there(moved: str) -> None:
+    group = Group("ab")
+    group.elect("a")
+    group.run(75)
+    with pytest.raises(ChangeRefused, match="1 of 2 voters would be recovered and answer"):
+        group["a"].core.configuration_after(move(moved))
+    assert group["a"].core.configuration_after(move(moved), there=True)
+
+
+def test_the_only_voter_and_learners_move_freely() -> None:
+    group = Group("a")
+    group.elect("a")
+    make(group["a"], Change(ChangeKind.ADD_LEARNER, "d", "d:1"))
+    group.settle()
+    make(group["a"], move("d"))
+    group.settle()
+    make(group["a"], move("a"))
+    group.settle()
+    core = group["a"].core
+    assert core.membership.configurations.index == core.commit_index == core.last_index
+
+
 def test_in_force_from_the_append_on_and_no_more_when_it_is_cut() -> None:
     group = led()
     group.dropped = {("a", "b"), ("a", "c")}

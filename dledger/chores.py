@@ -115,6 +115,7 @@ class Chores:
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()
         self.roster.save(pump.core, self.pool)
+        self.roster.look(pump.core, pump.links)
         self.enforcement.look(pump.core.membership.voters, pump.core.node_id, self.pool)
         if pump.disk.health.is_full:
             pump.write_held()

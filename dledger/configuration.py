@@ -10,7 +10,8 @@ membership.py says what else a change needs.
 
 The founding configuration comes from broker.conf, counts as index 0, and is in no frame. The
 founders' addresses stand in every replica's own broker.conf, which takes precedence (each replica
-may reach them by another route) until a change moves them. A broker id is never given twice.
+may reach them by another route) until a change moves them. roster.py says when other members are
+dialled by broker.conf. A broker id is never given twice.
 
 A configuration also says which voter should lead when it can (the preferred leader, preference.py).
 So every replica knows it, it is as durable as the membership, and it goes with the member it names.

@@ -50,7 +50,7 @@ class Local:
         own, dialer = self.address, self.dialers.get(peer)
         where = line.where
         if dialled and dialer is not None:
-            where = f"{dialer.address.host}:{dialer.address.port}"
+            where = f"{dialer.at.host}:{dialer.at.port}"
         meeting = Meeting(
             self.node_id,
             f"{own.host}:{own.port}",
@@ -161,12 +161,15 @@ class Dialled(asyncio.Protocol):
 
 
 class Dialer:
-    """Keeps one connection to one peer up, by a task that it owns."""
+    """Keeps one connection to one peer up, by a task that it owns.
+
+    While there is a `spare` address it dials the two in turns, `address` first."""
 
     def __init__(
         self, local: Local, address: PeerAddress, rng: Random, handler: LinkHandler
     ) -> None:
-        self.address = address
+        self.address = self.at = address  # where it should be; where it was dialled last
+        self.spare: PeerAddress | None = None
         self.transport: asyncio.Transport | None = None  # set while messages may go out
         self.connection: Dialled | None = None
         self.error = ""
@@ -178,6 +181,13 @@ class Dialer:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._ask_again_ms = 0.0  # not before
+        self._told: dict[PeerAddress, str] = {}  # why it was not reached, as logged
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts at which the peer may be."""
+        places = (self.address, self.at, self.spare)
+        return list(dict.fromkeys(place.host for place in places if place is not None))
 
     def start(self) -> None:
         """Begin to dial."""
@@ -250,6 +260,7 @@ class Dialer:
         self.transport = connection.line.transport
         self.version = connection.version
         self.error = ""
+        self._told.clear()
         self.announce()
         self._handler.on_opened(self.address.node_id)
 
@@ -286,7 +297,7 @@ class Dialer:
 
     async def _connect(self) -> Dialled:
         """Resolve, connect and be welcomed, all within the time-out. Raises OSError, WireError."""
-        config, address = self._local.config, self.address
+        config, address = self._local.config, self._turn()
         try:
             async with asyncio.timeout(config.connect_timeout_ms / 1000):
                 connection = await config.network.dial(
@@ -300,6 +311,12 @@ class Dialer:
                 self.connection.give_up()
             raise
 
+    def _turn(self) -> PeerAddress:
+        """Choose the address to dial now."""
+        failed = bool(self.error) and self.at == self.address
+        self.at = self.spare if failed and self.spare is not None else self.address
+        return self.at
+
     def _dialled(self) -> Dialled:
         peer = self.address.node_id
         self.connection = Dialled(self._local, peer, self._opened, self._closed)
@@ -307,9 +324,11 @@ class Dialer:
 
     def _failed(self, error: OSError | WireError) -> None:
         text = str(error) or type(error).__name__
-        if text != self.error:  # once per reason, not once per attempt
+        if self.at != self.address:
+            text += f" (at {self.at.host}:{self.at.port}, as this replica's configuration says)"
+        if text != self._told.get(self.at):  # once per reason, not once per attempt
             log.warning("peer_unreachable peer=%s reason=%s", self.address.node_id, text)
-        self.error = text
+        self._told[self.at] = self.error = text
 
 
 def now_ms() -> float:

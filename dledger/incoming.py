@@ -97,7 +97,9 @@ class Incoming:
             return f"{hello.sender} {WAS_REMOVED} {group}"
         dialer = self._local.dialers.get(hello.sender)
         if dialer is not None:
-            return self._local.config.network.doubt(transport, dialer.address.host)
+            doubt = self._local.config.network.doubt
+            doubts = [doubt(transport, host) for host in dialer.hosts]
+            return doubts[0] if all(doubts) else ""
         if not self._local.config.strangers:
             return f"{hello.sender} is no member of group {group}"
         strangers = self._by_peer.keys() - self._local.dialers.keys() - {hello.sender}

@@ -115,6 +115,12 @@ class PeerLinks:
                     dialer.start()
         self._incoming.remove(removed)
 
+    def set_spares(self, spares: Mapping[NodeId, PeerAddress]) -> None:
+        """Dial peers that are not reached at these addresses, too, from now on."""
+        for peer, dialer in self._dialers.items():
+            spare = spares.get(peer)
+            dialer.spare = None if spare == dialer.address else spare
+
     async def stop(self, linger_ms: int = 200) -> None:
         """Close all links and stop reporting; buffered data gets `linger_ms` to be sent."""
         self._incoming.is_shut = True
@@ -178,7 +184,7 @@ class PeerLinks:
         if node_id != self.local.node_id:
             if not self.is_open(node_id):
                 return False
-            known = self._dialers[node_id].address
+            known = self._dialers[node_id].at
         return place_of(address) == place_of(f"{known.host}:{known.port}")
 
     def dropped(self, peer: NodeId) -> int:

@@ -8,6 +8,14 @@ A replica that was away may find a leader that it has not heard of: it missed th
 that one joined. It can take that frame only if the leader learns where its log ends, so it has to
 answer, on a link that it dials. So whoever dials introduces itself (wire.Introduction), and is
 dialled back although it is no member yet, as far as this replica knows.
+
+An address in the log may be wrong (a typo), or become wrong, and it takes a leader to correct it.
+So while a replica knows no leader, it dials a member that it does not reach also where its own
+broker.conf says: the same addresses, in all broker.confs, bring any group back. They say nothing
+about who is a member or votes; a replica is known by its id, whatever its address. Links that are
+open then stay, so that a leader that is elected over them can move the members to where they are.
+Not while there is a leader: an address that was moved may be that of an old store, which nobody
+should wake.
 """
 
 from __future__ import annotations
@@ -71,6 +79,7 @@ class Roster:
         for member in known.members:
             self._addresses[member.node_id] = self._address(member)
         links.set_peers(self._addresses)
+        links.set_spares(self._config.peers)
         healer.set_members(frozenset(self._addresses))
 
     def follow(self, core: RaftCore, links: PeerLinks, healer: Healer) -> None:
@@ -94,6 +103,10 @@ class Roster:
             removed.difference(core.membership.peers),
         )
         healer.set_members(frozenset(ids) | {core.node_id})
+
+    def look(self, core: RaftCore, links: PeerLinks) -> None:
+        """Look where else members may be dialled now. Called periodically."""
+        links.set_spares(self._config.peers if core.leader is None else {})
 
     def introduced(self, message: Introduction) -> bool:
         """Note where a peer that dialled this replica can be dialled, in case it is no member that

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
 
 from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import ChangeRefused, NotLeader
+from raftmq.dledger.errors import ChangeRefused, NotLeader, OutcomeUnknown
 from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.peers import PeerAddress
 from tests.dledger.members import Group, Node
 
 
@@ -183,6 +186,81 @@ async def test_one_of_two_voters_moves_only_to_where_it_is_reached(tmp_path: Pat
             await change(group, ChangeKind.MOVE, node.node_id, address(node))
         await group.all_applied()
         assert leader.member.links.is_open(other.node_id)
+
+
+async def test_a_group_whose_logged_addresses_are_wrong_comes_back_by_those_of_its_configuration(
+    tmp_path: Path,
+) -> None:
+    """The two voters were moved to where nobody is, as earlier versions let them be."""
+    async with Group(tmp_path, count=2) as group:
+        for node in group.nodes:
+            leader = await group.leader()
+            leader.member.parts.pump.proposer._is_at = lambda *_: True
+            with contextlib.suppress(OutcomeUnknown):
+                await change(group, ChangeKind.MOVE, node.node_id, f"127.0.0.1:{node.node_id[1:]}1")
+        for node in group.nodes:
+            await node.kill()
+        for node in group.nodes:
+            await node.start()
+        leader = await group.leader()
+        leader.app.send(b"a")
+        await group.until(lambda: leader.app.fates == {b"a": "stored"})
+        await group.all_applied()
+        members = leader.member.core.membership.configurations.current.members
+        assert [member.address for member in members] == ["127.0.0.1:01", "127.0.0.1:11"]
+        for node in group.nodes:  # it leads, so that the log can be put right
+            await change(group, ChangeKind.MOVE, node.node_id, address(node))
+        await group.all_applied()
+        rows = leader.member.members
+        assert [row["address"] for row in rows] == [address(node) for node in group.nodes]
+
+
+@pytest.mark.parametrize("join", [False, True])
+async def test_a_blank_replacement_of_a_member_that_was_added_has_another_address(
+    tmp_path: Path, join: bool
+) -> None:
+    """As docs/runbooks/group-without-leader.md says: all are configured with the new one."""
+    async with Group(tmp_path, count=2, flush=FlushMode.ASYNC) as group:
+        leader = await group.leader()
+        dead = group.joiner("n2")
+        await dead.start()
+        await change(group, ChangeKind.ADD_LEARNER, "n2", address(dead))
+        await change(group, ChangeKind.PROMOTE, "n2")
+        leader.app.send(b"a")
+        await group.until(lambda: leader.app.fates == {b"a": "stored"})
+        await group.all_applied()
+        for node in group.nodes:
+            await node.kill()
+            node.disk.power_cuts += 1
+        shutil.rmtree(dead.disk.root)
+        dead.held.close()
+        group.nodes[2] = blank = Node(group, "n2")
+        peers = {n.node_id: PeerAddress(n.node_id, "127.0.0.1", n.port) for n in group.nodes}
+        for node in group.nodes:
+            node.settings = {"peers": peers, "join": join}
+            await node.start()
+        leader = await group.leader()  # all of them recovered
+        leader.app.send(b"b")
+        await group.until(lambda: leader.app.fates == {b"b": "stored"})
+        await change(group, ChangeKind.MOVE, "n2", address(blank))
+        await group.all_applied()
+        assert all({b"a", b"b"} <= set(node.app.payloads) for node in group.nodes)
+
+
+async def test_where_a_leader_is_known_a_moved_member_is_dialled_at_its_new_address_only(
+    tmp_path: Path,
+) -> None:
+    """At the old one may be an old store."""
+    async with Group(tmp_path) as group:
+        leader = await group.leader()
+        moved = group.others(leader)[0]
+        await change(group, ChangeKind.MOVE, moved.node_id, "127.0.0.1:1")
+        await group.until(lambda: "127.0.0.1" in leader.member.links.last_error(moved.node_id))
+        await asyncio.sleep(4 * leader.group.config.links.backoff_ms_max / 1000)
+        assert not leader.member.links.is_open(moved.node_id)
+        assert leader.member.core.role.value == "leader"
+        await change(group, ChangeKind.MOVE, moved.node_id, address(moved))
+        await group.all_applied()
 
 
 async def test_the_configuration_outlives_the_frame_that_held_it(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ class World:
             core_ms=CoreClock(lambda: self.now_ms),
             alarm=self.alarm,
             log=self.log,
+            links=None,
             disk=SimpleNamespace(
                 look=note("disk"),
                 health=SimpleNamespace(is_full=False),
@@ -94,7 +95,7 @@ class World:
         )
         self.healer = SimpleNamespace(tick=note("heal"), has_work=lambda now_ms: self.damaged)
         self.installer = SimpleNamespace(tick=note("install"), is_busy=False)
-        roster = SimpleNamespace(save=note("roster"))
+        roster = SimpleNamespace(save=note("roster"), look=note("look where peers are"))
         enforcement = SimpleNamespace(look=note("enforce"))
         self.pool = ThreadPoolExecutor(1)
         made = cast(Any, Chores)  # of parts that only look like the real ones
@@ -129,7 +130,14 @@ def world() -> Any:
 
 def test_each_chore_is_done_when_it_is_due(world: World) -> None:
     always, healing = ["flush", "disk"], ["heal", "install"]
-    keeping = ["expire", "roster", "enforce", "trial", "look for old stores"]
+    keeping = [
+        "expire",
+        "roster",
+        "look where peers are",
+        "enforce",
+        "trial",
+        "look for old stores",
+    ]
     assert world.look(0) == always + healing + keeping
     assert world.look(HOUSEKEEPING_MS - 1) == always
     assert world.look(1) == always + healing + keeping

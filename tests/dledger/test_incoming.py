@@ -117,7 +117,7 @@ async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> Non
 async def test_strangers_are_refused_where_nobody_joins() -> None:
     world = World(LinkConfig(strangers=False))
     assert world.refusal(Hello("g", "stranger", "n0")) == "stranger is no member of group g"
-    world.local.dialers["n1"] = cast(Any, SimpleNamespace(address=world.local.address))
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"]))
     assert world.refusal(Hello("g", "n1", "n0")) == ""
 
 
@@ -127,5 +127,5 @@ async def test_strangers_are_bounded_in_number_and_keep_no_member_out() -> None:
         world.accept(f"s{number}")
     assert world.refusal(Hello("g", "one-more", "n0")) == "too many strangers are connected"
     assert world.refusal(Hello("g", "s0", "n0")) == ""  # it dials again
-    world.local.dialers["n1"] = cast(Any, SimpleNamespace(address=world.local.address))
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"]))
     assert world.refusal(Hello("g", "n1", "n0")) == ""

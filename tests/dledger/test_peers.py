@@ -4,12 +4,14 @@ import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from raftmq.dledger.incoming import HANDSHAKING_MAX
 from raftmq.dledger.messages import AppendRequest, Heartbeat
+from raftmq.dledger.network import PlainNetwork
 from raftmq.dledger.peers import (
     LinkConfig,
     PeerAddress,
@@ -181,6 +183,54 @@ async def test_a_peer_is_told_where_it_can_dial_back(net: Net) -> None:
     address = net.peers["n0"]
     told = Introduction("n0", "n1", address.port, address.host.encode())
     await until(lambda: net.seen["n1"].messages == [told])
+
+
+async def test_a_peer_is_dialled_at_its_spare_address_while_there_is_one() -> None:
+    """Where it should be is another replica, which says so. A link that is open stays."""
+    world = Net(3)
+    try:
+        await world.start("n1")
+        await world.start("n2")
+        right, wrong = world.peers["n1"], replace(world.peers["n2"], node_id="n1")
+        world.peers = world.peers | {"n1": wrong}
+        await world.start("n0")
+        links, n0, n1 = world.links["n0"], world.seen["n0"], world.seen["n1"]
+        await until(lambda: "this is n2, not n1" in links.last_error("n1"))
+        links.set_spares({"n1": right, "n2": world.peers["n2"]})
+        await n0.until(lambda: "n1" in n0.opened)
+        assert links.last_error("n1") == ""
+        assert links.is_at("n1", f"127.0.0.1:{right.port}")
+        assert not links.is_at("n1", f"127.0.0.1:{wrong.port}")
+        assert links.is_at("n0", f"127.0.0.1:{world.peers['n0'].port}")
+        links.set_spares({})
+        links.send("n1", encode_message(beat("n0", "n1")), droppable=False)
+        await n1.until(lambda: n1.messages == [beat("n0", "n1")])
+        world.links["n1"].refuse("n0", "says something that cannot be")
+        await until(lambda: "this is n2, not n1" in links.last_error("n1"))
+        assert n0.opened.count("n1") == 1
+        assert not links.is_at("n1", f"127.0.0.1:{right.port}")
+    finally:
+        await world.close()
+
+
+class Picky(PlainNetwork):
+    """Believes only who comes from where it should be."""
+
+    def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
+        there: str = transport.get_extra_info("peername")[0]
+        return "" if there == host else f"{there} is not {host}"
+
+
+async def test_a_peer_is_believed_at_its_spare_address_too(net: Net) -> None:
+    right = net.peers["n1"]
+    net.peers["n1"] = replace(right, host="127.0.0.9")
+    await net.start("n0", config=LinkConfig(network=Picky()))
+    net.peers["n1"] = right
+    await net.start("n1")
+    await until(lambda: "127.0.0.1 is not 127.0.0.9" in net.links["n1"].last_error("n0"))
+    net.links["n0"].set_spares({"n1": right})
+    await net.seen["n1"].until(lambda: net.seen["n1"].opened == ["n0"])
+    await net.seen["n0"].until(lambda: net.seen["n0"].opened == ["n1"])
 
 
 async def test_another_group_is_refused_with_a_reason(net: Net) -> None:

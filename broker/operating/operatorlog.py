@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused
+from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, busy
 from raftmq.broker.sending.outcome import Done, Ended, is_unknown
 from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.names import OPERATOR_LOG_TOPIC
@@ -86,7 +86,7 @@ class OperatorLog:
 
     async def around(self, deed: Deed, work: Callable[[], Awaitable[T]]) -> T:
         """Record that the deed is asked for, do it, and record its outcome. Raises what `work`
-        raises; Refused and OutcomeUnknown if it was not done for want of a record."""
+        raises; Refused if it was not done for want of a record."""
         deed_id = uuid.uuid4().hex.upper()
         recorded = await self._asked(deed_id, deed)
         try:
@@ -117,8 +117,8 @@ class OperatorLog:
             self._tell(deed_id, deed, "failed", f"it was not begun: {CANCELLED}")
             raise
         except OutcomeUnknown as error:
-            words = f"it was not done, because it could not be recorded: {error}"
-            raise Refused(error.code, words, tag="BUSY") from error
+            words = "the group did not commit the record; nothing was changed"
+            raise busy(f"it was not done, because it could not be recorded: {words}") from error
         except Refused as error:
             if error.tag == NOT_LEADER:
                 return False

@@ -107,8 +107,13 @@ async def worked():
 
 async def test_nothing_is_done_whose_record_may_not_be_stored():
     sends = Sends(OutcomeUnknown("no majority"))
-    with pytest.raises(Refused, match="it was not done"):
+    with pytest.raises(Refused, match="it was not done") as refused:
         await OperatorLog(sends, lambda: 1).around(DEED, worked)
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    assert refused.value.remark == (  # one word: nobody should look for what was not done
+        "[BUSY] it was not done, because it could not be recorded: the group did not commit the"
+        " record; nothing was changed"
+    )
     with pytest.raises(Refused, match="busy"):
         await OperatorLog(
             Sends(Refused(ResponseCode.SYSTEM_BUSY, "busy", tag="BUSY"), at_once=True), lambda: 1

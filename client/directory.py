@@ -3,16 +3,26 @@
 `Directory` asks any name server that answers, keeps routes by topic and one `ReplicaGroup` per
 broker group, and tells its watchers when a group's leader changes or a replica is new. Several
 callers who need the same refresh share one request.
+
+A route outlives name servers that do not answer, and those that do not know its broker groups, as
+one that has just started, or while a broker is down. It is dropped when a name server that knows
+the leaders of all its groups knows no such topic: then it was deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from raftmq.client.errors import BrokerRefused, ClientClosed, NameServerUnreachable, NoRoute
+from raftmq.client.errors import (
+    BrokerRefused,
+    ClientClosed,
+    ClientError,
+    NameServerUnreachable,
+    NoRoute,
+)
 from raftmq.client.route import (
     BrokerData,
     ReplicaGroup,
@@ -36,6 +46,9 @@ NAME_SERVER_TIMEOUTS_MS = (1000, 3000)
 # ignores it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
 TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
+# Refreshes of all routes after which one that nobody used is forgotten, if there are many.
+UNUSED_MAX = 360
+UNUSED_KEPT = 1_000  # so many are kept, used or not
 T = TypeVar("T")
 
 
@@ -86,6 +99,7 @@ class Directory:
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
         self._routes: dict[str, TopicRouteData] = {}
+        self._unused: dict[str, int] = {}  # topic → refreshes of all routes since its last use
         self._groups: dict[str, ReplicaGroup] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._stopped = False
@@ -99,6 +113,8 @@ class Directory:
         return tuple(self._routes)
 
     def route_if_known(self, topic: str) -> TopicRouteData | None:
+        if topic in self._unused:  # every send comes by here: no call
+            del self._unused[topic]
         return self._routes.get(topic)
 
     def group(self, name: str) -> ReplicaGroup:
@@ -152,11 +168,12 @@ class Directory:
     async def route(self, topic: str) -> TopicRouteData:
         """Return the topic's route, asking for it if not known. Raises NoRoute,
         NameServerUnreachable, ClientClosed."""
-        return self._routes.get(topic) or await self.refresh(topic)
+        return self.route_if_known(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> TopicRouteData:
         """Ask for the topic's route now; concurrent calls share one request."""
-        return await self._shared("topic " + topic, lambda: self._fetch_route(topic))
+        self._unused.pop(topic, None)
+        return await self._refreshed(topic)
 
     def refresh_soon(self, topic: str) -> None:
         """Start `refresh` unless one runs; its failure is logged."""
@@ -175,12 +192,20 @@ class Directory:
             self.refresh_soon(topic)
 
     async def refresh_all(self) -> None:
-        """Refresh every kept route; failures are logged and leave the old route in place."""
+        """Refresh every kept route; failures are logged and leave the old route in place. Of many
+        routes, forget those that nobody has used for long."""
         for topic in self.topics:
+            if topic not in self._routes:
+                continue  # dropped meanwhile
+            unused = self._unused[topic] = self._unused.get(topic, 0) + 1
+            if unused > UNUSED_MAX and len(self._routes) > UNUSED_KEPT:
+                self._drop(topic)
+                continue
             try:
-                await self.refresh(topic)
+                await self._refreshed(topic)
             except (NoRoute, NameServerUnreachable) as error:
-                logger.warning("route_refresh_failed topic=%s error=%s", topic, error)
+                if topic in self._routes:
+                    logger.warning("route_refresh_failed topic=%s error=%s", topic, error)
 
     async def stop(self) -> None:
         """Cancel and await running requests; who waits for one, or asks later, gets
@@ -214,12 +239,17 @@ class Directory:
             raise ClientClosed
         return task.result()
 
+    async def _refreshed(self, topic: str) -> TopicRouteData:
+        return await self._shared("topic " + topic, lambda: self._fetch_route(topic))
+
     async def _fetch_route(self, topic: str) -> TopicRouteData:
         request = RemotingCommand.request(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **WATCH}
         )
         response = await self._name_servers.invoke(request)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            if await self._is_deleted(topic):
+                self._drop(topic)
             raise NoRoute(topic, response.remark or "unknown to the name server")
         if response.code != ResponseCode.SUCCESS:
             raise NoRoute(topic, f"name server answered {response.code}: {response.remark}")
@@ -234,16 +264,42 @@ class Directory:
             self.learn(broker.broker_name, broker)
         return route
 
+    async def _is_deleted(self, topic: str) -> bool:
+        """Return whether a name server that knows no such topic had to know it: a leader tells it
+        all of its topics when it registers."""
+        route = self._routes.get(topic)
+        if route is None:
+            return False
+        try:
+            table = await self._group_table()
+            leaders = {
+                name
+                for name, data in table.items()
+                if parse_broker({"brokerName": name, **data}).leader is not None
+            }
+        except (ClientError, RouteError, RemotingError) as error:
+            logger.debug("deletion_not_sure topic=%s error=%s", topic, error)
+            return False
+        return {broker.broker_name for broker in route.brokers} <= leaders
+
+    def _drop(self, topic: str) -> None:
+        self._routes.pop(topic, None)
+        self._unused.pop(topic, None)
+
     async def _fetch_groups(self) -> None:
+        for name, data in (await self._group_table()).items():
+            if name in self._groups:  # only groups that hold a topic in use
+                self.learn(name, parse_broker({"brokerName": name, **data}))
+
+    async def _group_table(self) -> Mapping[str, Any]:
+        """Return all broker groups by name, as a name server tells them (106)."""
         response = await self._name_servers.invoke(
             RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO, None)
         )
         if response.code != ResponseCode.SUCCESS:
             raise BrokerRefused(response.code, response.remark or "", "name server")
-        table = loads_object(response.body).get("brokerAddrTable") or {}
-        for name, data in table.items():
-            if name in self._groups:  # only groups that hold a topic in use
-                self.learn(name, parse_broker({"brokerName": name, **data}))
+        table: Mapping[str, Any] = loads_object(response.body).get("brokerAddrTable") or {}
+        return table
 
     def learn(self, name: str, broker: BrokerData) -> None:
         """Take over what a name server says about one group."""

@@ -474,9 +474,12 @@ class Producer:
         """Return the publication if it is known without asking; follow changes of the route."""
         publication = self._publications.get(topic)
         route = self._instance.directory.route_if_known(topic)
-        if publication is not None and (route is publication.route or route is None):
+        if publication is not None and (
+            route is publication.route or (route is None and publication.provisional)
+        ):
             return publication
         if route is None:
+            self._publications.pop(topic, None)  # the topic was deleted
             return None
         queues = route.write_queues(topic)
         if not queues:

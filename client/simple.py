@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerRefused, ClientClosed, ClientError
+from raftmq.client.errors import BrokerRefused, ClientClosed, ClientError, NoRoute
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.client.latepops import Answer, LatePops, Pop, Target
 from raftmq.client.lifecycle import entered, left
@@ -162,12 +162,20 @@ class SimpleConsumer:
                 return []
 
     async def _targets(self) -> list[Target]:
-        """Return the broker groups of all topics, each time beginning with another one."""
+        """Return the broker groups of all topics, each time beginning with another one. Raises
+        NoRoute if none of the topics has any."""
         found: list[Target] = []
+        absent: NoRoute | None = None
         for topic in sorted(self._subscriptions):
-            route = await self._instance.directory.route(topic)
+            try:
+                route = await self._instance.directory.route(topic)
+            except NoRoute as error:
+                absent = error
+                continue
             names = {queue.broker_name for queue in route.read_queues(topic)}
             found += [(topic, name) for name in sorted(names)]
+        if absent is not None and not found:
+            raise absent
         self._turn += 1
         at = self._turn % len(found) if found else 0
         return found[at:] + found[:at]

@@ -113,7 +113,11 @@ class Sends:
 
     async def _publication(self, caller: Caller, topic: str) -> Publication:
         """Return the queues that the topic's messages go to. Raises Refusal."""
-        route = await self._brokers.route(caller, topic)
+        try:
+            route = await self._brokers.route(caller, topic)
+        except Refusal:
+            self._publications.pop(topic, None)  # the topic was deleted
+            raise
         known = self._publications.get(topic)
         if known is None or known.route is not route:
             queues = route.write_queues(topic)

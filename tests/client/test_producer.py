@@ -794,3 +794,15 @@ async def test_a_producer_that_starts_again_follows_the_routes() -> None:
             assert len(await producer.queues("T")) == 3
             await producer.send(Message("T", b"x"))
             assert not producer._announced
+
+
+async def test_a_deleted_topic_is_sent_to_as_one_that_never_was() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        del cluster.name_server.topics["T"]
+        await producer._instance.directory.refresh_all()
+        with pytest.raises(SendFailed, match="no route"):
+            await producer.send(Message("T", b"x"), 300)
+        cluster.name_server.topics["T"] = {"g0": (3, 6)}
+        await producer.send(Message("T", b"x"))
+        assert len(await producer.queues("T")) == 3

@@ -9,7 +9,7 @@ import pytest
 
 from raftmq.client import simple
 from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerUnreachable, ClientClosed
+from raftmq.client.errors import BrokerUnreachable, ClientClosed, NoRoute
 from raftmq.client.message import MessageExt
 from raftmq.client.simple import SimpleConsumer
 from raftmq.remoting.codes import RequestCode
@@ -178,3 +178,17 @@ async def test_a_receive_that_a_stop_ends_says_so() -> None:
         await consumer.stop()
         with pytest.raises(ClientClosed):
             await waiting
+
+
+async def test_a_deleted_topic_keeps_nobody_from_the_messages_of_others() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        cluster.name_server.topics["U"] = {"g0": (1, 6)}
+        await consumer.subscribe("U")
+        await consumer.subscribe("T")
+        del cluster.name_server.topics["U"]
+        await consumer._instance.directory.refresh_all()
+        fill(cluster, 1)
+        assert [m.body for m in await consumer.receive()] == [b"0"]
+        consumer.unsubscribe("T")
+        with pytest.raises(NoRoute):
+            await consumer.receive(await_ms=0)

@@ -419,3 +419,23 @@ async def test_with_idempotent_sends_a_message_that_is_sent_again_is_stored_once
         (one,) = await caller.received("T")
         assert dict(one.user_properties) == {"a": "b"}
         assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
+
+
+async def test_a_deleted_topic_is_unknown_and_a_send_does_not_make_it_again(world, caller):
+    await world.topic("T", queues=1)
+    assert (await caller.send("T")).status.code == pb.Code.OK
+    broker = await world.group.leading()
+    code = RequestCode.DELETE_TOPIC_IN_BROKER
+    assert (await world.group.ask(broker, code, {"topic": "T"})).code == 0
+
+    async def unknown():
+        answer = await caller.call("QueryRoute", topic={"name": "T"}, endpoints=caller.endpoints)
+        return answer.status.code == pb.Code.TOPIC_NOT_FOUND
+
+    await until(unknown)
+    assert (await caller.send("T")).status.code == pb.Code.TOPIC_NOT_FOUND
+    assert await unknown()
+    await world.topic("T", queues=2, kind="FIFO")
+    route = await caller.ok("QueryRoute", topic={"name": "T"}, endpoints=caller.endpoints)
+    assert len(route.message_queues) == 2
+    assert (await caller.send("T", message_group="g")).status.code == pb.Code.OK

@@ -5,6 +5,9 @@ A client is registered at every replica of the broker groups of its topics, unde
 that whoever leads knows it: the broker renews what a push consumer received for as long as its
 heartbeats arrive. A producer is registered with the names of its topics as its groups, as Apache's
 proxies do, because gRPC knows no producer groups.
+
+Clients wait 3 s for an answer, and a replica that hangs is told of them, too: an answer waits
+TOLD_S for the replicas', and what is late goes on without it, LATE_MAX of it at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -34,6 +38,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     TelemetryCommand,
 )
 from raftmq.proxy.refusals import Refusal, status_of
+from raftmq.proxy.remembered import Spawn
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 
@@ -41,6 +46,8 @@ log = logging.getLogger("raftmq.proxy.presence")
 
 SEND_ATTEMPTS = 3
 SEND_BACKOFF_MS = (10, 1_000, 2.0)  # first, longest, growth
+TOLD_S = 0.3
+LATE_MAX = 1_000
 BATCH_MAX = 32  # messages of one receive
 # The waits before a message comes again that its consumer could not process: the delay levels.
 RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600,
@@ -58,12 +65,19 @@ class Presence:
     """The handlers; one per proxy."""
 
     def __init__(
-        self, config: ProxyConfig, brokers: Brokers, clients: Clients, access: Access
+        self,
+        config: ProxyConfig,
+        brokers: Brokers,
+        clients: Clients,
+        access: Access,
+        spawn: Spawn,
     ) -> None:
         self._config = config
         self._brokers = brokers
         self._clients = clients
         self._access = access
+        self._spawn = spawn
+        self._late: set[asyncio.Task[bool]] = set()
 
     # ---- settings
 
@@ -161,13 +175,7 @@ class Presence:
             ]
             for farewell in farewells:
                 self._access.permit(caller.account, farewell)
-            await asyncio.gather(
-                *(
-                    self._brokers.tell(caller, address, _copy(farewell))
-                    for address in addresses
-                    for farewell in farewells
-                )
-            )
+            await self._tell(caller, addresses, farewells)
         return NotifyClientTerminationResponse(status=status_of(Code.OK))
 
     async def _greet(self, caller: Caller, client: Client) -> None:
@@ -181,12 +189,32 @@ class Presence:
         body = orjson.dumps(_heartbeat(client))
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
         self._access.permit(caller.account, command)
-        if addresses:
-            told = await asyncio.gather(
-                *(self._brokers.tell(caller, address, _copy(command)) for address in addresses)
-            )
-            if not any(told):
-                log.info("no_broker_told client=%s", client.client_id)
+        if addresses and not await self._tell(caller, addresses, [command]):
+            log.info("no_broker_told client=%s", client.client_id)
+
+    async def _tell(
+        self, caller: Caller, addresses: Sequence[str], commands: Sequence[RemotingCommand]
+    ) -> bool:
+        """Send replicas some commands; return whether one of them was accepted in time."""
+        tells: list[asyncio.Task[bool]] = [
+            self._spawn(self._brokers.tell(caller, address, _copy(command)), "tell")
+            for address in addresses
+            for command in commands
+        ]
+        if not tells:
+            return False
+        try:
+            done, _ = await asyncio.wait(tells, timeout=TOLD_S)
+        finally:
+            for tell in tells:
+                if tell.done():
+                    continue
+                if len(self._late) >= LATE_MAX:
+                    tell.cancel()
+                else:
+                    self._late.add(tell)
+                    tell.add_done_callback(self._late.discard)
+        return any(not tell.cancelled() and tell.result() for tell in done)
 
 
 def _heartbeat(client: Client) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class ProxyServer:
             access=self._access,
             clients=clients,
             counts=counts,
-            presence=Presence(config, brokers, clients, self._access),
+            presence=Presence(config, brokers, clients, self._access, tasks.spawn),
             routes=Routes(brokers, clients),
             sends=sends,
             receives=receives,

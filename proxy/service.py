@@ -40,7 +40,8 @@ log = logging.getLogger("raftmq.proxy")
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
 HEALTH = "grpc.health.v1.Health"
-SETTINGS_S = 8.0  # clients wait 10 s for the answer to their settings
+# For what brokers are asked before settings are answered. Clients wait: Java's 3 s, others 10 s.
+SETTINGS_S = 8.0
 STRANGER_S = 2.0  # to say something, before its stream is refused
 CALL_S_MAX = 120.0
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}

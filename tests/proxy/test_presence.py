@@ -7,6 +7,7 @@ import gc
 import grpc
 import pytest
 
+from raftmq.proxy import presence
 from raftmq.proxy.clients import (
     CLIENT_BYTES,
     CLIENT_BYTES_MAX,
@@ -15,11 +16,15 @@ from raftmq.proxy.clients import (
     TOPICS_MAX,
     Clients,
 )
+from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.lengths import EXPRESSION_CHARS_MAX, SETTINGS_BYTES_MAX, SUBSCRIPTIONS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.refusals import Refusal
+from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.budgets import Allowance
-from tests.proxy.world import Caller, World, consumer, producer
+from raftmq.remoting.codes import RequestCode
+from tests.client.fakes import FakeCluster
+from tests.proxy.world import PROXY, Caller, World, consumer, producer
 from tests.waiting import until
 
 GROUP = pb.Resource(name="cg")
@@ -199,6 +204,27 @@ async def test_a_proxy_that_stops_sends_its_clients_elsewhere(world, caller):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stream.read()
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_replica_that_hangs_holds_no_client_up(monkeypatch):
+    monkeypatch.setattr(presence, "LATE_MAX", 2)
+    async with FakeCluster({"g0": 3}) as cluster:
+        _, *followers = cluster.brokers["g0"]
+        for follower in followers:
+            follower.mode = "silent"
+        config = ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv}))
+        async with ProxyServer(config) as proxy, Caller(proxy) as caller:
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            await caller.telemetry(producer("T"))
+            await caller.ok("Heartbeat")
+            await caller.ok("NotifyClientTermination")
+            assert loop.time() - began_s < 2.5
+            late = [task for task in asyncio.all_tasks() if task.get_name() == "tell"]
+            assert len(late) == 2, "so many go on"
+        for broker in cluster.brokers["g0"]:
+            assert broker.count(RequestCode.HEART_BEAT) == 2
+            assert broker.count(RequestCode.UNREGISTER_CLIENT) == 1
 
 
 # ---- the table

@@ -20,10 +20,17 @@ from raftmq.proxy.protocol.messaging_pb2 import Code, Resource
 from raftmq.proxy.refusals import Refusal
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fields import parse_integer
-from raftmq.remoting.names import pop_retry_topic, topic_name_problem
+from raftmq.remoting.names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SYSTEM_TOPICS,
+    pop_retry_topic,
+    topic_name_problem,
+)
 from raftmq.remoting.popheaders import HANDLE_SIZE_MAX, Handle
 
 TRANSACTION_ID_SIZE_MAX = 1_024  # characters
+SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")  # of Apache's own topics and groups
 
 
 def ms_of(moment: Timestamp | Duration) -> int:
@@ -35,18 +42,29 @@ def ms_of(moment: Timestamp | Duration) -> int:
 
 
 def wrapped(resource: Resource) -> str:
-    """Return a topic's or a group's name with its namespace, as brokers know it."""
+    """Return a topic's or a group's name with its namespace, as brokers know it: dead letters and
+    retries have it in the group's name, and the brokers' own topics and groups have none."""
     space, name = resource.resource_namespace, resource.name
-    if not space or name.startswith(f"{space}%"):
+    derived, own = _divided(name)
+    is_system = name in SYSTEM_TOPICS or name.startswith(SYSTEM_PREFIXES)
+    if not space or not own or is_system or own.startswith(f"{space}%"):
         return name
-    return f"{space}%{name}"
+    return f"{derived}{space}%{own}"
 
 
 def resource_of(name: str, space: str) -> Resource:
     """Return the resource of a broker's name for a client of this namespace."""
-    return Resource(
-        resource_namespace=space, name=name.removeprefix(f"{space}%") if space else name
-    )
+    derived, own = _divided(name)
+    shown = derived + own.removeprefix(f"{space}%") if space else name
+    return Resource(resource_namespace=space, name=shown)
+
+
+def _divided(name: str) -> tuple[str, str]:
+    """Return what makes a name one of retries or dead letters, if it is, and the group's name."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name.removeprefix(prefix)
+    return "", name
 
 
 def topic_of(resource: Resource) -> str:

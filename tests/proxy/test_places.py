@@ -19,6 +19,26 @@ def test_a_namespace_is_part_of_the_name():
         topic_of(Resource(name="a b"))
 
 
+@pytest.mark.parametrize(
+    "shown, known",
+    [
+        ("%DLQ%g", "%DLQ%ns%g"),
+        ("%RETRY%g", "%RETRY%ns%g"),
+        ("TBW102", "TBW102"),
+        ("rmq_sys_wheel_timer", "rmq_sys_wheel_timer"),
+        ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TRANS"),
+    ],
+)
+def test_brokers_own_names_are_in_a_namespace_as_they_derive_them(shown, known):
+    """A dead-letter topic is called by its group, which has the namespace; system topics by none,
+    as with Apache's `NamespaceUtil`."""
+    assert wrapped(Resource(resource_namespace="ns", name=shown)) == known
+    assert wrapped(Resource(resource_namespace="ns", name=known)) == known
+    assert wrapped(Resource(name=known)) == known
+    assert resource_of(known, "ns") == Resource(resource_namespace="ns", name=shown)
+    assert resource_of(known, "") == Resource(name=known)
+
+
 def test_a_handle_has_the_position_as_its_ninth_part():
     text = Receipt(HANDLE, 77).encode()
     assert text == "10 1700000000000 30000 0 0 b1 3 12 77"

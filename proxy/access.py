@@ -59,6 +59,11 @@ class Access:
             raise self._refused(Code.UNAUTHORIZED, f"the signature of {key} is wrong")
         return key, None if account.is_unbound else account
 
+    def is_owner(self, access_key: str) -> bool:
+        """Return whether callers may still be told by this key, "" of those that need none."""
+        account = self._file.accounts.by_key.get(access_key)
+        return not access_key or (account is not None and not account.is_unbound)
+
     def permit(self, account: Account | None, command: RemotingCommand) -> None:
         """Raise Refusal if the account lacks what a request to a broker needs."""
         if account is None:

@@ -32,7 +32,8 @@ class Line:
 
     def __init__(self, kept: Share) -> None:
         self._kept = kept
-        self._waiting: asyncio.Queue[tuple[TelemetryCommand, int]] = asyncio.Queue(LINE_MAX)
+        # None: the stream is to end.
+        self._waiting: asyncio.Queue[tuple[TelemetryCommand, int] | None] = asyncio.Queue(LINE_MAX)
 
     def put(self, command: TelemetryCommand) -> bool:
         """Have a command written soon; return False if too many wait already."""
@@ -43,20 +44,34 @@ class Line:
         return True
 
     async def run(self, write: Write) -> None:
-        """Write what comes, one after the other, until cancelled."""
-        while True:
-            await self._write_next(write)
+        """Write what comes, one after the other, until `finish` or cancelled."""
+        while await self._write_next(write):
+            pass
 
-    async def _write_next(self, write: Write) -> None:
-        command, size = await self._waiting.get()
+    async def _write_next(self, write: Write) -> bool:
+        waiting = await self._waiting.get()
+        if waiting is None:
+            return False
+        command, size = waiting
         await write(command)
         self._kept.give_back(size)
+        return True
+
+    def finish(self) -> None:
+        """Have the stream end, without the commands that wait."""
+        self._drop()
+        self._waiting.put_nowait(None)
 
     def end(self) -> None:
         """Drop the commands that nobody will write. Nothing may be put after it."""
-        while not self._waiting.empty():
-            self._waiting.get_nowait()
+        self._drop()
         self._kept.end()
+
+    def _drop(self) -> None:
+        while not self._waiting.empty():
+            waiting = self._waiting.get_nowait()
+            if waiting is not None:
+                self._kept.give_back(waiting[1])
 
 
 class Client:
@@ -191,12 +206,16 @@ class Clients:
         """Return a line for a stream that opens."""
         return Line(Share(self._kept, self._line_bytes_max))
 
-    def expire(self) -> None:
-        """Forget clients that have been silent for long and have no open line."""
+    def expire(self, is_owner: Callable[[str], bool]) -> None:
+        """Forget clients that have been silent for long and have no open line, and those whose
+        account is none any more: they may come again with another one, over another line."""
         oldest_s = self._now_s() - SILENCE_S
         for client in self:
-            if client.line is None and client.seen_s < oldest_s:
+            is_silent = client.line is None and client.seen_s < oldest_s
+            if is_silent or not is_owner(client.owner):
                 self.forget(client.client_id)
+                if client.line is not None:
+                    client.line.finish()
 
     @property
     def kept_bytes(self) -> int:

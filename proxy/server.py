@@ -192,8 +192,8 @@ class ProxyServer:
     async def _look_forever(self, clients: Clients) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            clients.expire()
             await asyncio.to_thread(self._access.look_at_file)
+            clients.expire(self._access.is_owner)
 
 
 def _instance_config(config: ProxyConfig) -> InstanceConfig:

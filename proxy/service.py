@@ -213,6 +213,8 @@ class Service:
                 end = reader.result()
             elif stop.done():
                 end = Refusal(pb.Code.PROXY_TIMEOUT, "the proxy stops")
+            elif writer.done() and not writer.cancelled() and writer.exception() is None:
+                end = Refusal(pb.Code.UNAUTHORIZED, "the client's account is none any more")
         finally:
             for task in tasks:
                 task.cancel()

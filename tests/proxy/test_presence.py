@@ -247,14 +247,14 @@ def test_clients_are_bounded_and_forgotten_after_a_silence():
     with pytest.raises(Refusal):
         clients.seen("a", "another account")
     now[0] = 100.0
-    clients.expire()
+    clients.expire(lambda _: True)
     assert [client.client_id for client in clients] == ["a"]
     for number in range(TOPICS_MAX + 5):
         clients.used("a", "", f"T{number}")
     assert len(clients.seen("a", "").topics) == TOPICS_MAX
     clients.seen("a", "").line = None
     now[0] += SILENCE_S + 1
-    clients.expire()
+    clients.expire(lambda _: True)
     assert len(clients) == 0 and kept.used_bytes == 0
 
 
@@ -325,3 +325,13 @@ async def test_a_line_has_room_for_so_many_bytes_and_gives_them_back():
     line.end()
     other.end()
     assert kept.used_bytes == 0
+
+
+async def test_a_line_that_is_finished_is_written_no_more():
+    kept, clients = table()
+    line = clients.new_line()
+    assert all(line.put(pb.TelemetryCommand(settings=producer("T"))) for _ in range(LINE_MAX))
+    line.finish()
+    written = []
+    await asyncio.wait_for(line.run(written.append), 5)
+    assert written == [] and kept.used_bytes == 0

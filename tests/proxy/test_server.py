@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.ops.options import ConfigError
+from raftmq.proxy import server
 from raftmq.proxy.config import load
 from raftmq.proxy.health import health
 from raftmq.proxy.protocol import messaging_pb2 as pb
@@ -107,6 +108,39 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
                 answer = await thief.call("NotifyClientTermination", group=OWN)
                 assert answer.status.code == pb.Code.FORBIDDEN
         assert proxy.figures().unauthorized >= 7
+
+
+async def test_a_client_goes_on_with_a_new_key_once_its_old_account_is_deleted(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server, "LOOK_S", 0.05)
+    heartbeat = {"group": OWN, "client_type": pb.ClientType.PUSH_CONSUMER}
+    async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
+        await world.topic("Own")
+        (proxy,) = world.proxies
+        async with (
+            Caller(proxy, client_id="c", metadata=signed("user-key", "user-secret")) as client,
+            Caller(proxy, client_id="c", metadata=signed("other-key", "other-secret")) as other,
+        ):
+            stream, _ = await client.telemetry(consumer("own", "Own"))
+            await asyncio.sleep(0.2)
+            answer = await other.call("Heartbeat", **heartbeat)
+            assert answer.status.code == pb.Code.FORBIDDEN, "it lives, and so does its account"
+            await client.ok("Heartbeat", **heartbeat)
+            path = tmp_path / "plain_acl.yml"
+            path.write_text(ACCOUNTS.replace("user-key", "fresh-key"))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            fresh = signed("fresh-key", "user-secret")
+            async with Caller(proxy, client_id="c", metadata=fresh) as renewed:
+                await renewed.ok("Heartbeat", **heartbeat)
+                await renewed.telemetry(consumer("own", "Own"))
+                await asyncio.sleep(0.2)
+                await renewed.ok("Heartbeat", **heartbeat)
+                answer = await other.call("Heartbeat", **heartbeat)
+                assert answer.status.code == pb.Code.FORBIDDEN
 
 
 async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):

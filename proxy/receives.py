@@ -196,18 +196,20 @@ class Receives:
         return queues[0].broker_name
 
     async def _popped(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
-        """Return what is popped; nothing at once if the proxy stops. What comes when nobody waits
-        for it any more is given back."""
+        """Return what is popped; nothing at once if the proxy stops. What this does not return,
+        because nobody waits for it any more, is given back."""
         pop = self._spawn(self._pop(caller, broker_name, header), "pop")
         stop = self._spawn(self._stopping.wait(), "stop of a receive")
+        returned = False
         try:
             await asyncio.wait((pop, stop), return_when=asyncio.FIRST_COMPLETED)
             if pop.done():
-                found: list[Popped] = await pop
+                found: list[Popped] = pop.result()
+                returned = True
                 return found
         finally:
             stop.cancel()
-            if not pop.done():
+            if not returned:  # it may be done all the same: a cancel can come in that very turn
                 pop.add_done_callback(
                     lambda done: self._gone(caller, header.consumer_group, header.topic, done)
                 )

@@ -27,6 +27,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.popheaders import PopHeader
 from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
 from raftmq.store.record import MessageRecord, RecordError, decode_record
 
@@ -35,6 +36,8 @@ from raftmq.store.record import MessageRecord, RecordError, decode_record
 ATTEMPT_MS = 1_000
 TELL_MS = 3_000
 MARGIN_S = 0.1  # of the caller's time, for the way back
+ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
+LATE_MS = 10_000  # so long after its time a pop's answer is still taken, to be given back
 PATIENCE_S = 0.25  # with one broker group, before the topic's others are asked, too
 ABSENT_S = 1.0  # likewise with the silent ones, once another knows of no such thing
 
@@ -121,30 +124,64 @@ class Brokers:
         ext: Mapping[str, str],
         body: bytes = b"",
         *,
-        wait_ms: int = 0,
         unknown_again: bool = True,
     ) -> RemotingCommand:
-        """Return the leader's answer, whatever its code, if it has one in time; `wait_ms`: how
-        long it may wait before it answers. Raises Refusal."""
+        """Return the leader's answer, whatever its code, if it has one in time. Raises Refusal."""
         self.permit(caller, code, ext, body)
-        loop = asyncio.get_running_loop()
         end_s = caller.deadline_s - MARGIN_S
 
         async def once() -> RemotingCommand:
             command = RemotingCommand.request(code, dict(ext), body)
-            command.language = caller.language
-            response = await self._instance.ask_leader_once(
-                broker_name, command, wait_ms + ATTEMPT_MS
-            )
-            refusal = BrokerRefused(response.code, response.remark or "", broker_name)
-            if refusal.outcome_unknown and unknown_again:
-                refusal.retriable = True
-                raise refusal
-            return response
+            return await self._once(caller, broker_name, command, ATTEMPT_MS, unknown_again)
 
+        return await self._repeated(broker_name, once, end_s, end_s)
+
+    async def pop(self, caller: Caller, broker_name: str, header: PopHeader) -> RemotingCommand:
+        """Return the leader's answer to a pop, whatever its code; it may be up to LATE_MS later
+        than the caller waits. A leader that is asked again waits only for what is left of the
+        time: what still waited then would take messages that nobody reads. Raises Refusal."""
+        self.permit(caller, RequestCode.POP_MESSAGE, header.to_ext())
+        now = asyncio.get_running_loop().time
+        end_s = caller.deadline_s - MARGIN_S - ANSWER_MS / 1000
+        poll_end_s = min(now() + header.poll_ms / 1000, end_s)
+
+        async def once() -> RemotingCommand:
+            left_ms = max(0, round((poll_end_s - now()) * 1000))
+            ext = header._replace(poll_ms=left_ms).to_ext()
+            command = RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
+            return await self._once(caller, broker_name, command, left_ms + LATE_MS, True)
+
+        return await self._repeated(broker_name, once, end_s, caller.deadline_s + LATE_MS / 1000)
+
+    async def _once(
+        self,
+        caller: Caller,
+        broker_name: str,
+        command: RemotingCommand,
+        timeout_ms: int,
+        unknown_again: bool,
+    ) -> RemotingCommand:
+        command.language = caller.language
+        response = await self._instance.ask_leader_once(broker_name, command, timeout_ms)
+        refusal = BrokerRefused(response.code, response.remark or "", broker_name)
+        if refusal.outcome_unknown and unknown_again:
+            refusal.retriable = True
+            raise refusal
+        return response
+
+    async def _repeated(
+        self,
+        broker_name: str,
+        once: Callable[[], Awaitable[RemotingCommand]],
+        end_s: float,
+        limit_s: float,
+    ) -> RemotingCommand:
+        """Return what `once` does, which is called until `end_s` as long as its error is retriable,
+        and ended at `limit_s`. Raises Refusal."""
+        loop = asyncio.get_running_loop()
         refusal = Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
         try:
-            async with asyncio.timeout_at(end_s):
+            async with asyncio.timeout_at(limit_s):
                 try:
                     return await once()
                 except ClientError as error:

@@ -2,10 +2,10 @@
 
 A receive is one pop at one broker group. With `auto_renew` the broker itself renews what was
 received while the client's heartbeats arrive. What was popped and cannot be told to its client,
-because the client has gone meanwhile or does not read, is given back: its time ends at once. What
-comes when there is no room for it rests for a while, so that other receives that wait already do
-not pop it in vain, one after the other, until it is a dead letter. Messages whose tag the
-subscription does not name are acknowledged silently, for brokers compare hash codes only.
+because the client has gone meanwhile, waits no longer or does not read, is given back: its time
+ends at once. What comes when there is no room for it rests for a while, so that other receives that
+wait already do not pop it in vain, one after the other, until it is a dead letter. Messages whose
+tag the subscription does not name are acknowledged silently, for brokers compare hash codes only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from raftmq.proxy.answers import Room, Telling, Who, Write
-from raftmq.proxy.brokers import MARGIN_S, Brokers
+from raftmq.proxy.brokers import ANSWER_MS, MARGIN_S, Brokers
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.clients import Clients
 from raftmq.proxy.config import ProxyConfig
@@ -69,7 +69,6 @@ GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
 CROWDED_MS = 10_000  # and what there was no room for
 GIVE_BACK_S = 5.0
 READ_S_MIN = 5.0  # that a client has to read its answer, whatever the call's deadline
-ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
 EVERYTHING = "*"
 CROWDED = "too many messages are on their way to clients"
 
@@ -197,12 +196,14 @@ class Receives:
 
     async def _popped(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
         """Return what is popped; nothing at once if the proxy stops. What this does not return,
-        because nobody waits for it any more, is given back."""
+        because nobody waits for it any more, is given back. Raises Refusal."""
         pop = self._spawn(self._pop(caller, broker_name, header), "pop")
         stop = self._spawn(self._stopping.wait(), "stop of a receive")
+        left_s = caller.deadline_s - MARGIN_S - asyncio.get_running_loop().time()
+        first = asyncio.FIRST_COMPLETED
         returned = False
         try:
-            await asyncio.wait((pop, stop), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((pop, stop), timeout=max(0.0, left_s), return_when=first)
             if pop.done():
                 found: list[Popped] = pop.result()
                 returned = True
@@ -213,16 +214,12 @@ class Receives:
                 pop.add_done_callback(
                     lambda done: self._gone(caller, header.consumer_group, header.topic, done)
                 )
-        raise Refusal(Code.MESSAGE_NOT_FOUND, "the proxy stops")
+        if self._stopping.is_set():
+            raise Refusal(Code.MESSAGE_NOT_FOUND, "the proxy stops")
+        raise Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
 
     async def _pop(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
-        response = await self._brokers.ask(
-            caller,
-            broker_name,
-            RequestCode.POP_MESSAGE,
-            header.to_ext(),
-            wait_ms=header.poll_ms,
-        )
+        response = await self._brokers.pop(caller, broker_name, header)
         if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
             return []
         if response.code != ResponseCode.SUCCESS:

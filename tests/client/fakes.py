@@ -140,6 +140,7 @@ class FakeBroker:
                 RequestCode.UPDATE_AND_CREATE_TOPIC: self._create_topic,
                 RequestCode.VIEW_MESSAGE_BY_ID: self._view,
                 RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
+                RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self._group_config,
             }
         )
 
@@ -409,6 +410,10 @@ class FakeBroker:
                 if decode_record(data).physical_offset == position:
                     return RemotingCommand.response_to(request, 0, None, {}, data)
         return RemotingCommand.response_to(request, ResponseCode.SYSTEM_ERROR, "not found", {})
+
+    def _group_config(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
+        code = int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+        return RemotingCommand.response_to(request, code, "scripted")
 
     def _runtime(self, _c: Connection, request: RemotingCommand) -> RemotingCommand:
         body = dumps({"table": {"raftRole": "leader", "raftTerm": "3"}})

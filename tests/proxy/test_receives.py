@@ -6,15 +6,20 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.proxy.brokers import GroupSettings
-from raftmq.proxy.caller import Caller
+from raftmq.proxy.caller import Caller as Who
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.receives import Receives
+from raftmq.proxy.server import ProxyServer
 from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.popheaders import PopResponseHeader
-from tests.client.fakes import SharedLog
+from raftmq.remoting.popheaders import PopHeader, PopResponseHeader
+from tests.client.fakes import FakeCluster, SharedLog
+from tests.proxy.world import PROXY, Caller
+from tests.waiting import until
+
+POP, CHANGE = RequestCode.POP_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 
 
 class OneBroker:
@@ -33,10 +38,11 @@ class OneBroker:
     async def group_settings(self, *_):
         return GroupSettings()
 
+    async def pop(self, *_):
+        return await self.answer
+
     async def ask(self, _caller, _name, code, *_, **__):
-        if code == RequestCode.POP_MESSAGE:
-            return await self.answer
-        assert code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        assert code == CHANGE
         self.given_back += 1
         ext = {"popTime": "1", "invisibleTime": "0", "reviveQid": "0"}
         return RemotingCommand(0, ext=ext)
@@ -57,6 +63,23 @@ async def tasks():
     await tasks.stop()
 
 
+@pytest.fixture
+async def cluster():
+    async with FakeCluster({"g0": 2}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def caller(cluster):
+    proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
+    await proxy.start()
+    try:
+        async with Caller(proxy) as caller:
+            yield caller
+    finally:
+        await proxy.stop()
+
+
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
     """Whichever turn of the loop it falls in: the message was written, or is given back."""
@@ -68,7 +91,7 @@ async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
     request.message_queue.broker.name = "g0"
     request.invisible_duration.FromSeconds(30)
     end_s = asyncio.get_running_loop().time() + 60
-    caller = Caller("c1", "", LanguageCode.PYTHON, "127.0.0.1", end_s)
+    caller = Who("c1", "", LanguageCode.PYTHON, "127.0.0.1", end_s)
 
     async def write(response):
         if response.HasField("message"):
@@ -83,3 +106,35 @@ async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
     await asyncio.gather(receiving, return_exceptions=True)
     await asyncio.sleep(0.01)
     assert len(written) + brokers.given_back == 1
+
+
+async def test_a_pop_that_is_repeated_waits_for_the_rest_of_the_time_only(cluster, caller):
+    leader = cluster.brokers["g0"][0]
+    receiving = asyncio.create_task(caller.receive("T", poll_ms=1500))
+    await until(lambda: leader.count(POP))
+    await asyncio.sleep(0.7)
+    for connection in list(leader.server.connections):
+        connection.abort("scripted")
+    assert (await receiving).code == pb.Code.MESSAGE_NOT_FOUND
+    first, *again = (PopHeader.parse(one.ext).poll_ms for one in leader.received(POP))
+    assert first > 1400 and again and max(again) <= 800
+
+
+async def test_an_answer_that_comes_after_the_calls_time_is_given_back(cluster, caller):
+    leader = cluster.brokers["g0"][0]
+    cluster.logs["g0"].append("T", 0, b"late")
+    leader.scripts[POP].append("late")
+    assert (await caller.receive("T", timeout_s=0.8)).code == pb.Code.PROXY_TIMEOUT
+    assert leader.count(POP) == 1 and not leader.count(CHANGE)
+    leader.late.set()
+    await until(lambda: leader.count(CHANGE) == 1)
+
+
+async def test_a_slow_answer_is_told_while_the_call_has_time(cluster, caller):
+    """It is not asked for again: the messages of the first answer would be lost."""
+    leader = cluster.brokers["g0"][0]
+    cluster.logs["g0"].append("T", 0, b"slow")
+    leader.scripts[POP].append("late")
+    asyncio.get_running_loop().call_later(1.5, leader.late.set)
+    (one,) = await caller.receive("T")
+    assert one.body == b"slow" and leader.count(POP) == 1

@@ -219,12 +219,18 @@ class ClientInstance:
         raise AssertionError("the retry loop returns or raises")
 
     async def ask_leader_once(
-        self, broker_name: str, command: RemotingCommand, timeout_ms: int = 3000
+        self,
+        broker_name: str,
+        command: RemotingCommand,
+        timeout_ms: int = 3000,
+        *,
+        following: bool = False,
     ) -> RemotingCommand:
-        """Ask the believed leader once. Raises BrokerUnreachable (`outcome_unknown` tells whether
-        the request was written), BrokerRefused (14); both are retriable."""
+        """Ask the believed leader once; `following`: give it up if another one leads. Raises
+        BrokerUnreachable (`outcome_unknown` tells whether the request was written), BrokerRefused
+        (14); both are retriable."""
         group = self.directory.group(broker_name)
-        return await self._ask_leader(group, command, timeout_ms, False, False)
+        return await self._ask_leader(group, command, timeout_ms, False, following)
 
     async def _ask_leader(
         self,

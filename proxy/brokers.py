@@ -132,16 +132,21 @@ class Brokers:
 
         async def once() -> RemotingCommand:
             command = RemotingCommand.request(code, dict(ext), body)
-            return await self._once(caller, broker_name, command, ATTEMPT_MS, unknown_again)
+            return await self._once(
+                caller, broker_name, command, ATTEMPT_MS, unknown_again=unknown_again
+            )
 
         return await self._repeated(broker_name, once, end_s, end_s)
 
     async def pop(self, caller: Caller, broker_name: str, header: PopHeader) -> RemotingCommand:
         """Return the leader's answer to a pop, whatever its code; it may be up to LATE_MS later
         than the caller waits. A leader that is asked again waits only for what is left of the
-        time: what still waited then would take messages that nobody reads. Raises Refusal."""
+        time: what still waited then would take messages that nobody reads. One that is silent is
+        left when another one leads. Raises Refusal."""
         self.permit(caller, RequestCode.POP_MESSAGE, header.to_ext())
-        now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        now, directory = loop.time, self._instance.directory
+        group = directory.group(broker_name)
         end_s = caller.deadline_s - MARGIN_S - ANSWER_MS / 1000
         poll_end_s = min(now() + header.poll_ms / 1000, end_s)
 
@@ -149,7 +154,15 @@ class Brokers:
             left_ms = max(0, round((poll_end_s - now()) * 1000))
             ext = header._replace(poll_ms=left_ms).to_ext()
             command = RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
-            return await self._once(caller, broker_name, command, left_ms + LATE_MS, True)
+            # Others need not ask it, too, if it is frozen; this pop's messages may yet come.
+            patience_s = (left_ms + ATTEMPT_MS) / 1000
+            silent = loop.call_later(patience_s, directory.doubt, group, group.target or "")
+            try:
+                return await self._once(
+                    caller, broker_name, command, left_ms + LATE_MS, following=True
+                )
+            finally:
+                silent.cancel()
 
         return await self._repeated(broker_name, once, end_s, caller.deadline_s + LATE_MS / 1000)
 
@@ -159,10 +172,14 @@ class Brokers:
         broker_name: str,
         command: RemotingCommand,
         timeout_ms: int,
-        unknown_again: bool,
+        *,
+        following: bool = False,
+        unknown_again: bool = True,
     ) -> RemotingCommand:
         command.language = caller.language
-        response = await self._instance.ask_leader_once(broker_name, command, timeout_ms)
+        response = await self._instance.ask_leader_once(
+            broker_name, command, timeout_ms, following=following
+        )
         refusal = BrokerRefused(response.code, response.remark or "", broker_name)
         if refusal.outcome_unknown and unknown_again:
             refusal.retriable = True

@@ -31,7 +31,7 @@ class Instance:
         route = TopicRouteData((), found)
         self.directory = SimpleNamespace(route_if_known=lambda _: route)
 
-    async def ask_leader_once(self, name, command, timeout_ms):
+    async def ask_leader_once(self, name, command, timeout_ms, **_):
         self.asked.append(name)
         does = self.groups[name]
         self.open += 1

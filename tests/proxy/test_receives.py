@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from raftmq.proxy import server
 from raftmq.proxy.brokers import GroupSettings
 from raftmq.proxy.caller import Caller as Who
 from raftmq.proxy.config import ProxyConfig
@@ -70,7 +71,8 @@ async def cluster():
 
 
 @pytest.fixture
-async def caller(cluster):
+async def caller(cluster, monkeypatch):
+    monkeypatch.setattr(server, "ROUTE_MS", 1000)
     proxy = ProxyServer(ProxyConfig(**(PROXY | {"namesrv": cluster.namesrv})))
     await proxy.start()
     try:
@@ -138,3 +140,32 @@ async def test_a_slow_answer_is_told_while_the_call_has_time(cluster, caller):
     asyncio.get_running_loop().call_later(1.5, leader.late.set)
     (one,) = await caller.receive("T")
     assert one.body == b"slow" and leader.count(POP) == 1
+
+
+async def test_a_frozen_leader_is_left_as_soon_as_another_one_leads(cluster, caller):
+    frozen, next_leader = cluster.brokers["g0"]
+    frozen.scripts[POP].append("late")
+    receiving = asyncio.create_task(caller.receive("T", poll_ms=20_000, timeout_s=23))
+    await until(lambda: frozen.count(POP))
+    cluster.logs["g0"].append("T", 0, b"new")
+    cluster.lead("g0", 1, tell_route=True)
+    async with asyncio.timeout(10):
+        (one,) = await receiving
+    assert one.body == b"new" and next_leader.count(POP)
+
+
+async def test_a_leader_that_does_not_answer_a_pop_is_doubted(cluster, caller):
+    """Without name servers, only that leads to another one."""
+    frozen, next_leader = cluster.brokers["g0"]
+    await caller.receive("T")
+    frozen.scripts[POP] += ["late", "late"]
+    receiving = asyncio.create_task(caller.receive("T"))
+    await until(lambda: frozen.count(POP) == 2)
+    cluster.name_server.silent = True
+    cluster.logs["g0"].append("T", 0, b"new")
+    cluster.lead("g0", 1, tell_route=False)
+    await asyncio.sleep(1.2)
+    async with asyncio.timeout(5):
+        (one,) = await caller.receive("T")
+    assert one.body == b"new" and next_leader.count(POP)
+    receiving.cancel()

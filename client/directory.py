@@ -5,8 +5,9 @@ broker group, and tells its watchers when a group's leader changes or a replica 
 callers who need the same refresh share one request.
 
 A route outlives name servers that do not answer, and those that do not know its broker groups, as
-one that has just started, or while a broker is down. It is dropped when a name server that knows
-the leaders of all its groups knows no such topic: then it was deleted.
+one that has just started, or while a broker is down. It is dropped when name servers that know the
+leaders of all its groups know no such topic, and still do not GONE_S later: then it was deleted. (A
+leader tells its topics a moment after it is known.)
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ NAME_SERVER_TIMEOUTS_MS = (1000, 3000)
 # ignores it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
 TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
+GONE_S = 2.0
 # Refreshes of all routes after which one that nobody used is forgotten, if there are many.
 UNUSED_MAX = 360
 UNUSED_KEPT = 1_000  # so many are kept, used or not
@@ -100,6 +102,7 @@ class Directory:
         self._name_servers = name_servers
         self._routes: dict[str, TopicRouteData] = {}
         self._unused: dict[str, int] = {}  # topic → refreshes of all routes since its last use
+        self._gone_s: dict[str, float] = {}  # topic → when it was found deleted first (loop time)
         self._groups: dict[str, ReplicaGroup] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._stopped = False
@@ -249,7 +252,9 @@ class Directory:
         response = await self._name_servers.invoke(request)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             if await self._is_deleted(topic):
-                self._drop(topic)
+                self._drop_if_sure(topic)
+            else:
+                self._gone_s.pop(topic, None)
             raise NoRoute(topic, response.remark or "unknown to the name server")
         if response.code != ResponseCode.SUCCESS:
             raise NoRoute(topic, f"name server answered {response.code}: {response.remark}")
@@ -260,9 +265,24 @@ class Directory:
         if topic not in self._routes and len(self._routes) >= TOPICS_MAX:
             raise NoRoute(topic, f"this client already uses {TOPICS_MAX} topics")
         self._routes[topic] = route
+        self._gone_s.pop(topic, None)
         for broker in route.brokers:
             self.learn(broker.broker_name, broker)
         return route
+
+    def _drop_if_sure(self, topic: str) -> None:
+        """Drop a route that name servers say is none if they said so before, else ask again."""
+        loop = asyncio.get_running_loop()
+        first_s, now_s = self._gone_s.get(topic), loop.time()
+        if first_s is None:
+            self._gone_s[topic] = now_s
+            loop.call_later(GONE_S, self._look_again, topic)
+        elif now_s - first_s >= GONE_S:
+            self._drop(topic)
+
+    def _look_again(self, topic: str) -> None:
+        if topic in self._gone_s and not self._stopped:
+            self.refresh_soon(topic)
 
     async def _is_deleted(self, topic: str) -> bool:
         """Return whether a name server that knows no such topic had to know it: a leader tells it
@@ -285,6 +305,7 @@ class Directory:
     def _drop(self, topic: str) -> None:
         self._routes.pop(topic, None)
         self._unused.pop(topic, None)
+        self._gone_s.pop(topic, None)
 
     async def _fetch_groups(self) -> None:
         for name, data in (await self._group_table()).items():

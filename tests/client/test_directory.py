@@ -11,6 +11,7 @@ from raftmq.client.directory import Directory
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import dumps
+from tests.waiting import until
 
 
 class Names:
@@ -46,18 +47,27 @@ def made(names: Names) -> Directory:
 
 
 async def test_a_deleted_topic_has_no_route_until_it_is_made_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = Names("T", "U")
     kept = made(names)
     await kept.route("T")
     await kept.route("U")
     names.topics.remove("T")
+    await kept.refresh_all()
+    await kept.refresh_all()
+    assert kept.route_if_known("T"), "a leader that has just registered tells its topics soon"
+    names.topics.add("T")
+    await kept.refresh_all()
+    names.topics.remove("T")
+    monkeypatch.setattr(directory, "GONE_S", 0.05)
+    await kept.refresh_all()
+    assert kept.route_if_known("T"), "what was said before it was there again is forgotten"
+    await until(lambda: kept.topics == ("U",))  # asked again, by itself
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         await kept.refresh_all()
-        await kept.refresh_all()
-    assert kept.topics == ("U",) and kept.route_if_known("T") is None
-    assert not caplog.records
+    assert kept.route_if_known("T") is None and not caplog.records
     with pytest.raises(NoRoute):
         await kept.route("T")
     names.topics.add("T")

@@ -18,6 +18,7 @@ from raftmq.client import (
     SendStatus,
     SplitFailed,
     TooManyInFlight,
+    directory,
     sending,
     split_batch,
 )
@@ -796,10 +797,14 @@ async def test_a_producer_that_starts_again_follows_the_routes() -> None:
             assert not producer._announced
 
 
-async def test_a_deleted_topic_is_sent_to_as_one_that_never_was() -> None:
+async def test_a_deleted_topic_is_sent_to_as_one_that_never_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "GONE_S", 0)
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"x"))
         del cluster.name_server.topics["T"]
+        await producer._instance.directory.refresh_all()
         await producer._instance.directory.refresh_all()
         with pytest.raises(SendFailed, match="no route"):
             await producer.send(Message("T", b"x"), 300)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.client import simple
+from raftmq.client import directory, simple
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerUnreachable, ClientClosed, NoRoute
 from raftmq.client.message import MessageExt
@@ -180,12 +180,16 @@ async def test_a_receive_that_a_stop_ends_says_so() -> None:
             await waiting
 
 
-async def test_a_deleted_topic_keeps_nobody_from_the_messages_of_others() -> None:
+async def test_a_deleted_topic_keeps_nobody_from_the_messages_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "GONE_S", 0)
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         cluster.name_server.topics["U"] = {"g0": (1, 6)}
         await consumer.subscribe("U")
         await consumer.subscribe("T")
         del cluster.name_server.topics["U"]
+        await consumer._instance.directory.refresh_all()
         await consumer._instance.directory.refresh_all()
         fill(cluster, 1)
         assert [m.body for m in await consumer.receive()] == [b"0"]

@@ -88,6 +88,18 @@ def test_snapshots_of_programs_without_writers_are_read(tmp_path):
         assert snapshot.from_json(parcel).applied_index == 2
 
 
+def test_an_upgrade_that_is_killed_in_its_first_snapshot_starts_again(tmp_path):
+    disk = OsDisk(str(tmp_path))
+    copies = snapshot.capture(applied(group_id(bytes(16)), announce("n0", "h:1")))
+    snapshot.write(disk, copies)
+    first = (tmp_path / snapshot.DIRECTORY / snapshot.POPS).read_bytes()
+    without_files_noted(tmp_path)
+    for name in snapshot.NEWER:
+        disk.remove(f"{snapshot.DIRECTORY}/{name}")
+    (tmp_path / snapshot.DIRECTORY / snapshot.POPS).write_bytes(first)  # it names all the others
+    assert snapshot.load(disk, BrokerState()) == 2
+
+
 @pytest.mark.parametrize("lost", snapshot.FILES)
 def test_a_file_that_is_gone_is_not_taken_for_one_that_there_never_was(tmp_path, caplog, lost):
     disk = OsDisk(str(tmp_path))

@@ -7,7 +7,7 @@ callers who need the same refresh share one request.
 A route outlives name servers that do not answer, and those that do not know its broker groups, as
 one that has just started, or while a broker is down. It is dropped when name servers that know the
 leaders of all its groups know no such topic, and still do not GONE_S later: then it was deleted. (A
-leader tells its topics a moment after it is known.)
+leader tells its topics after it is known: ours at once, Apache's when its next time has come.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NAME_SERVER_TIMEOUTS_MS = (1000, 3000)
 # ignores it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
 TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
-GONE_S = 2.0
+GONE_S = 35.0  # Apache's brokers tell all of their topics every 30 s
 # Refreshes of all routes after which one that nobody used is forgotten, if there are many.
 UNUSED_MAX = 360
 UNUSED_KEPT = 1_000  # so many are kept, used or not

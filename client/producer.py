@@ -65,6 +65,7 @@ Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]
 
 AUTO_CREATE_TOPIC = "TBW102"  # its route shows the brokers that create topics at the first send
 AUTO_CREATE_QUEUES = 4
+PUBLICATIONS_MAX = 10_000  # topics whose queues are taken in turn
 IDEMPOTENT_SUFFIX = "IDEMPOTENT\x01true\x02"
 BORN_MS_MAX = (1 << 63) - 1  # as brokers and records have it
 PERM_INHERIT = 1
@@ -484,8 +485,7 @@ class Producer:
         queues = route.write_queues(topic)
         if not queues:
             return None
-        fresh = self._publications[topic] = Publication(queues, route)
-        return fresh
+        return self._noted(topic, Publication(queues, route))
 
     async def _publication(self, topic: str) -> Publication:
         known = self._publication_if_known(topic)
@@ -514,7 +514,11 @@ class Producer:
         ]
         if not queues:
             raise NoRoute(topic, "it does not exist and no broker creates topics by itself")
-        publication = Publication(queues, template, provisional=True)
+        return self._noted(topic, Publication(queues, template, provisional=True))
+
+    def _noted(self, topic: str, publication: Publication) -> Publication:
+        if topic not in self._publications and len(self._publications) >= PUBLICATIONS_MAX:
+            del self._publications[next(iter(self._publications))]
         self._publications[topic] = publication
         return publication
 

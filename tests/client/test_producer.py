@@ -811,3 +811,12 @@ async def test_a_deleted_topic_is_sent_to_as_one_that_never_was(
         cluster.name_server.topics["T"] = {"g0": (3, 6)}
         await producer.send(Message("T", b"x"))
         assert len(await producer.queues("T")) == 3
+
+
+async def test_of_many_topics_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftmq.client.producer.PUBLICATIONS_MAX", 2)
+    async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
+        for topic in ("T", "U", "V", "T"):
+            cluster.name_server.topics[topic] = {"g0": (1, 6)}
+            await producer.send(Message(topic, b"x"))
+            assert len(producer._publications) <= 2

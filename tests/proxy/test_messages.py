@@ -8,6 +8,7 @@ import zlib
 import grpc
 import pytest
 
+from raftmq.client import directory
 from raftmq.proxy import receives
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.contents import TIME_MS_MAX
@@ -421,7 +422,10 @@ async def test_with_idempotent_sends_a_message_that_is_sent_again_is_stored_once
         assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
 
 
-async def test_a_deleted_topic_is_unknown_and_a_send_does_not_make_it_again(world, caller):
+async def test_a_deleted_topic_is_unknown_and_a_send_does_not_make_it_again(
+    world, caller, monkeypatch
+):
+    monkeypatch.setattr(directory, "GONE_S", 0.1)
     await world.topic("T", queues=1)
     assert (await caller.send("T")).status.code == pb.Code.OK
     broker = await world.group.leading()

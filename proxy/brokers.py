@@ -205,7 +205,9 @@ class Brokers:
                     if not error.retriable:
                         raise
                     refusal = refusal_of(error)
-                left_ms = max(0.0, (end_s - loop.time()) * 1000)
+                left_ms = (end_s - loop.time()) * 1000
+                if left_ms <= 0:
+                    raise refusal
                 policy = RetryPolicy(10, 100, 1.5, 10, time_ms_max=left_ms)
                 async for attempt in policy.while_retriable():
                     with attempt:

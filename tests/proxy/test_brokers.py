@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.route import BrokerData, TopicRouteData
+from raftmq.client.route import BrokerData, ReplicaGroup, TopicRouteData
 from raftmq.proxy import brokers as module
 from raftmq.proxy.access import Access
 from raftmq.proxy.brokers import Brokers, GroupSettings
@@ -16,6 +16,7 @@ from raftmq.proxy.refusals import Refusal
 from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.popheaders import PopHeader
 
 ORDERLY = GroupSettings(orderly=True)
 
@@ -114,3 +115,22 @@ async def test_one_that_gives_up_leaves_no_question_behind(tasks):
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert instance.open == 0
+
+
+async def test_nothing_is_popped_again_once_the_call_is_over(tasks):
+    """Nobody would wait for it, and what is given back counts as delivered once more."""
+
+    class Hung(Instance):
+        async def ask_leader_once(self, name, command, timeout_ms, following=False):
+            self.asked.append(name)
+            await asyncio.sleep(0.2)
+            raise BrokerUnreachable(f"{name} leads no more", outcome_unknown=True)
+
+    instance = Hung(a=None)
+    instance.directory.group = ReplicaGroup
+    instance.directory.doubt = lambda *_: None
+    brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
+    header = PopHeader("g", "T", -1, 32, 60_000, 50, init_mode=1)
+    with pytest.raises(Refusal):
+        await brokers.pop(caller(0.1), "a", header)
+    assert instance.asked == ["a"]

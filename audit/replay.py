@@ -30,6 +30,7 @@ from raftmq.broker.tables.snapshot import (
     CHECKSUM_KEY,
     DIRECTORY,
     FILES,
+    FILES_KEY,
     INDEX_KEY,
     NEWER,
     capture,
@@ -151,6 +152,7 @@ def _files(
                 elif path in files:
                     content = dict(files[path].value)
                     index = content.pop(INDEX_KEY)
+                    content.pop(FILES_KEY, None)
                     yield TableFile(store, f"{DIRECTORY}/{path}", number, index, content)
 
 

@@ -61,7 +61,7 @@ BREAKS: tuple[Break, ...] = (
     Break(shell.applies_uncommitted, faults=SPLITS),
     Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=1),
     Break(shell.old_stores_believed, faults=SETTING_BACK, profile={"operated": False}),
-    Break(shell.notes_taken_unchecked, faults=FLIPPING, first=4),
+    Break(shell.notes_taken_unchecked, faults=FLIPPING, first=247),
     Break(shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}),
     Break(
         shell.notes_forgotten_by_a_restart,

@@ -17,6 +17,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +30,30 @@ COOKIE = "raftmq_session"
 LASTS_S = 12 * 3600
 VALUE_LENGTH_MAX = 1_024
 _PURPOSE = b"raftmq session 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """A cookie that no script reads: how servers set it and take it back."""
+
+    name: str
+    lasts_s: int
+    is_https: bool  # then it is sent over HTTPS only
+    path: str = "/"
+    same_site: str = "Strict"
+
+    def holding(self, value: str) -> str:
+        """Return the header Set-Cookie that gives a browser the cookie."""
+        return self._header(value, self.lasts_s)
+
+    def removed(self) -> str:
+        """Return the header Set-Cookie that takes it from a browser."""
+        return self._header("", 0)
+
+    def _header(self, value: str, age_s: int) -> str:
+        flags = f"Path={self.path}; HttpOnly; SameSite={self.same_site}"
+        secure = "; Secure" if self.is_https else ""
+        return f"{self.name}={value}; Max-Age={age_s}; {flags}{secure}"
 
 
 class Sessions:

@@ -11,7 +11,7 @@ from raftmq.web.auth import Access
 from raftmq.web.operation import Call, Operation, Reply
 from raftmq.web.problem import conflict
 from raftmq.web.schema import Input, View
-from raftmq.web.sessions import COOKIE, LASTS_S
+from raftmq.web.sessions import COOKIE, LASTS_S, Cookie
 
 PATH = "/api/v1/session"
 
@@ -42,7 +42,7 @@ class Login:
     def __init__(self, access: Access, *, is_https: bool, oidc: bool) -> None:
         self._access = access
         self._oidc = oidc
-        self._flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if is_https else "")
+        self._cookie = Cookie(COOKIE, LASTS_S, is_https)
 
     def operations(self) -> list[Operation]:
         return [
@@ -64,11 +64,11 @@ class Login:
             raise conflict("there are no tokens here: everybody on this machine is admin", "OPEN")
         caller = self._access.caller(f"Bearer {call.body.token}")
         now_s = int(time.time())
-        cookie = f"{COOKIE}={sessions.made(caller, now_s)}; Max-Age={LASTS_S}{self._flags}"
+        cookie = self._cookie.holding(sessions.made(caller, now_s))
         view = SessionView(
             name=caller.name, role=caller.role.name.lower(), until_ms=(now_s + LASTS_S) * 1000
         )
         return Reply(view, headers={"Set-Cookie": cookie})
 
     async def end(self, _: Call) -> Reply:
-        return Reply(status=204, headers={"Set-Cookie": f"{COOKIE}=; Max-Age=0{self._flags}"})
+        return Reply(status=204, headers={"Set-Cookie": self._cookie.removed()})

@@ -148,7 +148,7 @@ class Nodes:
                 )  # fmt: skip
                 sent = method != "GET"
                 async with request as response:
-                    data = await _read(response)
+                    data = await read_within(response, ANSWER_BYTES_MAX)
                 why = self._token.withheld(url, http_address)
                 if why and response.status == 401:
                     data = orjson.dumps({"detail": f"it is not shown the cluster's token: {why}"})
@@ -209,12 +209,13 @@ def _no_address(http_address: str) -> str:
     return f"{http_address} is no HTTP address"
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def read_within(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Return the body of an answer. Raises ClientPayloadError, a ClientError, if it is larger."""
     parts, size_bytes = [], 0
     async for part in response.content.iter_chunked(256 * 1024):
         size_bytes += len(part)
-        if size_bytes > ANSWER_BYTES_MAX:
-            raise aiohttp.ClientPayloadError(f"it answers more than {ANSWER_BYTES_MAX} bytes")
+        if size_bytes > bytes_max:
+            raise aiohttp.ClientPayloadError(f"it answers more than {bytes_max} bytes")
         parts.append(part)
     return b"".join(parts)
 

@@ -35,11 +35,12 @@ import orjson
 from aiohttp import web
 
 from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.http.nodes import read_within
 from raftmq.web.app import RawRoute
 from raftmq.web.auth import ROLES, WebConfigError, load_token
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
-from raftmq.web.sessions import COOKIE, LASTS_S, Sessions
+from raftmq.web.sessions import COOKIE, LASTS_S, Cookie, Sessions
 
 log = logging.getLogger("raftmq.namesrv.oidc")
 
@@ -254,11 +255,7 @@ class Provider:
             async with self._session.request(
                 method, url, allow_redirects=False, ssl=self._tls, **more
             ) as answer:
-                data = bytearray()
-                async for part in answer.content.iter_any():
-                    data += part
-                    if len(data) > ANSWER_BYTES_MAX:
-                        raise LoginFailed("provider", f"{url} answers more than 1 MiB")
+                data = await read_within(answer, ANSWER_BYTES_MAX)
             said = orjson.loads(data)
         except (aiohttp.ClientError, orjson.JSONDecodeError) as error:
             words = " ".join(str(error).split())[:200]
@@ -278,10 +275,9 @@ class OidcLogin:
         self._sessions = sessions
         self._provider = Provider(settings)
         self._scheme = "https" if is_https else "http"
-        secure = "; Secure" if is_https else ""
         # Lax: the way back is a link from the provider's page.
-        self._login_flags = f"; Path={PATH}; HttpOnly; SameSite=Lax{secure}"
-        self._flags = f"; Path=/; HttpOnly; SameSite=Strict{secure}"
+        self._login_cookie = Cookie(LOGIN_COOKIE, LOGIN_LASTS_S, is_https, PATH, "Lax")
+        self._cookie = Cookie(COOKIE, LASTS_S, is_https)
         self._exchanges = 0
 
     def routes(self) -> list[RawRoute]:
@@ -308,8 +304,7 @@ class OidcLogin:
             return self._failed(failed)
         login = {"state": state, "nonce": nonce, "verifier": verifier}
         sealed = self._sessions.sealed(PURPOSE, login, int(time.time()) + LOGIN_LASTS_S)
-        cookie = f"{LOGIN_COOKIE}={sealed}; Max-Age={LOGIN_LASTS_S}{self._login_flags}"
-        return _sent_to(page, cookie)
+        return _sent_to(page, self._login_cookie.holding(sealed))
 
     async def _end(self, request: web.Request, _: Caller) -> web.StreamResponse:
         try:
@@ -319,8 +314,7 @@ class OidcLogin:
             return self._failed(failed)
         log.info("oidc_login name=%s role=%s", caller.name, caller.role.name.lower())
         value = self._sessions.made(caller, int(time.time()))
-        cookie = f"{COOKIE}={value}; Max-Age={LASTS_S}{self._flags}"
-        return _sent_to("/", cookie, self._over())
+        return _sent_to("/", self._cookie.holding(value), self._login_cookie.removed())
 
     async def _caller(self, request: web.Request) -> Caller:
         """Return whose login ends with this request. Raises LoginFailed."""
@@ -358,10 +352,7 @@ class OidcLogin:
     def _failed(self, failed: LoginFailed) -> web.StreamResponse:
         log.warning("oidc_login_failed code=%s: %s", failed.code, failed,
                     extra={"from_peer": True})  # fmt: skip
-        return _sent_to(f"/?login={failed.code}", self._over())
-
-    def _over(self) -> str:
-        return f"{LOGIN_COOKIE}=; Max-Age=0{self._login_flags}"
+        return _sent_to(f"/?login={failed.code}", self._login_cookie.removed())
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ Target = tuple[str, str]  # topic, broker group
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a pop ended with, at `at_s` (loop time)."""
+    """The messages that a pop got, or its error, and when they came: `at_s` (loop time)."""
 
     found: list[MessageExt] | ClientError
     at_s: float

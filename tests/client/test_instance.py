@@ -45,7 +45,7 @@ def test_clients_built_before_a_fork_are_others_in_each_process() -> None:
 
 
 async def test_a_client_is_refused_on_another_event_loop_than_its_own() -> None:
-    """What it waits for there would never come, or end the wait with words about futures."""
+    """A client on a second event loop would wait for ever, or fail with words about futures."""
     async with (
         FakeCluster({"g0": 1}) as cluster,
         Producer("p", cluster.namesrv) as producer,

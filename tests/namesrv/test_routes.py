@@ -291,7 +291,7 @@ def test_an_id_that_a_group_just_found_refuses_none_of_its_own() -> None:
 
 
 def test_who_was_taken_in_before_its_id_was_known_is_dropped() -> None:
-    """Whoever says an id first holds the name: a restarted name server knows nobody."""
+    """A restarted name server knows nobody: the first group that says its id holds the name."""
     table = RouteTable()
     table.register(claim(Q0, 0, 7), 0)
     table.register(claim(Q1, 3, 7), 0)

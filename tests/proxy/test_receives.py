@@ -1,4 +1,4 @@
-"""What was popped, and reaches nobody, is given back."""
+"""Messages that the proxy popped for a client that is gone are given back to their broker."""
 
 import asyncio
 from types import SimpleNamespace

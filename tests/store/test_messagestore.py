@@ -305,7 +305,7 @@ def test_a_classic_queue_is_made_again_around_what_is_damaged(
 def test_queues_go_on_behind_messages_that_a_damaged_log_has_lost(
     disk: OsDisk, tmp_path: Path, lost: str
 ) -> None:
-    """What is sent next gets no queue offset that consumers have passed."""
+    """The next message of a queue gets no queue offset that consumers have passed already."""
     store = classic_store(disk)
     for topic in ("Idle", "Gone"):
         append_classic(store, [record(topic=topic) for _ in range(5)], 1000)

@@ -99,6 +99,16 @@ class Publication:
         return None
 
 
+def remember(
+    publications: dict[str, Publication], topic: str, publication: Publication
+) -> Publication:
+    """Keep a topic's publication, and return it; of PUBLICATIONS_MAX topics the oldest goes."""
+    if topic not in publications and len(publications) >= PUBLICATIONS_MAX:
+        del publications[next(iter(publications))]
+    publications[topic] = publication
+    return publication
+
+
 class Producer:
     """A producer. It belongs to one event loop and is not thread-safe (client.sync is)."""
 
@@ -485,7 +495,7 @@ class Producer:
         queues = route.write_queues(topic)
         if not queues:
             return None
-        return self._noted(topic, Publication(queues, route))
+        return remember(self._publications, topic, Publication(queues, route))
 
     async def _publication(self, topic: str) -> Publication:
         known = self._publication_if_known(topic)
@@ -514,13 +524,7 @@ class Producer:
         ]
         if not queues:
             raise NoRoute(topic, "it does not exist and no broker creates topics by itself")
-        return self._noted(topic, Publication(queues, template, provisional=True))
-
-    def _noted(self, topic: str, publication: Publication) -> Publication:
-        if topic not in self._publications and len(self._publications) >= PUBLICATIONS_MAX:
-            del self._publications[next(iter(self._publications))]
-        self._publications[topic] = publication
-        return publication
+        return remember(self._publications, topic, Publication(queues, template, provisional=True))
 
     def _look_for_created(self, topic: str) -> None:
         """Look for the real route of a topic that the first send creates."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -194,8 +194,8 @@ class SimpleConsumer:
         if pop is not None:
             patience_s = min(patience_s, wait_ms / 1000)
         else:
-            work = self._outcome(target, subscription, count_max, invisible_ms, wait_ms)
-            task = self._instance.spawn(work, f"pop {target}")
+            asked = partial(self._pop, target, subscription, count_max, invisible_ms, wait_ms)
+            task = self._instance.spawn(_answer_of(asked), f"pop {target}")
             pop = Pop(target, subscription, count_max, invisible_ms, now(), wait_ms, task)
         try:
             await asyncio.wait((pop.task,), timeout=patience_s)
@@ -211,23 +211,6 @@ class SimpleConsumer:
         if isinstance(found, ClientError) and not found.retriable:
             raise found
         return found
-
-    async def _outcome(
-        self,
-        target: Target,
-        subscription: Subscription,
-        count_max: int,
-        invisible_ms: int,
-        wait_ms: int,
-    ) -> Answer:
-        found: list[MessageExt] | ClientError
-        try:
-            found = await self._pop(target, subscription, count_max, invisible_ms, wait_ms)
-        except ClientError as error:
-            found = error
-        except Exception as error:  # it is kept like an answer, and told once
-            found = ClientError(-1, repr(error))
-        return Answer(found, asyncio.get_running_loop().time())
 
     async def _pop(
         self,
@@ -386,6 +369,17 @@ class SimpleConsumer:
             self._begin.value,
             self._subscriptions.values(),
         )
+
+
+async def _answer_of(pop: Callable[[], Awaitable[list[MessageExt]]]) -> Answer:
+    found: list[MessageExt] | ClientError
+    try:
+        found = await pop()
+    except ClientError as error:
+        found = error
+    except Exception as error:  # it is kept like an answer, and told once
+        found = ClientError(-1, repr(error))
+    return Answer(found, asyncio.get_running_loop().time())
 
 
 def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:

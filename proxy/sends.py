@@ -17,7 +17,7 @@ from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.client.message import MessageQueue, SendResult
 from raftmq.client.pending import Pending
-from raftmq.client.producer import IDEMPOTENT_SUFFIX, Publication
+from raftmq.client.producer import IDEMPOTENT_SUFFIX, Publication, remember
 from raftmq.client.sendframe import SEND_MESSAGE_V2, OutgoingSend
 from raftmq.client.sending import SendConfig, SendEngine
 from raftmq.proxy.access import Access
@@ -50,7 +50,6 @@ from raftmq.remoting.recallhandle import RecallHandle
 
 PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
 MESSAGES_MAX = 1_024  # of one call
-PUBLICATIONS_MAX = 10_000  # topics whose queues are taken in turn
 
 
 class Sends:
@@ -123,9 +122,7 @@ class Sends:
             queues = route.write_queues(topic)
             if not queues:
                 raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be written")
-            if known is None and len(self._publications) >= PUBLICATIONS_MAX:
-                del self._publications[next(iter(self._publications))]
-            known = self._publications[topic] = Publication(queues, route)
+            known = remember(self._publications, topic, Publication(queues, route))
         return known
 
     def _start(

@@ -209,6 +209,7 @@ class LoopDisk:
         finally:
             os.close(descriptor)
         self._unmount()
+        self._copy_image()
         self._mount()
 
     def remove(self) -> None:
@@ -217,9 +218,18 @@ class LoopDisk:
             self._unmount()
         self.image.unlink(missing_ok=True)
 
+    def _copy_image(self) -> None:
+        """Put the contents into another file. A process in a mount namespace of its own (`ip netns
+        exec` makes one) keeps the file system that was shut down, and mounting the same file again
+        would give that one: every access fails with EIO."""
+        copy = self.image.with_name(f"{self.image.name}.copy")
+        _run([_program("cp"), "--sparse=always", "--reflink=auto", str(self.image), str(copy)])
+        copy.replace(self.image)
+
     def _mount(self) -> None:
+        options = "loop,nouuid" if self._kind == "xfs" else "loop"  # a copy has the same UUID
         where = [str(self.image), str(self.mount_point)]
-        _run([_program("mount"), "-t", self._kind, "-o", "loop", *where])
+        _run([_program("mount"), "-t", self._kind, "-o", options, *where])
 
     def _unmount(self) -> None:
         _run([_program("umount"), str(self.mount_point)])

@@ -169,9 +169,17 @@ async def _groups(connection: Connection, group: str | None) -> dict[str, Broker
 
 
 async def _raft_groups(connection: Connection, groups: Mapping[str, BrokerData]) -> set[str]:
-    """Return the names of the Raft groups. Raises ClientError, NotAudited."""
+    """Return the names of the Raft groups, and of those that do not tell: these have to be refused
+    by themselves, beside the reports of the others. Raises ClientError."""
     async with admin_of(connection) as admin:
-        return {name for name, replicas in groups.items() if await is_raft(admin, replicas)}
+
+        async def may_be(replicas: BrokerData) -> bool:
+            try:
+                return await is_raft(admin, replicas)
+            except (ClientError, NotAudited):
+                return True
+
+        return {name for name, replicas in groups.items() if await may_be(replicas)}
 
 
 async def _topics(connection: Connection, group: BrokerData) -> list[str]:

@@ -288,13 +288,14 @@ async def test_a_name_server_that_knows_no_broker_is_told() -> None:
             await asyncio.to_thread(audit_cluster, None, where)
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize(("wrong", "compared"), [(False, True), (True, False)])
 def test_a_group_that_cannot_be_audited_does_not_hide_the_others(
     spark: SparkSession,
     group: Cluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wrong: bool,
+    compared: bool,
 ) -> None:
     groups = live._groups
 
@@ -309,7 +310,10 @@ def test_a_group_that_cannot_be_audited_does_not_hide_the_others(
     monkeypatch.setattr(live, "_offsets_check", check)
     path, results = tmp_path / "reports.json", tmp_path / "results"
     where = ["--namesrv", group.state().namesrv, "--json", str(path), "--results", str(results)]
-    done = CliRunner().invoke(main, where)
+    acks = tmp_path / "acks.jsonl"
+    acks.touch()
+    sent = ["--acknowledged", str(acks)] if compared else []
+    done = CliRunner().invoke(main, where + sent)
     assert done.exit_code == (1 if wrong else 2), done.output
     assert f"broker-a, all topics: {'something' if wrong else 'nothing'} is wrong" in done.stdout
     why = "broker-0 has no brokers; broker-z has no brokers"

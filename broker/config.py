@@ -412,7 +412,8 @@ class BrokerConfig(PeerTlsOptions):
     http_advertised_address: str = option("http", "httpAdvertisedAddress", "",
         "The `host:port` that others are told; empty: `brokerIP1` and the port listened on.")
     http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles; empty: every loopback caller is admin.")
+        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback"
+        " caller is admin.")
     http_health_port: int = option("http", "httpHealthPort", 0,
         "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
         " looks after the process on its own machine needs no certificate; 0: nowhere.",

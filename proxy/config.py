@@ -112,7 +112,8 @@ class ProxyConfig(TlsOptions):
     http_port: int = option("http", "httpPort", -1,
         "The port; -1: `grpcServerPort` + 4, 0: any free one.", low=-1, high=65535)
     http_tokens_file: str = option("http", "httpTokensFile", "",
-        "JSON file of tokens and roles; empty: every loopback caller is admin.")
+        "JSON file of tokens and roles, read again within 10 s of a change; empty: every loopback"
+        " caller is admin.")
     http_health_port: int = option("http", "httpHealthPort", 0,
         "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
         " looks after the process on its own machine needs no certificate; 0: nowhere.",

@@ -50,6 +50,7 @@ BODY_LIMIT_S = 10.0
 CONNECTIONS_MAX = 512
 FIRST_REQUEST_S = 10.0  # a connection without a request is closed after one to two times this
 KEEPALIVE_S = 75.0
+TOKENS_LOOK_S = 10.0  # the tokens file is looked at so often
 STOP_LIMIT_S = 2.0  # for requests in progress
 BACKLOG = 128
 REASON_CHARS_MAX = 200  # of a refusal's reason in the log
@@ -160,6 +161,7 @@ class WebServer:
         self._asked: set[RequestHandler] = set()  # connections that have sent a request
         self._silent: set[RequestHandler] = set()  # those that had not at the last sweep
         self._sweeper: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None  # of the tokens file
         own = (
             Operation(
                 "GET",
@@ -233,6 +235,8 @@ class WebServer:
             )
         self.port = int(self._listener.sockets[0].getsockname()[1])
         self._sweep()
+        if self._access.tokens_file is not None:
+            self._watcher = loop.create_task(self._watch_tokens())
         if self._health is not None:
             await self._health.start(health_socket)
         return self.port
@@ -244,11 +248,18 @@ class WebServer:
         self._closing()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._listener is not None:
             self._listener.close()
             if self._listen is not None:
                 await self._listener.wait_closed()
         await self._runner.cleanup()
+
+    async def _watch_tokens(self) -> None:
+        while True:
+            await asyncio.sleep(TOKENS_LOOK_S)
+            await asyncio.to_thread(self._access.read_if_changed)
 
     # ---- connections ------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ name loopback, so that no web page reaches this API under its own host name (DNS
 change sent by a page of another origin is refused.
 
 The file: {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, not readable by
-others than its owner and group. It is read once, at start.
+others than its owner and group. It is read at start, and again when it changes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import stat
 import time
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
 from raftmq.web.problem import forbidden, unauthorized
 from raftmq.web.sessions import Sessions, check_own_page, host_of
+
+log = logging.getLogger("raftmq.web")
 
 TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16
@@ -82,14 +85,22 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Access:
-    """Identifies callers. `callers`: SHA-256 of a token → caller; None: no tokens. `sessions`: of
-    people who logged in."""
+    """Identifies callers. `tokens_file`: None: there are no tokens. `sessions`: of people who
+    logged in."""
 
     def __init__(
-        self, callers: Mapping[bytes, Caller] | None = None, sessions: Sessions | None = None
+        self, tokens_file: Path | None, *, with_sessions: bool = False, session_secret: str = ""
     ) -> None:
-        self._callers = callers
-        self.sessions = sessions
+        """Read the file. Raises WebConfigError."""
+        self.tokens_file = tokens_file
+        self.sessions: Sessions | None = None
+        self._callers: Mapping[bytes, Caller] | None = None  # by SHA-256 of the token
+        self._stamp: tuple[int, int, int] | None = None
+        if tokens_file is not None:
+            self._stamp = _stamp(tokens_file)
+            self._callers = load_tokens(tokens_file)
+            if with_sessions:
+                self.sessions = Sessions(self._callers, session_secret)
 
     @classmethod
     def of(
@@ -98,10 +109,25 @@ class Access:
         """Make the access control for these settings. Reads the file, so call it at start. Raises
         WebConfigError."""
         settings.check()
-        callers = load_tokens(Path(settings.tokens_file)) if settings.tokens_file else None
-        if callers is None or not with_sessions:
-            return cls(callers)
-        return cls(callers, Sessions(callers, session_secret))
+        path = Path(settings.tokens_file) if settings.tokens_file else None
+        return cls(path, with_sessions=with_sessions, session_secret=session_secret)
+
+    def read_if_changed(self) -> None:
+        """Read the tokens again if their file changed; sessions end then. If that fails, log it
+        and go on with those that were read before. Blocking."""
+        path = self.tokens_file
+        if path is None or (stamp := _stamp(path)) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            callers = load_tokens(path)
+        except WebConfigError as error:
+            log.error("tokens_file_refused: %s; the tokens of before stay in force", error)
+            return
+        self._callers = callers
+        if self.sessions is not None:
+            self.sessions.use(callers)
+        log.info("tokens_file_read path=%s tokens=%d", path, len(callers))
 
     def check_host(self, host: str, origin: str | None, method: str) -> None:
         """Check every request's Host and Origin if there are no tokens. Raises ApiProblem (403)."""
@@ -173,6 +199,15 @@ def load_token(path: Path, key: str) -> str:
     if not TOKEN_LENGTH_MIN <= len(token) <= 512 or not token.isprintable() or " " in token:
         raise WebConfigError(f"{key}={path} does not hold one token")
     return token
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the file; None if it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _digest(token: str) -> bytes:

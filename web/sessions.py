@@ -61,11 +61,18 @@ class Sessions:
     servers only."""
 
     def __init__(self, callers: Mapping[bytes, Caller], secret: str = "") -> None:
+        self._secret = secret
+        self._key = b""
+        self._highest = Role.VIEWER
+        self.use(callers)
+
+    def use(self, callers: Mapping[bytes, Caller]) -> None:
+        """Take other callers: the sessions of before end."""
         digests = sorted(callers)
-        if secret:
-            digests.append(hashlib.sha256(secret.encode()).digest())
+        if self._secret:
+            digests.append(hashlib.sha256(self._secret.encode()).digest())
         self._key = hashlib.sha256(_PURPOSE + b"".join(digests)).digest()
-        self._highest = Role.ADMIN if secret else max(one.role for one in callers.values())
+        self._highest = Role.ADMIN if self._secret else max(one.role for one in callers.values())
 
     def made(self, caller: Caller, now_s: int) -> str:
         """Return the cookie's value for a caller who has shown who it is."""

@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
 import socket
+import time
 from contextlib import asynccontextmanager
 
 import orjson
 import pytest
 from aiohttp.client_exceptions import ClientConnectionResetError
 
+from raftmq.web import app
 from raftmq.web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, RequestLog, WebServer
 from raftmq.web.auth import Access, WebConfigError, WebSettings, load_token
 from raftmq.web.events import EventHub
-from raftmq.web.operation import Operation, Reply, Role
+from raftmq.web.operation import Caller, Operation, Reply, Role
 from raftmq.web.problem import conflict
 from raftmq.web.schema import Count, Input
+from raftmq.web.sessions import COOKIE
 from tests.broker.http.client import Client
 from tests.waiting import until
 
@@ -110,6 +114,41 @@ async def test_health_is_told_on_this_machine_whatever_the_rest_wants(tmp_path):
         await server.stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+async def test_tokens_that_change_are_in_force_without_a_restart(tmp_path, monkeypatch, caplog):
+    """Who was taken out is out, and every session with him."""
+    monkeypatch.setattr(app, "TOKENS_LOOK_S", 0.01)
+    caplog.set_level(logging.INFO)
+    path, new = tokens_file(tmp_path), "Bearer another-token-of-an-admin"
+    old = f"Bearer {TOKENS['admin']}"
+
+    def change(value):
+        os.replace(written(tmp_path / "new", value), path)
+
+    settings = WebSettings(tokens_file=path)
+    access = Access.of(settings, with_sessions=True)
+    server = WebServer(settings, access, OPERATIONS, title="T", version="1")
+    await server.start()
+    try:
+        async with Client(f"127.0.0.1:{server.port}") as client, asyncio.timeout(60):
+            session = access.sessions.made(Caller("admin", Role.ADMIN), int(time.time()))
+            cookie = f"{COOKIE}={session}"
+            assert (await client.ask("GET", "/fine", Cookie=cookie)).status == 200
+            change(b"{ half a file")
+            await until(lambda: "tokens_file_refused" in caplog.text)
+            assert (await client.ask("GET", "/fine", Authorization=old)).status == 200
+            assert (await client.ask("GET", "/fine", Cookie=cookie)).status == 200
+            token = {"token": new.split()[1], "role": "admin", "name": "new"}
+            change({"tokens": [token]})
+            await until(lambda: "tokens_file_read" in caplog.text)
+            answer = await client.ask("GET", "/fine", Authorization=old)
+            assert b"nobody has this token" in answer.body
+            assert (await client.ask("GET", "/fine", Authorization=new)).status == 200
+            assert b"log in again" in (await client.ask("GET", "/fine", Cookie=cookie)).body
+            assert caplog.text.count("tokens_file_refused") == 1
+    finally:
+        await server.stop()
 
 
 async def test_who_still_signs_is_told_that_this_ended(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.derived import DerivedFiles
@@ -23,12 +24,23 @@ from raftmq.store.dispatch import (
     QueueBegunAnew,
     Units,
 )
-from raftmq.store.errors import Diverged, FlushUnderWay
+from raftmq.store.errors import Diverged, FlushUnderWay, StoreDamaged
 from raftmq.store.record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
 
 logger = logging.getLogger("raftmq.store.classiclog")
 
 _REDISPATCH_BYTES = 4 << 20  # read at once
+
+
+@contextmanager
+def contradicting(units: Sequence[Units]) -> Iterator[None]:
+    """Call it damage if these units, of one part of a log, do not continue their queues. Only to be
+    used at start: later it is a fault of this program. Raises StoreDamaged."""
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        position = min(UNIT.unpack_from(packed)[0] for _, _, _, packed in units)
+        raise StoreDamaged(position, f"records that do not continue a queue: {error}") from error
 
 
 class ClassicLog:
@@ -71,16 +83,18 @@ class ClassicLog:
 
     def dispatch_from(self, position: int) -> None:
         """At start: dispatch the records from `position` to the end of the log. Blocking. Raises
-        DispatchError, OSError."""
+        StoreDamaged where records contradict each other, OSError."""
         end = self._commitlog.max_offset
         for units, reached, stamp_ms in self._walk(position, end):
             self._drop_begun_anew(units)
-            self._derived.append(units, reached, stamp_ms)
+            with contradicting(units):
+                self._derived.append(units, reached, stamp_ms)
         self._derived.append((), end, self._derived.newest_ms)
 
     def rebuild_damaged(self, end: int) -> None:
         """At start: make the queues that were not loaded from the log again, up to `end`, where a
-        record begins or the log ends. Blocking. Raises DispatchError, OSError."""
+        record begins or the log ends. Blocking. Raises StoreDamaged where records contradict each
+        other, OSError."""
         queues = self._derived.queues
         damaged = dict(queues.damaged)
         if not damaged:
@@ -92,7 +106,8 @@ class ClassicLog:
             wanted = [one for one in units if one[:2] in damaged]
             self._drop_begun_anew(wanted)
             for one in wanted:
-                queues.append(*one)
+                with contradicting([one]):
+                    queues.append(*one)
         logger.warning("queues_rebuilt count=%d", len(damaged))
 
     def _walk(self, position: int, end: int) -> Iterator[tuple[list[Units], int, int]]:
@@ -100,7 +115,7 @@ class ClassicLog:
         begins anew, where each part ends in the log, and a store time of its last records.
 
         Nobody repairs a classic log: from a damaged record on, the rest of its segment is passed,
-        and what queues lost there is filled. Raises DispatchError, OSError."""
+        and what queues lost there is filled. Raises StoreDamaged, OSError."""
         log = self._commitlog
         while position < end:
             data = log.read(position, min(_REDISPATCH_BYTES, end - position))
@@ -119,12 +134,23 @@ class ClassicLog:
                     continue
                 data, walk.end = record, len(record)
             stamp_ms = store_timestamp_at(data, last)
-            for units, reached in self._parts(data, position, walk.end):
+            for units, reached in self._sound_parts(data, position, walk.end):
                 if self.gap >= 0:
                     for topic, queue_id, first, _ in units:
                         self._derived.queues.fill_up_to(topic, queue_id, first, self.gap)
                 yield units, reached, stamp_ms
             position += walk.end
+
+    def _sound_parts(
+        self, data: bytes, position: int, size: int
+    ) -> Iterator[tuple[list[Units], int]]:
+        """Yield what `_parts` does. Raises StoreDamaged where that raises."""
+        try:
+            yield from self._parts(data, position, size)
+        except DispatchError as error:
+            raise StoreDamaged(error.position, error.reason) from error
+        except UnicodeDecodeError as error:
+            raise StoreDamaged(position, f"behind it a topic is no text: {error}") from error
 
     # ---- queues that begin anew -------------------------------------------------------------
 

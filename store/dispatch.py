@@ -69,15 +69,21 @@ Units = tuple[str, int, int, bytes]  # the fields of QueueUnits, which the leade
 
 
 class DispatchError(AssertionError):
-    """The records contradict each other: a bug or damage; they must not be indexed."""
+    """The records contradict each other: a bug or damage; they must not be indexed. `position`: the
+    CommitLog offset of the one that does."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"{reason} at {position}")
+        self.position = position
+        self.reason = reason
 
 
 class QueueBegunAnew(DispatchError):
     """A queue's next record has queue offset 0. In a classic log that Apache's broker wrote this is
     a topic that was deleted and made again. `at` is where in the data the record begins."""
 
-    def __init__(self, text: str, at: int) -> None:
-        super().__init__(text)
+    def __init__(self, position: int, reason: str, at: int) -> None:
+        super().__init__(position, reason)
         self.at = at
 
 
@@ -104,7 +110,7 @@ class Dispatcher:
         try:
             return self._index(data, base_offset - start, start, end)
         except (IndexError, struct.error) as error:
-            raise DispatchError(f"a record near {base_offset} is cut short") from error
+            raise DispatchError(base_offset, "a record is cut short behind") from error
 
     def _index(self, data: bytes, shift: int, start: int, end: int) -> list[QueueUnits]:
         """Run the loop of `index`; CommitLog offset = offset in data + shift."""
@@ -119,7 +125,7 @@ class Dispatcher:
         offset = start
         while offset < end:
             if offset + 88 > end:
-                raise DispatchError(f"{end - offset} bytes left at {offset + shift}")
+                raise DispatchError(offset + shift, f"{end - offset} bytes left")
             size, magic, queue_id, queue_offset, sys_flag, body_length = head(data, offset)
             at = offset + 88 + body_length
             if magic != MAGIC_V1 or sys_flag & _UNUSUAL:
@@ -132,7 +138,7 @@ class Dispatcher:
             next_offset = offset + size
             at = topic_start + topic_length
             if not at + 2 <= next_offset <= end or size < 91:
-                raise DispatchError(f"record at {offset + shift} does not fit its size {size}")
+                raise DispatchError(offset + shift, f"record that does not fit its size {size}")
             topic = data[topic_start:at]
             if topic == _SCHEDULE:
                 code = self._deliver_time(data, offset, at + 2, next_offset)
@@ -156,11 +162,11 @@ class Dispatcher:
                 first, units = groups.setdefault((topic, queue_id), (queue_offset, []))
                 run_next = first + len(units)
             if queue_offset != run_next:
-                text = (
-                    f"queue offset {queue_offset} at {offset + shift} after {run_next - 1} of "
-                    f"{topic!r}/{queue_id}"
-                )
-                raise DispatchError(text) if queue_offset else QueueBegunAnew(text, offset)
+                position = offset + shift
+                why = f"queue offset {queue_offset} after {run_next - 1} of {topic!r}/{queue_id}"
+                if not queue_offset:
+                    raise QueueBegunAnew(position, why, offset)
+                raise DispatchError(position, why)
             units.append(pack(offset + shift, size, code))
             run_next += 1
             offset = next_offset
@@ -199,7 +205,7 @@ def timer_code(properties: Mapping[str, str]) -> int:
 
 def _skip(size: int, magic: int, offset: int, shift: int, end: int) -> int:
     if magic not in (MAGIC_V1, MAGIC_V2) or size < 91 or offset + size > end:
-        raise DispatchError(f"no record at {offset + shift}")
+        raise DispatchError(offset + shift, "no record")
     return offset + size
 
 
@@ -209,13 +215,13 @@ def _unusual_topic(
     """Return (start, length) of the topic of a record with IPv6 hosts or a two-byte topic
     length."""
     if magic not in (MAGIC_V1, MAGIC_V2):
-        raise DispatchError(f"no record at {offset + shift}: {magic & 0xFFFFFFFF:#010x}")
+        raise DispatchError(offset + shift, f"no record but {magic & 0xFFFFFFFF:#010x}")
     body_start = offset + 88 + hosts_extra(sys_flag)
     if body_start + 2 > len(data):
-        raise DispatchError(f"record at {offset + shift} is cut short")
+        raise DispatchError(offset + shift, "record that is cut short")
     topic_length_at = body_start + _INT.unpack_from(data, body_start - 4)[0]
     if not body_start <= topic_length_at <= len(data) - 2:
-        raise DispatchError(f"record at {offset + shift} is cut short")
+        raise DispatchError(offset + shift, "record that is cut short")
     if magic == MAGIC_V2:
         return topic_length_at + 2, _SHORT.unpack_from(data, topic_length_at)[0]
     return topic_length_at + 1, data[topic_length_at]

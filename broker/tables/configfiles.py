@@ -28,6 +28,7 @@ from raftmq.store.disk import Disk
 log = logging.getLogger("raftmq.broker.configfiles")
 
 DEFINITIONS = ("topics.json", "subscriptionGroup.json")  # these say nothing of the log
+EXPECTED = (*DEFINITIONS, "consumerOffset.json")  # Apache's brokers have them, too
 PROGRESS = tuple(name for name in snapshot.FILES if name not in DEFINITIONS)
 DURABLE_POLL_S = 0.02
 
@@ -59,6 +60,10 @@ class ConfigFiles:
                 " snapshot_damaged): put a copy there, a slave's or a backup's, or remove it to"
                 " begin without what it said"
             )
+        if self._commitlog.max_offset:
+            for name in EXPECTED:
+                if not any(self._disk.exists(f"{snapshot.DIRECTORY}/{n}") for n in both(name)):
+                    log.warning("snapshot_missing path=%s/%s", snapshot.DIRECTORY, name)
         delays = self._state.delays
         if delays.timer == NOTHING and self._disk.exists(timercheck.PATH):
             file = self._disk.open(timercheck.PATH)
@@ -68,7 +73,7 @@ class ConfigFiles:
                 file.close()
 
     def _is_lost(self, name: str) -> bool:
-        there = [n for n in (name, f"{name}.bak") if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
+        there = [n for n in both(name) if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
         return bool(there) and all(n in self._state.damaged for n in there)
 
     def defined(self) -> asyncio.Future[None]:
@@ -114,6 +119,11 @@ class ConfigFiles:
 
     def _write(self, copies: snapshot.Snapshot, names: Sequence[str]) -> None:
         snapshot.write_changed(self._disk, copies, self._written, names)
+
+
+def both(name: str) -> tuple[str, str]:
+    """Return the names of a table's file and of the version before."""
+    return name, f"{name}.bak"
 
 
 class Rounds:

@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
-from raftmq.store.errors import Diverged, FlushUnderWay, RecordTooLarge
+from raftmq.store.errors import Diverged, FlushUnderWay, RecordTooLarge, StoreDamaged
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.record import decode_record, encode_record, walk_records
 from tests.store.make import (
@@ -205,3 +205,30 @@ def test_records_that_contradict_each_other_end_no_slave(disk: OsDisk) -> None:
     with pytest.raises(Diverged):
         slave.classic.copy(written(slave, (0, 0), (0, 1), (0, 5)), 1000)
     assert slave.commitlog.max_offset == 0
+
+
+@pytest.mark.parametrize("number", [3, 7])
+@pytest.mark.parametrize(
+    ("at", "bits"),
+    [(15, 1), (12, 0x80), (27, 64), (-1, 0x80)],
+    ids=["queue", "none", "hole", "topic"],
+)
+def test_at_start_records_that_contradict_each_other_are_damage(
+    disk: OsDisk, number: int, at: int, bits: int
+) -> None:
+    """These fields have no checksum. What a start reads then is told in words, and not changed."""
+    master = classic_store(disk, 1 << 16)
+    items = [record(body=b"%d" % n, queue_id=n % 2) for n in range(10)]
+    position = append_classic(master, items, 1000)[number].physical_offset
+    master.flush()
+    master.close_unclean()
+    path = Path(disk.root) / "commitlog" / "0".zfill(20)
+    data = bytearray(path.read_bytes())
+    topic = data.index(b"\x01T", position + 84) + 1
+    data[topic if at < 0 else position + at] ^= bits
+    path.write_bytes(data)
+    shutil.rmtree(Path(disk.root) / "consumequeue", ignore_errors=True)
+    with pytest.raises(StoreDamaged, match=r"damaged at \d+: ") as refused:
+        classic_store(disk, 1 << 16)
+    assert 0 <= refused.value.position <= position + 1_000
+    assert path.read_bytes() == data

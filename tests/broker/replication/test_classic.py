@@ -283,3 +283,17 @@ async def test_a_broker_whose_log_does_not_become_durable_stops_all_the_same(tmp
         with pytest.raises(TimeoutError):
             await saved
         sent.cancel()
+
+
+@pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json"])
+async def test_a_table_that_is_gone_from_a_store_with_messages_is_told(tmp_path, caplog, name):
+    """No log has it: whoever removed it has to learn of it."""
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        assert (await pair.create_topic(pair.master, "T")).code == OK
+        assert (await pair.send(pair.master, "T")).code == OK
+    assert "snapshot_missing" not in caplog.text
+    for path in (tmp_path / "master" / "config").glob(f"{name}*"):
+        path.unlink()
+    async with Classic(tmp_path, 0, "ASYNC_MASTER"):
+        assert caplog.text.count("snapshot_missing") == 1
+        assert f"snapshot_missing path=config/{name}" in caplog.text

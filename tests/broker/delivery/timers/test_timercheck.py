@@ -1,5 +1,7 @@
 """What Apache's broker had delivered of its timer messages, as its own file tells."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from raftmq.broker.delivery.timers import timercheck
@@ -35,7 +37,7 @@ def test_it_counts_for_a_store_without_a_progress_of_ours(tmp_path):
 
     def loaded():
         state = BrokerState()
-        ConfigFiles(disk, state, None, None).load()
+        ConfigFiles(disk, state, None, SimpleNamespace(max_offset=0)).load()
         return state.delays
 
     assert (loaded().timer.due_ms, loaded().offsets) == (READ_MS, {3: 7})

@@ -135,7 +135,7 @@ def _common(command: Command) -> list[click.Option]:
             shell_complete=complete_context,
         )
     ]
-    if command.manner is Manner.STREAMS:
+    if command.manner.prints:
         return found
     # Where Apache's command has a flag -o of its own, that is meant.
     short = [] if any(flag.short == "o" for flag in command.flags) else ["-o"]

@@ -122,11 +122,22 @@ class Arguments:
 
 class Manner(Enum):
     """What a command does: it reads, and may be repeated (`--watch`); it may change something; or
-    it prints by itself as it goes."""
+    it prints by itself as it goes: what it reads, or what became of what it sends."""
 
     READS = "reads"
     CHANGES = "changes"
     STREAMS = "streams"
+    SENDS = "sends"
+
+    @property
+    def prints(self) -> bool:
+        """Whether the command prints by itself."""
+        return self in (Manner.STREAMS, Manner.SENDS)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it changes nothing: then that an answer did not come leaves nothing unknown."""
+        return self in (Manner.READS, Manner.STREAMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ the command runs, because `--help` and the shell's completion are asked often.
 
 from raftmq.mqadmin.command import Command, Flag, Kind, Manner, Positional
 
-CHANGES, STREAMS = Manner.CHANGES, Manner.STREAMS
+CHANGES, SENDS, STREAMS = Manner.CHANGES, Manner.SENDS, Manner.STREAMS
 
 BROKER = Flag("b", "brokerAddr", "This broker, host:port.")
 CLUSTER = Flag("c", "clusterName", "Every broker group of this cluster.")
@@ -78,7 +78,7 @@ PRODUCE = Command("produce", "Send messages: each line of standard input, or of 
      Flag("", "keepGoing", "Go on when a message was refused or its outcome is unknown.",
           Kind.SWITCH),
      Flag("", "json", "Print the figures as JSON.", Kind.SWITCH)),
-    "producing:produce", STREAMS, (TO_TOPIC, Positional("files", repeated=True)))  # fmt: skip
+    "producing:produce", SENDS, (TO_TOPIC, Positional("files", repeated=True)))  # fmt: skip
 TOP = Command("top", "Show rates, lag and leaders of the cluster, live.",
     (Flag("", "interval", "Seconds between two looks.", Kind.NUMBER, default=2.0),
      Flag("t", "topic", "This topic only."),

@@ -44,7 +44,7 @@ def context_group() -> None:
     """Save clusters' addresses and accounts by name, and choose among them.
 
     \b
-      mqadmin context add prod -n 10.0.0.1:9876;10.0.0.2:9876 --accessKey ops --secretKey -
+      mqadmin context add prod -n '10.0.0.1:9876;10.0.0.2:9876' --accessKey ops --secretKey -
       mqadmin context use prod
       mqadmin topicList                    (of prod)
       mqadmin topicList --context test

@@ -111,7 +111,7 @@ async def _guarded(
         async with Admin(
             target.name_servers, instance_config=await _instance_config(target)
         ) as admin:
-            if command.manner is Manner.STREAMS:
+            if command.manner.prints:
                 status: int = await command.load()(admin, arguments, Terminal())
                 return status
             if printing.every_s > 0:
@@ -120,7 +120,7 @@ async def _guarded(
             output.write(answer, printing.form)
             return max((_status(part) for part in answer), default=0)
     except Exception as error:
-        found = said_of(error)
+        found = said_of(error, command.manner)
         if found is None:
             raise
         return _complain(*found)
@@ -140,7 +140,7 @@ async def _watch(command: Command, admin: Admin, arguments: Arguments, printing:
         try:
             parts: Sequence[Part] = await command.load()(admin, arguments)
         except Exception as error:
-            found = said_of(error)
+            found = said_of(error, command.manner)
             if found is None or found[1] == USAGE:
                 raise
             _complain(*found)
@@ -152,11 +152,14 @@ async def _watch(command: Command, admin: Admin, arguments: Arguments, printing:
         await asyncio.sleep(printing.every_s)
 
 
-def said_of(error: Exception) -> tuple[str, int] | None:
-    """Return the line and the exit status for an operating error; None: it is a bug."""
+def said_of(error: Exception, manner: Manner) -> tuple[str, int] | None:
+    """Return the line and the exit status for an operating error of a command; None: it is a
+    bug."""
     if isinstance(error, CommandError):
         return str(error), USAGE if error.usage else REFUSED
     if isinstance(error, ClientError):
+        if error.outcome_unknown and manner.only_reads:
+            return str(error), UNREACHABLE
         if error.outcome_unknown:
             return f"it is unknown whether this was done: {error}", UNKNOWN
         nobody = isinstance(error, NameServerUnreachable | BrokerUnreachable)

@@ -41,6 +41,8 @@ def script(name: str) -> click.Command:
 def complaint(words: list[str]) -> str:
     """Why a simple command would be refused; "" for one that would be taken, or is not ours."""
     name, *arguments = words
+    if re.match(r"\d+\.\d+\.\d+\.\d+:", name):
+        return "is no command: quote the ; before it"
     if not arguments:
         return ""  # its name alone
     if name in SCRIPTS:

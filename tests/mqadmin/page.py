@@ -74,7 +74,7 @@ the place of a lag, and rates of the groups that answered both times.
 A context is a name for a cluster: its name servers, an account, TLS settings.
 
 ```
-mqadmin context add prod -n 10.0.0.1:9876;10.0.0.2:9876 --accessKey ops --secretKey - --use
+mqadmin context add prod -n '10.0.0.1:9876;10.0.0.2:9876' --accessKey ops --secretKey - --use
 mqadmin context add test -n 127.0.0.1:9876
 mqadmin topicList                        # of prod
 mqadmin topicList --context test

@@ -47,7 +47,7 @@ def test_names_and_flags_are_unambiguous():
         options = [option for one in said.params for option in one.opts]
         assert len(set(options)) == len(options), command.name
         assert "--context" in options and "-h" not in options
-        answers = command.manner is not Manner.STREAMS
+        answers = not command.manner.prints
         assert ("--output" in options) == answers
         assert ("--watch" in options) == (command.manner is Manner.READS)
 
@@ -86,23 +86,26 @@ def test_nobody_answers():
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("error", "status", "manner"),
     [
-        (NoRoute("T", "unknown"), 1),
-        (BrokerRefused(26, "no such group", "b:1"), 1),
-        (BrokerRefused(1, "[OUTCOME_UNKNOWN] not committed in time", "b:1"), 4),
-        (CommandError("not\x1b[2J there"), 1),
-        (CommandError("say which", usage=True), 2),
-        (BrokerUnreachable("b:1: refused"), 3),
-        (BrokerUnreachable("b:1: no answer", True), 4),
+        (NoRoute("T", "unknown"), 1, Manner.CHANGES),
+        (BrokerRefused(26, "no such group", "b:1"), 1, Manner.CHANGES),
+        (BrokerRefused(1, "[OUTCOME_UNKNOWN] not committed in time", "b:1"), 4, Manner.CHANGES),
+        (CommandError("not\x1b[2J there"), 1, Manner.CHANGES),
+        (CommandError("say which", usage=True), 2, Manner.CHANGES),
+        (BrokerUnreachable("b:1: refused"), 3, Manner.CHANGES),
+        (BrokerUnreachable("b:1: no answer", True), 4, Manner.CHANGES),
+        (BrokerUnreachable("b:1: no answer", True), 4, Manner.SENDS),
+        (BrokerUnreachable("b:1: no answer", True), 3, Manner.READS),
+        (BrokerUnreachable("b:1: no answer", True), 3, Manner.STREAMS),
     ],
 )
-def test_exit_status(error, status, monkeypatch, capsys):
+def test_exit_status(error, status, manner, monkeypatch, capsys):
     async def fails(*_):
         raise error
 
     monkeypatch.setattr(Command, "load", lambda command: fails)
-    command = Command("fails", "Fails.", (), "")
+    command = Command("fails", "Fails.", (), "", manner)
     target = work.Target(["127.0.0.1:1"], None, {})
     assert work.execute(command, {"json": False}, target) == status
     said = capsys.readouterr().err

@@ -10,8 +10,11 @@ delivered before its time, by the current leader's clock.
 A message may wait for longer than its segment is kept. One that has waited for half of
 `fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
 so are, at once, those that stand in the way when a segment is to be deleted (`spare`): retention
-waits for that. A replica whose disk is fuller than its leader's waits until the leader does the
-same, but a classic slave whose disk is full does not wait (broker.keeper).
+waits for that. Once more stored are also all that wait when messages are late that are not due for
+AHEAD_MS: a leader whose clock was ahead has delivered up to a time to come. Nothing is delivered
+meanwhile, and behind them the order by time begins anew. A replica whose disk is fuller than its
+leader's waits until the leader does the same, but a classic slave whose disk is full does not wait
+(broker.keeper).
 
 A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
 the other is left out. While the recalling one is on its way into the log, nobody knows whether it
@@ -53,6 +56,7 @@ TAKE_MAX = 4_096  # units in one tick: about 5 ms
 RETRY_MS = 500  # after a failed read or a refusal
 RECALL_MS = 10  # while what is due is being recalled
 AGE_LOOK_MS = 10_000
+AHEAD_MS = 10_000  # by so much a clock may have been ahead before all that waits is stored again
 NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in a unit are tags codes, from an Apache broker
 
 
@@ -98,6 +102,7 @@ class TimerService:
         self._roll_next = False
         self._roll_position = 0  # retention wants to delete all before this CommitLog offset
         self._roll_offset = 0  # all before this queue offset has waited for long
+        self._anew_offset = 0  # behind all before this queue offset the order begins anew; 0: not
         self._age_due_ms = 0
         self.delivered_count = 0
         self.rolled_count = 0
@@ -115,6 +120,7 @@ class TimerService:
         self._recalling.clear()
         self._pause_until_ms = 0
         self._count_max = COUNT_MAX
+        self._anew_offset = 0
 
     def tick(self) -> None:
         """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
@@ -127,11 +133,12 @@ class TimerService:
             if now_ms < self._pause_until_ms or not self._is_free(queue):
                 return
             self._look_at_age(now_ms)
+            self._look_ahead()
             moves = [self._deliver, self._roll]
-            if self._roll_next:
+            if self._roll_next or self._anew_offset:
                 moves.reverse()
             self._roll_next = not self._roll_next
-            if not moves[0](queue):
+            if not moves[0](queue) and not self._anew_offset:
                 moves[1](queue)
         except (OSError, StoreError, RecordError) as error:
             log.error("timers_unread: %s", error)
@@ -304,16 +311,23 @@ class TimerService:
             self._again = lambda: self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
             self._roll_offset = self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
 
+    def _look_ahead(self) -> None:
+        ahead_ms = self.wheel.ahead_ms(self.timing.over_before_ms)
+        if not self._anew_offset and ahead_ms > AHEAD_MS:
+            self._anew_offset = self.wheel.next_offset
+            log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
+
     def _roll(self, queue: ConsumeQueue) -> bool:
-        """Begin to store once more what has waited for long, or stands in retention's way; return
-        whether anything was begun."""
+        """Begin to store once more what has waited for long, stands in retention's way, or behind
+        which the order begins anew; return whether anything was begun."""
+        anew = self._anew_offset
         begin = offset = max(self.wheel.first_offset, queue.min_offset)
         self._again = lambda: queue.units(begin, TAKE_MAX)
         progress = self._table.timer
         messages: list[Outgoing] = []
         size = 0
         for at, record_size, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
-            if offset >= self._roll_offset and at >= self._roll_position:
+            if offset >= max(self._roll_offset, anew) and at >= self._roll_position:
                 break
             due_ms = abs(code)
             if due_ms < NO_TIME_BELOW_MS or progress.lets_wait(due_ms, offset):
@@ -322,9 +336,14 @@ class TimerService:
                     break
                 messages.append(rolled(as_stored(self._record(at, offset))))
             offset += 1
-        if offset == begin:
+        is_anew = anew > 0 and offset >= anew
+        if offset == begin and not is_anew:
             return False
-        self._move(messages, progress._replace(floor=offset), 0, len(messages))
+        progress = progress._replace(floor=offset)
+        if is_anew:
+            self._anew_offset = 0
+            progress = Progress(self.timing.over_before_ms - 1, -1, offset, offset)
+        self._move(messages, progress, 0, len(messages))
         return True
 
     # ---- both -------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ A delivery advances the key (TIMER_OUT_MS, queue offset) up to which everything 
 the queue had when the delivery was begun, which is up to `end`. A message that was committed in the
 meantime with a lower key is *late*: late ones come next, in the queue's order, before the key
 advances further; then `end` advances. Before `floor` everything was delivered, or stored again
-further on (retention).
+further on (retention). The key never says what is due, only what was delivered: after a leader
+whose clock was ahead a late message may have to wait, and then all wait that come behind it.
 
 Memory: messages far ahead stand in buckets of BUCKET_MS, as 8 bytes each: the time within the
 bucket and the offset. When a bucket's time comes its messages become a heap of Python integers (48
@@ -128,12 +129,17 @@ class TimerWheel:
         """Skip the queue's offsets before `offset`, which are not there."""
         self.next_offset = max(self.next_offset, offset)
 
+    def ahead_ms(self, before_ms: int) -> int:
+        """Return for how long the late messages have to wait for one that is not due before
+        `before_ms`; 0 if they do not."""
+        return max(0, self._late[0][1] + 1 - before_ms) if self._late else 0
+
     def pop(self, before_ms: int, count_max: int) -> list[Waiting]:
-        """Return the next ones to deliver, in order: late ones, or those due before `before_ms`.
-        They count as waiting until they are put back and `settle` takes them."""
+        """Return the next ones to deliver, in order, all due before `before_ms`: late ones, if
+        there are any. They count as waiting until they are put back and `settle` takes them."""
         found: list[Waiting] = []
         if self._late:
-            while self._late and len(found) < count_max:
+            while self._late and self._late[0][1] < before_ms and len(found) < count_max:
                 offset, due_ms = heappop(self._late)
                 found.append(Waiting(due_ms, offset))
             return found

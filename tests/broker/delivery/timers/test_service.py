@@ -346,3 +346,88 @@ def test_it_says_when_the_first_message_is_due():
     stage.passes(0)
     stage.leading = False
     assert rest_ms(stage) == IDLE_MS
+
+
+HOUR_MS = 3_600_000
+
+
+def comes(stage, rounds=12):
+    """Keys of what comes without more time."""
+    found = []
+    for _ in range(rounds):
+        stage.passes(0)
+        found += stage.commit() or ()
+    return found
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_it(another, caplog):
+    """One message delivered hours ahead made all that came later be delivered at once."""
+    stage = Stage()
+    for number in range(3 * COUNT_MAX):
+        stage.send(f"far{number}", 10 * HOUR_MS)
+    stage.bench.now_ms += 5 * HOUR_MS
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= 5 * HOUR_MS
+    if another:
+        stage.loses_leadership()
+        stage.service = stage.leader()
+    stage.send("hours", 4 * HOUR_MS)
+    stage.send("minutes", 600_000)
+    stage.send("seconds", 2_000)
+    assert comes(stage, 30) == []
+    assert caplog.text.count("timers_ahead") == 1
+    assert stage.service.rolled_count > 3 * COUNT_MAX
+    for key, ms in (("seconds", 2_001), ("minutes", 598_000), ("hours", 4 * HOUR_MS)):
+        assert comes(stage) == []
+        stage.passes(ms)
+        assert comes(stage) == [key]
+    assert stage.service.look().waiting == 3 * COUNT_MAX
+    stage.passes(7 * HOUR_MS)
+    assert len(set(comes(stage, 30))) == 3 * COUNT_MAX
+
+
+def test_a_clock_that_was_a_little_ahead_is_waited_for():
+    stage = Stage()
+    stage.bench.now_ms += 5_000
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= 8_000
+    stage.send("late", 6_000)
+    assert comes(stage) == []
+    stage.passes(6_001)
+    assert comes(stage) == ["late"]
+    assert stage.service.rolled_count == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
+    rng = random.Random(seed)
+    stage = Stage()
+    due, delivered = {}, []
+    for number in range(300):
+        step = rng.randrange(12)
+        if step < 5:
+            delay_ms = rng.choice((1, 40, 900, 20_000, HOUR_MS))
+            if stage.send(f"K{number}", delay_ms):
+                break
+            due[f"K{number}"] = stage.bench.now_ms + delay_ms
+        elif step < 11:
+            stage.passes(rng.choice((0, 1, 30, 700, 10_000)))
+            for key in comes(stage, 3):
+                assert stage.bench.now_ms >= due[key]
+                delivered.append(key)
+        else:
+            delivered += comes(stage, 3)
+            stage.bench.now_ms += rng.choice((-HOUR_MS, -20_000, -1_000, 1_000, 20_000, HOUR_MS))
+            if rng.random() < 0.5:
+                stage.loses_leadership()
+                stage.service = stage.leader()
+    for _ in range(60):
+        stage.passes(HOUR_MS)
+        delivered += comes(stage, 3)
+    assert sorted(delivered) == sorted(due)
+    assert stage.service.look()[:2] == (0, 0)

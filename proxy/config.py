@@ -54,8 +54,8 @@ class ProxyConfig(TlsOptions):
     call_size_max: int = option("limits", "grpcMaxInboundMessageSize", 16 << 20,
         "Largest call taken, with all its messages.", unit=BYTES, low=1024, high=256 << 20)
     calls_max: int = option("limits", "concurrentCallsMax", 20_000,
-        "Calls in progress, those that wait for messages and open Telemetry streams included;"
-        " one beyond is answered RESOURCE_EXHAUSTED.", low=1)
+        "Calls in progress, those that wait for messages and open Telemetry streams included, but"
+        " not those of strangers; one beyond is answered RESOURCE_EXHAUSTED.", low=1)
     calls_per_connection_max: int = option("limits", "concurrentCallsPerConnectionMax", 1_000,
         "The same for one connection: a further call waits.", low=1)
     clients_max: int = option("limits", "clientsMax", 10_000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
@@ -34,6 +34,8 @@ class Counts:
 class Figures:
     """The state of a proxy at a scrape."""
 
+    calls: int
+    refused: Mapping[str, int]
     clients: int
     lines: int
     kept_bytes: int
@@ -76,6 +78,13 @@ class ProxyMetrics:
                 ((call, Code.Name(code) if code in Code.values() else str(code)), n)
                 for (call, code), n in sorted(counts.answers.items())
             ],
+        )
+        families.gauge("rocketmq_proxy_calls", "Calls of known callers in progress.", now.calls)
+        families.counters(
+            "rocketmq_proxy_calls_ended_total",
+            "Calls that were ended unread at a bound, by which it was; unfinished: by time.",
+            ("bound",),
+            [((bound,), n) for bound, n in now.refused.items()],
         )
         families.counter(
             "rocketmq_proxy_messages_received_total",

@@ -55,6 +55,7 @@ class ProxyServer:
         self._clients: Clients | None = None
         self._sends: Sends | None = None
         self._receives: Receives | None = None
+        self._service: Service | None = None
         self._metrics: ProxyMetrics | None = None
         self._server: grpc.aio.Server | None = None
         self._stopping = asyncio.Event()
@@ -90,7 +91,8 @@ class ProxyServer:
         sends.engine.start()
         receives = self._receives = Receives(config, brokers, clients, tasks.spawn, self._stopping)
         counts = Counts()
-        service = Service(
+        service = self._service = Service(
+            calls_max=config.calls_max,
             call_limit_s=config.call_limit_ms / 1000,
             access=self._access,
             clients=clients,
@@ -119,7 +121,10 @@ class ProxyServer:
         assert self._sends is not None
         assert self._receives is not None
         assert self._transactions is not None
+        assert self._service is not None
         return Figures(
+            calls=self._service.calls_count,
+            refused=self._service.refused_counts,
             clients=len(self._clients),
             lines=self._clients.line_count,
             kept_bytes=self._clients.kept_bytes,
@@ -136,12 +141,14 @@ class ProxyServer:
         config = self._config
         self._server = server = grpc.aio.server(
             handlers=service.handlers(),
-            maximum_concurrent_rpcs=config.calls_max,
             options=[
                 ("grpc.max_receive_message_length", config.call_size_max),
                 ("grpc.max_send_message_length", -1),  # of one message, which a broker took
                 ("grpc.max_concurrent_streams", config.calls_per_connection_max),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+                # A probe would let each call bring 8 MiB before anybody reads; without, it is
+                # 64 KiB, and of a message that is read all.
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.keepalive_time_ms", PING_MS),
                 ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),

@@ -2,6 +2,10 @@
 
 This is the boundary: whoever calls is made a `Caller`, a `Refusal` becomes an answer's status, and
 every answer is counted. A call that is not here is answered UNIMPLEMENTED by gRPC itself.
+
+To gRPC every call here has a stream of requests, which is the same on the wire: of others it shows
+who calls only once it has their whole message, and waits for that as long as the caller likes. A
+stranger is who has no account or does not say who it is: its message is not read.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import grpc
 
 from raftmq.proxy.access import Access
 from raftmq.proxy.answers import Unread
+from raftmq.proxy.bounds import Bound
 from raftmq.proxy.caller import (
     Caller,
     client_id_of,
@@ -43,6 +48,10 @@ HEALTH = "grpc.health.v1.Health"
 # For what brokers are asked before settings are answered. Clients wait: Java's 3 s, others 10 s.
 SETTINGS_S = 8.0
 STRANGER_S = 2.0  # to say something, before its stream is refused
+MESSAGE_S = 10.0  # for the message of a call to arrive
+# Strangers that are being answered: each may have sent one message of the largest size.
+STRANGERS_MAX = 16
+CHECKS_MAX = 100  # health checks of one address that are being answered
 CALL_S_MAX = 120.0
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
 _ENDS = {
@@ -64,6 +73,7 @@ class Service:
     def __init__(
         self,
         *,
+        calls_max: int,
         call_limit_s: float,
         access: Access,
         clients: Clients,
@@ -75,6 +85,10 @@ class Service:
         transactions: Transactions,
         stopping: asyncio.Event,
     ) -> None:
+        self._calls = Bound("calls", calls_max)
+        self._strangers = Bound("strangers", STRANGERS_MAX)
+        self._checks = Bound("health", CHECKS_MAX)
+        self._unfinished_count = 0
         self._call_limit_s = call_limit_s
         self._access = access
         self._clients = clients
@@ -118,14 +132,14 @@ class Service:
     def handlers(self) -> list[Any]:
         """Return gRPC's handlers: of the messaging service, and of health checks."""
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(
+            name: grpc.stream_unary_rpc_method_handler(
                 self._answered(name, act, answer),
                 request_deserializer=request.FromString,
                 response_serializer=answer.SerializeToString,
             )
             for name, (act, request, answer) in self._unary.items()
         }
-        methods["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
+        methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
             self._receive,
             request_deserializer=pb.ReceiveMessageRequest.FromString,
             response_serializer=pb.ReceiveMessageResponse.SerializeToString,
@@ -135,33 +149,90 @@ class Service:
             request_deserializer=pb.TelemetryCommand.FromString,
             response_serializer=pb.TelemetryCommand.SerializeToString,
         )
-        check = grpc.unary_unary_rpc_method_handler(self._health)  # bytes in, bytes out
+        check = grpc.stream_unary_rpc_method_handler(self._health)  # bytes in, bytes out
         return [
             grpc.method_handlers_generic_handler(SERVICE, methods),
             grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
         ]
 
+    @property
+    def calls_count(self) -> int:
+        """Return how many calls of known callers are in progress."""
+        return self._calls.count
+
+    @property
+    def refused_counts(self) -> dict[str, int]:
+        """Return how many calls were ended without an answer, by the bound that they were at."""
+        bounds = (self._calls, self._strangers, self._checks)
+        counts = {bound.kind: bound.refused_count for bound in bounds}
+        return counts | {"unfinished": self._unfinished_count}
+
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises Refusal."""
         metadata = metadata_of(context.invocation_metadata())
         host = host_of(context.peer())
-        left_s = context.time_remaining()
-        limit_s = self._call_limit_s if left_s is None else min(left_s, CALL_S_MAX)
         return Caller(
             client_id_of(metadata),
             namespace_of(metadata),
             language_of(metadata),
             host,
-            asyncio.get_running_loop().time() + limit_s,
+            self._deadline_s(context),
             *self._access.account_of(metadata, host),
         )
 
+    def _deadline_s(self, context: Context) -> float:
+        left_s = context.time_remaining()
+        limit_s = self._call_limit_s if left_s is None else min(left_s, CALL_S_MAX)
+        return asyncio.get_running_loop().time() + limit_s
+
+    async def _admitted(self, name: str, context: Context) -> Caller:
+        """Return who calls; of too many, end the call. Raises Refusal for a stranger, who is to be
+        answered."""
+        try:
+            caller = self._caller(context)
+        except Refusal as refusal:
+            if not self._strangers.take(context.peer()):
+                await self._end(name, context, refusal)
+            raise
+        if not self._calls.take(context.peer()):
+            words = f"{self._calls.limit} calls are in progress already"
+            await self._end(name, context, Refusal(pb.Code.TOO_MANY_REQUESTS, words))
+        return caller
+
+    async def _asked(self, name: str, caller: Caller, context: Context) -> tuple[Caller, Any]:
+        """Return a call's message, and the caller with the time that is left; end a call whose
+        message does not come."""
+        try:
+            async with asyncio.timeout(MESSAGE_S):
+                message = await context.read()
+        except TimeoutError:
+            self._unfinished_count += 1
+            log.warning("call_unfinished call=%s peer=%s", name, context.peer(), extra=FROM_PEER)
+            words = f"the message did not arrive within {MESSAGE_S:g} s"
+            await self._end(name, context, Refusal(pb.Code.PROXY_TIMEOUT, words))
+        if message is grpc.aio.EOF:
+            await self._end(name, context, Refusal(pb.Code.BAD_REQUEST, "there is no message"))
+        return replace(caller, deadline_s=self._deadline_s(context)), message
+
+    async def _end(self, name: str, context: Context, refusal: Refusal) -> None:
+        """End a call by gRPC's status, which no caller can keep from being written."""
+        self._counts.answered(name, refusal.code, 0.0)
+        kind = _ENDS.get(refusal.code, grpc.StatusCode.INVALID_ARGUMENT)
+        await context.abort(kind, refusal.status.message)
+
     def _answered(self, name: str, act: Act, answer: Any) -> Any:
-        async def call(request: Any, context: Context) -> Any:
+        async def call(_: AsyncIterator[Any], context: Context) -> Any:
+            try:
+                caller = await self._admitted(name, context)
+            except Refusal as refusal:
+                self._log(name, context, refusal)
+                self._counts.answered(name, refusal.code, 0.0)
+                return answer(status=refusal.status)
+            caller, request = await self._asked(name, caller, context)
             loop = asyncio.get_running_loop()
             began_s = loop.time()
             try:
-                found = await act(self._caller(context), request)
+                found = await act(caller, request)
             except Refusal as refusal:
                 self._log(name, context, refusal)
                 found = answer(status=refusal.status)
@@ -173,22 +244,23 @@ class Service:
 
         return call
 
-    async def _receive(self, request: Any, context: Context) -> None:
+    async def _receive(self, _: AsyncIterator[Any], context: Context) -> None:
         name = "ReceiveMessage"
+        try:
+            caller = await self._admitted(name, context)
+        except Refusal as refusal:
+            await self._told(context, refusal)
+            self._counts.answered(name, refusal.code, 0.0)
+            return
+        caller, request = await self._asked(name, caller, context)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
-            caller = self._caller(context)
             self._counts.received += await self._receives.receive(caller, request, context.write)
             code = pb.Code.OK
         except Refusal as refusal:
             code = refusal.code
-            if code != pb.Code.MESSAGE_NOT_FOUND:
-                self._log(name, context, refusal)
-            await context.write(pb.ReceiveMessageResponse(status=refusal.status))
-            last = pb.ReceiveMessageResponse()
-            last.delivery_timestamp.GetCurrentTime()
-            await context.write(last)
+            await self._told(context, refusal)
         except Unread as error:
             log.info("unread call=%s peer=%s", name, context.peer(), extra=FROM_PEER)
             self._counts.answered(name, pb.Code.PROXY_TIMEOUT, loop.time() - began_s)
@@ -199,11 +271,31 @@ class Service:
             await context.write(pb.ReceiveMessageResponse(status=status_of(code)))
         self._counts.answered(name, code, loop.time() - began_s)
 
+    async def _told(self, context: Context, refusal: Refusal) -> None:
+        """Answer a receive with why there is no message."""
+        if refusal.code != pb.Code.MESSAGE_NOT_FOUND:
+            self._log("ReceiveMessage", context, refusal)
+        await context.write(pb.ReceiveMessageResponse(status=refusal.status))
+        last = pb.ReceiveMessageResponse()
+        last.delivery_timestamp.GetCurrentTime()
+        await context.write(last)
+
     async def _telemetry(self, _: AsyncIterator[Any], context: Context) -> None:
-        """Serve one stream until its client ends it, or the proxy stops."""
+        """Serve one stream until its client ends it, or the proxy stops.
+
+        A stranger is refused only once it has said something: of a stream that ends before the
+        first message is written, gRPC's libraries tell their user INTERNAL, and not why."""
+        name = "Telemetry"
+        try:
+            caller = await self._admitted(name, context)
+        except Refusal as refusal:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STRANGER_S):
+                    await context.read()
+            await self._end(name, context, refusal)
         line = self._clients.new_line()
         writer = asyncio.create_task(line.run(context.write), name="telemetry writer")
-        reader = asyncio.create_task(self._heard(context, line), name="telemetry reader")
+        reader = asyncio.create_task(self._heard(caller, context, line), name="telemetry reader")
         stop = asyncio.create_task(self._stopping.wait(), name="telemetry stop")
         tasks = (writer, reader, stop)
         end: Refusal | None = None
@@ -223,36 +315,21 @@ class Service:
                 if client.line is line:
                     client.line = None
             line.end()
-        self._counts.answered("Telemetry", pb.Code.OK if end is None else end.code, 0.0)
         if end is not None:
-            kind = _ENDS.get(end.code, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(kind, end.status.message)
+            await self._end(name, context, end)
+        self._counts.answered(name, pb.Code.OK, 0.0)
 
-    async def _heard(self, context: Context, line: Line) -> Refusal | None:
+    async def _heard(self, caller: Caller, context: Context, line: Line) -> Refusal | None:
         """Take in what a client says until its stream ends; return why it is to be ended.
 
         gRPC keeps the stream's frames for a while, so nothing in them may hold what was said: no
         traceback, and no iterator over the messages, which holds the last one."""
         try:
-            await self._read(context, line)
+            while await self._take_in(caller, context, line):
+                pass
         except Refusal as refusal:
             return refusal.with_traceback(None)
         return None
-
-    async def _read(self, context: Context, line: Line) -> None:
-        """Take in what a client says over its stream. Raises Refusal.
-
-        Who is not known is refused only once it has said something: of a stream that ends before
-        the first message is written, gRPC's libraries tell their user INTERNAL, and not why."""
-        try:
-            caller = self._caller(context)
-        except Refusal:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STRANGER_S):
-                    await context.read()
-            raise
-        while await self._take_in(caller, context, line):
-            pass
 
     async def _take_in(self, caller: Caller, context: Context, line: Line) -> bool:
         """Read one command and do what it says; return False at the stream's end. Raises Refusal.
@@ -276,7 +353,11 @@ class Service:
             raise Refusal(pb.Code.TOO_MANY_REQUESTS, words)
         return True
 
-    async def _health(self, _: bytes, __: Context) -> bytes:
+    async def _health(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+        peer = context.peer()
+        if not self._checks.take(peer, host_of(peer)):
+            words = f"{self._checks.limit} health checks are in progress already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return NOT_SERVING if self._stopping.is_set() else SERVING
 
     def _log(self, name: str, context: Context, refusal: Refusal) -> None:

@@ -63,6 +63,7 @@ def judge(totals: Counter[str], worlds: int) -> None:
     assert totals["faults"] >= FAULTS_MIN * worlds
     assert totals["acknowledged"] > 0
     assert totals["tables compared"] > 0
+    assert totals["contents compared"] > 0
 
 
 def played(seeds: Iterable[int], wish: Wish) -> Counter[str]:

@@ -3,6 +3,7 @@ import pytest
 from raftmq.store.properties import (
     decode_properties,
     encode_properties,
+    fields_sum,
     java_string_hash,
     tags_code,
 )
@@ -71,3 +72,17 @@ def test_the_limit_is_int16() -> None:
     assert len(encode_properties({"a": "x" * 32_764})) == 32_767
     with pytest.raises(ValueError, match="32767"):
         encode_properties({"a": "x" * 32_765})
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        "UNIQ_KEY", "REAL_TOPIC", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID", "ORIGIN_GROUP", "1ST_POP_TIME", "POP_CK", "TIMER_ROLL_TIMES",
+        "TRAN_FIRST_STORED_MS",
+    ],
+)  # fmt: skip
+def test_what_clients_and_brokers_add_is_no_part_of_the_sum(added: str) -> None:
+    given = {"KEYS": "k", "TAGS": "t", "mine": "1"}
+    assert fields_sum(7, given | {added: "x"}) == fields_sum(7, given)
+    assert fields_sum(7, given | {"yours": "x"}) != fields_sum(7, given)

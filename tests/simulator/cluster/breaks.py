@@ -12,6 +12,7 @@ from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import corebreaks as core
 from tests.simulator.cluster import popbreaks as pops
 from tests.simulator.cluster import repairbreaks as repair
+from tests.simulator.cluster import seenbreaks as seen
 from tests.simulator.cluster import shellbreaks as shell
 from tests.simulator.cluster.planting import (
     CUTS,
@@ -170,4 +171,6 @@ BREAKS: tuple[Break, ...] = (
         long=True,
     ),
     Break(pops.pops_void_handles_acknowledge, load=POPS, profile=NEW, long=True),
+    Break(seen.bodies_altered_at_admission),
+    Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
 )

@@ -2,8 +2,8 @@
 
 `ClusterWorld(seed).run()` plays it and returns what happened as numbers; it raises CheckFailed at
 the first broken promise. The programs are the product's own (programs.py), the load and its judges
-are the chaos harness's (load.py), and what must hold between replicas is looked at as they apply
-(invariants.py).
+are the chaos harness's (load.py), what must hold between replicas is looked at as they apply
+(invariants.py), and what clients read is compared with what was sent (contents.py).
 
 The plan of a seed: the group elects a leader, the load begins, faults strike for some seconds. Then
 in half of the worlds only a majority is healed, and the rest stays dead, frozen, deaf, mute or
@@ -30,6 +30,7 @@ from raftmq.chaos.checks.verdict import Verdict
 from raftmq.dledger import oldstore
 from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
+from tests.simulator.cluster.contents import Contents
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
@@ -162,6 +163,7 @@ class ClusterWorld:
         self.load = Load(self._draw_load(), profile.pace, Random(rng.random()), self.note)
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
+        self.contents = Contents(self.broken)
         self.coverage = Coverage(self)
         self.healed = False
         self.refills = 0
@@ -249,6 +251,7 @@ class ClusterWorld:
             patch.object(oldstore, "MADE_MS", NOTES_MADE_MS),
             self.wish.planted(),
             self.invariants.watching(),
+            self.contents.watching(),
         ):
             yield
 
@@ -554,6 +557,7 @@ class ClusterWorld:
                 "acknowledged": ledger.acknowledged,
                 "unknown": ledger.vague,
                 "deliveries": ledger.deliveries,
+                "contents compared": self.contents.compared,
                 "faults": self.plan.strikes,
                 "healed by halves": int(self.profile.half_healed),
                 "refills": self.refills,

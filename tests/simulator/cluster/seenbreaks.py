@@ -1,0 +1,44 @@
+"""Planted breaks that no replica differs by: clients and operators alone can see them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from raftmq.broker.delivery import delay
+from raftmq.broker.sending import sendrequest
+from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.store.properties import KEYS, decode_properties, joined
+from tests.simulator.cluster.planting import replaced
+
+Planted = AbstractContextManager[Any]
+
+
+def bodies_altered_at_admission() -> Planted:
+    """A bit of a body flips before the broker makes a record of it, one in sixteen."""
+
+    def broken(record: Any) -> Any:
+        def records(queue: Any, topic: Any, body: bytes, *more: Any) -> Any:
+            if body[-1] % 16 == 3:
+                body = body[:-1] + bytes((body[-1] ^ 1,))
+            return record(queue, topic, body, *more)
+
+        return records
+
+    return replaced(sendrequest, "_record", broken)
+
+
+def keys_lost_when_delivered_later() -> Planted:
+    """A message that waited for its time comes without its keys."""
+
+    def broken(delivered: Any) -> Any:
+        def delivers(message: Outgoing) -> Outgoing:
+            found = delivered(message)
+            properties = decode_properties(found.properties)
+            properties.pop(KEYS, None)
+            return replace(found, properties=joined(properties))
+
+        return delivers
+
+    return replaced(delay, "delivered", broken)

@@ -173,4 +173,5 @@ BREAKS: tuple[Break, ...] = (
     Break(pops.pops_void_handles_acknowledge, load=POPS, profile=NEW, long=True),
     Break(seen.bodies_altered_at_admission),
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
+    Break(seen.sends_refused_after_a_failover),
 )

@@ -76,6 +76,10 @@ class Load:
         self._rng = rng
         self._note = note
 
+    def acknowledged(self) -> list[int]:
+        """Return how many operations of each workload were acknowledged so far."""
+        return [one.tally.ok for one in self.workloads]
+
     async def run(self, namesrv: str, history: Recorder) -> None:
         """Play all workloads in the harness's order: prepare, start, stop, drain."""
         written = cast(HistoryWriter, history)

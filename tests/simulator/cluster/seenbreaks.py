@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from raftmq.broker.delivery import delay
+from raftmq.broker.errors import busy
 from raftmq.broker.sending import sendrequest
+from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.store.properties import KEYS, decode_properties, joined
 from tests.simulator.cluster.planting import replaced
@@ -42,3 +44,20 @@ def keys_lost_when_delivered_later() -> Planted:
         return delivers
 
     return replaced(delay, "delivered", broken)
+
+
+def sends_refused_after_a_failover() -> Planted:
+    """Nobody but the first leader takes sends."""
+    terms: list[int] = []
+
+    def broken(admit: Any) -> Any:
+        def admits(self: SendPath, *request: Any) -> None:
+            if self._leading:
+                terms[1:] = [self._term]
+            if terms and terms[-1] > terms[0]:
+                raise busy("another broker was the first leader")
+            admit(self, *request)
+
+        return admits
+
+    return replaced(SendPath, "admit", broken)

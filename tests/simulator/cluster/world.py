@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from operator import lt
 from random import Random
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -57,6 +58,7 @@ EQUAL_WITHIN_S = 60.0
 CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/electionbackoff.py)
 FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
+ACKNOWLEDGED_WITHIN_S = 10.0  # an election among those that are healed, and a client's next attempt
 LOOK_S = 0.05
 SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
@@ -375,7 +377,13 @@ class ClusterWorld:
         while not holds():
             self.coverage.look()
             if self.failure is not None:
+        before = self.load.acknowledged()
                 raise self.failure
+        await self._until(
+            lambda: all(map(lt, before, self.load.acknowledged())),
+            ACKNOWLEDGED_WITHIN_S,
+            f"a load of {self.load.names} is not acknowledged {when}",
+        )
             if self.loop.now_s >= deadline_s:
                 self.fail(f"{complaint}, after {seconds:g} s\n{self.invariants.states()}")
             if self.loop.callbacks > CALLBACKS_MAX:

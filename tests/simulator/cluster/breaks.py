@@ -174,4 +174,5 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.bodies_altered_at_admission),
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
     Break(seen.sends_refused_after_a_failover),
+    Break(seen.snapshots_not_made),
 )

@@ -11,8 +11,11 @@ from raftmq.broker.errors import busy
 from raftmq.broker.sending import sendrequest
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables.snapshot import Snapshot
+from raftmq.broker.tables.state import BrokerState
 from raftmq.store.properties import KEYS, decode_properties, joined
-from tests.simulator.cluster.planting import replaced
+from tests.simulator.cluster.planting import instead, replaced
 
 Planted = AbstractContextManager[Any]
 
@@ -61,3 +64,12 @@ def sends_refused_after_a_failover() -> Planted:
         return admits
 
     return replaced(SendPath, "admit", broken)
+
+
+def snapshots_not_made() -> Planted:
+    """Taking a snapshot raises, which the broker logs, and goes on."""
+
+    def captures(state: BrokerState) -> Snapshot:
+        raise KeyError("applied_index")
+
+    return instead(snapshot, "capture", captures)

@@ -32,6 +32,7 @@ from raftmq.dledger import oldstore
 from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.contents import Contents
+from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
@@ -168,6 +169,7 @@ class ClusterWorld:
         self.contents = Contents(self.broken)
         self.coverage = Coverage(self)
         self.healed = False
+        self.complaints = Complaints(self)
         self.refills = 0
         self.emptied: set[str] = set()  # machines with a new disk
         self.set_back: set[str] = set()  # with an older one, which do not know it yet
@@ -230,12 +232,13 @@ class ClusterWorld:
     def run(self) -> Counter[str]:
         """Play the seed. Raises CheckFailed at the first broken promise."""
         self.note(f"seed {self.seed} {self.profile} {self.load.names}")
-        logging.disable(logging.CRITICAL if self.trace is None else logging.NOTSET)
+        logging.disable(logging.INFO if self.trace is None else logging.NOTSET)
         try:
             with self.surrounded():
                 self.history = Recorder(seed=self.seed, scenario="simulated")
                 try:
-                    self.loop.run_until_complete(self._play())
+                    with self.complaints.watching():
+                        self.loop.run_until_complete(self._play())
                 except Stuck:
                     self.fail("the world came to a standstill")
                 finally:
@@ -243,6 +246,7 @@ class ClusterWorld:
         finally:
             logging.disable(logging.NOTSET)
         self._judge()
+                    logging.disable(logging.CRITICAL if self.trace is None else logging.NOTSET)
         return self._numbers()
 
     @contextmanager
@@ -575,3 +579,4 @@ class ClusterWorld:
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},
             }
         )
+                "errors explained": self.complaints.explained,

@@ -175,4 +175,6 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
     Break(seen.sends_refused_after_a_failover),
     Break(seen.snapshots_not_made),
+    Break(seen.stops_in_part, faults=("stop_planned", "kill_leader")),
+    Break(seen.restores_crash, faults=("restore_beside", "kill"), profile=AS_FOUNDED | NEW),
 )

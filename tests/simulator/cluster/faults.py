@@ -27,6 +27,7 @@ from tests.simulator.cluster.schedule import Schedule, Strike, drawn, without
 
 if TYPE_CHECKING:
     from tests.simulator.cluster.machine import Machine
+    from tests.simulator.cluster.process import Process
     from tests.simulator.cluster.world import ClusterWorld
     from tests.simulator.disk import SimDisk
 
@@ -36,6 +37,7 @@ EVERYWHERE = (
     "fail_sync", "kill_name_server", "start_twice", "wrong_store", "wrong_secret",
     "rolling_restart", "stranger", "slow_network",
 )  # fmt: skip
+OF_DISKS = ("fail_sync", "fill_disk")  # so that brokers end
 OF_CLOCKS = ("jump_clock",)
 OF_WIRES = ("flip_bits",)  # by wish only, and by searches: seeds draw as they did without it
 OF_PAST = ("set_back",)  # the same
@@ -94,6 +96,11 @@ class FaultPlan:
     @property
     def strikes(self) -> int:
         return sum(self.kinds.values())
+
+    @property
+    def spoils_disks(self) -> bool:
+        """Whether disks have failed or were full: brokers end by that."""
+        return not self.kinds.keys().isdisjoint(OF_DISKS)
 
     def begin(self) -> None:
         for one in self.schedule:
@@ -275,7 +282,12 @@ class FaultPlan:
             return
         self._restored.add(machine.name)
         restorer = Restorer(world, machine, self._begin_restored)
-        world.desk.start("restorer", restorer.run, lambda process: process.kill())
+
+        def ended(process: Process) -> None:
+            world.finished(process)
+            process.kill()
+
+        world.desk.start("restorer", restorer.run, ended)
 
     def _begin_restored(self, machine: Machine) -> None:
         self._take_address(machine, self._world.settings(machine.name)["dLegerPeers"])

@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from raftmq.broker import process
+from raftmq.broker.backup import restore
+from raftmq.broker.broker import Broker
 from raftmq.broker.delivery import delay
 from raftmq.broker.errors import busy
 from raftmq.broker.sending import sendrequest
@@ -73,3 +76,22 @@ def snapshots_not_made() -> Planted:
         raise KeyError("applied_index")
 
     return instead(snapshot, "capture", captures)
+
+
+def stops_in_part() -> Planted:
+    """A broker that was asked to stop says that it failed."""
+
+    async def stopped(broker: Broker) -> bool:
+        await broker.stop()
+        return False
+
+    return instead(process, "_stopped", stopped)
+
+
+def restores_crash() -> Planted:
+    """A backup is not what a restore can read."""
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("group_id")
+
+    return instead(restore, "_id_of", broken)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from random import Random
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+from raftmq.broker.errors import ConfigError
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.dledger import oldstore
@@ -266,11 +267,11 @@ class ClusterWorld:
         for machine in self.brokers.values():
             self.start_broker(machine)
         await self._until(lambda: self.leader() is not None, JOIN_WITHIN_S, "nobody leads")
-        self.client.start("client", self._run_load, lambda _: None)
+        self.client.start("client", self._run_load, self.finished)
         await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
         self.plan.begin()
         if self.profile.operated:
-            self.desk.start("operator", self.operator.run, lambda _: None)
+            self.desk.start("operator", self.operator.run, self.finished)
         await self._wait(self.profile.faults_s)
         self.plan.stop()
         self.operator.stop()
@@ -443,6 +444,8 @@ class ClusterWorld:
         return process
 
     def undo(self, machine: Machine) -> None:
+            # Who was removed finds out only when it reads who is a member.
+            self._check_end(process, (0, 1, 2), (ConfigError,))
         """End what an operator should not have started there. A store that was empty before has
         another's name now, and is emptied again (docs/errors.md)."""
         for process in list(machine.processes):
@@ -490,15 +493,19 @@ class ClusterWorld:
         error = process.main.exception()
         self.note(f"{process} ended: {process.main.result() if error is None else repr(error)}")
         process.kill()
-        if error is not None:
-            where = "".join(traceback.format_tb(error.__traceback__, -6))
-            self.broken(f"{process} died of {error!r}\n{where}")
         self.restart_later(machine)
 
     def _name_server_ended(self, process: Process) -> None:
         assert process.main is not None
-        self.broken(f"{process} died of {process.main.exception()!r}")
+        error = process.main.exception()
+        if error is None:
+            if process.main.result() not in statuses:
+                self.broken(f"{process} ended with {process.main.result()}")
+        elif not isinstance(error, errors):
+            where = "".join(traceback.format_tb(error.__traceback__, -6))
+            self.broken(f"{process} died of {error!r}\n{where}")
 
+        self._check_end(process, (0, 1) if self.plan.spoils_disks else (0,))
     def restart_later(self, machine: Machine) -> None:
         """Start the broker again a little later, if nobody else has by then."""
         delay_s = 0.01 if self.healed else RESTART_S_MAX * self.rng.random()
@@ -506,6 +513,19 @@ class ClusterWorld:
         def again() -> None:
             if machine.powered and not machine.processes and machine.name not in self.left_broken:
                 self.start_broker(machine)
+        self._check_end(process, ())
+
+    def finished(self, process: Process) -> None:
+        """Note the end of a program that does its work and ends."""
+        self._check_end(process, (None,))
+
+    def _check_end(
+        self,
+        process: Process,
+        statuses: Collection[int | None],
+        errors: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """Check that a program has ended with one of these statuses, or of one of these errors."""
 
         self.loop.call_later(delay_s, again, context=self.context)
 

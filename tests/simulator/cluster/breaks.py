@@ -177,4 +177,5 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.snapshots_not_made),
     Break(seen.stops_in_part, faults=("stop_planned", "kill_leader")),
     Break(seen.restores_crash, faults=("restore_beside", "kill"), profile=AS_FOUNDED | NEW),
+    Break(seen.pulls_not_told_of_messages),
 )

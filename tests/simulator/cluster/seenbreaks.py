@@ -9,6 +9,7 @@ from typing import Any
 from raftmq.broker import process
 from raftmq.broker.backup import restore
 from raftmq.broker.broker import Broker
+from raftmq.broker.consuming.hold import HoldTable
 from raftmq.broker.delivery import delay
 from raftmq.broker.errors import busy
 from raftmq.broker.sending import sendrequest
@@ -95,3 +96,8 @@ def restores_crash() -> Planted:
         raise KeyError("group_id")
 
     return instead(restore, "_id_of", broken)
+
+
+def pulls_not_told_of_messages() -> Planted:
+    """A pull that waits is answered when its time is over, whatever arrives."""
+    return instead(HoldTable, "arrived", lambda self, topic, queue_id, units: None)

@@ -37,6 +37,7 @@ from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
+from tests.simulator.cluster.lateness import late
 from tests.simulator.cluster.load import (
     DRAIN_WITHIN_S,
     DRAWN,
@@ -182,6 +183,8 @@ class ClusterWorld:
         self.failure: BaseException | None = None
         self.history: Recorder
         self.suite = Suite()
+        self.without_evidence = 0  # checks that had nothing to look at
+        self._healed_ns: int | None = None  # a majority, or all
 
     def _machine(self, name: str) -> Machine:
         machine = Machine(name, self.loop, self.network, Random(self.rng.random()))
@@ -358,6 +361,7 @@ class ClusterWorld:
             network.sever(pairs)
         self.note("a majority is healed")
 
+        self._note_healed()
     def _heal_all(self) -> None:
         self.healed = True
         self.left_broken = set()
@@ -366,6 +370,11 @@ class ClusterWorld:
         self.plan.heal(list(self.brokers.values()))
         self.plan.finish_upgrade()
 
+        self._note_healed()
+
+    def _note_healed(self) -> None:
+        if self._healed_ns is None:
+            self._healed_ns = int(self.loop.now_s * 1e9)
     async def _end_load(self, when: str) -> None:
         await self._wait(2.0)
         self.load.stopping.set()
@@ -579,6 +588,11 @@ class ClusterWorld:
                 self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
 
     def _numbers(self) -> Counter[str]:
+            self.without_evidence += check.verdict is Verdict.UNKNOWN
+        assert self._healed_ns is not None
+        if found := late(self.history.records, self._healed_ns):
+            examples = "\n  ".join(found[:3])
+            self.fail(f"delivered late: {len(found)}, though a majority was healed\n  {examples}")
         ledger = self.suite.ledger
         done = sum(1 for record in self.history.records if record["type"] in DONE)
         return Counter(

@@ -178,4 +178,5 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.stops_in_part, faults=("stop_planned", "kill_leader")),
     Break(seen.restores_crash, faults=("restore_beside", "kill"), profile=AS_FOUNDED | NEW),
     Break(seen.pulls_not_told_of_messages),
+    Break(seen.histories_too_long_to_judge),
 )

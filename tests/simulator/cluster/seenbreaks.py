@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from raftmq.broker import process
 from raftmq.broker.backup import restore
@@ -18,6 +20,7 @@ from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.snapshot import Snapshot
 from raftmq.broker.tables.state import BrokerState
+from raftmq.chaos.checks.linear import linearizable
 from raftmq.store.properties import KEYS, decode_properties, joined
 from tests.simulator.cluster.planting import instead, replaced
 
@@ -101,3 +104,8 @@ def restores_crash() -> Planted:
 def pulls_not_told_of_messages() -> Planted:
     """A pull that waits is answered when its time is over, whatever arrives."""
     return instead(HoldTable, "arrived", lambda self, topic, queue_id, units: None)
+
+
+def histories_too_long_to_judge() -> Planted:
+    """The judge of linearizability gives up at once."""
+    return patch("raftmq.chaos.checks.objects.linearizable", partial(linearizable, steps_max=20))

@@ -32,8 +32,8 @@ from raftmq.chaos.checks.verdict import Verdict
 from raftmq.dledger import oldstore
 from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
-from tests.simulator.cluster.contents import Contents
 from tests.simulator.cluster.complaints import Complaints
+from tests.simulator.cluster.contents import Contents
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
@@ -58,10 +58,10 @@ from tests.simulator.cluster.surroundings import simulated
 DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
 RESTART_S_MAX = 1.0
 EQUAL_WITHIN_S = 60.0
+ACKNOWLEDGED_WITHIN_S = 10.0  # an election among those that are healed, and a client's next attempt
 CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/electionbackoff.py)
 FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
-ACKNOWLEDGED_WITHIN_S = 10.0  # an election among those that are healed, and a client's next attempt
 LOOK_S = 0.05
 SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
@@ -169,9 +169,9 @@ class ClusterWorld:
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
         self.contents = Contents(self.broken)
+        self.complaints = Complaints(self)
         self.coverage = Coverage(self)
         self.healed = False
-        self.complaints = Complaints(self)
         self.refills = 0
         self.emptied: set[str] = set()  # machines with a new disk
         self.set_back: set[str] = set()  # with an older one, which do not know it yet
@@ -246,11 +246,12 @@ class ClusterWorld:
                 except Stuck:
                     self.fail("the world came to a standstill")
                 finally:
+                    logging.disable(logging.CRITICAL if self.trace is None else logging.NOTSET)
                     self._let_go()
         finally:
             logging.disable(logging.NOTSET)
-        self._judge()
-                    logging.disable(logging.CRITICAL if self.trace is None else logging.NOTSET)
+        with self.wish.planted():  # a judge may be broken, too
+            self._judge()
         return self._numbers()
 
     @contextmanager
@@ -360,8 +361,8 @@ class ClusterWorld:
                 pairs |= {(name, other) for other in others if other != name}
             network.sever(pairs)
         self.note("a majority is healed")
-
         self._note_healed()
+
     def _heal_all(self) -> None:
         self.healed = True
         self.left_broken = set()
@@ -369,14 +370,20 @@ class ClusterWorld:
         self.network.heal()
         self.plan.heal(list(self.brokers.values()))
         self.plan.finish_upgrade()
-
         self._note_healed()
 
     def _note_healed(self) -> None:
         if self._healed_ns is None:
             self._healed_ns = int(self.loop.now_s * 1e9)
+
     async def _end_load(self, when: str) -> None:
+        before = self.load.acknowledged()
         await self._wait(2.0)
+        await self._until(
+            lambda: all(map(lt, before, self.load.acknowledged())),
+            ACKNOWLEDGED_WITHIN_S,
+            f"a load of {self.load.names} is not acknowledged {when}",
+        )
         self.load.stopping.set()
         await self._until(lambda: self.load.over, DRAIN_WITHIN_S + 30, f"no end of the load {when}")
         if self.load.late:
@@ -391,13 +398,7 @@ class ClusterWorld:
         while not holds():
             self.coverage.look()
             if self.failure is not None:
-        before = self.load.acknowledged()
                 raise self.failure
-        await self._until(
-            lambda: all(map(lt, before, self.load.acknowledged())),
-            ACKNOWLEDGED_WITHIN_S,
-            f"a load of {self.load.names} is not acknowledged {when}",
-        )
             if self.loop.now_s >= deadline_s:
                 self.fail(f"{complaint}, after {seconds:g} s\n{self.invariants.states()}")
             if self.loop.callbacks > CALLBACKS_MAX:
@@ -443,6 +444,8 @@ class ClusterWorld:
 
         def ended(process: Process) -> None:
             self.note(f"{process} ended")
+            # Who was removed finds out only when it reads who is a member.
+            self._check_end(process, (0, 1, 2), (ConfigError,))
             process.kill()
 
         machine.power_on()
@@ -453,8 +456,6 @@ class ClusterWorld:
         return process
 
     def undo(self, machine: Machine) -> None:
-            # Who was removed finds out only when it reads who is a member.
-            self._check_end(process, (0, 1, 2), (ConfigError,))
         """End what an operator should not have started there. A store that was empty before has
         another's name now, and is emptied again (docs/errors.md)."""
         for process in list(machine.processes):
@@ -501,27 +502,11 @@ class ClusterWorld:
         assert process.main is not None
         error = process.main.exception()
         self.note(f"{process} ended: {process.main.result() if error is None else repr(error)}")
+        self._check_end(process, (0, 1) if self.plan.spoils_disks else (0,))
         process.kill()
         self.restart_later(machine)
 
     def _name_server_ended(self, process: Process) -> None:
-        assert process.main is not None
-        error = process.main.exception()
-        if error is None:
-            if process.main.result() not in statuses:
-                self.broken(f"{process} ended with {process.main.result()}")
-        elif not isinstance(error, errors):
-            where = "".join(traceback.format_tb(error.__traceback__, -6))
-            self.broken(f"{process} died of {error!r}\n{where}")
-
-        self._check_end(process, (0, 1) if self.plan.spoils_disks else (0,))
-    def restart_later(self, machine: Machine) -> None:
-        """Start the broker again a little later, if nobody else has by then."""
-        delay_s = 0.01 if self.healed else RESTART_S_MAX * self.rng.random()
-
-        def again() -> None:
-            if machine.powered and not machine.processes and machine.name not in self.left_broken:
-                self.start_broker(machine)
         self._check_end(process, ())
 
     def finished(self, process: Process) -> None:
@@ -535,6 +520,22 @@ class ClusterWorld:
         errors: tuple[type[Exception], ...] = (),
     ) -> None:
         """Check that a program has ended with one of these statuses, or of one of these errors."""
+        assert process.main is not None
+        error = process.main.exception()
+        if error is None:
+            if process.main.result() not in statuses:
+                self.broken(f"{process} ended with {process.main.result()}")
+        elif not isinstance(error, errors):
+            where = "".join(traceback.format_tb(error.__traceback__, -6))
+            self.broken(f"{process} died of {error!r}\n{where}")
+
+    def restart_later(self, machine: Machine) -> None:
+        """Start the broker again a little later, if nobody else has by then."""
+        delay_s = 0.01 if self.healed else RESTART_S_MAX * self.rng.random()
+
+        def again() -> None:
+            if machine.powered and not machine.processes and machine.name not in self.left_broken:
+                self.start_broker(machine)
 
         self.loop.call_later(delay_s, again, context=self.context)
 
@@ -583,16 +584,17 @@ class ClusterWorld:
         for record in self.history.records:
             self.suite.feed(record)
         for check in self.suite.results():
-            if check.verdict is Verdict.FAIL:
+            # UNKNOWN with a count: a judge gave up, or saw messages neither come nor be missed.
+            if check.verdict is Verdict.FAIL or (check.verdict is Verdict.UNKNOWN and check.count):
                 examples = "\n  ".join(check.examples[:3])
                 self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
-
-    def _numbers(self) -> Counter[str]:
             self.without_evidence += check.verdict is Verdict.UNKNOWN
         assert self._healed_ns is not None
         if found := late(self.history.records, self._healed_ns):
             examples = "\n  ".join(found[:3])
             self.fail(f"delivered late: {len(found)}, though a majority was healed\n  {examples}")
+
+    def _numbers(self) -> Counter[str]:
         ledger = self.suite.ledger
         done = sum(1 for record in self.history.records if record["type"] in DONE)
         return Counter(
@@ -604,13 +606,14 @@ class ClusterWorld:
                 "unknown": ledger.vague,
                 "deliveries": ledger.deliveries,
                 "contents compared": self.contents.compared,
+                "errors explained": self.complaints.explained,
                 "faults": self.plan.strikes,
                 "healed by halves": int(self.profile.half_healed),
                 "refills": self.refills,
+                "checks without evidence": self.without_evidence,
                 "set back": self.set_back_count,
                 "members replaced": self.operator.changes,
                 **self.invariants.numbers(),
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},
             }
         )
-                "errors explained": self.complaints.explained,

@@ -438,6 +438,10 @@ class ConsumeQueueStore:
         assert not self._queues
         self._disk.makedirs(self._files.directory)
         noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
+        if confirmed <= log_begin == 0:
+            # All is dispatched again. An earlier start may have dropped what is noted, and have
+            # been cut off before its first flush: nothing is missing.
+            noted = {}
         self._noted = dict(noted)
         for topic in self._disk.listdir(self._files.directory):
             for name in self._disk.listdir(f"{self._files.directory}/{topic}"):

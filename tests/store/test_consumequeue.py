@@ -517,3 +517,16 @@ def test_units_that_cannot_be_written_for_a_shortage_are_kept(
     store.append("U", 0, 0, units(0, 1))
     with pytest.raises(OSError, match="says the test"):
         store.append("U", 0, 1, units(1, 6))
+
+
+def test_what_a_start_dropped_is_not_missed_by_the_next(disk: OsDisk) -> None:
+    """It was to be dispatched again, from the log's beginning, and power was cut before a flush."""
+    store = manifested(disk)
+    store.append("T", 0, 0, units(0, 13))
+    store.append("U", 0, 0, units(0, 3))
+    store.flush()
+    for _ in range(2):
+        store = manifested(disk, confirmed=0)
+        assert not store.damaged
+        assert not store.topics()
+    assert disk.listdir("consumequeue/T/0") == []

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.simulator.cluster.world import ClusterWorld
 
 LOGGERS = ("raftmq", "asyncio")
-DAMAGE = ("rot", "rot_votes", "lose_queue_file")
+ROT = ("rot",)
+DAMAGE = ("rot", "lose_queue_file")
 TWO_GROUPS = ("foreign_group", "restore_beside")
 
 
@@ -40,6 +41,15 @@ EXPLAINED = {
     "stop_failed": Why(OF_DISKS, "nor for the last snapshot"),
     "chore_failed": Why(OF_DISKS, "a chore is tried again when there is room"),
     "foreign_group": Why(TWO_GROUPS, "it is there, and operators are to hear of it"),
+    "frame_damaged": Why(ROT, "a bit of the log has flipped, and is found by whoever reads it"),
+    "blank_mended": Why(ROT, "or one of what fills a segment up"),
+    "log_cut": Why(ROT, "or one that no other replica has to be mended by"),
+    "tables_ahead": Why(ROT, "the log ends before a frame that was given up"),
+    "read_failed": Why(ROT, "a consumer's read finds it before it is mended"),
+    "revival_unread": Why(ROT, "so does what lets popped messages come again"),
+    "delayed_unread": Why(ROT, "so does what delivers delayed messages"),
+    "timers_unread": Why(ROT, "so does what delivers timer messages"),
+    "promises_lost": Why(("set_back",), "a replica is told that it has held more than it has"),
     "queue_damaged": Why(DAMAGE, "a queue's file is gone, and is made anew from the log"),
 }
 # Whatever an operator does wrong is told to him when the program starts.

@@ -3,7 +3,9 @@
 The book is fed with the records of the half topic and of the op topic, in any order of the two. It
 tells whether a half is open, which are to be checked next, and up to where everything has ended.
 Halves are named by their offset in the half topic's only queue. A check stores a half again, at a
-new offset; its *root* is its first offset, which producers may still name.
+new offset; its *root* is its first offset, which producers may still name. Where a half says which
+its root was, that counts only together with its topic, producer group and UNIQ_KEY, which a half
+keeps when it is stored again: no half speaks for one of another transaction.
 """
 
 from __future__ import annotations
@@ -11,10 +13,20 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ENDED_MAX = 100_000  # ends remembered, to answer producers that end a half message twice
 COMMIT = 8
 ROLLBACK = 12
+
+
+class Root(NamedTuple):
+    """A transaction: where its half was first stored, and what stays the same in all of them."""
+
+    offset: int
+    topic: str  # that it is for
+    group: str  # the producer group
+    unique_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +34,8 @@ class Half:
     """One stored half message."""
 
     offset: int
-    root: int
+    root: Root
     position: int  # in the CommitLog
-    group: str  # the producer group
     due_ms: int  # when it is to be checked next
     checks: int  # how often it was checked
 
@@ -37,11 +48,11 @@ class HalfBook:
         self.half_next = half_from  # offset of the next half to take
         self.op_next = op_from
         self.open: dict[int, Half] = {}  # by offset, ascending
-        self._roots: dict[int, int] = {}  # root → offset, of open halves that were stored again
+        self._roots: dict[Root, int] = {}  # → offset, of open halves that were stored again
         self._ahead: set[int] = set()  # ended, but not taken yet
         self._ops: deque[int] = deque()  # halves that the ops before `op_next` name
         self._due: list[tuple[int, int]] = []  # heap of (due, offset); may name ended ones
-        self._ended: OrderedDict[int, int] = OrderedDict()  # root → decision
+        self._ended: OrderedDict[Root, int] = OrderedDict()  # → decision
 
     def take_half(self, half: Half) -> bool:
         """Take the half queue's next record. Returns True if it is open."""
@@ -51,7 +62,7 @@ class HalfBook:
             self._ahead.discard(half.offset)
             return False
         self.open[half.offset] = half
-        if half.root != half.offset:
+        if half.root.offset != half.offset:
             self._roots[half.root] = half.offset
         self.schedule(half.offset, half.due_ms)
         return True
@@ -92,11 +103,12 @@ class HalfBook:
             while len(self._ended) > ENDED_MAX:
                 self._ended.popitem(last=False)
 
-    def find(self, root: int) -> Half | None:
+    def find(self, root: Root) -> Half | None:
         """Return the open half that began at `root`."""
-        return self.open.get(self._roots.get(root, root))
+        half = self.open.get(self._roots.get(root, root.offset))
+        return half if half is not None and half.root == root else None
 
-    def decision(self, root: int) -> int | None:
+    def decision(self, root: Root) -> int | None:
         """Return how the half ended, as far as that is remembered."""
         return self._ended.get(root)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from raftmq.broker.delivery.transactions.book import Half
+from raftmq.broker.delivery.transactions.book import Half, Root
 from raftmq.broker.errors import Refused
 from raftmq.broker.sending.sendrequest import (
     PROPERTIES_SIZE_MAX,
@@ -47,6 +47,7 @@ CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ROOT = "TRAN_PREPARED_QUEUE_OFFSET"
 FIRST_STORED = "TRAN_FIRST_STORED_MS"  # when the root was stored
 OURS = (ROOT, FIRST_STORED)  # of a half that was stored again; Apache has others, or none
+NOT_SENT = frozenset((*OURS, CHECK_TIMES))  # what clients send under these names is dropped
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_S_MAX = 86_400
 OP_TAG = "d"
@@ -54,14 +55,17 @@ _OP_HALVES_MAX = 10_000  # one op record of Apache's 5.x names many
 
 
 def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
-    """Return a half's properties. `queue_id`: the queue chosen for it. Raises Refused."""
+    """Return a half's properties. `queue_id`: the queue chosen for it. Raises Refused.
+
+    A client that copies a message, as bridges do, may send what a broker noted in a half when it
+    was stored again. This half was not: it would be taken for that other one."""
     if not properties.get(PRODUCER_GROUP):
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
             f"a transactional message without {PRODUCER_GROUP}, its producer group",
         )
     return {
-        **properties,
+        **{name: value for name, value in properties.items() if name not in NOT_SENT},
         TRANSACTION_ID: properties[UNIQ_KEY],
         REAL_TOPIC: topic,
         REAL_QUEUE_ID: str(queue_id),
@@ -78,11 +82,21 @@ def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
     wait_ms = interval_ms if ROOT in properties else max(time_out_ms, 1000 * immunity_s)
     return Half(
         record.queue_offset,
-        _number(properties.get(ROOT), record.queue_offset),
+        root_of(record),
         record.physical_offset,
-        properties.get(PRODUCER_GROUP, ""),
         record.store_timestamp_ms + wait_ms,
         checks,
+    )
+
+
+def root_of(half: MessageRecord) -> Root:
+    """Return the transaction that a half belongs to."""
+    properties = decode_properties(half.properties)
+    return Root(
+        _number(properties.get(ROOT), half.queue_offset),
+        properties.get(REAL_TOPIC, ""),
+        properties.get(PRODUCER_GROUP, ""),
+        properties.get(UNIQ_KEY, ""),
     )
 
 
@@ -158,10 +172,6 @@ def check_body(half: MessageRecord) -> bytes:
         properties[WAIT] = "false"
     stored = fitting(properties, half.properties)
     return encode_record(replace(half, topic=topic, queue_id=queue_id, properties=stored))
-
-
-def unique_key_of(half: MessageRecord) -> str:
-    return decode_properties(half.properties).get(UNIQ_KEY, "")
 
 
 def _real(properties: Mapping[str, str]) -> tuple[str, int]:

@@ -25,7 +25,7 @@ from raftmq.broker.clients import ClientConnection, ClientTable
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.context import Context
 from raftmq.broker.delivery.transactions import conversion
-from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
+from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook, Root
 from raftmq.broker.delivery.transactions.conversion import (
     GIVEN_UP_TOPIC,
     GROUP,
@@ -131,7 +131,7 @@ class Transactions:
         self._ready = asyncio.Event()
         self._targets = (0, 0)  # where the first reading ends
         self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → those waiting for its end
-        self._asking: dict[int, bool] = {}  # roots stored again for a check
+        self._asking: dict[Root, bool] = {}  # roots stored again for a check
         self._waiting = 0
         self._noted = (0, 0)
         self._noting = False
@@ -291,9 +291,10 @@ class Transactions:
     async def _end(
         self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader
     ) -> None:
-        record, root = self._named(
-            header, lambda needs: self._access.permit(connection, request, needs)
-        )
+        def permit(half: MessageRecord) -> None:
+            self._access.permit(connection, request, _needs_of(half))
+
+        record, root = self._named(header, permit)
         while True:
             book = await self._known()
             half = book.find(root)
@@ -307,7 +308,9 @@ class Transactions:
             self._say_how_it_ended(book, root, header.decision)
             return
         # Stored again it has the same content, but op and message name its present position.
-        record = self._record_at(half.position) if half.offset != record.queue_offset else record
+        if half.offset != record.queue_offset:
+            record = self._record_at(half.position)
+            permit(record)
         messages = [conversion.op_record(half.offset, record, self._context.wall_ms())]
         if header.decision == COMMIT:
             message = conversion.committed(record)
@@ -322,26 +325,25 @@ class Transactions:
             self.counts.rolled_back += 1
 
     def _named(
-        self, header: EndTransactionHeader, permit: Callable[[list[Need]], None]
-    ) -> tuple[MessageRecord, int]:
+        self, header: EndTransactionHeader, permit: Callable[[MessageRecord], None]
+    ) -> tuple[MessageRecord, Root]:
         """Return the half that a producer names, and its root. Raises Refused, and AclError for one
         that goes to a topic which the producer may not send to."""
         record = self._record_at(header.commitlog_offset)
-        properties = decode_properties(record.properties)
-        group = properties.get(conversion.PRODUCER_GROUP)
         if record.topic != HALF_TOPIC or record.queue_offset != header.half_queue_offset:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"at commitLogOffset {header.commitlog_offset} is no half message with "
                 f"tranStateTableOffset {header.half_queue_offset}",
             )
-        permit(_needs_of(record))
-        if group != header.producer_group:
+        permit(record)
+        root = conversion.root_of(record)
+        if root.group != header.producer_group:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"the half message is of producer group {group}, not {header.producer_group}",
+                f"the half message is of producer group {root.group}, not {header.producer_group}",
             )
-        return record, conversion.half_of(record, 0, 0).root
+        return record, root
 
     def _record_at(self, position: int) -> MessageRecord:
         try:
@@ -382,7 +384,7 @@ class Transactions:
                 raise busy("half messages cannot be read")
         return book
 
-    def _say_how_it_ended(self, book: HalfBook, root: int, decision: int) -> None:
+    def _say_how_it_ended(self, book: HalfBook, root: Root, decision: int) -> None:
         """Return if the half message ended before with the same decision. Raises Refused if it
         ended with the other one, or if its end is not remembered."""
         was = book.decision(root)
@@ -439,8 +441,8 @@ class Transactions:
         if half.checks >= self._config.transaction_check_max or too_old:
             self._give_up(book, half, record, op)
             return
-        asked = self._producer_of(half.group, _needs_of(record)) is not None
-        again = conversion.stored_again(record, half.root, half.checks + asked)
+        asked = self._producer_of(half.root.group, _needs_of(record)) is not None
+        again = conversion.stored_again(record, half.root.offset, half.checks + asked)
         if again is None:
             self._ask(half, record)
             self.counts.checked += asked
@@ -469,8 +471,8 @@ class Transactions:
                 self.counts.given_up += 1
                 log.warning(
                     "transaction_given_up group=%s key=%s checks=%d topic=%s",
-                    half.group,
-                    conversion.unique_key_of(record),
+                    half.root.group,
+                    half.root.unique_key,
                     half.checks,
                     GIVEN_UP_TOPIC,
                 )
@@ -493,10 +495,10 @@ class Transactions:
 
     def _ask(self, half: Half, record: MessageRecord) -> None:
         """Send CHECK_TRANSACTION_STATE (39) to a producer of the half's group."""
-        connection = self._producer_of(half.group, _needs_of(record))
+        connection = self._producer_of(half.root.group, _needs_of(record))
         if connection is None:
             return  # it left a moment ago: the next check finds another
-        key = conversion.unique_key_of(record)
+        key = half.root.unique_key
         header = CheckTransactionHeader(
             half.offset,
             half.position,
@@ -512,7 +514,7 @@ class Transactions:
             )
             connection.invoke_oneway(command)
         except RemotingError as error:  # Refused among them; the next check asks again
-            log.info("check_not_sent group=%s: %s", half.group, error)
+            log.info("check_not_sent group=%s: %s", half.root.group, error)
 
 
 def _needs_of(half: MessageRecord) -> list[Need]:

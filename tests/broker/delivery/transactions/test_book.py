@@ -5,11 +5,17 @@ import random
 import pytest
 
 from raftmq.broker.delivery.transactions import book as room
-from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook
+from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook, Root
 
 
-def half(offset, root=None, due_ms=100, checks=0):
-    return Half(offset, offset if root is None else root, 1000 + offset, "g", due_ms, checks)
+def rooted(offset, topic="Orders", group="g", key="K"):
+    return Root(offset, topic, group, key)
+
+
+def half(offset, root=None, due_ms=100, checks=0, **of):
+    return Half(
+        offset, rooted(offset if root is None else root, **of), 1000 + offset, due_ms, checks
+    )
 
 
 def test_a_half_is_open_until_it_ends_once():
@@ -18,10 +24,10 @@ def test_a_half_is_open_until_it_ends_once():
     assert book.take_half(half(1))
     assert book.progress() == (0, 0)
     book.close(0, COMMIT)
-    assert book.find(0) is None
-    assert (book.decision(0), book.decision(1)) == (COMMIT, None)
+    assert book.find(rooted(0)) is None
+    assert (book.decision(rooted(0)), book.decision(rooted(1))) == (COMMIT, None)
     book.close(0, ROLLBACK)  # it has ended: nothing happens
-    assert book.decision(0) == COMMIT
+    assert book.decision(rooted(0)) == COMMIT
     assert book.progress() == (1, 0)
     book.take_op(0, [0])
     assert book.progress() == (1, 1)
@@ -41,16 +47,35 @@ def test_a_half_that_moved_is_found_by_its_root():
     book = HalfBook(0, 0)
     book.take_half(half(0))
     book.close(0)  # stored again by a check
-    assert book.find(0) is None
+    assert book.find(rooted(0)) is None
     book.take_half(half(1, root=0, checks=1))
-    assert book.find(0).checks == 1
+    assert book.find(rooted(0)).checks == 1
     book.close(1)
     book.take_half(half(2, root=0, checks=2))
-    assert book.find(0).offset == 2
+    assert book.find(rooted(0)).offset == 2
     book.close(2, COMMIT)
-    assert book.find(0) is None
-    assert book.decision(0) == COMMIT
+    assert book.find(rooted(0)) is None
+    assert book.decision(rooted(0)) == COMMIT
     assert book.progress() == (3, 0)
+
+
+@pytest.mark.parametrize("other", [{"topic": "Bait"}, {"group": "h"}, {"key": "L"}])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_half_that_names_the_root_of_another_speaks_for_itself_alone(other, moved):
+    """Older brokers stored what a client had copied from another half."""
+    book = HalfBook(0, 0)
+    book.take_half(half(0))
+    if moved:
+        book.close(0)
+        book.take_half(half(1, root=0))
+    book.take_half(half(2, root=0, **other))
+    assert book.find(rooted(0)).offset == int(moved)
+    assert book.find(rooted(0, **other)).offset == 2
+    book.close(2, ROLLBACK)
+    assert book.find(rooted(0, **other)) is None
+    assert book.find(rooted(0)).offset == int(moved)
+    assert book.decision(rooted(0)) is None
+    assert book.decision(rooted(0, **other)) == ROLLBACK
 
 
 def test_due_comes_once_until_it_is_scheduled_again():
@@ -85,7 +110,7 @@ def test_only_so_many_ends_are_remembered(monkeypatch):
     for offset in range(5):
         book.take_half(half(offset))
         book.close(offset, COMMIT)
-    assert [book.decision(offset) for offset in range(5)] == [None, None, 8, 8, 8]
+    assert [book.decision(rooted(offset)) for offset in range(5)] == [None, None, 8, 8, 8]
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -41,13 +41,19 @@ def test_a_half_says_where_it_belongs():
         "REAL_QID": "3",
         "__transactionId__": "U1",
     }
+    noted = {"TRAN_PREPARED_QUEUE_OFFSET": "3", "TRAN_FIRST_STORED_MS": "1"}
+    copied = SENT | noted | {"TRANSACTION_CHECK_TIMES": "14", "REAL_TOPIC": "x", "REAL_QID": "8"}
+    assert conversion.half_properties(copied, "Orders", 3) == conversion.half_properties(
+        SENT, "Orders", 3
+    )
     with pytest.raises(Refused, match="PGROUP"):
         conversion.half_properties({"TRAN_MSG": "true"}, "Orders", 3)
 
 
 def test_when_it_is_checked_goes_by_the_brokers_time():
     half = conversion.half_of(a_half(), 6_000, 30_000)
-    assert (half.offset, half.root, half.position, half.group) == (12, 12, 4096, "pg")
+    assert (half.offset, half.position) == (12, 4096)
+    assert half.root == (12, "Orders", "pg", "U1")
     assert (half.due_ms, half.checks) == (7_000, 0)
     patient = a_half(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
     assert conversion.half_of(patient, 6_000, 30_000).due_ms == 61_000
@@ -58,9 +64,11 @@ def test_when_it_is_checked_goes_by_the_brokers_time():
 def test_a_half_stored_again_keeps_its_root():
     again = conversion.stored_again(a_half(), 12, 1)
     assert (again.topic, again.queue_id, again.body) == (conversion.HALF_TOPIC, 0, b"order 7")
+    assert conversion.root_of(a_half()) == conversion.half_of(a_half(), 0, 0).root
     twice = stored({}, properties=again.properties, queue_offset=15, store_timestamp_ms=2_000)
     half = conversion.half_of(twice, 6_000, 30_000)
-    assert (half.offset, half.root, half.checks, half.due_ms) == (15, 12, 1, 32_000)
+    assert (half.offset, half.checks, half.due_ms) == (15, 1, 32_000)
+    assert half.root == conversion.root_of(a_half())
     assert conversion.first_stored_ms(twice) == conversion.first_stored_ms(a_half()) == 1_000
     third = conversion.stored_again(twice, 12, 2)
     assert conversion.first_stored_ms(stored({}, properties=third.properties)) == 1_000

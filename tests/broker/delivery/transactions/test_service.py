@@ -112,6 +112,23 @@ async def test_a_half_is_seen_once_it_is_committed(tmp_path):
         assert "[ENDED] the transaction was committed" in late.remark
 
 
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+async def test_a_half_copied_from_another_ends_none_but_itself(tmp_path, decision):
+    async with Group(tmp_path, count=1, **UNASKED) as group:
+        broker = await group.leading()
+        for topic in ("Orders", "Copies"):
+            await group.create_topic(broker, topic)
+        first = await half(group, broker, "A")
+        copied = {"TRAN_PREPARED_QUEUE_OFFSET": str(first.offset)}
+        copy = await half(group, broker, "A", topic="Copies", **copied)
+        for _ in range(2):  # a repeated end, too, means the copy
+            assert (await end(group, broker, copy, decision)).code == 0
+        assert bodies(broker) == []
+        assert (await end(group, broker, first, COMMIT)).code == 0
+        assert bodies(broker) == ["A"]
+        assert bodies(broker, "Copies") == (["A"] if decision == COMMIT else [])
+
+
 async def test_what_is_no_half_message_is_refused(tmp_path):
     async with Group(tmp_path, **UNASKED) as group:
         broker = await group.leading()

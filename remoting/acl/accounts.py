@@ -26,7 +26,7 @@ from typing import Any
 from raftmq.remoting.acl.addresses import AddressPattern, AddressPatternError, parse_pattern
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.names import OPERATOR_LOG_TOPIC
+from raftmq.remoting.names import DLQ_PREFIX, OPERATOR_LOG_TOPIC
 
 KEY_LENGTH_MIN = 7  # characters, of access keys and secrets alike
 KEY_LENGTH_MAX = 256
@@ -47,6 +47,7 @@ SHARED_TOPICS = frozenset(
         OPERATOR_LOG_TOPIC,
     }
 )
+REPLY_SUFFIX = "_REPLY_TOPIC"  # replies to everybody's requests; a default is one to send them
 MASKED = "******"
 EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
@@ -127,9 +128,18 @@ class Account:
         return self.admin and not self.topics and not self.groups
 
     def on_topic(self, topic: str) -> Permission:
-        """Return the account's permission for the topic."""
-        default = Permission.DENY if topic in SHARED_TOPICS else self.topic_default
-        return self.topics.get(topic, default)
+        """Return the account's permission for the topic. Dead letters are read by who may read as
+        their group; sending them takes a permission of its own."""
+        listed = self.topics.get(topic)
+        if listed is not None:
+            return listed
+        if topic in SHARED_TOPICS:
+            return Permission.DENY
+        if topic.startswith(DLQ_PREFIX):
+            return self.on_group(topic[len(DLQ_PREFIX) :]) & Permission.SUB
+        if topic.endswith(REPLY_SUFFIX):
+            return self.topic_default & Permission.PUB
+        return self.topic_default
 
     def on_group(self, group: str) -> Permission:
         """Return the account's permission for the consumer group."""

@@ -42,13 +42,22 @@ accounts:
 PEER = "10.2.2.2:4711"
 
 
-def refusal(who, code, ext=None, body=b"", peer=PEER, needs=broker_needs, secret="sesame-open"):
+def refusal(
+    who,
+    code,
+    ext=None,
+    body=b"",
+    peer=PEER,
+    needs=broker_needs,
+    secret="sesame-open",
+    accounts=ACCOUNTS,
+):
     """Why the request is refused; "" if it is not."""
     command = RemotingCommand.request(code, ext and dict(ext), body)
     if who:
         Credentials(who, secret).sign(command)
     try:
-        Gate(lambda: ACCOUNTS, needs).check(peer, command)
+        Gate(lambda: accounts, needs).check(peer, command)
     except AclError as error:
         assert error.code == 1 and "sesame-open" not in str(error)
         return str(error).removeprefix("org.apache.rocketmq.acl.common.AclException: ")
@@ -199,6 +208,42 @@ def test_a_passed_on_reply_comes_from_a_broker():
     forwarded = {**REPLY, FORWARDED_FROM: "1.2.3.4:5"}
     assert "Need admin" in refusal("somebody", 324, forwarded)
     assert refusal("administrator", 324, forwarded) == ""
+
+
+DEFAULT = "No default permission for topic:"
+
+
+@pytest.mark.parametrize(("perms", "read", "sent"), [
+    ("defaultTopicPerm: PUB|SUB", DEFAULT, DEFAULT),
+    ("defaultTopicPerm: PUB|SUB, defaultGroupPerm: SUB, groupPerms: [g=DENY]", DEFAULT, DEFAULT),
+    ("defaultTopicPerm: DENY, groupPerms: [g=SUB]", "", DEFAULT),
+    ("defaultTopicPerm: DENY, defaultGroupPerm: ANY", "", DEFAULT),
+    ("topicPerms: ['%DLQ%g=SUB']", "", "No permission for topic:"),
+    ("topicPerms: ['%DLQ%g=PUB']", "No permission for topic:", ""),
+    ("groupPerms: [g=SUB], topicPerms: ['%DLQ%g=DENY']", *["No permission for topic:"] * 2),
+    ("admin: true", "", ""),
+])  # fmt: skip
+def test_dead_letters_are_their_groups_to_read_and_nobodys_to_send(perms, read, sent):
+    accounts = parse_accounts(
+        f"accounts: [{{accessKey: somebody, secretKey: sesame-open, {perms}}}]"
+    )
+    topic = "%DLQ%g"
+    for why, code, field in ((read, 12, "topic"), (sent, 10, "topic"), (sent, 310, "b")):
+        told = refusal("somebody", code, {field: topic}, accounts=accounts)
+        assert told == (why and why + topic), code
+
+
+def test_a_default_permission_for_replies_is_one_to_send_them():
+    accounts = parse_accounts(
+        "accounts: [{accessKey: somebody, secretKey: sesame-open, defaultTopicPerm: PUB|SUB,"
+        " topicPerms: [listed_REPLY_TOPIC=SUB]}]"
+    )
+    reply = SendHeader("g", "c_REPLY_TOPIC", "TBW102", 4, 0, 0, 0, 0, "")
+    for code in (324, 325):
+        assert refusal("somebody", code, reply.to_ext(code), accounts=accounts) == ""
+    why = "No default permission for topic:c_REPLY_TOPIC"
+    assert refusal("somebody", 12, {"topic": "c_REPLY_TOPIC"}, accounts=accounts) == why
+    assert refusal("somebody", 12, {"topic": "listed_REPLY_TOPIC"}, accounts=accounts) == ""
 
 
 @pytest.mark.parametrize("topic", sorted(SHARED_TOPICS))

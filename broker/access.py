@@ -25,6 +25,8 @@ from raftmq.remoting.acl.needs import Need, topic_need
 from raftmq.remoting.acl.signature import ACCESS_KEY
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection
+from raftmq.remoting.names import RETRY_PREFIX
+from raftmq.remoting.popheaders import ORIGIN_GROUP
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record
 
@@ -86,9 +88,13 @@ class Access:
             return
         if not isinstance(record, MessageRecord):
             record = decode_record(record, check_body=False)
+        properties = decode_properties(record.properties)
         needs = [topic_need(record.topic, Permission.SUB)]
+        group = properties.get(ORIGIN_GROUP, "")
+        if group and record.topic.startswith(f"{RETRY_PREFIX}{group}_"):  # a pop retry topic
+            needs = [Need(True, group, Permission.SUB)]
         if record.topic in SHARED_TOPICS:
-            sent_to = decode_properties(record.properties).get(REAL_TOPIC, "")
+            sent_to = properties.get(REAL_TOPIC, "")
             needs.append(topic_need(sent_to, Permission.SUB))
         self.permit(connection, request, needs)
 

@@ -32,6 +32,7 @@ ACKS_MAX = 1_000  # in one batch acknowledgement
 BITS_MAX = 1 << 16  # of one BatchAck: offsets from its start offset on
 POP_CK = "POP_CK"
 FIRST_POP_TIME = "1ST_POP_TIME"
+ORIGIN_GROUP = "ORIGIN_GROUP"  # the property of a retry that names the group it is for
 
 
 class Handle(NamedTuple):

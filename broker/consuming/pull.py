@@ -41,6 +41,7 @@ from raftmq.broker.consuming.filters import (
 from raftmq.broker.consuming.followers import read_policy
 from raftmq.broker.consuming.groupcreation import GroupCreation
 from raftmq.broker.consuming.hold import Held, HoldTable
+from raftmq.broker.consuming.ownretries import own_retries
 from raftmq.broker.consuming.resets import ResetMarks, Wait
 from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
 from raftmq.broker.consuming.waits import WAIT_MS_MAX, kept_bytes
@@ -192,7 +193,8 @@ class PullService:
             )
         if self._permit(header) is None:
             self._groups.ensure_bare(header.consumer_group)
-        return self._filter(header, connection)
+        wanted = self._filter(header, connection)
+        return own_retries(wanted, header.topic, header.consumer_group)
 
     def _permit(self, header: PullHeader) -> SubscriptionGroup | None:
         """Return the pull's group, None if it is yet to be created. Raises Refused unless

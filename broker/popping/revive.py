@@ -41,7 +41,7 @@ from raftmq.broker.tables.pops import Batch, BatchKey, Place, Step, pop_command
 from raftmq.broker.tables.state import put_topic
 from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 from raftmq.remoting.names import pop_retry_topic, popped_topic
-from raftmq.remoting.popheaders import FIRST_POP_TIME
+from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
 from raftmq.store.errors import StoreError
 from raftmq.store.properties import DELAY, decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record, offset_message_id
@@ -57,7 +57,6 @@ RENEWED_MS = 60_000
 RENEW_BEFORE_MS = 30_000  # the end
 ABSENT_LOOK_MS = 2_000  # between two looks whether a client that is absent has come back
 RENEWED_MS_MAX = 10_800_000  # 3 h, as Apache's proxy
-ORIGIN_GROUP = "ORIGIN_GROUP"
 
 Due = tuple[int, Place, BatchKey]
 

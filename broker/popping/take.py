@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
 from raftmq.broker.consuming.filters import Filter, Work
+from raftmq.broker.consuming.ownretries import own_retries
 from raftmq.broker.context import Context
 from raftmq.broker.popping.live import LiveQueues
 from raftmq.broker.tables.pops import BatchKey, Place, PopQueue, Step
@@ -99,6 +100,7 @@ class Attempt:
         self.size_bytes = size_bytes  # and bytes
         self.rest = 0  # messages behind, in the queues looked at
         self.work = Work(WORK_MAX)  # for its filter
+        self.retry_work = Work(WORK_MAX)  # to tell the group's retries from others'
 
     @property
     def found(self) -> bool:
@@ -135,7 +137,8 @@ class Taker:
             place = (topic, header.consumer_group, queue_id)
             if attempt.count <= 0 or attempt.size_bytes <= 0:
                 break
-            if wanted.matcher is not None and attempt.work.left <= 0:
+            filtered = topic == header.topic and wanted.matcher is not None
+            if filtered and attempt.work.left <= 0:
                 left_out.append(queue_id)
                 continue
             taken = self._take(place, header, wanted, attempt)
@@ -164,18 +167,20 @@ class Taker:
             name = pop_retry_topic(header.topic, header.consumer_group)
             topic = self._state.topics.get(name) if name != header.topic else None
             count = 0 if topic is None else topic.read_queue_count
-            retries = [(name, queue_id, ALL) for queue_id in range(count)]
+            own = own_retries(ALL, name, header.consumer_group)
+            retries = [(name, queue_id, own) for queue_id in range(count)]
+        wanted = own_retries(pop.wanted, header.topic, header.consumer_group)
         first = self._turn % RETRIES_FIRST == 0
         if first:
             yield from retries
         if header.queue_id >= 0:
-            yield header.topic, header.queue_id, pop.wanted
+            yield header.topic, header.queue_id, wanted
         else:
             found = self._state.topics.get(header.topic)
             count = 0 if found is None else found.read_queue_count
             begin = self._stops.get((header.topic, header.consumer_group), self._turn)
             for n in range(count):
-                yield header.topic, (begin + n) % count, pop.wanted
+                yield header.topic, (begin + n) % count, wanted
         if not first:
             yield from retries
 
@@ -201,10 +206,11 @@ class Taker:
         if cursor == maximum and cursor == before:
             return None
         limits = attempt.count, attempt.size_bytes
-        found = self._read(place, cursor, *limits, wanted, attempt.work)
+        work = attempt.work if place[0] == header.topic else attempt.retry_work
+        found = self._read(place, cursor, *limits, wanted, work)
         if found.status in MOVED:
             cursor = found.next_offset
-            found = self._read(place, cursor, *limits, wanted, attempt.work)
+            found = self._read(place, cursor, *limits, wanted, work)
         offsets, after = _offsets(found, cursor)
         attempt.rest += max(0, maximum - after)
         if after == before and not offsets:

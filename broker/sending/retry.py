@@ -18,6 +18,7 @@ from raftmq.broker.sending.sendrequest import Outgoing, as_stored
 from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup
 from raftmq.broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import integer_or
+from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
 from raftmq.store.properties import DELAY, WAIT, decode_properties, joined
 from raftmq.store.record import MessageRecord, offset_message_id
 
@@ -57,6 +58,7 @@ def given_back(
     )
     properties.setdefault(RETRY_TOPIC, record.topic)
     properties |= {ORIGIN_MESSAGE_ID: origin, WAIT: "false"}
+    _name_group(properties, group)
     dead = is_exhausted(record, delay_level, times_max)
     if dead:
         properties |= {
@@ -98,6 +100,7 @@ def redirected(
     letter. Others than consumers do not say it."""
     times = integer_or(ext, "j", 0)
     times_max = integer_or(ext, "l", group.retry_times_max)
+    ext = _of_group(ext, group.name)
     given_up = "l" in ext and holds_locks(group.name)
     if times <= times_max and not given_up:
         return ext
@@ -105,3 +108,23 @@ def redirected(
     properties[DELAY] = "-1"  # Apache's mark of what was given up
     text = joined(properties).decode()
     return {**ext, "b": DLQ_PREFIX + group.name, "e": "0", "i": text}
+
+
+def _of_group(ext: Mapping[str, str], group: str) -> Mapping[str, str]:
+    """Return the send, or another one if it says that it is the retry of another group's pop."""
+    text = ext.get("i") or ""
+    if ORIGIN_GROUP not in text and FIRST_POP_TIME not in text:
+        return ext
+    properties = decode_properties(text)
+    before = dict(properties)
+    _name_group(properties, group)
+    return ext if properties == before else {**ext, "i": joined(properties).decode()}
+
+
+def _name_group(properties: dict[str, str], group: str) -> None:
+    """Have an ordinary retry not pass for that of another group's pop (ownretries): it may come
+    from that group's dead letters."""
+    if ORIGIN_GROUP in properties:
+        properties[ORIGIN_GROUP] = group
+    else:
+        properties.pop(FIRST_POP_TIME, None)

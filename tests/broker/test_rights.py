@@ -12,6 +12,8 @@ import pytest
 
 from raftmq.broker.delivery.transactions.service import _needs_of
 from raftmq.broker.http.messageviews import record_id
+from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.acl import Credentials
@@ -406,6 +408,27 @@ async def test_pulls_of_what_waits_for_its_delivery_take_more_than_a_default(tmp
                 assert (await ask(11, header.to_ext())).remark.startswith(EXCEPTION)
             for place in broker.where.values():
                 assert (await ask(33, {"offset": str(place)})).remark.startswith(EXCEPTION)
+
+
+async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_path):
+    async with secured(tmp_path, "raft") as (group, broker):
+        topic = "%RETRY%secret-group_TopSecret"
+        popped = Outgoing(
+            topic, 0, b"x", b"ORIGIN_GROUP\x01secret-group\x02", 1, bytes(8), anyhow=True
+        )
+        ended = Ended()
+        broker.sends.store([popped], b"", ended)
+        broker.sends.wake()
+        await ended.stored()
+        found = broker.store.reads.get_messages(topic, 0, 0, 1, 4096).buffers[0]
+        place = {"offset": str(decode_record(found).physical_offset)}
+        for name, code in (("secret-group", 0), ("secret-group_TopSecret", 1)):
+            who = Credentials("reads-retries", "sesame-open-9")
+            fields = {"accessKey": who.access_key, "secretKey": who.secret_key,
+                      "admin": "false", "groupPerms": f"{name}=SUB"}  # fmt: skip
+            assert (await group.ask(broker, 50, fields)).code == 0
+            async with speaking(broker, who) as ask:
+                assert (await ask(33, place)).code == code
 
 
 async def test_what_waits_for_its_delivery_takes_a_right_to_where_it_was_sent_too(tmp_path):

@@ -12,13 +12,16 @@ from raftmq.broker.consuming.filters import RECORD_WORK, Filter
 from raftmq.broker.consuming.sql92 import compile_expression
 from raftmq.broker.errors import OutcomeUnknown, Refused
 from raftmq.broker.popping import revive
-from raftmq.broker.popping.take import ALL, STOPS_MAX, Pop, Taker
+from raftmq.broker.popping.take import ALL, RETRIES_FIRST, STOPS_MAX, Pop, Taker
+from raftmq.broker.sending.outcome import Ended
+from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.broker.tables.pops import pop_command
 from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.dledger.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
+from raftmq.remoting.headers import PullHeader
 from raftmq.remoting.popheaders import PopHeader
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT
@@ -398,7 +401,11 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
 async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeypatch):
     group, broker, popper = one
     await with_unwanted(group, broker, popper, monkeypatch)
-    await group.send(broker, "%RETRY%cg_T", b"9", properties="n\x010\x02")
+    stored = Ended()
+    retry = Outgoing("%RETRY%cg_T", 0, b"9", b"n\x010\x02ORIGIN_GROUP\x01cg\x02", 1, bytes(8))
+    broker.sends.store([replace(retry, anyhow=True)], b"", stored)
+    broker.sends.wake()
+    await stored.stored()
     options = {"expression_type": "SQL92", "expression": LONG}
     assert 9 in bodies(await popper.pop(broker, **options))
 
@@ -765,3 +772,26 @@ async def test_a_classic_master_keeps_what_is_in_flight_over_a_restart(tmp_path)
         assert await popper.batch_ack(group.master, [*again, messages[9]]) == 0
         assert group.master.state.pops.batch_count == 0
         assert await popper.pop(group.master) == []
+
+
+async def test_groups_whose_retry_topics_have_one_name_get_their_own(tmp_path):
+    async with Group(tmp_path, 1, **PATIENT) as group:
+        leader = await group.leading()
+        for topic in ("eu_payments", "payments"):
+            await group.create_topic(leader, topic)
+        mine, others = (
+            Popper(group, "orders", "eu_payments"),
+            Popper(group, "orders_eu", "payments"),
+        )
+        await group.send(leader, "eu_payments", b"1")
+        assert len(await mine.pop(leader, invisible_ms=300)) == 1
+        shared = "%RETRY%orders_eu_payments"
+        await until(lambda: leader.store.queues.end_of(shared, 0) == 1)
+        for _ in range(RETRIES_FIRST):
+            assert await others.pop(leader) == []
+        (again,) = await mine.pop(leader)
+        assert (again.topic, again.body) == (shared, b"1")
+        # Nor does a group whose own retry topic that is.
+        pull = PullHeader("orders_eu_payments", shared, 0, 0, 32, 0x4, 0, 0, "*", 0)
+        answer = await group.ask(leader, RequestCode.PULL_MESSAGE, pull.to_ext())
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "1")

@@ -10,7 +10,7 @@ from raftmq.broker.tables.state import delete_group, put_group
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.dispatch import SCHEDULE_TOPIC
-from raftmq.store.properties import decode_properties
+from raftmq.store.properties import decode_properties, joined
 from raftmq.store.record import (
     SYS_TRANSACTION_COMMIT,
     MessageRecord,
@@ -301,3 +301,15 @@ async def test_a_dead_letter_that_was_stored_here_is_sent_again_over_http(tmp_pa
         assert (properties["RETRY_TOPIC"], properties["TAGS"]) == ("T", "t")
         assert properties["K"] == "b\x01c"
         assert "DLQ_ORIGIN_TOPIC" not in properties
+
+
+def test_a_retry_of_a_group_does_not_say_that_it_is_another_groups():
+    record = stored(properties=joined({"ORIGIN_GROUP": "other", "UNIQ_KEY": "A"}))
+    assert back(record)[1]["ORIGIN_GROUP"] == "g"
+    group = SubscriptionGroup("g")
+    ext = {"b": "%RETRY%g", "i": "ORIGIN_GROUP\x01other\x02A\x01b\x02"}
+    sent = redirected(ext, group, lambda _: False)
+    assert sent == ext | {"i": "ORIGIN_GROUP\x01g\x02A\x01b\x02"}
+    assert redirected(sent, group, lambda _: False) is sent
+    popped = ext | {"i": "1ST_POP_TIME\x017\x02A\x01b\x02"}
+    assert redirected(popped, group, lambda _: False) == ext | {"i": "A\x01b\x02"}

@@ -1,0 +1,50 @@
+"""Whose retry a message is, in topics whose name two pairs of group and topic share."""
+
+import pytest
+
+from raftmq.broker.consuming.filters import Filter, parse_expression, parse_tags
+from raftmq.broker.consuming.ownretries import own_retries
+from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX
+
+ALL = Filter()
+SHARED = "%RETRY%orders_eu_payments"  # of orders with eu_payments, and orders_eu with payments
+OWN = {"ORIGIN_GROUP": "orders", "RETRY_TOPIC": "eu_payments", "1ST_POP_TIME": "1"}
+
+
+def seen(topic, group, properties, wanted=ALL):
+    return own_retries(wanted, topic, group).matcher.matches(properties)
+
+
+@pytest.mark.parametrize(
+    ("properties", "orders", "orders_eu", "orders_eu_payments"),
+    [
+        (OWN, True, False, False),
+        (OWN | {"ORIGIN_GROUP": "orders_eu", "RETRY_TOPIC": "payments"}, False, True, False),
+        ({"RETRY_TOPIC": "T"}, False, False, True),  # an ordinary retry
+        (OWN | {"ORIGIN_GROUP": "orders_eu_payments", "RETRY_TOPIC": "T"}, False, False, True),
+        ({"1ST_POP_TIME": "1"}, True, True, True),  # nobody noted whose
+        ({"A": "x" * (PROPERTIES_SIZE_BYTES_MAX - 99)}, True, True, True),
+    ],
+)
+def test_a_group_sees_its_own_retries(properties, orders, orders_eu, orders_eu_payments):
+    assert seen(SHARED, "orders", properties) is orders
+    assert seen(SHARED, "orders_eu", properties) is orders_eu
+    assert seen(SHARED, "orders_eu_payments", properties) is orders_eu_payments
+
+
+def test_its_name_may_be_the_word_for_nothing():
+    assert seen("%RETRY%None_T", "None_T", {"RETRY_TOPIC": "T"})
+
+
+def test_it_sees_those_that_its_filter_takes():
+    tagged = OWN | {"TAGS": "a"}
+    for wanted in (Filter(parse_tags("a")), Filter(matcher=parse_expression("SQL92", "TAGS='a'"))):
+        assert seen(SHARED, "orders", tagged, wanted)
+        assert not seen(SHARED, "orders", tagged | {"TAGS": "b"}, wanted)
+        assert not seen(SHARED, "orders_eu", tagged, wanted)
+
+
+@pytest.mark.parametrize("topic", ["T_1", "%RETRY%orders", "%RETRY%another_group", "%DLQ%a_b"])
+def test_other_topics_are_read_as_before(topic):
+    wanted = Filter(parse_tags("a"))
+    assert own_retries(wanted, topic, "orders") is wanted

@@ -7,12 +7,15 @@ With httpHealthPort a second, small one beside it tells whoever is on this machi
 
 It runs on the current loop. Bounds: BODY_BYTES_MAX for a request's body and BODY_LIMIT_S for its
 arrival, BODIES_BYTES_MAX for all bodies held, CONNECTIONS_MAX, and each operation's own time limit.
+Nothing that arrives is unpacked: a few bytes could cost the loop seconds. A body with a
+Content-Encoding is refused; of a body that nobody read UNREAD_BYTES_MAX are thrown away at most.
 Every error is answered as a problem; an unforeseen one is logged and answered 500 without details.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,6 +38,7 @@ from raftmq.web.problem import (
     busy,
     malformed,
     outcome_unknown,
+    packed,
     timed_out,
     too_large,
 )
@@ -47,6 +51,8 @@ log = logging.getLogger("raftmq.web")
 BODY_BYTES_MAX = 1024 * 1024
 BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # for all requests in progress; beyond, the answer is 503
 BODY_LIMIT_S = 10.0
+UNREAD_BYTES_MAX = 2 * BODY_BYTES_MAX  # after the answer, for a client that reads when it has sent
+UNREAD_LIMIT_S = 2.0
 CONNECTIONS_MAX = 512
 FIRST_REQUEST_S = 10.0  # a connection without a request is closed after one to two times this
 KEEPALIVE_S = 75.0
@@ -204,6 +210,8 @@ class WebServer:
             logger=RequestLog(log),
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_LIMIT_S,
+            auto_decompress=False,
+            lingering_time=0,  # what that does has a bound of time only; see _send_over_unread
         )
         self._listen = listen
         self._listener: asyncio.Server | Listening | None = None
@@ -290,10 +298,21 @@ class WebServer:
     async def _outermost(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Check every request's Host and Origin, and turn errors into problems."""
+        """Answer a request, and leave the connection fit for the next one, or closed."""
         self._asked.add(request.protocol)
+        response = await self._answered(request, handler)
+        if not request.content.is_eof():
+            await _send_over_unread(request, response)
+        return response
+
+    async def _answered(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Check every request's Host, Origin and encoding, and turn errors into problems."""
         try:
             headers = request.headers
+            if "Content-Encoding" in headers:
+                raise packed()
             self._access.check_host(headers.get("Host", ""), headers.get("Origin"), request.method)
             return await handler(request)
         except ApiProblem as problem:
@@ -399,6 +418,21 @@ async def read_body(request: web.Request) -> bytes:
         raise ApiProblem(408, "TIMEOUT", "the body did not arrive in time") from error
 
 
+async def _send_over_unread(request: web.Request, response: web.StreamResponse) -> None:
+    """Send the answer to a request whose body nobody has read, the last on its connection, and
+    throw a bounded part of the body away: most clients read when they have sent all, and closing
+    over what has arrived would reset the connection before that."""
+    response.force_close()
+    left_bytes = UNREAD_BYTES_MAX
+    # Expected: the client has gone, takes too long, or breaks the body off. It is its answer.
+    with contextlib.suppress(ConnectionError, TimeoutError, RequestPayloadError):
+        await response.prepare(request)
+        await response.write_eof()
+        async with asyncio.timeout(UNREAD_LIMIT_S):
+            while left_bytes > 0 and not request.content.at_eof():
+                left_bytes -= len(await request.content.readany())
+
+
 async def _checked(operation: Operation, request: web.Request, caller: Caller) -> Call:
     """Check a request and return it as a Call. Raises ApiProblem."""
     parameters = from_texts(request.match_info, operation.parameters)
@@ -457,15 +491,12 @@ def _response(operation: Operation, request: web.Request, answer: Any) -> web.St
 
 def _problem_response(request: web.Request, problem: ApiProblem) -> web.Response:
     body = to_json(problem.to_json(request.path))
-    response = web.Response(
+    return web.Response(
         body=body,
         status=problem.status,
         content_type=MEDIA_TYPE,
         headers={"Cache-Control": "no-store", **problem.headers},
     )
-    if problem.status in (408, 413):
-        response.force_close()  # the rest of the body is not waited for
-    return response
 
 
 def _of_http(error: web.HTTPException) -> ApiProblem:

@@ -85,6 +85,12 @@ def too_large(detail: str) -> ApiProblem:
     return ApiProblem(413, "TOO_LARGE", detail)
 
 
+def packed() -> ApiProblem:
+    """Make a 415: the request's body would have to be unpacked."""
+    words = "send the body as it is, without Content-Encoding"
+    return ApiProblem(415, "UNSUPPORTED_MEDIA_TYPE", words, headers={"Accept-Encoding": "identity"})
+
+
 def invalid(errors: Sequence[tuple[str, str]]) -> ApiProblem:
     """Make a 422. `errors`: (field of the request, what is wrong with it)."""
     listed = [{"field": field, "message": message} for field, message in errors]

@@ -100,7 +100,8 @@ class Nodes:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit, streams apart
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=True,
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,  # whoever registered decides what arrives
         )
 
     async def stop(self) -> None:
@@ -148,6 +149,7 @@ class Nodes:
                 )  # fmt: skip
                 sent = method != "GET"
                 async with request as response:
+                    _check_plain(response)
                     data = await read_within(response, ANSWER_BYTES_MAX)
                 why = self._token.withheld(url, http_address)
                 if why and response.status == 401:
@@ -189,6 +191,7 @@ class Nodes:
         async with self._session.get(
             url, headers=wanted, timeout=limit, allow_redirects=False, ssl=context
         ) as response:
+            _check_plain(response)
             yield response
 
 
@@ -207,6 +210,13 @@ def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None)
 
 def _no_address(http_address: str) -> str:
     return f"{http_address} is no HTTP address"
+
+
+def _check_plain(response: aiohttp.ClientResponse) -> None:
+    """Raise ClientPayloadError, a ClientError, for an answer that would have to be unpacked."""
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise aiohttp.ClientPayloadError(f"it answers in {encoding!r:.40}, unasked")
 
 
 async def read_within(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:

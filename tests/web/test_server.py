@@ -3,18 +3,28 @@
 import asyncio
 import contextlib
 import io
+import itertools
 import logging
 import os
 import socket
 import time
+import zlib
 from contextlib import asynccontextmanager
 
 import orjson
 import pytest
 from aiohttp.client_exceptions import ClientConnectionResetError
+from aiohttp.streams import StreamReader
 
 from raftmq.web import app
-from raftmq.web.app import BODIES_BYTES_MAX, BODY_BYTES_MAX, Page, RequestLog, WebServer
+from raftmq.web.app import (
+    BODIES_BYTES_MAX,
+    BODY_BYTES_MAX,
+    UNREAD_BYTES_MAX,
+    Page,
+    RequestLog,
+    WebServer,
+)
 from raftmq.web.auth import Access, WebConfigError, WebSettings, load_token
 from raftmq.web.events import EventHub
 from raftmq.web.operation import Caller, Operation, Reply, Role
@@ -261,6 +271,64 @@ async def test_too_large_a_body_is_refused_before_it_is_read():
         edge = io.BytesIO(b"{}" + b" " * (BODY_BYTES_MAX - 2))
         assert (await client.ask("POST", "/echo", data=edge, **json)).status == 200
         assert (await client.ask("POST", "/echo", data=b"{}")).status == 415
+
+
+@pytest.fixture
+def fed(monkeypatch):
+    """Counts the bytes that reach the readers of bodies, unpacked or not."""
+    counted, feed = [], StreamReader.feed_data
+
+    def counting(self, data, *more):
+        counted.append(len(data))
+        return feed(self, data, *more)
+
+    monkeypatch.setattr(StreamReader, "feed_data", counting)
+    return counted
+
+
+async def raw_post(client, *parts, **headers):
+    """Send a POST without a token, part by part; return all that is answered until the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+    lines = ["POST /echo HTTP/1.1", "Host: localhost", "Connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):  # it is closed while this side still sends
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        try:
+            return await reader.read()
+        finally:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_nothing_is_unpacked(encoding, tmp_path, fed):
+    """64 MiB arrive as 64 KiB. Unpacking them, even to throw them away, is work in the loop."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
+    body = b"".join([packer.compress(bytes(1 << 20)) for _ in range(64)] + [packer.flush()])
+    async with serving(tokens_file(tmp_path)) as client:
+        told = await raw_post(client, body, Content_Encoding=encoding, Content_Length=len(body))
+    assert told.startswith(b"HTTP/1.1 415 ") and b"without Content-Encoding" in told
+    assert b"\r\nAccept-Encoding: identity\r\n" in told
+    assert sum(fed) <= len(body)
+
+
+async def test_of_a_body_that_nobody_wants_a_bounded_part_is_read(tmp_path, fed):
+    async with serving(tokens_file(tmp_path)) as client:
+        part = bytes(1 << 16)
+        many = itertools.repeat(part, 1 << 30 >> 16)
+        with contextlib.suppress(ConnectionError):
+            await raw_post(client, *many, Content_Length=1 << 30)
+        assert sum(fed) <= UNREAD_BYTES_MAX + (8 << 20)  # and what one arrival holds
+        fed.clear()
+        # All that is sent before the answer is read: what most clients do.
+        told = await raw_post(client, *[part] * 16, Content_Length=len(part) * 16)
+        assert told.startswith(b"HTTP/1.1 401 ") and b"\r\nConnection: close\r\n" in told
+        large = await client.ask("POST", "/echo", data=io.BytesIO(bytes(1 << 20)))
+        assert large.status == 401
+        assert (await client.ask("POST", "/echo", data=b"{}")).status == 401
 
 
 async def test_errors_are_problems_without_secrets(caplog):

@@ -480,3 +480,13 @@ async def test_what_brokers_say_of_themselves_is_bounded(
     errors = {broker["address"]: broker["error"] for broker in brokers}
     assert errors[first.address] is None
     assert errors[second.address] == "all brokers answer more than 20000 bytes"
+
+
+async def test_what_a_broker_packs_is_not_unpacked(cluster: FakeCluster, call: Caller) -> None:
+    """Anybody may register; a few bytes must not cost the name server seconds."""
+    node = cluster.nodes["n1"]
+    node.answers["GET", "/api/v1/node"] = (200, node.view, {"Content-Encoding": "gzip"})
+    brokers = (await call.get("/cluster"))["groups"][0]["brokers"]
+    [error] = [broker["error"] for broker in brokers if broker["address"] == node.address]
+    assert error == "the connection broke: it answers in 'gzip', unasked"
+    assert node.last[3]["Accept-Encoding"] == "identity"

@@ -61,6 +61,7 @@ class Access:
         AclError, and counts it."""
         try:
             self._speakers[connection] = self._gate.check(connection.peer_address, request)
+            connection.has_account = True
         except AclError as error:
             self._log_refused(connection.peer_address, request, error)
             raise

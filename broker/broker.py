@@ -362,6 +362,7 @@ class Broker:
             budgets=context.budgets,
             server_limits=ServerLimits(backlog=opened.shares.accepted_at_once),
             on_held=Trimmer().look,
+            with_accounts=self.access.enabled,
         )
         self._client_room = ClientRoom(opened.shares, store, self.server)
         self.metrics = BrokerMetrics(parts, self.server, append, opened.fsync)

@@ -55,6 +55,7 @@ class Access:
         def guarded(connection: Connection, request: RemotingCommand) -> Answer:
             try:
                 self._gate.check(connection.peer_address, request)
+                connection.has_account = True
             except AclError as error:
                 return self._refused(connection, request, error)
             return handler(connection, request)

@@ -100,6 +100,7 @@ class NameServer:
             tls=self.tls.server,
             budgets=self.budgets,
             on_held=Trimmer().look,
+            with_accounts=self.access.enabled,
         )
         await self._server.start(self._config.bind, self._config.port)
         self.metrics.start(self._server, self.tls)

@@ -2,7 +2,8 @@
 
 All connections share one table of handlers by request code, one raw handler if the owner has a
 fast path, one set of limits, and the budgets of the process. A misbehaving peer loses its own
-connection and affects nothing else.
+connection and affects nothing else. Nobody keeps others out by holding connections: a full server
+gives one up for a new one (remoting.places), and only if there is none closes that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from raftmq.remoting.connection import (
     Handler,
     RawHandler,
 )
+from raftmq.remoting.places import Places
 from raftmq.remoting.tls import TlsMode
 from raftmq.remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
 from raftmq.remoting.turns import Turns
@@ -34,7 +36,7 @@ IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter la
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of a server; beyond `connections_max` a new connection is closed at once."""
+    """Bounds of a server; beyond `connections_max` one is closed for each new connection."""
 
     connections_max: int = 20_000
     idle_timeout_s: float = 120.0  # as Apache's; without any read or write; 0: never
@@ -55,16 +57,19 @@ class RemotingServer:
         tls: TlsPolicy | None = None,
         budgets: Budgets | None = None,
         on_held: Callable[[int], object] = lambda held_bytes: None,
+        with_accounts: bool = False,
     ) -> None:
         """`tls` None: plain connections only. `budgets`: the process's, if it has more servers.
-        `on_held` is called about once a second with the bytes held for peers."""
+        `on_held` is called about once a second with the bytes held for peers. `with_accounts`:
+        handlers set `has_account` of a connection when they have accepted a request on it."""
         self.budgets = budgets or Budgets()
         self._on_held = on_held
         self._stopping = False
         self.connections: set[Connection] = set()
         self.connections_max = (server_limits or ServerLimits()).connections_max  # may be changed
-        self.refused_count = 0  # connections closed beyond `connections_max`
+        self.refused_count = 0  # connections closed for want of room, new or not
         self.accepted_count = 0
+        self._places: Places[Connection] = Places(with_accounts=with_accounts)
         self._gone_bytes = [0, 0]  # received and sent by connections that have ended
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
@@ -175,26 +180,36 @@ class RemotingServer:
         if self._stopping:  # accepted just before the port was closed; stop did not see it
             connection.abort("server stops")
             return
-        if len(self.connections) >= self.connections_max:
-            self.refused_count += 1
-            if self.refused_count & (self.refused_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
-                LOG.warning(
-                    "connection_refused total=%d reason=too_many",
-                    self.refused_count,
-                    extra=FROM_PEER,
-                )
+        if len(self.connections) >= self.connections_max and not self._make_room():
             connection.abort("too many connections")
             return
         self.connections.add(connection)
+        self._places.taken(connection)
         self.accepted_count += 1
         connection.on_close(self._closed)
         if self._on_connection_closed is not None:
             connection.on_close(self._on_connection_closed)
 
+    def _make_room(self) -> bool:
+        """Give up a connection for a new one, if there is one to give up."""
+        given_up = self._places.first_to_go()
+        self.refused_count += 1
+        total = self.refused_count
+        is_told = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
+        if given_up is None:
+            if is_told:
+                LOG.warning("connection_refused total=%d reason=too_many", total, extra=FROM_PEER)
+            return False
+        if is_told:
+            LOG.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
+        given_up.abort("too many connections")
+        return True
+
     def _closed(self, connection: Connection, _: str) -> None:
         self._gone_bytes[0] += connection.received_bytes
         self._gone_bytes[1] += connection.sent_bytes
         self.connections.discard(connection)
+        self._places.left(connection)
 
     def _schedule_idle_sweep(self) -> None:
         timeout_s = self._server_limits.idle_timeout_s

@@ -32,6 +32,7 @@ from raftmq.web.docspage import FILES, content_of
 from raftmq.web.docspage import POLICY as REFERENCE_POLICY
 from raftmq.web.openapi import document
 from raftmq.web.operation import JSON, Call, Caller, Operation, Reply, Role
+from raftmq.web.places import Places
 from raftmq.web.problem import (
     MEDIA_TYPE,
     ApiProblem,
@@ -48,13 +49,14 @@ from raftmq.web.versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
 
+FROM_PEER = {"from_peer": True}  # a peer can cause any number of these; ops.logs bounds them
 BODY_BYTES_MAX = 1024 * 1024
 BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # for all requests in progress; beyond, the answer is 503
 BODY_LIMIT_S = 10.0
 UNREAD_BYTES_MAX = 2 * BODY_BYTES_MAX  # after the answer, for a client that reads when it has sent
 UNREAD_LIMIT_S = 2.0
 CONNECTIONS_MAX = 512
-FIRST_REQUEST_S = 10.0  # a connection without a request is closed after one to two times this
+STRANGER_S = 5.0  # a stranger (web.places) that asks nothing is closed after one to two times this
 KEEPALIVE_S = 75.0
 TOKENS_LOOK_S = 10.0  # the tokens file is looked at so often
 STOP_LIMIT_S = 2.0  # for requests in progress
@@ -150,22 +152,21 @@ class WebServer:
         translate: Translate = lambda error: None,
         closing: Callable[[], None] = lambda: None,
         connections_max: int = CONNECTIONS_MAX,
-        first_request_s: float = FIRST_REQUEST_S,
+        stranger_s: float = STRANGER_S,
         listen: Listen | None = None,
     ) -> None:
         """`translate` turns an error of the owner's code into a problem, or returns None for other
         errors. `closing` is called first in `stop` (event hubs end their streams). `listen` None:
         HTTP without HTTPS."""
         self.port = 0
-        self.refused_connections = 0
+        self.refused_connections = 0  # and those given up for others
         self._settings = settings
         self._access = access
         self._translate = translate
         self._closing = closing
         self._connections_max = connections_max
-        self._first_request_s = first_request_s
-        self._asked: set[RequestHandler] = set()  # connections that have sent a request
-        self._silent: set[RequestHandler] = set()  # those that had not at the last sweep
+        self._stranger_s = stranger_s
+        self._places = Places(with_tokens=access.tokens_file is not None)
         self._sweeper: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None  # of the tokens file
         own = (
@@ -274,23 +275,46 @@ class WebServer:
     def _protocol(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= self._connections_max:
-            self.refused_connections += 1
+        if len(server.connections) >= self._connections_max and not self._make_room():
             return _Refusal()
-        return server()
+        connection = server()
+        self._places.taken(connection, asyncio.get_running_loop().time())
+        return connection
 
-    def _sweep(self) -> None:
-        """Close connections that have been silent since the last sweep."""
+    def _make_room(self) -> bool:
+        """Return whether there is room for one more, perhaps in place of another."""
+        live = self._live()
+        if len(live) < self._connections_max:
+            return True
+        self.refused_connections += 1
+        total = self.refused_connections
+        is_told = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
+        given_up = self._places.first_to_go(live)
+        if given_up is None:
+            if is_told:
+                log.warning("connection_refused total=%d reason=too_many", total, extra=FROM_PEER)
+            return False
+        if is_told:
+            log.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
+        _abort(given_up)
+        return True
+
+    def _live(self) -> list[RequestHandler]:
+        """Return the connections that are open and stay so, longest held first."""
         server = self._runner.server
         assert server is not None
-        live = set(server.connections)
-        for protocol in self._silent & live - self._asked:
-            if protocol.transport is not None:
-                protocol.transport.abort()
-        self._asked &= live
-        self._silent = live - self._asked
+        return [
+            one
+            for one in server.connections
+            if one.transport is not None and not one.transport.is_closing()
+        ]
+
+    def _sweep(self) -> None:
+        """Close connections of strangers that ask nothing."""
         loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(self._first_request_s, self._sweep)
+        for one in self._places.idle_strangers(self._live(), loop.time(), self._stranger_s):
+            _abort(one)
+        self._sweeper = loop.call_later(self._stranger_s, self._sweep)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -299,11 +323,15 @@ class WebServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Answer a request, and leave the connection fit for the next one, or closed."""
-        self._asked.add(request.protocol)
-        response = await self._answered(request, handler)
-        if not request.content.is_eof():
-            await _send_over_unread(request, response)
-        return response
+        clock = asyncio.get_running_loop().time
+        self._places.asks(request.protocol, clock())
+        try:
+            response = await self._answered(request, handler)
+            if not request.content.is_eof():
+                await _send_over_unread(request, response)
+            return response
+        finally:
+            self._places.answered(request.protocol, clock())
 
     async def _answered(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -364,6 +392,7 @@ class WebServer:
         caller = self._access.caller_of(
             request.headers, request.cookies.get(COOKIE, ""), request.method
         )
+        self._places.accepted(request.protocol, asyncio.get_running_loop().time())
         allow(caller, role)
         return caller
 
@@ -382,15 +411,18 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
         error = more.get("exc_info")
         if isinstance(error, HttpProcessingError | RequestPayloadError | ConnectionResetError):
             peer, reason = args[-1] if args else "", " ".join(str(error).split())[:REASON_CHARS_MAX]
-            # `from_peer`: a peer can cause any number of these; ops.logs bounds them.
-            log.warning("request_broken peer=%s reason=%s", peer, reason,
-                        extra={"from_peer": True})  # fmt: skip
+            log.warning("request_broken peer=%s reason=%s", peer, reason, extra=FROM_PEER)
         else:
             super().exception(msg, *args, **more)
 
 
+def _abort(connection: RequestHandler) -> None:
+    if connection.transport is not None:
+        connection.transport.abort()
+
+
 class _Refusal(asyncio.Protocol):
-    """A connection beyond CONNECTIONS_MAX: it gets a 503 and is closed."""
+    """A connection for which there is no room: it gets a 503 and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast instead of an isinstance: uvloop's transports are not of asyncio's classes.

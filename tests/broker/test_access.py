@@ -104,11 +104,22 @@ async def test_who_gets_in(tmp_path):
         ):  # fmt: skip
             answer = await request(broker, who)
             assert (answer.code, answer.remark) == (1, EXCEPTION + why)
+        client = RemotingClient(credentials=WRITER)
+        try:  # whose account was accepted keeps its connection in a full server
+            for who, has_account in ((client, True), (RemotingClient(), False)):
+                before = set(broker.server.connections)
+                request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_ext(), b"hello")
+                await who.invoke(broker.address, request, 60_000)
+                [new] = set(broker.server.connections) - before
+                assert new.has_account is has_account
+                await who.close()
+        finally:
+            await client.close()
         refused = await ask(broker, WRITER, RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "U"})
         assert "Need admin permission for request code=17" in refused.remark
-        assert broker.access.refused_count == 6
+        assert broker.access.refused_count == 7
         assert (await group.pull(broker, "T", 0)).code == 0
-        assert broker.store.queues.end_of("T", 0) == 1
+        assert broker.store.queues.end_of("T", 0) == 2
 
 
 async def test_refused_one_way_requests_are_dropped_and_counted(tmp_path):

@@ -382,24 +382,57 @@ async def test_writes_of_one_iteration_leave_in_one_transport_write() -> None:
         await client.close()
 
 
+def signed(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    """An echo to somebody whose account is accepted."""
+    connection.has_account = True
+    return echo(connection, request)
+
+
+async def answered(peer: RawPeer, code: int = 1) -> bool:
+    """Return whether the peer is answered; if not, it is closed."""
+    peer.writer.write(encode_command(RemotingCommand(code, 1)))
+    try:
+        return await peer.command() is not None
+    except ConnectionError:
+        return False  # a reset says the same
+
+
 @on_both_loops
-async def test_too_many_connections_are_closed_at_once() -> None:
+async def test_strangers_keep_nobody_out() -> None:
+    """They fill the port, and say something now and then. Who has an account keeps its place."""
+    limits = ServerLimits(connections_max=3)
+    handlers = {1: echo, 2: signed}
+    async with serving(handlers, server_limits=limits, with_accounts=True) as (server, address):
+        peers = [await RawPeer.connect(address)]
+        assert await answered(peers[0], 2)
+        for _ in range(5):
+            peers.append(await RawPeer.connect(address))
+            assert await answered(peers[-1])
+        assert server.refused_count == 3
+        await until(lambda: len(server.connections) == 3)
+        assert [await answered(peer) for peer in peers] == [True, *[False] * 3, True, True]
+        for peer in peers[4:]:
+            assert await answered(peer, 2)
+        peers.append(await RawPeer.connect(address))  # now each has an account
+        assert not await answered(peers[-1])
+        assert server.refused_count == 4
+        for peer in peers:
+            await peer.close()
+
+
+@on_both_loops
+async def test_without_accounts_the_longest_silent_makes_room() -> None:
     limits = ServerLimits(connections_max=2)
     async with serving({1: echo}, server_limits=limits) as (server, address):
         peers = [await RawPeer.connect(address) for _ in range(2)]
-        await until(lambda: len(server.connections) == 2)
-        third = await RawPeer.connect(address)
-        try:
-            assert await third.command() is None
-        except ConnectionError:
-            pass  # a reset says the same
+        assert await answered(peers[1])
+        await asyncio.sleep(0.01)  # uvloop's clock counts milliseconds
+        assert await answered(peers[0])
+        peers.append(await RawPeer.connect(address))
+        assert await answered(peers[2])
+        assert [await answered(peer) for peer in peers] == [True, False, True]
         assert server.refused_count == 1
-        await peers[0].close()
-        await until(lambda: len(server.connections) == 1)
-        fourth = await RawPeer.connect(address)
-        fourth.writer.write(encode_command(RemotingCommand(1, 1)))
-        assert await fourth.command() is not None
-        for peer in (peers[1], third, fourth):
+        for peer in peers:
             await peer.close()
 
 

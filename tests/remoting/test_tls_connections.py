@@ -18,7 +18,7 @@ import pytest
 from raftmq.remoting.ask import ask
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import ConnectionLimits
+from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import ConnectError, RemotingError
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
@@ -287,9 +287,13 @@ async def test_many_clients_at_once_get_their_turn() -> None:
 
 @on_both_loops
 async def test_more_connections_than_there_may_be() -> None:
+    def signed(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        connection.has_account = True
+        return echo(connection, request)
+
     limits = ServerLimits(connections_max=1)
-    options = {"tls": world().policy(), "server_limits": limits}
-    async with serving({1: echo}, **options) as (server, address):
+    options = {"tls": world().policy(), "server_limits": limits, "with_accounts": True}
+    async with serving({1: signed}, **options) as (server, address):
         first, second = world().client(), world().client()
         assert (await first.invoke(address, REQUEST(1), 60_000)).code == 0
         with pytest.raises(RemotingError):

@@ -368,29 +368,109 @@ async def test_pages_have_a_policy():
         assert renderer.headers["Content-Encoding"] == "gzip" and b"rapi-doc" in renderer.body
 
 
-async def test_a_connection_too_many_is_told_so():
-    async with serving(connections_max=1) as client:
-        assert (await client.get("/fine")).status == 200  # and stays connected
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
-        assert b"503" in await reader.readline()
+class Raw:
+    """A connection that asks what it is told, and holds its place until the server closes it."""
+
+    def __init__(self, client):
+        self.port = client.server.port
+
+    async def open(self):
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def ask(self, path, token=""):
+        """Return the status of the answer; None: the connection is closed."""
+        shown = f"Authorization: Bearer {token}\r\n" if token else ""
+        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{shown}\r\n".encode())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                head = await self.reader.readuntil(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+                await self.reader.readexactly(size)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return None
+        return int(head.split()[1])
+
+    async def is_closed(self):
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE_S):
+                assert await self.reader.read() == b""
+        return True
+
+
+@pytest.fixture
+async def held():
+    """Connections to close at the end."""
+    found = []
+    yield found
+    for one in found:
+        one.writer.transport.abort()
+
+
+async def test_strangers_keep_nobody_out(tmp_path, held, caplog):
+    """They fill the port with connections that have asked something anybody may; health is told,
+    and whoever has an account keeps its connection."""
+    async with serving(tokens_file(tmp_path), connections_max=4) as client:
+        known = await Raw(client).open()
+        held.append(known)
+        assert await known.ask("/fine", TOKENS["viewer"]) == 200
+        for _ in range(12):
+            stranger = await Raw(client).open()
+            held.append(stranger)
+            assert await stranger.ask("/open") == 200
+            assert await stranger.ask("/fine", "nobodys-0123456789") == 401
+        assert await held[1].is_closed()  # the longest held
+        assert await held[-1].ask("/open") == 200
+        assert await known.ask("/fine", TOKENS["viewer"]) == 200
+        assert client.server.refused_connections == 9
+        told = [r.getMessage() for r in caplog.records if "connection_" in r.getMessage()]
+        begin = "connection_given_up total="
+        assert told == [f"{begin}{total} reason=too_many" for total in (1, 2, 4, 8)]
+
+
+async def test_a_connection_too_many_is_told_so(tmp_path, held):
+    async with serving(tokens_file(tmp_path), connections_max=1) as client:
+        for _ in range(2):
+            held.append(await Raw(client).open())
+            if len(held) == 1:
+                assert await held[0].ask("/fine", TOKENS["viewer"]) == 200
+        assert b"503" in await held[1].reader.readline()
         assert client.server.refused_connections == 1
-        writer.close()
-        await writer.wait_closed()
+        assert await held[0].ask("/open") == 200
 
 
-async def test_a_connection_that_asks_nothing_is_closed():
-    async with serving(first_request_s=1.0) as client:
+async def test_without_tokens_the_longest_silent_makes_room(held):
+    hub = EventHub()
+    async with serving(hub=hub, connections_max=3) as client:
+        async with client.session.get(f"{client.base}/api/v1/events"):  # silent, but under way
+            for _ in range(2):
+                held.append(await Raw(client).open())
+                assert await held[-1].ask("/fine") == 200
+            assert await held[0].ask("/fine") == 200
+            held.append(await Raw(client).open())
+            assert await held[2].ask("/fine") == 200
+            assert await held[1].is_closed()
+            assert await held[0].ask("/fine") == 200
+            assert hub.reader_count == 1
+
+
+async def test_a_connection_that_asks_nothing_is_closed(held):
+    async with serving(stranger_s=1.0) as client:
         first = await client.get("/fine")  # who has asked stays, beyond the limit, too
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
-        writer.write(b"GET /fine HTTP/1.1\r\nHost: localh")
-        async with asyncio.timeout(PATIENCE_S):
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-        writer.close()
-        with contextlib.suppress(ConnectionResetError):
-            await writer.wait_closed()
+        held.append(await Raw(client).open())
+        held[0].writer.write(b"GET /fine HTTP/1.1\r\nHost: localh")
+        assert await held[0].is_closed()
         assert first.status == (await client.get("/fine")).status == 200
         assert len(client.session.connector._conns) == 1
+
+
+async def test_a_connection_without_an_account_is_kept_for_seconds(tmp_path, held):
+    async with serving(tokens_file(tmp_path), stranger_s=0.5) as client:
+        for token in (TOKENS["viewer"], ""):
+            held.append(await Raw(client).open())
+            assert await held[-1].ask("/open" if not token else "/fine", token) == 200
+        assert await held[1].is_closed()
+        assert await held[0].ask("/open") == 200
 
 
 # ---- events -----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ import orjson
 from aiohttp import web
 
 from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.http.exchanges import Exchanges, NoExchange
 from raftmq.namesrv.http.nodes import read_within
 from raftmq.web.app import RawRoute
 from raftmq.web.auth import ROLES, WebConfigError, load_token
@@ -48,6 +49,7 @@ PATH = "/api/v1/session/oidc"
 LOGIN_COOKIE = "raftmq_oidc"
 LOGIN_LASTS_S = 600
 PURPOSE = "oidc"  # of the login's cookie
+BUSY = "busy"  # the code of a login that may be tried again as it is
 NAME_PREFIX = "oidc:"  # nobody of the provider's is taken for somebody of the tokens file
 NAME_LENGTH_MAX = 100
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
@@ -55,7 +57,6 @@ ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 LEEWAY_S = 60  # between the provider's clock and ours
 TIMEOUT_S = 9.0  # for what the provider is asked before one answer to a browser
 ANSWER_BYTES_MAX = 1 << 20
-EXCHANGES_MAX = 16  # at one time
 KNOWN_FOR_S = 3600  # what the provider says of itself
 KEYS_AGAIN_S = 30  # before an unknown key has the keys asked for again
 EVERYBODY = "*"
@@ -278,7 +279,7 @@ class OidcLogin:
         # Lax: the way back is a link from the provider's page.
         self._login_cookie = Cookie(LOGIN_COOKIE, LOGIN_LASTS_S, is_https, PATH, "Lax")
         self._cookie = Cookie(COOKIE, LASTS_S, is_https)
-        self._exchanges = 0
+        self._exchanges = Exchanges(LOGIN_LASTS_S)
 
     def routes(self) -> list[RawRoute]:
         return [
@@ -308,8 +309,7 @@ class OidcLogin:
 
     async def _end(self, request: web.Request, _: Caller) -> web.StreamResponse:
         try:
-            async with _in_time():
-                caller = await self._caller(request)
+            caller = await self._caller(request)
         except LoginFailed as failed:
             return self._failed(failed)
         log.info("oidc_login name=%s role=%s", caller.name, caller.role.name.lower())
@@ -328,18 +328,14 @@ class OidcLogin:
         if "error" in query:
             said = f"{query['error']} {query.get('error_description', '')}"
             raise LoginFailed("refused", f"the provider refuses: {said!r:.200}")
-        if self._exchanges >= EXCHANGES_MAX:
-            raise LoginFailed("again", f"{EXCHANGES_MAX} logins are under way already")
-        self._exchanges += 1
+        redirect_uri = self._redirect_uri(request)
         try:
-            claims = await self._provider.claims(
-                query.get("code", ""),
-                str(login["verifier"]),
-                self._redirect_uri(request),
-                str(login["nonce"]),
-            )
-        finally:
-            self._exchanges -= 1
+            async with self._exchanges.one(state, request.remote or ""), _in_time():
+                claims = await self._provider.claims(
+                    query.get("code", ""), str(login["verifier"]), redirect_uri, str(login["nonce"])
+                )
+        except NoExchange as error:
+            raise LoginFailed(BUSY if error.for_now else "again", str(error)) from error
         return caller_of(claims, self._settings)
 
     def _redirect_uri(self, request: web.Request) -> str:
@@ -352,7 +348,8 @@ class OidcLogin:
     def _failed(self, failed: LoginFailed) -> web.StreamResponse:
         log.warning("oidc_login_failed code=%s: %s", failed.code, failed,
                     extra={"from_peer": True})  # fmt: skip
-        return _sent_to(f"/?login={failed.code}", self._login_cookie.removed())
+        ended = [] if failed.code == BUSY else [self._login_cookie.removed()]
+        return _sent_to(f"/?login={failed.code}", *ended)
 
 
 @asynccontextmanager

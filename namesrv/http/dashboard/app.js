@@ -196,6 +196,7 @@ async function companyLogin() {
 }
 
 const REFUSED = {
+  busy: "Many others are logging in. Log in again.",
   again: "The login took too long, or was begun in another browser. Log in again.",
   refused: "The login was cancelled or refused.",
   role: "You have no role here: ask whoever keeps oidcRoles.",

@@ -14,7 +14,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.http import oidc
+from raftmq.namesrv.http import exchanges, oidc
 from raftmq.namesrv.http.oidc import LoginFailed, OidcSettings, caller_of, roles_of
 from raftmq.web.auth import WebConfigError
 from raftmq.web.operation import Caller, Role
@@ -128,7 +128,8 @@ async def test_a_login_is_of_one_browser_and_ends_once(
         visitor.cookies = dict(kept)
         assert (await visitor.get(back))[1] == "/"
         visitor.cookies = dict(kept)
-        assert (await visitor.get(back))[1] == "/?login=provider"  # the code is used
+        assert (await visitor.get(back))[1] == "/?login=again"
+        assert provider.asked.count("/token") == 1  # for a login, whatever codes it shows
         # What signs sessions signs no login, and the other way round.
         visitor.cookies = {COOKIE: kept[oidc.LOGIN_COOKIE]}
         assert (await visitor.get(f"{cluster.url}/api/v1/whoami"))[0] == 401
@@ -284,7 +285,9 @@ async def test_keys_may_change(
 async def test_so_many_logins_at_a_time(
     settings: Settings, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oidc, "EXCHANGES_MAX", 1)
+    """Whoever comes while others are under way waits; if that lasts, the login can go on later."""
+    monkeypatch.setattr(exchanges, "EXCHANGES_MAX", 1)
+    monkeypatch.setattr(exchanges, "WAIT_S", 0.05)
     held = asyncio.Event()
     async with (
         Provider() as provider,
@@ -295,14 +298,26 @@ async def test_so_many_logins_at_a_time(
             await held.wait()
             return web.Response(body=b"{}")
 
+        async def begun() -> tuple[str, str]:
+            _, page, _ = await visitor.get(f"{cluster.url}/api/v1/session/oidc")
+            return provider.let_in(page), visitor.cookies.pop(oidc.LOGIN_COOKIE)
+
         provider.said["/token"] = hold
-        _, page, _ = await visitor.get(f"{cluster.url}/api/v1/session/oidc")
-        back = provider.let_in(page)
+        back, visitor.cookies[oidc.LOGIN_COOKIE] = await begun()
         first = asyncio.create_task(visitor.get(back))
         await until(lambda: "/token" in provider.asked)
-        assert (await visitor.get(back))[1] == "/?login=again"
+        back, visitor.cookies[oidc.LOGIN_COOKIE] = await begun()
+        assert (await visitor.get(back))[1] == "/?login=busy"
+        assert oidc.LOGIN_COOKIE in visitor.cookies
+        kept = dict(visitor.cookies)
+        monkeypatch.setattr(exchanges, "WAIT_S", 60.0)
+        del provider.said["/token"]
+        second = asyncio.create_task(visitor.get(back))
+        assert not second.done()
         held.set()
         assert (await first)[1] == "/?login=provider"
+        visitor.cookies = kept
+        assert (await second)[1] == "/"
 
 
 async def test_without_a_provider_there_is_no_such_login(visitor: Visitor) -> None:

@@ -44,7 +44,6 @@ from raftmq.web.problem import (
     too_large,
 )
 from raftmq.web.schema import from_json, from_texts, invalid_repeats, to_json
-from raftmq.web.sessions import COOKIE
 from raftmq.web.versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
@@ -390,7 +389,9 @@ class WebServer:
         if role is None:
             return Caller("anybody", Role.VIEWER)
         caller = self._access.caller_of(
-            request.headers, request.cookies.get(COOKIE, ""), request.method
+            request.headers,
+            request.cookies.get(self._access.session_cookie.name, ""),
+            request.method,
         )
         self._places.accepted(request.protocol, asyncio.get_running_loop().time())
         allow(caller, role)

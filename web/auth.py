@@ -29,7 +29,7 @@ from msgspec import Meta
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
 from raftmq.web.problem import forbidden, unauthorized
-from raftmq.web.sessions import Sessions, check_own_page, host_of
+from raftmq.web.sessions import COOKIE, LASTS_S, Cookie, Sessions, check_own_page, host_of
 
 log = logging.getLogger("raftmq.web")
 
@@ -89,10 +89,16 @@ class Access:
     logged in."""
 
     def __init__(
-        self, tokens_file: Path | None, *, with_sessions: bool = False, session_secret: str = ""
+        self,
+        tokens_file: Path | None,
+        *,
+        with_sessions: bool = False,
+        session_secret: str = "",
+        is_https: bool = False,
     ) -> None:
-        """Read the file. Raises WebConfigError."""
+        """Read the file. `is_https`: browsers come over HTTPS. Raises WebConfigError."""
         self.tokens_file = tokens_file
+        self.session_cookie = Cookie(COOKIE, LASTS_S, is_https)
         self.sessions: Sessions | None = None
         self._callers: Mapping[bytes, Caller] | None = None  # by SHA-256 of the token
         self._stamp: tuple[int, int, int] | None = None
@@ -104,13 +110,20 @@ class Access:
 
     @classmethod
     def of(
-        cls, settings: WebSettings, *, with_sessions: bool = False, session_secret: str = ""
+        cls,
+        settings: WebSettings,
+        *,
+        with_sessions: bool = False,
+        session_secret: str = "",
+        is_https: bool = False,
     ) -> Access:
         """Make the access control for these settings. Reads the file, so call it at start. Raises
         WebConfigError."""
         settings.check()
         path = Path(settings.tokens_file) if settings.tokens_file else None
-        return cls(path, with_sessions=with_sessions, session_secret=session_secret)
+        return cls(
+            path, with_sessions=with_sessions, session_secret=session_secret, is_https=is_https
+        )
 
     def read_if_changed(self) -> None:
         """Read the tokens again if their file changed; sessions end then. If that fails, log it

@@ -36,11 +36,19 @@ _PURPOSE = b"raftmq session 1\n"
 class Cookie:
     """A cookie that no script reads: how servers set it and take it back."""
 
-    name: str
+    plain_name: str
     lasts_s: int
     is_https: bool  # then it is sent over HTTPS only
     path: str = "/"
     same_site: str = "Strict"
+
+    @property
+    def name(self) -> str:
+        """Return the name, for browsers to refuse one that another host or a page without TLS has
+        set (RFC 6265bis, 4.1.3.2) where it can have the prefix for that."""
+        return (
+            f"__Host-{self.plain_name}" if self.is_https and self.path == "/" else self.plain_name
+        )
 
     def holding(self, value: str) -> str:
         """Return the header Set-Cookie that gives a browser the cookie."""

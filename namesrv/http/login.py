@@ -11,7 +11,7 @@ from raftmq.web.auth import Access
 from raftmq.web.operation import Call, Operation, Reply
 from raftmq.web.problem import conflict
 from raftmq.web.schema import Input, View
-from raftmq.web.sessions import COOKIE, LASTS_S, Cookie
+from raftmq.web.sessions import LASTS_S
 
 PATH = "/api/v1/session"
 
@@ -36,13 +36,12 @@ class LoginsView(View, frozen=True, kw_only=True):
 
 
 class Login:
-    """The operations; `is_https`: the cookie is sent over HTTPS only; `oidc`: accounts of a
-    provider may log in (`oidc`)."""
+    """The operations; `oidc`: accounts of a provider may log in (`oidc`)."""
 
-    def __init__(self, access: Access, *, is_https: bool, oidc: bool) -> None:
+    def __init__(self, access: Access, *, oidc: bool) -> None:
         self._access = access
         self._oidc = oidc
-        self._cookie = Cookie(COOKIE, LASTS_S, is_https)
+        self._cookie = access.session_cookie
 
     def operations(self) -> list[Operation]:
         return [

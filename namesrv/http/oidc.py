@@ -41,7 +41,7 @@ from raftmq.web.app import RawRoute
 from raftmq.web.auth import ROLES, WebConfigError, load_token
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
-from raftmq.web.sessions import COOKIE, LASTS_S, Cookie, Sessions
+from raftmq.web.sessions import Cookie, Sessions
 
 log = logging.getLogger("raftmq.namesrv.oidc")
 
@@ -268,17 +268,17 @@ class Provider:
 
 
 class OidcLogin:
-    """The two routes. `is_https`: the cookies are sent over HTTPS only."""
+    """The two routes. `cookie`: a session's."""
 
-    def __init__(self, settings: OidcSettings, sessions: Sessions, *, is_https: bool) -> None:
+    def __init__(self, settings: OidcSettings, sessions: Sessions, cookie: Cookie) -> None:
         """Raises WebConfigError."""
         self._settings = settings
         self._sessions = sessions
         self._provider = Provider(settings)
-        self._scheme = "https" if is_https else "http"
+        self._scheme = "https" if cookie.is_https else "http"
         # Lax: the way back is a link from the provider's page.
-        self._login_cookie = Cookie(LOGIN_COOKIE, LOGIN_LASTS_S, is_https, PATH, "Lax")
-        self._cookie = Cookie(COOKIE, LASTS_S, is_https)
+        self._login_cookie = Cookie(LOGIN_COOKIE, LOGIN_LASTS_S, cookie.is_https, PATH, "Lax")
+        self._cookie = cookie
         self._exchanges = Exchanges(LOGIN_LASTS_S)
 
     def routes(self) -> list[RawRoute]:

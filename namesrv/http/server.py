@@ -73,10 +73,10 @@ class ClusterApi:
         self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
         leaders = Leaders(self.cluster)
         everywhere = Everywhere(self.cluster, leaders)
-        is_https = self._tls.http_scheme == "https"
+        is_https = _seen_as_https(config, self._tls)
         access, self._oidc = _access(config, self._settings, is_https=is_https)
         operations = [
-            *Login(access, is_https=is_https, oidc=self._oidc is not None).operations(),
+            *Login(access, oidc=self._oidc is not None).operations(),
             *Reads(self.cluster, leaders).operations(),
             *TopicMessages(self.cluster, leaders).operations(),
             *Histories(self.cluster, leaders).operations(),
@@ -203,19 +203,29 @@ def settings_of(config: NameServerConfig) -> WebSettings:
     )
 
 
+def _seen_as_https(config: NameServerConfig, tls: ProcessTls) -> bool:
+    """Return whether browsers come over HTTPS: as the address says to which the provider sends them
+    back, perhaps that of a proxy that ends TLS; without one, as this process listens."""
+    if config.oidc_issuer and config.oidc_redirect_uri:
+        return config.oidc_redirect_uri.lower().startswith("https:")
+    return tls.http_scheme == "https"
+
+
 def _access(
     config: NameServerConfig, settings: WebSettings, *, is_https: bool
 ) -> tuple[Access, OidcLogin | None]:
     """Return the access control, and the logins with a provider's accounts; None: no provider is
     set. Raises WebConfigError."""
     if not config.oidc_issuer:
-        return Access.of(settings, with_sessions=True), None
+        return Access.of(settings, with_sessions=True, is_https=is_https), None
     from raftmq.namesrv.http.oidc import OidcLogin, OidcSettings  # 10 MB that few need
 
     oidc = OidcSettings.of(config)
-    access = Access.of(settings, with_sessions=True, session_secret=oidc.client_secret)
+    access = Access.of(
+        settings, with_sessions=True, session_secret=oidc.client_secret, is_https=is_https
+    )
     assert access.sessions is not None
-    return access, OidcLogin(oidc, access.sessions, is_https=is_https)
+    return access, OidcLogin(oidc, access.sessions, access.session_cookie)
 
 
 def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:

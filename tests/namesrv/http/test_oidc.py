@@ -49,6 +49,7 @@ class Visitor:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self.cookies: dict[str, str] = {}
+        self.lines: list[str] = []  # that set or took back a cookie
 
     async def get(self, url: str) -> tuple[int, str, Any]:
         """Return status, Location and JSON of an answer."""
@@ -57,6 +58,7 @@ class Visitor:
             url, headers={"Cookie": shown}, allow_redirects=False
         ) as answer:
             for line in answer.headers.getall("Set-Cookie", []):
+                self.lines.append(line)
                 for name, morsel in SimpleCookie(line).items():
                     assert morsel["httponly"]
                     self.cookies[name] = morsel.value
@@ -106,6 +108,33 @@ async def test_a_login_holds_at_every_name_server(settings: Settings, visitor: V
         back = provider.let_in(page.replace(first.url[7:], second.url[7:]))
         _, place, _ = await visitor.get(back)
         assert place == "/" and COOKIE in visitor.cookies
+
+
+async def test_cookies_are_secure_where_browsers_see_https(
+    settings: Settings, visitor: Visitor
+) -> None:
+    """A proxy ends TLS, as `oidcRedirectUri` says; both ways of logging in go by that."""
+    host = "https://mq.example"
+    settings["oidc_redirect_uri"] = f"{host}/api/v1/session/oidc/callback"
+    async with (
+        Provider() as provider,
+        FakeCluster(**settings, oidc_issuer=provider.url) as cluster,
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+    ):
+        _, page, _ = await visitor.get(f"{cluster.url}/api/v1/session/oidc")
+        back = provider.let_in(page)
+        assert back.startswith(host)
+        assert (await visitor.get(back.replace(host, cluster.url)))[1] == "/"
+        assert visitor.cookies.keys() == {f"__Host-{COOKIE}"}
+        assert all("Secure" in line for line in visitor.lines) and len(visitor.lines) == 3
+        whoami = f"{cluster.url}/api/v1/whoami"
+        assert (await visitor.get(whoami))[0] == 200
+        visitor.cookies = {COOKIE: visitor.cookies[f"__Host-{COOKIE}"]}  # anybody's to set
+        assert (await visitor.get(whoami))[0] == 401
+        async with session.post(f"{cluster.url}/api/v1/session", json={"token": TOKEN}) as begun:
+            (cookie,) = begun.headers.getall("Set-Cookie")
+        assert cookie.startswith(f"__Host-{COOKIE}=") and cookie.endswith("; Secure")
+        assert "; Path=/;" in cookie and "Domain" not in cookie
 
 
 async def test_a_login_is_of_one_browser_and_ends_once(

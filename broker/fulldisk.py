@@ -5,8 +5,9 @@ room, as in any planned transfer; so does one whose writes wait for the disk (dl
 Until then it takes sends, because a disk that counts as full still has free blocks. dledger.relief
 decides which replicas have room, which are asked and for how long. If no replica has room, and
 always in classic mode and over pysyncobj, sends are refused ([DISK_FULL]) until there is room
-again; if all disks are slow, the leader stays. A replica that is short of room or slow tells its
-group so, and is not made leader.
+again; so they are while the disks of so many other replicas are full to the last block that no
+majority takes frames. If all disks are slow, the leader stays. A replica that is short of room or
+slow tells its group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class FullDisk:
 
     @property
     def _rest_ms(self) -> float:
-        return 0 if self.room.full or self._slow_looks else IDLE_MS
+        engine = self._context.log.raft
+        idle = not (self.room.full or self._slow_looks or (engine and engine.full_voters))
+        return IDLE_MS if idle else 0
 
     def look(self) -> None:
         """Look at how full the disk is, and whether it is slow. Raises OSError."""
@@ -86,19 +89,28 @@ class FullDisk:
     def tick(self) -> None:
         """Decide whether sends are refused, and whether another replica should lead."""
         room, sends, engine = self.room, self._sends, self._context.log.raft
-        leading, hoped = self._context.roles.leading, False
+        leading, hoped, others = self._context.roles.leading, False, ""
         if engine is not None:
             # Slow disks of one storage system are slow together: the others are given time to say.
             wanted = room.full or self._slow_looks >= SLOW_LOOKS
             target = engine.successor_with_room(wanted and leading)
             hoped = engine.hopes_for_room
+            others = ", ".join(engine.full_voters)
             if target is not None:
                 self._hand_over(target)
-        refused = room.full and not hoped
-        if leading and refused != bool(sends.disk_full):
-            log.warning("sends_refused=%s disk_percent=%d", refused, room.percent)
-        text = f"the disk is {room.percent} percent full; the message was not stored"
-        sends.disk_full = text if refused else ""
+        reason = ""
+        if others:
+            reason = f"no majority has room, the disk is full on {others}"
+        elif room.full and not hoped:
+            reason = f"the disk is {room.percent} percent full"
+        if leading and bool(reason) != bool(sends.disk_full):
+            log.warning(
+                "sends_refused=%s disk_percent=%d others_full=%s",
+                bool(reason),
+                room.percent,
+                others or "-",
+            )
+        sends.disk_full = f"{reason}; the message was not stored" if reason else ""
 
     def _role_changed(self, change: RoleChange) -> None:
         """Take sends after becoming leader; the next tick finds out whether others have room."""

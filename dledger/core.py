@@ -156,7 +156,7 @@ class RaftCore:
                 self._following.answer_heartbeat(message)
             else:
                 self._accept_leader(sender)
-                self._following.take_heartbeat(message, self.has_room)
+                self._following.take_heartbeat(message, self.has_room, self._takes_frames)
         elif isinstance(message, VoteRequest):
             self._on_vote_request(message)
         elif isinstance(message, VoteResponse):
@@ -458,6 +458,7 @@ class RaftCore:
             progress = self.progress.get(response.sender)
             if progress is not None:
                 progress.no_room_told = True
+                progress.full_told = response.granted
 
     def _on_timeout_now(self, order: TimeoutNow) -> None:
         """Start an election because the leader hands over (thesis 3.10); without PreVote, since
@@ -596,6 +597,11 @@ class RaftCore:
     def lag_bytes(self, progress: Progress) -> int:
         """Return how many bytes of the log a follower lacks."""
         return self._log.lag_bytes(progress.match_index)
+
+    def full_voters(self, now_ms: float) -> list[NodeId]:
+        """Return the followers whose disks are full if a leader can commit nothing because of them
+        (tracker.py); [] otherwise."""
+        return [] if self._leading is None else self._leading.full_voters(now_ms)
 
     def silent_ms(self, peer: NodeId, now_ms: float | None = None) -> float | None:
         """Return how many milliseconds ago `peer` was heard; None if this replica does not keep

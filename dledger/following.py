@@ -203,8 +203,9 @@ class Following:
 
     # -- heartbeats -------------------------------------------------------------------------
 
-    def take_heartbeat(self, heartbeat: Heartbeat, has_room: bool) -> None:
-        """Follow the current term's leader; `has_room`: whether this replica's disk does."""
+    def take_heartbeat(self, heartbeat: Heartbeat, has_room: bool, takes_frames: bool) -> None:
+        """Follow the current term's leader; `has_room`: whether this replica's disk does;
+        `takes_frames`: whether there is room for the next one."""
         # The leader sends at most what it knows to match here. But one that recovers may
         # hold less, or other frames, than what the leader was told before.
         limit = self._log.index.last_index if self._ballot.recovered else self._verified_index
@@ -213,8 +214,8 @@ class Following:
             self._ballot.mark_recovered(heartbeat.sender)
             if self._verified_index:
                 self._acknowledge(heartbeat.sender, self._verified_index)  # now it counts
-        if not has_room:
-            self._tell_no_room(heartbeat.sender)
+        if not (has_room and takes_frames):
+            self._tell_no_room(heartbeat.sender, full=not takes_frames)
         self.answer_heartbeat(heartbeat, self._verified_index)
 
     def answer_heartbeat(self, heartbeat: Heartbeat, verified_index: int = 0) -> None:
@@ -234,9 +235,9 @@ class Following:
             )
         )
 
-    def _tell_no_room(self, leader: NodeId) -> None:
+    def _tell_no_room(self, leader: NodeId, *, full: bool) -> None:
         """Tell the leader, ahead of a heartbeat response, that this replica's disk is short of
-        room. The message is a refused PreVote that answers no candidate: every version can read
-        it, and a version that gives it no meaning drops it."""
+        room, or `full`. The message is a PreVote that answers no candidate, granted if the disk is
+        full: every version can read it, and a version that gives it no meaning drops it."""
         term = self._ballot.term
-        self._outbox.send(VoteResponse(self._node_id, leader, term, term, True, False))
+        self._outbox.send(VoteResponse(self._node_id, leader, term, term, True, full))

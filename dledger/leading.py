@@ -361,6 +361,7 @@ class Leading:
             raise MessageRefused(response.sender, f"answers round {response.round}, not begun yet")
         progress.heard_ms = now_ms
         progress.no_room, progress.no_room_told = progress.no_room_told, False
+        progress.full, progress.full_told = progress.full_told, False
         if response.round >= progress.round:
             reason = self._note_standing(progress, response)
             if reason:
@@ -489,6 +490,10 @@ class Leading:
         self._outbox.dirty = True  # the next round may start
 
     # -- transfer ---------------------------------------------------------------------------
+
+    def full_voters(self, now_ms: float) -> list[NodeId]:
+        """Return the followers whose disks are full if nothing can be committed because of them."""
+        return self.tracker.full(self._membership.is_voter, now_ms)
 
     def hand_to(self, target: NodeId, now_ms: float) -> None:
         """Hand leadership to `target` once it has every frame. Raises UnknownTarget, Busy."""

@@ -453,6 +453,11 @@ class RaftMember:
         """True if a replica with room may take over soon, as of the last `successor_with_room`."""
         return self._parts is not None and self._parts.succession.relief.hoped
 
+    @property
+    def full_voters(self) -> list[NodeId]:
+        """The replicas whose disks are full, if this leader can commit nothing because of them."""
+        return self.core.full_voters(self.parts.pump.core_ms()) if self.life.running else []
+
     async def hand_over(self) -> NodeId | None:
         """Hand leadership over before a planned `stop`, as soon as a follower can take it, within
         `transfer_on_stop_ms`. Return the new leader, as handover.py says."""

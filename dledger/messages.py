@@ -64,7 +64,8 @@ class VoteRequest:
 @dataclass(frozen=True, slots=True)
 class VoteResponse:
     """The answer to a VoteRequest. One that answers no request (`request_incarnation` 0, which no
-    candidate has) tells the leader that the follower's disk is short of room (following.py)."""
+    candidate has) tells the leader that the follower's disk is short of room; if `granted`, that
+    it takes no frames at all (following.py)."""
 
     sender: NodeId
     to: NodeId

@@ -63,6 +63,8 @@ class Progress:
     certified: int = 0  # the incarnation that has been found to be recovered
     no_room_told: bool = False  # it has said so, ahead of its next heartbeat response
     no_room: bool = False  # as of its last heartbeat response: its disk is short of room
+    full_told: bool = False
+    full: bool = False  # the same: it takes no frames
     regressions: int = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
 
     def __post_init__(self) -> None:

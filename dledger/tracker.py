@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from raftmq.dledger.configuration import Configuration
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import reached_by_majority
+from raftmq.dledger.quorum import majority, reached_by_majority
 from raftmq.dledger.state import CoreConfig
 
 
@@ -106,6 +106,17 @@ class Tracker:
             progress.peer in voters and self.answers(progress, now_ms) and progress.said_recovered
             for progress in self.progress.values()
         )
+
+    def full(self, votes: bool, now_ms: float) -> list[NodeId]:
+        """Return the followers whose disks are full if, because of them, too few voters take
+        frames for anything to be committed; [] otherwise. One that is silent counts as neither.
+        `votes`: the leader does."""
+        full = [progress.peer for progress in self.voting if progress.full]
+        able = sum(
+            not progress.full and progress.heard_ms > now_ms - self._config.election_ms_max
+            for progress in self.voting
+        )
+        return full if votes + able < majority(votes + len(self.voting)) else []
 
     def successor(self) -> NodeId | None:
         """Return the follower that should take over: one with room on its disk if there is one, and

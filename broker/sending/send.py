@@ -8,6 +8,7 @@ sends are answered, one write per connection.
 A sender is told (docs/modules.md "Errors on the wire"):
 - SEND_OK only once the frame is committed;
 - 14 [NOT_LEADER] when it is certainly not stored: never proposed, or its frame was truncated;
+- 14 [DISK_FULL] when there is no room, also if it waits for a frame already;
 - 1 [OUTCOME_UNKNOWN] when its frame's outcome is not known within `outcomeTimeoutMs`;
 - 2 [BUSY] when `waitingBytesMax` of sends wait or are in flight, or this one has waited for a
   frame for `waitTimeMillsInSendQueue`: more arrives than can be stored.
@@ -385,7 +386,7 @@ class SendPath:
         if not self._leading:
             raise _not_stored()
         if self.disk_full:
-            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"{self.disk_full}", tag="DISK_FULL")
+            raise self._no_room()
         records = [self._own_record(message) for message in messages]
         size = sum(record[1] for record in records)
         self._check_fits(size, len(command))
@@ -509,7 +510,7 @@ class SendPath:
                 return None
             raise _not_stored()
         if self.disk_full:
-            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"{self.disk_full}", tag="DISK_FULL")
+            raise self._no_room()
         if not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
         problem = topic_name_problem(name)
@@ -695,19 +696,20 @@ class SendPath:
         self.wake()
 
     def release_overdue(self) -> None:
-        """Refuse sends held, or waiting for a frame, for too long; called by a timer."""
+        """Refuse sends held, or waiting for a frame, for too long, and all that wait for one while
+        the disk is full; called by a timer."""
         if self._held.overdue:
             self._release()
         now_ms, wait_ms = self._attended.look(), self._config.wait_time_mills_in_send_queue
         refused = 0
         while (
             self._groups
-            and self._groups[0].begun_ms < now_ms - wait_ms
+            and (self.disk_full or self._groups[0].begun_ms < now_ms - wait_ms)
             and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
         ):
             refused += len(self._groups[0].replies)
-            overdue = busy(OVERDUE)
-            self._fail(self._groups.popleft(), overdue)
+            refusal = self._no_room() if self.disk_full else busy(OVERDUE)
+            self._fail(self._groups.popleft(), refusal)
         self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
 
     def _rest_ms(self) -> float:
@@ -740,6 +742,9 @@ class SendPath:
         self._pending.clear()
 
     # ---- refusals -------------------------------------------------------------------------
+
+    def _no_room(self) -> Refused:
+        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self.disk_full, tag="DISK_FULL")
 
     def _fail(
         self, group: Group, refusal: Refused | OutcomeUnknown, *, decided: bool = True

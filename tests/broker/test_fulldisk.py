@@ -130,6 +130,29 @@ async def test_when_nobody_has_room_sends_are_refused_and_leadership_stays(group
     assert await group.leader() == roomy
 
 
+async def test_sends_are_refused_while_the_others_take_no_frames(group):
+    """A message that the leader took then might be stored when there is room again."""
+    leader = await group.leader()
+    first, second = others(group, leader)
+    sends, full_disk = group.brokers[leader].sends, group.brokers[leader].full_disk
+    core(group, first).disk_fails("no room for the next frame", takes_frames=False)
+    await until(lambda: core(group, leader).progress[first].full)
+    full_disk.tick()
+    assert (await group.send(group.brokers[leader], "T")).code == 0
+    core(group, second).disk_fails("no room for the next frame", takes_frames=False)
+    await until(lambda: sends.disk_full)  # as its chores find it
+    refused = await group.send(group.brokers[leader], "T")
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert refused.remark == (
+        f"[DISK_FULL] no majority has room, the disk is full on {first}, {second}; "
+        "the message was not stored"
+    )
+    core(group, second).disk_works()
+    await until(lambda: not sends.disk_full)
+    assert (await group.send(group.brokers[leader], "T")).code == 0
+    assert await group.leader() == leader
+
+
 async def test_the_leader_itself_has_room_again(group):
     old = await group.leader()
     await fill(group, dict.fromkeys(others(group, old), FULL))
@@ -188,7 +211,7 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
 async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, monkeypatch):
     """As 70644ff: it neither tells of its room nor hands over for want of it. Leadership goes there
     once; there sends are refused, as that version has it, and it does not come back and forth."""
-    monkeypatch.setattr(Following, "_tell_no_room", lambda *_: None)
+    monkeypatch.setattr(Following, "_tell_no_room", lambda *_, **__: None)
     old = await group.leader()
     for name in others(group, old):
         monkeypatch.setattr(group.brokers[name].engine, "successor_with_room", lambda _: None)

@@ -77,7 +77,8 @@ def describe(message: Message) -> str:
         case TimeoutNow():
             return f"{link} timeout-now term {message.term}"
         case VoteResponse(request_incarnation=0):
-            return f"{link} no room term {message.term} for {message.request_term}"
+            what = "full" if message.granted else "no room"
+            return f"{link} {what} term {message.term} for {message.request_term}"
         case _:
             kind = "pre-vote" if message.pre_vote else "vote"
             verdict = "granted" if message.granted else "refused"

@@ -547,3 +547,17 @@ def test_a_full_disk_takes_no_frames_but_answers_heartbeats() -> None:
     group["b"].core.disk_works()
     group.run(10_000)  # resends back off to 4.8 s
     assert group["b"].log == group["a"].log
+
+
+def test_a_leader_knows_when_full_disks_keep_it_from_committing() -> None:
+    group = led()
+    leader = group["a"].core
+    for name, full in (("b", []), ("c", ["b", "c"])):
+        group[name].core.disk_fails("no room", takes_frames=False)
+        group.run(500)
+        assert leader.full_voters(group.now_ms) == full
+    assert all(progress.no_room for progress in leader.progress.values())
+    group["b"].core.disk_works()
+    group.run(500)
+    assert leader.full_voters(group.now_ms) == []
+    assert group["c"].core.full_voters(group.now_ms) == []

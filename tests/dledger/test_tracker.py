@@ -112,3 +112,23 @@ def test_whoever_was_silent_too_long_or_recovers_is_not_good() -> None:
     tracker.progress["b"].recovering = 0
     assert tracker.good(frozenset("abcd"), now_ms) == 1
     assert tracker.good(frozenset("acd"), now_ms) == 0
+
+
+def test_the_full_are_named_where_too_few_others_take_frames() -> None:
+    """Of five with their leader; "f": full, "s": silent, "+": neither."""
+    for facts, votes, named in (
+        ("++++", True, ""),
+        ("ff++", True, ""),
+        ("fff+", True, "bcd"),
+        ("ffff", True, "bcde"),
+        ("fss+", True, "b"),
+        ("fs++", True, ""),
+        ("sss+", True, ""),  # a matter of who leads, not of disks
+        ("ff++", False, "bc"),
+        ("f+++", False, ""),
+    ):
+        tracker, now_ms = make("abcde"), 2 * CONFIG.election_ms_max
+        for progress, fact in zip(tracker.voting, facts, strict=True):
+            progress.full = fact == "f"
+            progress.heard_ms = 0.0 if fact == "s" else now_ms
+        assert "".join(tracker.full(votes, now_ms)) == named, facts

@@ -64,6 +64,22 @@ def test_own_messages_that_waited_for_too_long_are_told_so():
     assert told == [(ResponseCode.SYSTEM_BUSY, "[BUSY]")]
 
 
+def test_who_waits_when_the_disk_is_full_is_told_so_at_once():
+    bench = Bench()
+    bench.send()
+    cut = bench.log.cut(bench.sends)
+    bench.send()
+    bench.sends.disk_full = "no room"
+    pass_time(bench, TICK_MS)
+    (refused,) = bench.connection.answers()
+    assert (refused.opaque, refused.code) == (2, ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert refused.remark == "[DISK_FULL] no room"
+    assert bench.log.cut(bench.sends) is None
+    bench.sends.answer([bench.sends.applied(cut)])
+    assert [answer.code for answer in bench.connection.answers()] == [0]
+    assert bench.sends.held_bytes == 0
+
+
 def test_a_process_that_did_not_run_refuses_nobody_for_it():
     bench = Bench()
     bench.send()

@@ -280,6 +280,7 @@ class Broker:
             popping=self.popping,
             throughput=self.throughput,
             guard=guard,
+            registrar=self.registrar,
         )
         accounts = AccountChanges(self.book, context.wall_ms, is_classic=config.is_classic)
         acl_admin = AclAdmin(context, self.book, accounts, self.access)

@@ -1,8 +1,9 @@
 """`mqbroker health`: check whether a broker works; exit status 0, or 1 with the reason.
 
 It must answer, and: a leader is ready, a follower knows its leader, a classic slave follows its
-master. Containers run it every few seconds as `python -m raftmq.broker.health`, so it imports
-little.
+master; and the name servers that answer do not all refuse to list it. The cause is told if the
+broker knows it: peers of another group, a store that lost promises, a bad disk. Containers run it
+every few seconds as `python -m raftmq.broker.health`, so it imports little.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import click
 
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
+CAUSES = ("raftForeign", "raftRecovering", "raftDiskReason")
 
 
 @click.command("health")
@@ -50,7 +52,18 @@ def health(address: str | None, timeout_s: float) -> None:
 
 
 def why_not(info: Mapping[str, str]) -> str:
-    """Return why a broker with this runtime info is not healthy; "" if it is."""
+    """Return why a broker with this runtime info is not healthy, with what it knows of the cause;
+    "" if it is."""
+    reason = _standing(info)
+    causes = [info.get(key, "") for key in CAUSES] if reason else []
+    refused = info.get("registrationRefused", "")
+    if refused:
+        causes.append(f"in no route: {refused}")
+    return "; ".join(part for part in (reason, *causes) if part)
+
+
+def _standing(info: Mapping[str, str]) -> str:
+    """Return why a broker is not healthy by its role; "" if it is."""
     if "raftRole" not in info:
         refused = info.get("haRefused", "")
         if refused:

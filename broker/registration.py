@@ -50,6 +50,7 @@ log = logging.getLogger("raftmq.broker.registration")
 RETRY_MS = 1_000  # a name server that comes back gets a registration a second later
 LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
 UNREGISTER_TIMEOUT_MS = 500
+REFUSALS_TOLD = 5  # in a row at one name server: not what passes with a change of role
 FAILURES_TOLD = 30  # a replica that is in no routes says so when half a minute or more has passed
 SPREAD_S = 1.0  # creating a topic waits for name servers no longer than that
 
@@ -117,6 +118,8 @@ class Registrar:
         self._taken: dict[str, DataVersion] = {}  # versions of name servers that take deltas
         self._told: dict[str, int] = {}  # by name server: counter of the version it was told last
         self._failures: dict[str, int] = {}  # by name server: in a row, without any answer
+        self._refusals: dict[str, int] = {}  # by name server: in a row, each with an answer
+        self._refusal = ""  # the last of them
         self._news = asyncio.Event()  # set when a name server was told
         self.body_bytes_sent = 0
         self.registered: dict[str, Identity] = {}  # by name server: what it was last told
@@ -141,6 +144,13 @@ class Registrar:
                 while any(self._told.get(server, -1) < wanted for server in self.registered):
                     self._news.clear()
                     await self._news.wait()
+
+    @property
+    def refused(self) -> str:
+        """Why this replica is in no route: no name server lists it, and one has refused it
+        REFUSALS_TOLD times in a row; "" otherwise. One that is down is not at fault here."""
+        told = max(self._refusals.values(), default=0) >= REFUSALS_TOLD
+        return self._refusal if told and not self.registered else ""
 
     def _connection_lost(self, connection: Connection, reason: str) -> None:
         server = connection.address
@@ -202,7 +212,10 @@ class Registrar:
                 response.code,
                 response.remark,
             )
+            self._refusals[server] = self._refusals.get(server, 0) + 1
+            self._refusal = f"{server} answers {response.code}: {response.remark}"
             return False
+        self._refusals[server] = 0
         if boolean_or(response.ext, "needFull", False):
             return await self._register(server) if base is not None else False
         if boolean_or(response.ext, "topicDelta", False):

@@ -14,6 +14,7 @@ from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.guard import Guard
 from raftmq.broker.operating.rates import Throughput
 from raftmq.broker.popping.popping import Popping
+from raftmq.broker.registration import Registrar
 from raftmq.broker.replication.peerproof import Gates
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.send import SendPath
@@ -37,3 +38,4 @@ class Parts:
     popping: Popping
     throughput: Throughput
     guard: Guard
+    registrar: Registrar

@@ -60,6 +60,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "aclRefused": str(parts.access.refused_count),
         "aclDropped": str(parts.access.dropped_count),
         "tlsFilesRefused": parts.context.tls.error,
+        "registrationRefused": parts.registrar.refused,
     }
     if config.is_classic:
         return info | _classic(parts)
@@ -77,6 +78,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "voted_for": "raftVotedFor",
         "group_id": "raftGroupId",
         "recovered": "raftRecovered",
+        "recovering": "raftRecovering",
         "disk_state": "raftDiskState",
         "disk_reason": "raftDiskReason",
         "behind_bytes": "raftBehindBytes",
@@ -85,6 +87,8 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         info[key] = _text(status.get(name))
     place = parts.context.log.place
     info["raftMembership"] = place.standing if place is not None else ""
+    foreign = status.get("foreign")
+    info["raftForeign"] = "; ".join(foreign) if isinstance(foreign, list) else ""
     info["raftInstalling"] = _installing(status.get("installing"))
     return oldnames.with_old(info, oldnames.RUNTIME_KEYS)
 

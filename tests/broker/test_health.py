@@ -61,6 +61,20 @@ def test_half_an_account_is_told(command, monkeypatch):
         ({"raftRole": "follower", "raftLeader": ""}, "no leader"),
         ({"raftRole": "repairing"}, "repairing"),
         ({}, ""),
+        ({"registrationRefused": "ns:1 answers 1: no"}, "in no route: ns:1 answers 1: no"),
+        (
+            {
+                "raftRole": "pre_candidate",
+                "raftForeign": "n2 is of group id ab",
+                "raftRecovering": "there is no vote file",
+            },
+            "is pre_candidate; n2 is of group id ab; there is no vote file",
+        ),
+        ({"raftRole": "follower", "raftLeader": "n1", "raftForeign": "n2 is of group id ab"}, ""),
+        (
+            {"raftRole": "leader", "raftLeaderReady": "true", "registrationRefused": "no"},
+            "in no route: no",
+        ),
         ({"haConnected": "true", "haRefused": ""}, ""),
         ({"haConnected": "false", "haRefused": ""}, "no link"),
         ({"haConnected": "false", "haRefused": "another log"}, "another log"),

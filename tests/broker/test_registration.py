@@ -4,13 +4,16 @@ import asyncio
 import time
 
 from raftmq.broker import registration
+from raftmq.broker.health import why_not
 from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.broker.tables import versioned
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
+from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
 from tests.ports import bound
@@ -24,6 +27,7 @@ class NameServer:
         self.heard = 0
         self.closing = False
         self.silent = False
+        self.refusing = False
         self.server = RemotingServer(
             {103: self._register, 104: lambda _, c: RemotingCommand.response_to(c)}
         )
@@ -35,6 +39,8 @@ class NameServer:
         if self.closing:
             connection.abort("test")
             return None
+        if self.refusing:
+            return RemotingCommand.response_to(command, code=1, remark="a wrong secret")
         return RemotingCommand.response_to(command)
 
     async def quiet(self):
@@ -254,3 +260,36 @@ async def test_a_follower_that_never_reaches_a_name_server_says_so_once(monkeypa
         await until(lambda: len(said) > 20)
         await registrar.stop()
     assert said[:20] == [0] * 5 + [1] * 15
+
+
+async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_path, monkeypatch):
+    """One that is down says nothing either way; nor do a few refusals."""
+    names = NameServer()
+    names.refusing = True
+    await names.server.start("127.0.0.1", 0)
+    monkeypatch.setattr(registration, "RETRY_MS", 1)
+    down = bound()
+    servers = f"127.0.0.1:{names.server.port};127.0.0.1:{down.getsockname()[1]}"
+    try:
+        async with Group(tmp_path, namesrvAddr=servers) as group:
+            broker = await group.leading()
+            registrar = broker.registrar
+
+            async def why():
+                answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
+                return why_not(loads_object(answer.body)["table"])
+
+            told = f"127.0.0.1:{names.server.port} answers 1: a wrong secret"
+            registrar._refusals.clear()
+            monkeypatch.setattr(registration, "REFUSALS_TOLD", 10**9)
+            await until(lambda: registrar._refusals)
+            assert registrar.refused == ""
+            monkeypatch.setattr(registration, "REFUSALS_TOLD", 5)
+            await until(lambda: registrar.refused == told)
+            assert await why() == f"in no route: {told}"
+            names.refusing = False
+            await until(lambda: registrar.registered)
+            assert await why() == ""
+    finally:
+        down.close()
+        await names.server.stop()

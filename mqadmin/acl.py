@@ -1,6 +1,7 @@
 """Accounts: the commands of Apache's mqadmin 4.x for its plain access control.
 
-In a Raft group any replica takes a change: one that does not lead passes it on.
+In a Raft group any replica takes a change: one that does not lead passes it on. So one is asked,
+the leader: a second request would be signed by an account that the first may have deleted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 import orjson
 
 from raftmq.client.admin import Admin
-from raftmq.mqadmin.command import Arguments, Done, Part, Table
-from raftmq.mqadmin.targets import named
+from raftmq.client.errors import BrokerRefused
+from raftmq.client.route import LEADER_ID
+from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
+from raftmq.mqadmin.targets import Replica, named, nobody_leads, replicas
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fastjson import loads_object
 
@@ -91,7 +94,44 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, str]) -> None:
-    """Have every broker that is meant make the change, slaves too: classic brokers each have a
-    file."""
-    for address in await named(admin, arguments):
+    """Have every broker that is meant make the change."""
+    addresses = await _asked(admin, arguments)
+    unmade = code == RequestCode.DELETE_ACL_CONFIG or ext.get("admin") == "false"
+    if unmade and not arguments.on("force"):
+        for address in addresses:
+            await _check_not_last(admin, address, ext["accessKey"])
+    for address in addresses:
         await admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
+
+
+async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
+    """Return `-b`, or of `-c` the leader of each Raft group, and all brokers of a classic one:
+    they each have a file. Raises CommandError."""
+    address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
+    if address or not cluster:
+        return await named(admin, arguments)
+    groups: dict[str, list[Replica]] = {}
+    for replica in replicas(await admin.cluster.info(), cluster):
+        groups.setdefault(replica.broker_name, []).append(replica)
+    addresses = []
+    for name, members in groups.items():  # by broker id: a leader is first
+        if "raftRole" in await admin.broker.runtime_info(members[0].address):
+            if members[0].broker_id != LEADER_ID:
+                raise CommandError(nobody_leads([name]))
+            del members[1:]
+        addresses += [replica.address for replica in members]
+    return addresses
+
+
+async def _check_not_last(admin: Admin, address: str, key: str) -> None:
+    """Raise CommandError if this broker shows that no other account is an administrator."""
+    try:
+        response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+    except BrokerRefused:
+        return  # it shows nothing; what it makes of the change is its own affair
+    accounts = loads_object(response.body).get("plainAccessConfigs") or []
+    if {one.get("accessKey") for one in accounts if one.get("admin")} == {key}:
+        raise CommandError(
+            f"{key} is the last administrator at {address}: nobody could change accounts or topics"
+            " there any more; --force does it all the same"
+        )

@@ -28,6 +28,7 @@ GROUP_SETTINGS = (
 CONSUMER_GROUP = Flag("g", "consumerGroup", "The consumer group.", required=True)
 GROUP_NAME = Flag("g", "groupName", "The consumer group.", required=True)
 OFFSET_GROUP = Flag("g", "group", "The consumer group.", required=True)
+FORCE_LAST = Flag("", "force", "Even if no other account is an administrator.", Kind.SWITCH)
 FORCE = Flag("f", "force", "false: only back, never ahead.", Kind.BOOLEAN)
 BEGIN = Flag("b", "beginTimestamp", "Stored at this time or later.", Kind.TIME)
 END = Flag("e", "endTimestamp", "Stored before this time.", Kind.TIME)
@@ -282,9 +283,10 @@ COMMANDS = (
          Flag("u", "defaultGroupPerm", "The same on groups."),
          Flag("t", "topicPerms", "On these topics, e.g. topicA=DENY,topicD=SUB."),
          Flag("g", "groupPerms", "On these groups, e.g. groupD=DENY,groupE=SUB."),
-         Flag("m", "admin", "Whether it is an admin.", Kind.BOOLEAN)),
+         Flag("m", "admin", "Whether it is an admin.", Kind.BOOLEAN), FORCE_LAST),
         "acl:update", CHANGES),
-    Command("deleteAclConfig", "Delete an account.", (*WHERE, ACCESS_KEY), "acl:delete", CHANGES),
+    Command("deleteAclConfig", "Delete an account.", (*WHERE, ACCESS_KEY, FORCE_LAST),
+        "acl:delete", CHANGES),
     Command("updateGlobalWhiteAddr", "Say from which addresses no account is needed.",
         (*WHERE,
          Flag("g", "globalWhiteRemoteAddresses", "All of them, e.g. 10.10.103.*,192.168.0.*.",

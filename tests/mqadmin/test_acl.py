@@ -10,7 +10,7 @@ from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.credentials import Given, find
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
-from tests.broker.test_access import ADMIN, EXCEPTION, WRITER, guarded, send
+from tests.broker.test_access import ADMIN, EXCEPTION, PLAIN_ACL, WRITER, guarded, send
 from tests.waiting import until
 
 
@@ -49,9 +49,12 @@ async def mqadmin(*arguments, who=ADMIN):
 
 
 async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_path):
+    boss = Credentials("another-boss", "sesame-open-5")
+    names = tmp_path / "names_acl.yml"
+    names.write_text(f"{PLAIN_ACL}  - {{accessKey: another-boss, secretKey: sesame-open-5}}\n")
     config = NameServerConfig(
         bind="127.0.0.1", port=0, http_enable=False, acl_enable=True,
-        acl_file=str(tmp_path / "plain_acl.yml"), acl_reads_need_account=True,
+        acl_file=str(names), acl_reads_need_account=True,
     )  # fmt: skip
     async with guarded(tmp_path, 3) as group:
         server = NameServer(config)  # its port is known only now: the brokers are started anew
@@ -86,6 +89,15 @@ async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_pa
             assert refused[0] == 1 and "Need admin permission" in refused[1]
             assert (await mqadmin("deleteAclConfig", "-a", "somebody-new", *every))[0] == 0
             assert "No acl config" in (await send(leader, new)).remark
+            last = await mqadmin("deleteAclConfig", "-a", "administrator", *every)
+            assert last[0] == 1 and "the last administrator at" in last[1]
+            demoted = await mqadmin("updateAclConfig", "-a", "administrator", "-m", "false", *one)
+            assert demoted[0] == 1 and "the last administrator at" in demoted[1]
+            made = ("-a", boss.access_key, "-s", boss.secret_key, "-m", "true")
+            assert (await mqadmin("updateAclConfig", *made, *every))[0] == 0
+            # Who signs is gone with the first change.
+            own = await mqadmin("deleteAclConfig", "-a", boss.access_key, *every, who=boss)
+            assert own == (0, "there is no account another-boss any more\n")
             white = await mqadmin("updateGlobalWhiteAddr", "-g", "127.0.0.*", *every)
             assert white[0] == 0 and (await send(leader, None)).code == 0
             versions = await mqadmin("clusterAclConfigVersion", *every, "--json")

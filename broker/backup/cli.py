@@ -92,6 +92,12 @@ def verify(**given: Any) -> None:
 @click.option(
     "--to-time", help="Only what was stored until then: ISO 8601 (UTC), or ms since 1970."
 )
+@click.option(
+    "--incarnation",
+    metavar="new|UUID",
+    help="Where one run does not make all stores: 'new' in the first, what that prints in the"
+    " others.",
+)
 def restore(**given: Any) -> None:
     """Make the stores of a new group from the backup in DIRECTORY.
 
@@ -102,6 +108,9 @@ def restore(**given: Any) -> None:
 
     All replicas of the new group are restored from the same backup with the same options, here or
     each on its own host. The members are those of --peers, whatever the old group's were.
+
+    Each restoration makes another group, of whose id its --incarnation is a part: stores of two
+    restorations never mix. One that makes all stores at once needs none.
     """
     from raftmq.broker.backup import work
 

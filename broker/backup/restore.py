@@ -10,8 +10,10 @@ append on (dledger.configuration). So one frame is added behind everything: a co
 new group's members, in a term that the old group did not reach when the backup was taken. The group
 id: another group has another id (dledger.identity). It stands in a command behind that, for
 replicas that receive the log, and in every store's file, so that no replica ever talks to one of
-the old group. Both frames are the same in every store, byte for byte, whoever makes it and
-wherever: everything in them comes from the manifest and the given peers. Every store's vote file
+the old group, nor to a store that is left of an earlier restoration: such a store may have other
+frames of the same indices and terms. Both frames are the same in every store of one restoration,
+byte for byte, whoever makes it and wherever: everything in them comes from the manifest, the given
+peers, and the incarnation, which names this restoration and no other. Every store's vote file
 says that it is recovered, in that term, and voted for nobody: the replicas have the same
 log, so any majority of them elects a leader that has all of it, and the log's content is committed
 with the new leader's first frame.
@@ -28,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import UUID
 
 import orjson
 
@@ -151,14 +154,16 @@ def restore(
     point: Point,
     stores: Sequence[str],
     peers: Sequence[tuple[str, str]],
+    incarnation: UUID,
     *,
     config: StoreConfig | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Restored:
     """Make each of `stores` (directories: storePathRootDir) one replica's. `peers`: (id, host:port)
-    of all members of the new group, in the order of its dLegerPeers. `config`: of the brokers that
-    will run there; by default as where the backup was taken. Raises StoreInUse, BackupError,
-    BackupDamaged, ConfigError, OSError."""
+    of all members of the new group, in the order of its dLegerPeers. `incarnation`: a new one for
+    each restoration, the same for all of its stores. `config`: of the brokers that will run there;
+    by default as where the backup was taken. Raises StoreInUse, BackupError, BackupDamaged,
+    ConfigError, OSError."""
     config = config or store_config_of(manifest.settings)
     if config.segment_size_bytes != manifest.segment_size_bytes:
         raise BackupError(
@@ -180,7 +185,8 @@ def restore(
             check_empty(store)
         for store in stores:
             say(f"{store}: frames {manifest.first_index} to {point.index}")
-            made = restore_one(directory, manifest, point, OsDisk(store), members, config)
+            disk = OsDisk(store)
+            made = restore_one(directory, manifest, point, disk, members, incarnation, config)
     assert made is not None, "no store is named"
     return made
 
@@ -191,6 +197,7 @@ def restore_one(
     point: Point,
     disk: Disk,
     members: Configuration,
+    incarnation: UUID,
     config: StoreConfig,
 ) -> Restored:
     """Make one store, on an empty disk. Raises BackupDamaged, BackupError, OSError."""
@@ -218,7 +225,7 @@ def restore_one(
         if raft_log.last_index != point.index:
             raise BackupDamaged(f"the log ends with frame {raft_log.last_index}")
         added = _found(raft_log, members, manifest.current_term + 1, last_ms)
-        identity = _id_of(manifest, added)
+        identity = _id_of(manifest, added, incarnation)
         naming = group_id(identity, if_absent=False)
         end = _add(raft_log, added.term, last_ms, FrameKind.COMMAND, naming).end
         _sync(raft_log)
@@ -305,10 +312,11 @@ def _found(raft_log: RaftLog, members: Configuration, term: int, time_ms: int) -
     return _add(raft_log, term, time_ms, FrameKind.CONFIGURATION, payload)
 
 
-def _id_of(manifest: Manifest, founded: Frame) -> bytes:
-    """Return a group id that differs for other members, another point or another backup, and for
-    nothing else: the hosts that a group is restored on do not talk about it."""
-    made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms])
+def _id_of(manifest: Manifest, founded: Frame, incarnation: UUID) -> bytes:
+    """Return a group id that differs for other members, another point, another backup or another
+    restoration, and for nothing else: the hosts that a group is restored on do not talk about
+    it."""
+    made_of = orjson.dumps([manifest.group, manifest.current_term, manifest.taken_ms, incarnation])
     return hashlib.sha256(made_of + founded.data).digest()[:GROUP_ID_SIZE_BYTES]
 
 

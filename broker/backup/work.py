@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import uuid
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -150,6 +151,7 @@ def restore(
     settings: tuple[str, ...],
     to_index: int | None,
     to_time: str | None,
+    incarnation: str | None,
 ) -> None:
     """Restore a backup; the options are those of `mqbroker restore`."""
     config: StoreConfig | None = None
@@ -165,10 +167,17 @@ def restore(
             members, stores = found.peers, (found.store_path_root_dir,)
             config = store_config(found)
         to_time_ms = None if to_time is None else _time_ms(to_time)
+        named = _incarnation(incarnation)
     except (ConfigError, ValueError) as error:
         _end(WRONG, f"restore: {error}")
     if not members:
         _end(WRONG, "restore: the new group has no members")
+    if incarnation is None and len(stores) < len(members):
+        _end(
+            WRONG,
+            f"restore: this makes {len(stores)} of the group's {len(members)} stores: give"
+            " --incarnation new here, and what that prints where the others are made",
+        )
     place = BackupDirectory(directory)
     manifest = _manifest(place)
     try:
@@ -180,7 +189,9 @@ def restore(
     addresses = [(p.node_id, format_address(p.host, p.port)) for p in members]
     try:
         set_level("raftmq.broker.installation", "ERROR")  # it logs replicas that are refilled
-        made = restore_stores(place, manifest, point, stores, addresses, config=config, say=_say)
+        made = restore_stores(
+            place, manifest, point, stores, addresses, named, config=config, say=_say
+        )
     except StoreInUse as error:
         _end(os.EX_TEMPFAIL, f"restore: {error}")
     except FAILURES as error:
@@ -188,6 +199,8 @@ def restore(
     finally:
         set_level("raftmq.broker.installation", "")
     _print_restored(manifest, made, addresses)
+    if len(stores) < len(members):
+        click.echo(f"incarnation {named}: the other stores need --incarnation {named}")
 
 
 # ---- what is printed ------------------------------------------------------------------------
@@ -261,6 +274,19 @@ def _raft_config(path: str | None, settings: tuple[str, ...]) -> BrokerConfig:
     if config.is_classic:
         raise ConfigError("enableDLegerCommitLog is not set: backups are of Raft groups")
     return config
+
+
+def _incarnation(given: str | None) -> uuid.UUID:
+    """Return what names this restoration. Raises ValueError."""
+    if given is None or given == "new":
+        return uuid.uuid4()
+    try:
+        return uuid.UUID(given)
+    except ValueError as error:
+        raise ValueError(
+            f"--incarnation {given}: give 'new' where the first store is made, and what that"
+            " prints where the others are"
+        ) from error
 
 
 def _time_ms(text: str) -> int:

@@ -3,10 +3,12 @@ ports, other ids."""
 
 import asyncio
 import re
+import shutil
 import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from uuid import UUID
 
 import orjson
 import pytest
@@ -109,13 +111,14 @@ async def taken(group, path, name=None, **options):
     return await take(source, BackupDirectory(str(path)), pause_s=0.01)
 
 
-def restored(group, path, names=None, **point):
+def restored(group, path, names=None, incarnation=1, **point):
     """Make the stores of a group that is not started yet."""
     directory = BackupDirectory(str(path))
     manifest = directory.required()
     peers = [(name, f"127.0.0.1:{group.ports[name]}") for name in group.names]
     stores = [str(group.root / name) for name in names or group.names]
-    return restore(directory, manifest, point_of(directory, manifest, **point), stores, peers)
+    at = point_of(directory, manifest, **point)
+    return restore(directory, manifest, at, stores, peers, UUID(int=incarnation))
 
 
 async def tables(group):
@@ -189,6 +192,33 @@ async def test_a_group_comes_back_as_another_group(tmp_path):
         await until(lambda: all(b.state.applied_index >= last for b in group.brokers.values()))
     replicas = logs(other, leader.engine.log_index.end_of(last))
     assert replicas[0] == replicas[1] == replicas[2] and replicas[0].startswith(first)
+
+
+async def test_a_store_of_an_earlier_restoration_stays_out_of_the_next_one(tmp_path):
+    """Both go on from one frame, in the same terms."""
+    async with Group(tmp_path / "old", 1, **SMALL) as group:
+        await create_topic(group)
+        await fill(group, 20)
+        await taken(group, tmp_path / "backup")
+    other = Group(tmp_path / "new", 3, **SMALL)
+    restored(other, tmp_path / "backup")
+    async with other as group:
+        await fill(group, 8)
+        for name in group.names:
+            await group.stop(name)
+        left, *anew = group.names
+        for name in anew:
+            shutil.rmtree(group.root / name)
+        made = restored(group, tmp_path / "backup", anew, incarnation=2)
+        for name in anew:
+            await group.start(name)
+        group.let_lead(anew[0])
+        sent = await fill(group, 12)
+        await group.start(left)
+        identity = group.brokers[left].engine.identity
+        await until(lambda: len(identity.foreign(0)) >= 2)
+        assert identity.group_id != made.group_id
+        assert sent.items() <= (await stored(group)).items()
 
 
 async def test_members_of_the_old_group_do_not_come_along(tmp_path):

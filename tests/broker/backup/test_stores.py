@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import msgspec
 import orjson
@@ -41,6 +42,7 @@ from tests.simulator.disk import SimCrash, SimDisk
 
 SEGMENT = 256 << 10
 PEERS = [("x", "127.0.0.1:1"), ("y", "127.0.0.1:2")]
+RUN, RUN_AGAIN = UUID(int=1), UUID(int=2)  # restorations
 
 
 def config_of(root, **changes):
@@ -137,11 +139,12 @@ def backup(store, place, **options):
     return asyncio.run(take(source, place, pause_s=0.0))
 
 
-def restored(place, *roots, peers=PEERS, **point):
+def restored(place, *roots, peers=PEERS, incarnation=RUN, **point):
     manifest = place.required()
     at = point_of(place, manifest, **point)
     config = store_config(config_of("unused"))
-    return restore(place, manifest, at, [str(root) for root in roots], peers, config=config)
+    stores = [str(root) for root in roots]
+    return restore(place, manifest, at, stores, peers, incarnation, config=config)
 
 
 def run(*arguments):
@@ -544,11 +547,31 @@ def test_stores_are_alike_and_hold_everything(store, place, tmp_path):
         assert file_of(OsDisk(str(path)), "raft").load() == made.group_id
     elsewhere = (("x", "127.0.0.1:1"), ("y", "127.0.0.1:3"))
     assert restored(place, tmp_path / "d", peers=elsewhere).group_id != made.group_id
+    assert restored(place, tmp_path / "e", incarnation=RUN_AGAIN).group_id != made.group_id
     assert [(m.node_id, m.address, m.broker_id) for m in members.members] == [
         ("x", "127.0.0.1:1", 1),
         ("y", "127.0.0.1:2", 2),
     ]
     found.close(replica)
+
+
+def test_each_restoration_is_another_group_and_runs_for_one_say_so(store, place, tmp_path):
+    backup(store, place)
+    peers = ("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
+
+    def made(name, *options):
+        root = tmp_path / name
+        status, output = run("restore", place.path, "--into", root, *peers, *options)
+        assert status == 0, output
+        return re.findall(r"--incarnation (\S+)", output), file_of(OsDisk(str(root)), "raft").load()
+
+    (told,), first = made("one", "--incarnation", "new")
+    assert made("two", "--incarnation", told) == ([told], first)
+    (again,), second = made("three", "--incarnation", "new")
+    assert again != told and second != first
+    whole = [made(name, "--into", tmp_path / f"{name}1") for name in ("four", "five")]
+    assert [said for said, _ in whole] == [[], []]
+    assert len({first, second, *(identity for _, identity in whole)}) == 4
 
 
 def test_a_log_without_its_beginning_goes_on_with_its_numbers(store, place, tmp_path):
@@ -686,7 +709,7 @@ def test_a_directory_of_something_else_is_no_place_for_a_backup(store, place, tm
 def test_members_that_cannot_be(store, place, tmp_path, peers, text):
     manifest = backup(store, place).manifest
     with pytest.raises(BackupError, match=text):
-        restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers)
+        restore(place, manifest, point_of(place, manifest), [str(tmp_path / "new")], peers, RUN)
     assert not (tmp_path / "new").exists()
 
 
@@ -694,7 +717,7 @@ def test_there_are_not_more_stores_than_members(store, place, tmp_path):
     manifest = backup(store, place).manifest
     stores = [str(tmp_path / name) for name in ("one", "two")]
     with pytest.raises(BackupError, match="2 stores for 1 members"):
-        restore(place, manifest, point_of(place, manifest), stores, [("n0", "h:1")])
+        restore(place, manifest, point_of(place, manifest), stores, [("n0", "h:1")], RUN)
     assert not (tmp_path / "one").exists()
 
 
@@ -709,7 +732,7 @@ def test_killed_at_any_operation_a_store_is_whole_or_nobody_starts_with_it(store
         disk = SimDisk(Random(operations))
         disk.crash_after(operations)
         try:
-            restore_one(place, manifest, point, disk, founding(PEERS), config)
+            restore_one(place, manifest, point, disk, founding(PEERS), RUN, config)
             outcomes.append("done")
         except SimCrash:
             pass
@@ -739,6 +762,7 @@ def test_segments_of_another_size_are_refused(store, place, tmp_path):
             point_of(place, manifest),
             [str(tmp_path / "new")],
             PEERS,
+            RUN,
             config=other,
         )
 
@@ -792,7 +816,8 @@ def test_a_stopped_replica_is_given_by_its_configuration(store, place, tmp_path)
     told = orjson.loads(output)
     assert (status, told["damaged"], told["messages"]) == (0, [], 18 * 8)
     new = tmp_path / "new"
-    status, output = run("restore", place.path, "-c", conf, "--set", f"storePathRootDir={new}")
+    arguments = ("restore", place.path, "-c", conf, "--set", f"storePathRootDir={new}")
+    status, output = run(*arguments, "--incarnation", "new")
     assert status == 0, output
     assert "need mappedFileSizeCommitLog=262144" in output
     assert "a dLegerGroup other than group-a" in output
@@ -820,6 +845,14 @@ def test_a_stopped_replica_is_given_by_its_configuration(store, place, tmp_path)
         (
             ("restore", "DIR", "--into", "X", "--peers", "n0-h:1", "--to-time=1", "--to-index=1"),
             "either --to-index or --to-time",
+        ),
+        (
+            ("restore", "DIR", "--into", "X", "--peers", "n0-h:1", "--incarnation", "again"),
+            "give 'new' where the first store is made",
+        ),
+        (
+            ("restore", "DIR", "--into", "X", "--peers", "n0-h:1;n1-h:2"),
+            "makes 1 of the group's 2 stores: give --incarnation new here",
         ),
         (("restore", "DIR", "--into", "X", "--peers", "n0-h:1"), "is no backup"),
         (("verify", "DIR"), "is no backup"),

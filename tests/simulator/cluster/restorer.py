@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tests.simulator.cluster.world import ClusterWorld
 
 WAIT_S = 5.0  # for a leader
+INCARNATION = UUID(int=1)  # one store is made, and never another of its group
 
 
 class Restorer:
@@ -77,6 +79,7 @@ class Restorer:
             point_of(directory, manifest),
             DiskOfProcess(process, programs.STRANGE_STORE, self._machine),
             founding(addresses),
+            INCARNATION,
             store_config_of(manifest.settings),
         )
         world.note(f"{self._machine.name} is restored beside itself, to {manifest.commit_index}")

@@ -144,6 +144,13 @@ class NameServerProcessor:
             )
             ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
             return _answer(request, refused.code, str(refused), ext)
+        if result.group_id_before:
+            LOG.warning(
+                "group_founded_anew broker=%s address=%s id=%s before=%s: if nobody meant it, the"
+                " stores of the group before are elsewhere (storePathRootDir, a volume)",
+                header.broker_name, header.broker_address, header.raft_group_id,
+                result.group_id_before, extra=FROM_PEER,
+            )  # fmt: skip
         if result.changed:
             LOG.info(
                 "route_changed broker=%s address=%s id=%d term=%s topics=%d",

@@ -20,6 +20,9 @@ Rules of registration (103):
   to lead takes the name from unsigned brokers, whatever their id. An id is no secret and proves
   nothing: it keeps apart groups that have one name by mistake. Who forges one gets no more than a
   forged term or address gave him; signatures, which cover it, are what helps against him.
+- The last id of a name is remembered when all of its brokers are gone, and a registration with
+  another one is taken in and told of (`Registered.group_id_before`): a group may have been founded
+  anew at empty stores, without its messages, while nobody meant it.
 - A claim may be `signed` (remoting.registrationproof). From the first signed claim to id 0 on the
   name is held: only signed registrations and signed change requests count for it; unsigned earlier
   registrations are dropped, whatever term they claimed. A name is held while its claim lasts or a
@@ -60,6 +63,7 @@ EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
 CLAIM_MS = 30_000  # how long a claim to lead outlives its claimant: one registration period
 BROKERS_PER_GROUP_MAX = 128  # listed ones; each event and route of a group names them all
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
+GROUP_IDS_MAX = 10_000  # remembered, of names that may be gone
 PERM_WRITE = 2
 NO_VERSION = DataVersion()
 
@@ -114,6 +118,7 @@ class Registered:
     leader_ha_address: str
     need_full: bool  # send the full topic table
     changed: bool  # clients see another route now
+    group_id_before: str = ""  # of the name, if this registration brought another one
 
 
 class RegistrationRefused(RemotingError):
@@ -172,6 +177,7 @@ class RouteTable:
         self._channels: dict[Hashable, set[str]] = {}
         self._watchers: list[Callable[[BrokerGroup], None]] = []
         self._topic_watchers: list[Callable[[str], None]] = []
+        self._group_ids: dict[str, str] = {}  # the last one of each broker name
         self.topics_version = 0  # grows when a topic name appears or goes; for caches
 
     # --- from brokers
@@ -226,7 +232,9 @@ class RouteTable:
                 need_full = group.version != claim.version
         leader_address = group.addresses.get(LEADER_ID, "")
         leader = self._live.get(leader_address)
-        return Registered(leader_address, leader.ha_address if leader else "", need_full, changed)
+        before = self._remember(claim)
+        ha_address = leader.ha_address if leader else ""
+        return Registered(leader_address, ha_address, need_full, changed, before)
 
     def refresh(
         self, address: str, broker_name: str, channel: Hashable, now_ms: int,
@@ -382,6 +390,16 @@ class RouteTable:
         return sum(live.signed for live in self._live.values())
 
     # --- inside
+
+    def _remember(self, claim: Registration) -> str:
+        """Remember the group id that came with the name; return the one before if it is another."""
+        if not claim.group_id:
+            return ""
+        before = self._group_ids.pop(claim.broker_name, "")
+        if len(self._group_ids) >= GROUP_IDS_MAX:
+            del self._group_ids[next(iter(self._group_ids))]  # which was named longest ago
+        self._group_ids[claim.broker_name] = claim.group_id
+        return before if before != claim.group_id else ""
 
     def _check_signed(self, claim: Registration, group: BrokerGroup | None) -> None:
         if claim.signed:

@@ -38,6 +38,7 @@ _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
     PERCENT: ({"%": 1}, 1),
 }
 _EXAMPLES = {BYTES: "64MiB", MS: "5s", HOURS: "72h", PERCENT: "75%"}
+_COMMENT = re.compile(r"\s#")  # behind a value; a file's comments are whole lines
 NEAR_KEY = 0.6  # difflib's similarity from which on a key is suggested
 NEAR_VALUE = 0.4
 MISTAKES_TOLD_MAX = 50  # of one source
@@ -90,6 +91,11 @@ class Option:
         if self.choices and text not in self.choices:
             near = nearest(text.upper(), self.choices) or nearest(text, self.choices)
             raise ConfigError(f"{what}: expected one of {', '.join(self.choices)}{near}")
+        # A path would be another one then, and an empty store at it looks like a new one.
+        if not self.secret and _COMMENT.search(text):
+            raise ConfigError(f"{what}: a comment needs a line of its own")
+        if not self.secret and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+            raise ConfigError(f"{what}: quotes would be a part of it: leave them out")
         return text
 
     def _boolean(self, value: object, what: str) -> bool:

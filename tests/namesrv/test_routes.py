@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
+from raftmq.namesrv import routes
 from raftmq.namesrv.routes import (
     BROKERS_PER_GROUP_MAX,
     EXPIRY_MS,
@@ -311,6 +312,37 @@ def test_a_group_that_was_made_anew_at_its_addresses_gets_its_name() -> None:
     assert why_refused(table, claim(N1, 2, 1, group_id=Q), 1) == ""
     assert why_refused(table, claim(N0, 0, 1, group_id=Q), 2) == ""
     assert addresses(table) == {0: N0, 2: N1}
+
+
+def test_a_name_that_comes_back_with_another_id_is_taken_in_and_told_of() -> None:
+    """Its stores may have been empty: a wrong path, a volume that was not mounted."""
+    table = group_with_an_id()
+    table.channel_closed("ch0", 1)
+    table.channel_closed("ch1", 1)
+    assert table.group("g") is None
+    told = [
+        table.register(claim(address, broker_id, 1, group_id=Q), 2).group_id_before
+        for address, broker_id in ((N1, 2), (N0, 0), (N1, 2))
+    ]
+    assert told == [P, "", ""]
+    other = table.register(claim("10.0.2.1:10911", 0, 1, broker_name="h", group_id=P), 2)
+    assert other.group_id_before == ""
+
+
+def test_the_remembered_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "GROUP_IDS_MAX", 2)
+    table = RouteTable()
+
+    def told(name: str, group_id: str) -> str:
+        brought = claim(N0, 0, 1, broker_name=name, group_id=group_id, channel="ch")
+        before = table.register(brought, 0).group_id_before
+        table.channel_closed("ch", 0)
+        return before
+
+    for name in ("a", "b", "a", "c"):
+        assert told(name, P) == ""
+    assert told("b", Q) == "", "named longest ago"
+    assert told("c", Q) == P
 
 
 # --- liveness

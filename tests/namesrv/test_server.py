@@ -176,6 +176,21 @@ async def test_a_group_of_another_id_is_refused_and_who_says_none_by_its_version
     assert await caller.addresses() == {"0": "n1:1"}
 
 
+async def test_a_name_that_comes_back_with_another_id_is_logged_once(
+    caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    own: dict[str, Any] = {"raft_term": 1, "raft_role": "leader"}
+    await caller.register("n0:1", 0, **own, raft_group_id="0a" * 16)
+    await caller.ask(
+        RequestCode.UNREGISTER_BROKER, BrokerHeader("broker-a", "n0:1", "c", 0).to_ext()
+    )
+    for _ in range(2):
+        answer = await caller.register("n0:1", 0, **own, raft_group_id="0b" * 16)
+        assert answer.code == 0
+    (line,) = [r.getMessage() for r in caplog.records if "group_founded_anew" in r.getMessage()]
+    assert f"address=n0:1 id={'0b' * 16} before={'0a' * 16}: if nobody meant it" in line
+
+
 async def test_deltas(caller: Caller) -> None:
     async def version_changed(version: DataVersion) -> str:
         header = BrokerHeader("broker-a", "n0:1", "c", 0)

@@ -101,6 +101,28 @@ def test_wrong_toml_explains_itself(tmp_path: Path, text: str, parts: list[str])
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("/data/n0 # on the new disk", "a comment needs a line of its own"),
+        ("/data/n0\t#", "a comment needs a line of its own"),
+        ('"/data/n0"', "quotes would be a part of it: leave them out"),
+        ("'/data/n0'", "quotes would be a part of it: leave them out"),
+    ],
+)
+def test_no_path_takes_a_comment_or_quotes_for_a_part_of_it(
+    tmp_path: Path, value: str, why: str
+) -> None:
+    """The store would be another one, and empty."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"storePathRootDir={value}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(str(path))
+    assert str(caught.value) == f"{path}:1: storePathRootDir={value}: {why}"
+    path.write_text("storePathRootDir=/data/#0\npeerSecret='sixteen bytes # at least'\n")
+    assert load(str(path)).config.store_path_root_dir == "/data/#0"
+
+
 def test_every_mistake_has_a_line_of_its_own(tmp_path: Path) -> None:
     text = "listenPort=ten\nwarmUp=1\nbrokerName=a\nflushDiskTyp=x\n"
     with pytest.raises(ConfigError) as caught:

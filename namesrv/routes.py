@@ -7,6 +7,10 @@ Rules of registration (103):
   replaces the address that was 0; an address is listed under one id only, so a node that changes
   its id is not listed twice. The replaced node stays unlisted until it registers again (the answer
   to 322 tells it to).
+- Masters say no term, so a second one of a name is refused while the first is there: sends would go
+  to both in turns, and each would have a part of the messages. One that moves gets in when the
+  first's channel is closed, or it was silent for its time-out. A higher `stateVersion` replaces at
+  once: that is the epoch of a master that Apache's controller has chosen.
 - Raft groups say their `term`. The highest term that claimed id 0 is kept; a claim with a lower
   term, or with the same term from another address while the first is listed, is refused
   (`RegistrationRefused`), and so is any registration older than what the same node said before. The
@@ -210,6 +214,7 @@ class RouteTable:
         self._check_signed(claim, group)
         group = self._check_group(claim, group, now_ms)
         self._check_term(claim, group)
+        self._check_master(claim, group, now_ms)
         topics = self._check_size(claim)
         changed = self._place(claim, now_ms)
         group = self._groups[claim.broker_name]
@@ -480,6 +485,23 @@ class RouteTable:
                 f"term {group.term} is known, its leader is {leader or 'gone'}"
             )
             raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
+
+    def _check_master(self, claim: Registration, group: BrokerGroup | None, now_ms: int) -> None:
+        """Refuse a master while another one of its name is there."""
+        if group is None or claim.broker_id != LEADER_ID or claim.term or group.term:
+            return
+        master = self._live.get(group.addresses.get(LEADER_ID, claim.address))
+        if master is None or master.address == claim.address or claim.signed > master.signed:
+            return
+        silent = now_ms - master.last_seen_ms > master.timeout_ms
+        if silent or claim.version.state_version > master.version.state_version:
+            return
+        text = (
+            f"[OTHER_MASTER] {claim.address} registers as brokerId 0 of {group.name}, as"
+            f" {master.address} does, which is there: give each master a brokerName of its own, a"
+            " slave brokerRole=SLAVE, a Raft group's replicas enableDLegerCommitLog=true"
+        )
+        raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, master.address)
 
     def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
         """Check the limits; return the topics. Unsigned claims take no room of signed ones."""

@@ -148,11 +148,49 @@ def test_a_nodes_late_registration_does_not_undo_its_newer_one() -> None:
     assert addresses(table)[0] == N1
 
 
-def test_without_terms_the_last_claim_wins_as_apaches_brokers_expect() -> None:
+def test_a_second_master_is_refused_while_the_first_is_there() -> None:
+    """Neither says a term: sends would go to both in turns."""
     table = RouteTable()
-    table.register(claim(N0, 0), 0)
-    table.register(claim(N1, 0), 1)
+    table.register(claim(N0, 0, channel="ch0"), 0)
+    for _ in range(2):
+        with pytest.raises(RegistrationRefused) as caught:
+            table.register(claim(N1, 0, channel="ch1", topics=[topic("X")], version=V2), EXPIRY_MS)
+        refused = caught.value
+        assert (refused.code, refused.leader_address) == (ResponseCode.ILLEGAL_OPERATION, N0)
+        assert str(refused).startswith(
+            f"[OTHER_MASTER] {N1} registers as brokerId 0 of g, as {N0} does, which is there: "
+        )
+    assert addresses(table) == {0: N0}
+    assert names(table) == ["A", "B"]
+    table.register(claim(N0, 0, channel="ch0"), 1)
+    table.register(claim(N1, 1, channel="ch1"), 1)  # a slave, which takes over later
+    assert addresses(table) == {0: N0, 1: N1}
+
+
+@pytest.mark.parametrize("end", ["closed", "unregistered", "silent", "a slave now"])
+def test_a_master_takes_over_when_the_first_is_gone(end: str) -> None:
+    table = RouteTable()
+    table.register(claim(N0, 0, channel="ch0"), 0)
+    table.register(claim(N1, 1, channel="ch1"), 0)
+    now_ms = 1
+    if end == "closed":
+        table.channel_closed("ch0", 1)
+    elif end == "unregistered":
+        table.unregister(N0, "g", 1)
+    elif end == "silent":
+        now_ms = EXPIRY_MS + 1  # its connection lingers, and nobody has looked at the clock yet
+    else:
+        table.register(claim(N0, 1, channel="ch0"), 1)
+    table.register(claim(N1, 0, channel="ch1"), now_ms)
+    assert addresses(table)[0] == N1
+
+
+def test_a_master_that_apaches_controller_chose_replaces_the_one_before() -> None:
+    table = RouteTable()
+    table.register(claim(N0, 0, version=DataVersion(9, 1, 5)), 0)
+    table.register(claim(N1, 0, version=DataVersion(1, 2, 5)), 1)
     assert addresses(table) == {0: N1}
+    assert why_refused(table, claim(N0, 0, version=DataVersion(9, 1, 6)), 2)
 
 
 def test_routes_say_which_groups_are_raft_groups() -> None:
@@ -582,7 +620,7 @@ def test_the_number_of_topics_is_bounded_and_a_refusal_changes_nothing() -> None
     table = RouteTable(RouteLimits(topics_max=3))
     table.register(claim(N0, 0, topics=[topic("A"), topic("B"), topic("C")]), 0)
     with pytest.raises(RegistrationRefused, match="TABLE_FULL") as caught:
-        table.register(claim(N1, 0, version=V2, topics=[topic("A"), topic("D")]), 1)
+        table.register(claim(N1, 0, 1, version=V2, topics=[topic("A"), topic("D")]), 1)
     assert caught.value.code == ResponseCode.SYSTEM_BUSY
     assert addresses(table) == {0: N0}
     assert names(table) == ["A", "B", "C"]

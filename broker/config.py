@@ -12,7 +12,7 @@ them anew each time. Files are not reloaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,8 @@ from raftmq.ops.options import (
     parse_settings,
     wrong_value,
 )
-from raftmq.ops.settings import gather, parse_properties
+from raftmq.ops.ports import Listener, check_ports, http_port
+from raftmq.ops.settings import gather, parse_properties, repeated
 from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import address_problem, name_problem
@@ -544,7 +545,8 @@ def load(
 
     Raises ConfigError, also for an unreadable file.
     """
-    return _build(gather(OPTIONS, path, overrides, environment))
+    settings = gather(OPTIONS, path, overrides, environment)
+    return replace(_build(settings), repeated=repeated(OPTIONS, settings))
 
 
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> BrokerConfig:
@@ -580,7 +582,9 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
             f" set aclEnable=true, or bindAddress={EVERYWHERE} if everybody who reaches this"
             " machine may do everything"
         )
-    return Loaded(config, places)
+    keys = {key: places[OPTIONS[key].name] for key in config.without_effect()}
+    warnings = [f"{place}: {key}: no effect in this mode" for key, place in keys.items()]
+    return Loaded(config, places, warnings=tuple(warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,6 +657,22 @@ def parse_founders(text: str) -> tuple[Peer, ...]:
     return peers
 
 
+def _listeners(config: BrokerConfig) -> Iterator[Listener]:
+    """Yield where this broker listens, and the proxy beside it."""
+    bind, listen_port = config.bind_address, config.listen_port
+    yield Listener("listen_port", bind, listen_port)
+    if config.is_classic:
+        yield Listener("ha_listen_port", bind, config.ha_port)
+    for peer in () if config.is_classic else config.peers:
+        if peer.node_id == config.dleger_self_id:
+            yield Listener("dleger_peers", config.dleger_bind_address or peer.host, peer.port)
+    yield Listener("grpc_port", bind, config.grpc_port)
+    if config.http_enable:
+        http = http_port(config.http_port, listen_port)
+        yield Listener("http_port", config.http_bind_address, http)
+        yield Listener("http_health_port", LOOPBACK, config.http_health_port)
+
+
 def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     """Check values that depend on one another. Raises ConfigError."""
 
@@ -676,6 +696,14 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     except ValueError as error:
         fail("dleger_peers", f"{error}; expected n0-host:port;n1-host:port")
         raise AssertionError("unreachable") from error
+    if "enable_dleger_commit_log" not in places:
+        for name in ("dleger_peers", "dleger_self_id", "dleger_group"):
+            if name in places:
+                fail(
+                    name,
+                    "is of a Raft group, and enableDLegerCommitLog is not set: true for a replica"
+                    " of the group, false for a classic broker",
+                )
     if config.enable_dleger_commit_log:
         ids = [peer.node_id for peer in peers]
         if not ids:
@@ -718,8 +746,7 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("broker_id", "0 is the master's; a SLAVE needs a brokerId of its own, e.g. 1")
     if config.is_classic and not config.is_slave and config.broker_id != 0:
         fail("broker_id", f"a master's brokerId is 0, and brokerRole is {config.broker_role}")
-    if config.is_classic and config.ha_port == config.listen_port > 0:
-        fail("ha_listen_port", "is listenPort, too")
+    check_ports(OPTIONS, config, places, _listeners(config))
     if config.ha_port > 65535:
         fail("listen_port", "haListenPort would be one more: set it")
     if config.election_timeout_max_ms <= config.election_timeout_min_ms:

@@ -7,6 +7,7 @@ from raftmq.broker.sending.sendrequest import SendRules
 from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig
 from raftmq.dledger import gate, incoming
 from raftmq.ops.descriptors import Ports
+from raftmq.ops.ports import http_port
 from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
 from raftmq.remoting.processtls import LINK_LIMITS
@@ -17,8 +18,6 @@ from raftmq.store.indexfile import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
 from raftmq.store.retention import RetentionPolicy
 from raftmq.web.auth import WebSettings
-
-HTTP_PORT_ABOVE = 4  # the default httpPort is so much above listenPort
 
 
 def store_config(config: BrokerConfig) -> StoreConfig:
@@ -92,9 +91,7 @@ def template_topic(config: BrokerConfig) -> TopicConfig | None:
 
 def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:
     """Return the web server's settings. `listen_port`: where the broker really listens."""
-    port = config.http_port
-    if port < 0:
-        port = config.listen_port and listen_port + HTTP_PORT_ABOVE
+    port = http_port(config.http_port, config.listen_port and listen_port)
     return WebSettings(
         enabled=config.http_enable,
         bind_address=config.http_bind_address,

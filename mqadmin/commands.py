@@ -155,7 +155,9 @@ COMMANDS = (
         (BROKER, CLUSTER, TOPIC,
          Flag("p", "perm", "2: write, 4: read, 6: both.", Kind.INTEGER, required=True)),
         "topics:update_perm", CHANGES),
-    Command("deleteTopic", "Delete a topic from brokers and name servers.",
+    Command("deleteTopic", "Delete a topic from brokers and name servers. Its messages stay"
+        " until retention takes them: a topic made again under its name has them, and goes on"
+        " behind them.",
         (TOPIC, Flag("c", "clusterName", "From this cluster.", required=True)),
         "topics:delete_topic", CHANGES),
     Command("writers", "Show a topic's exactly-once writers, and what they wrote last.",

@@ -5,7 +5,7 @@ As in broker.config: one frozen object per process, built at the edge by `load` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from raftmq.namesrv.routes import RouteLimits
@@ -20,7 +20,8 @@ from raftmq.ops.options import (
     parse_settings,
     wrong_value,
 )
-from raftmq.ops.settings import gather
+from raftmq.ops.ports import Listener, check_ports, http_port
+from raftmq.ops.settings import gather, repeated
 from raftmq.ops.tlsoptions import TlsOptions
 from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.names import address_problem
@@ -180,7 +181,8 @@ def load(
 ) -> Loaded[NameServerConfig]:
     """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
     `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
-    values, places = parse_settings(OPTIONS, gather(OPTIONS, path, overrides, environment))
+    settings = gather(OPTIONS, path, overrides, environment)
+    values, places = parse_settings(OPTIONS, settings)
     if values.get("acl_enable") and "bind" not in values:
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = NameServerConfig(**values)
@@ -192,4 +194,13 @@ def load(
     if config.registrations_must_be_signed and not config.registration_key_file:
         where = places.get("registrations_must_be_signed", "default")
         raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")
-    return Loaded(config, places)
+    check_ports(OPTIONS, config, places, _listeners(config))
+    return Loaded(config, places, repeated(OPTIONS, settings))
+
+
+def _listeners(config: NameServerConfig) -> Iterator[Listener]:
+    yield Listener("port", config.bind, config.port)
+    if config.http_enable:
+        http = http_port(config.http_port, config.port)
+        yield Listener("http_port", config.http_bind_address, http)
+        yield Listener("http_health_port", LOOPBACK, config.http_health_port)

@@ -59,7 +59,11 @@ def config_commands(program: str, options: str) -> click.Group:
     @click.argument("file", type=click.Path(dir_okay=False))
     def check(file: str) -> None:
         found = loaded(file, ())
+        for key, place in found.repeated.items():
+            click.echo(f"warning: {place}: {key} stands there twice: the last counts", err=True)
         known = len(importlib.import_module(options).OPTIONS)
+        for warning in found.warnings:
+            click.echo(f"warning: {warning}", err=True)
         click.echo(f"{file}: right; {len(found.places)} of {known} keys are set")
 
     return config

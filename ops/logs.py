@@ -206,6 +206,14 @@ def _error_of(record: logging.LogRecord) -> BaseException | None:
     return record.exc_info[1] if record.exc_info else None
 
 
+def warn_of_repeated(repeated: Mapping[str, str]) -> None:
+    """Log the keys that stand in the configuration file twice, and the places that count."""
+    for key, place in repeated.items():
+        logging.getLogger("raftmq.ops.settings").warning(
+            "config_repeated key=%s place=%s: the last one counts", key, place
+        )
+
+
 @functools.lru_cache(TEMPLATES_MAX)
 def _taken_apart(template: str) -> tuple[str, tuple[tuple[str, str | None], ...]]:
     """Parse a template into the event and, in order, (key, literal, or None for the next argument).

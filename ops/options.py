@@ -193,10 +193,14 @@ def options_of(cls: type) -> dict[str, Option]:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[Config]):
-    """A configuration, and the source of each value that is not a default, by field name."""
+    """A configuration, and the source of each value that is not a default, by field name.
+    `repeated`: keys that stand in one file twice, and the place that counts. `warnings`: what else
+    is probably not meant."""
 
     config: Config
     places: Mapping[str, str]
+    repeated: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from raftmq.ops.options import (
     ConfigError,
     Option,
     Setting,
+    find,
     nearest,
     refuse,
 )
@@ -51,12 +52,27 @@ def gather(
 def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
     """Read the settings of a file. Raises ConfigError, also if the file cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a BOM
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read configuration file {path}: {error}") from error
     if path.endswith(".toml"):
         return parse_toml(text, path, {option.section for option in options.values()})
     return parse_properties(text, path)
+
+
+def repeated(options: Mapping[str, Option], settings: Iterable[Setting]) -> dict[str, str]:
+    """Return the keys that stand in one file twice, and the place that counts: the last, as in
+    Java's properties."""
+    seen: set[str] = set()
+    found: dict[str, str] = {}
+    for setting in settings:
+        declared = find(options, setting)
+        if declared is None or ":" not in setting.place:  # of the environment or command line
+            continue
+        if declared.key in seen:
+            found[declared.key] = setting.place
+        seen.add(declared.key)
+    return found
 
 
 def parse_properties(text: str, source: str) -> list[Setting]:

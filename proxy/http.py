@@ -7,6 +7,7 @@ from typing import Any
 
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
+from raftmq.ops.ports import http_port
 from raftmq.proxy.config import OPTIONS, ProxyConfig
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -19,7 +20,6 @@ from raftmq.web.metrics import Render, metrics_route
 from raftmq.web.operation import Call, Operation, Reply
 
 API_VERSION = "1"
-PORT_ABOVE = 4  # 8081 → 8085
 
 
 class ProxyApi:
@@ -37,16 +37,10 @@ class ProxyApi:
         self._config = config
         self._instance = instance
         self._tls = tls
-        if config.http_port >= 0:
-            port = config.http_port
-        elif config.port:
-            port += PORT_ABOVE
-        else:
-            port = 0
         settings = WebSettings(
             config.http_enable,
             config.http_bind_address,
-            port,
+            http_port(config.http_port, config.port and port),
             "",
             config.http_tokens_file,
             config.http_health_port,

@@ -21,6 +21,7 @@ from raftmq.namesrv.http.reads import Reads
 from raftmq.namesrv.http.topicmessages import TopicMessages
 from raftmq.namesrv.http.views import CallerView, OptionsView, ServesView, UpView
 from raftmq.namesrv.routes import RouteTable
+from raftmq.ops.ports import http_port
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tlslistener import listening_with
 from raftmq.web import levels
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from raftmq.namesrv.http.oidc import OidcLogin
 
 API_VERSION = "1"
-PORT_ABOVE = 4  # 9876 → 9880
 DASHBOARD = "dashboard"
 # All content is ours and comes from files: no inline script or style, no other origin.
 POLICY = (
@@ -190,13 +190,10 @@ class ClusterApi:
 
 def settings_of(config: NameServerConfig) -> WebSettings:
     """Return where to listen."""
-    port = config.http_port
-    if port < 0:
-        port = config.port + PORT_ABOVE if config.port else 0
     return WebSettings(
         config.http_enable,
         config.http_bind_address,
-        port,
+        http_port(config.http_port, config.port),
         config.http_advertised_address,
         config.http_tokens_file,
         config.http_health_port,

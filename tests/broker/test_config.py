@@ -124,7 +124,10 @@ def test_properties_text_reads_back():
     [
         ("", ()),
         ("brokerRole=SYNC_MASTER\nslaveReadEnable=true\n", ()),
-        ("dLegerGroup=g\npreferredLeaderId=n1\n", ("dLegerGroup", "preferredLeaderId")),
+        (
+            "enableDLegerCommitLog=false\ndLegerGroup=g\npreferredLeaderId=n1\n",
+            ("dLegerGroup", "preferredLeaderId"),
+        ),
         ("engine=pysyncobj\n", ("engine",)),
         (RAFT, ()),
         (RAFT + "brokerRole=SLAVE\nbrokerId=1\n", ("brokerId", "brokerRole")),
@@ -132,6 +135,15 @@ def test_properties_text_reads_back():
 )
 def test_keys_without_effect_are_named(text: str, names: tuple[str, ...]) -> None:
     assert build_config(parse(text, "f")).without_effect() == names
+
+
+@pytest.mark.parametrize("key", ["dLegerPeers=n0-127.0.0.1:1", "dLegerSelfId=n0", "dLegerGroup=g"])
+def test_keys_of_a_raft_group_need_a_word_on_whether_there_is_one(key: str) -> None:
+    """Three replicas without the switch would be three masters of one name."""
+    with pytest.raises(ConfigError) as caught:
+        build_config(parse(key, "f"))
+    assert f"f:1: {key}: is of a Raft group, and enableDLegerCommitLog is not" in str(caught.value)
+    assert build_config(parse(f"enableDLegerCommitLog=false\n{key}", "f")).is_classic
 
 
 @pytest.mark.parametrize(

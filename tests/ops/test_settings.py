@@ -14,6 +14,7 @@ from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.cli import main as mqnamesrv
 from raftmq.ops.options import MISTAKES_TOLD_MAX, ConfigError
 from raftmq.ops.show import effective, tables
+from raftmq.proxy import config as proxy_config
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "configuration.md"
@@ -182,6 +183,11 @@ def test_commands_show_and_check(tmp_path: Path) -> None:
     assert 'brokerName = "broker-x"  # ' + f"{path}:3\n" in shown.stdout
     assert "listenPort = 7  # env RAFTMQ_LISTEN_PORT\n" in shown.stdout
     assert run(mqbroker, "config", "check", path).exit_code == 0
+    classic = tmp_path / "classic.conf"
+    classic.write_text("enableDLegerCommitLog=false\ndLegerGroup=g\n")
+    warned = run(mqbroker, "config", "check", str(classic))
+    assert warned.exit_code == 0
+    assert warned.stderr == f"warning: {classic}:2: dLegerGroup: no effect in this mode\n"
     wrong = run(mqnamesrv, "config", "check", path)
     assert wrong.exit_code == 2
     assert f"mqnamesrv: {path}:2: unknown section [identity]" in wrong.stderr
@@ -236,3 +242,61 @@ def test_the_document_says_what_is_declared() -> None:
 def test_the_documents_example_is_right(tmp_path: Path) -> None:
     example = HEAD.partition("```toml\n")[2].partition("```")[0]
     assert load(written(tmp_path, example)).config.peers[2].host == "10.0.0.3"
+
+
+RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-127.0.0.1:40911\ndLegerSelfId=n0\n"
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "keys"),
+    [
+        (load, "httpPort=10911", "httpPort listenPort"),
+        (load, "httpPort=10912", "httpPort haListenPort"),
+        (load, RAFT + "listenPort=40911", "dLegerPeers listenPort"),
+        (load, RAFT + "listenPort=40907", "httpPort dLegerPeers"),  # 4 above, by default
+        (load, RAFT + "httpHealthPort=10915", "httpHealthPort httpPort"),
+        (load, RAFT + "grpcPort=10911\nnamesrvAddr=127.0.0.1:1", "grpcPort listenPort"),
+        (load, RAFT + "grpcPort=10915\nnamesrvAddr=127.0.0.1:1", "httpPort grpcPort"),
+        (namesrv_config.load, "httpPort=9876", "httpPort listenPort"),
+        (namesrv_config.load, "httpHealthPort=9880", "httpHealthPort httpPort"),
+        (proxy_config.load, "httpPort=8081", "httpPort grpcServerPort"),
+    ],
+)
+def test_two_listeners_with_one_port_are_refused(load, text, keys, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(written(tmp_path, text, "x.conf"))
+    wrong, other = keys.split()
+    assert f"{wrong}=" in str(raised.value)
+    assert str(raised.value).endswith(f" is that of {other}, too")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "listenPort=0\nhttpPort=0",
+        "httpPort=10911\nhttpEnable=false",
+        RAFT + "httpPort=10912",  # no HA port in a Raft group
+        RAFT + "dLegerBindAddress=127.0.0.2\nlistenPort=40911",
+    ],
+)
+def test_ports_that_do_not_meet_are_right(text: str, tmp_path: Path) -> None:
+    load(written(tmp_path, text, "x.conf"))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for name, text in (("x.conf", "listenPort=7"), ("x.toml", "[network]\nlistenPort = 7")):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8-sig")
+        assert load(str(path)).config.listen_port == 7
+
+
+def test_a_key_that_stands_twice_is_told(tmp_path: Path) -> None:
+    text = "listenPort=7\nbrokerName=b\nlistenPort=8\n"
+    path = written(tmp_path, text, "x.conf")
+    again = ["brokerName=c", "brokerName=d"]
+    found = load(path, again, {"RAFTMQ_BROKER_NAME": "e"})
+    assert found.config.listen_port == 8
+    assert found.repeated == {"listenPort": f"{path}:3"}
+    checked = CliRunner().invoke(mqbroker, ["config", "check", path])
+    assert checked.exit_code == 0
+    assert f"{path}:3: listenPort stands there twice" in checked.stderr

@@ -11,6 +11,7 @@ from raftmq.namesrv.config import load as load_namesrv
 from raftmq.ops.options import ConfigError
 
 PEERS = "dLegerPeers=n0-127.0.0.1:40911"
+RAFT = (PEERS, "enableDLegerCommitLog=true")
 
 TOML = {
     "our names": '[tls]\ntlsServerMode = "permissive"\ntlsServerCertPath = "c.pem"\n',
@@ -53,8 +54,8 @@ def test_properties_and_the_environment(tmp_path: Path) -> None:
         (["tlsServerMode=permisive"], "did you mean permissive?"),
         (["httpTlsMode=enforcing"], "needs httpTlsCertPath or tlsServerCertPath"),
         (["tlsServerNeedClientAuth=require"], "needs tlsServerTrustCertPath"),
-        (["raftTlsMode=enforcing", "raftTlsCertPath=c", PEERS], "needs raftTlsTrustCertPath"),
-        (["raftTlsMode=enforcing", PEERS], "needs raftTlsCertPath or tlsServerCertPath"),
+        (["raftTlsMode=enforcing", "raftTlsCertPath=c", *RAFT], "needs raftTlsTrustCertPath"),
+        (["raftTlsMode=enforcing", *RAFT], "needs raftTlsCertPath or tlsServerCertPath"),
         (
             ["raftTlsMode=enforcing", "raftTlsCertPath=c", "raftTlsTrustCertPath=d"],
             "there is no Raft group",

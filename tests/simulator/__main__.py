@@ -11,6 +11,7 @@ Exit status 1 if any seed fails."""
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections import Counter
@@ -78,6 +79,8 @@ def played(cases: list[Case], jobs: int) -> Iterator[tuple[Case, Outcome]]:
 
 
 def replay(case: Case) -> int:
+    """Play it; print its trace, and what its programs log."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     print(ClusterWorld(case.seed, print, case.wish(Wish())).run())
     return 0
 

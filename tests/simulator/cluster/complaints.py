@@ -79,9 +79,6 @@ class Complaints:
     def take(self, record: logging.LogRecord) -> None:
         """Take one record."""
         world, process = self._world, PROCESS.get()
-        if world.trace is not None and logging.lastResort is not None:
-            if record.levelno >= logging.lastResort.level:
-                logging.lastResort.handle(record)
         error = record.exc_info[1] if record.exc_info else None
         if record.levelno < logging.ERROR and error is None:
             return

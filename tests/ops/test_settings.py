@@ -18,6 +18,7 @@ from raftmq.proxy import config as proxy_config
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "configuration.md"
+EVERY = (broker_config.OPTIONS, namesrv_config.OPTIONS, proxy_config.OPTIONS)
 
 GOOD = """
 [identity]
@@ -148,7 +149,7 @@ def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not() -> None:
 
 
 def test_no_two_keys_share_a_variable() -> None:
-    for options in (broker_config.OPTIONS, namesrv_config.OPTIONS):
+    for options in EVERY:
         assert len({option.variable for option in options.values()}) == len(options)
     assert broker_config.OPTIONS["dLegerPeers"].variable == "RAFTMQ_DLEGER_PEERS"
     assert broker_config.OPTIONS["brokerIP1"].variable == "RAFTMQ_BROKER_IP1"
@@ -157,7 +158,7 @@ def test_no_two_keys_share_a_variable() -> None:
 
 
 def test_every_default_is_within_its_own_range() -> None:
-    for options in (broker_config.OPTIONS, namesrv_config.OPTIONS):
+    for options in EVERY:
         for option in options.values():
             assert option.parse(option.default, option.key) == option.default
             assert option.parse(option.text(option.default), option.key) == option.default
@@ -195,13 +196,15 @@ def test_commands_show_and_check(tmp_path: Path) -> None:
 
 HEAD = """# Configuration
 
-Every key of the broker and of the name server. This file is written from the declarations
-(`broker/config.py`, `namesrv/config.py`) by `RAFTMQ_REWRITE=1 pytest tests/ops/test_settings.py`.
+Every key of the broker, of the name server and of the gRPC proxy. This file is written from the
+declarations (`broker/config.py`, `namesrv/config.py`, `proxy/config.py`) by
+`RAFTMQ_REWRITE=1 pytest tests/ops/test_settings.py`.
 
 Settings come, each over the ones before, from: the defaults; the file (`-c`); environment
 variables; `--set key=value` and other options of the command line. `mqbroker config show` (with the
 same options) prints what is in effect and where each value came from; `mqbroker config check FILE`
-ends with status 0, or with 2 and says what is wrong. `mqnamesrv` has both commands, too.
+ends with status 0, or with 2 and says what is wrong. `mqnamesrv` and `mqproxy` have both
+commands, too.
 
 A file called `*.toml` is TOML, with the sections below as tables (a key may also stand above all
 tables); any other is Java properties without sections, as Apache RocketMQ's `broker.conf`. A number
@@ -232,7 +235,8 @@ dLegerSelfId = "n0"
 def test_the_document_says_what_is_declared() -> None:
     text = (
         f"{HEAD}## Broker\n\n{tables(broker_config.OPTIONS)}\n"
-        f"## Name server\n\n{tables(namesrv_config.OPTIONS)}"
+        f"## Name server\n\n{tables(namesrv_config.OPTIONS)}\n"
+        f"## gRPC proxy\n\n{tables(proxy_config.OPTIONS)}"
     )
     if os.environ.get("RAFTMQ_REWRITE"):
         DOCUMENT.write_text(text)

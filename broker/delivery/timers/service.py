@@ -158,6 +158,8 @@ class TimerService:
         due_ms = self.wheel.next_due_ms
         if due_ms is None or not self._is_free(queue):
             return IDLE_MS
+        if self.wheel.ahead_ms(self.timing.over_before_ms) > AHEAD_MS:
+            return pause_ms  # a leader before this one had to begin anew
         return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
 
     def look(self) -> TimerView:

@@ -389,6 +389,20 @@ def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_
     assert len(set(comes(stage, 30))) == 3 * COUNT_MAX
 
 
+def test_a_new_leader_begins_anew_at_once_what_the_one_before_did_not():
+    stage = Stage()
+    stage.bench.now_ms += 5 * HOUR_MS
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= 5 * HOUR_MS
+    stage.send("hours", 4 * HOUR_MS)
+    stage.service._follow(stage.waiting())  # as a follower
+    assert stage.service._rest_ms() <= 0
+    assert comes(stage) == []
+    assert 0 < stage.service._rest_ms() <= 4 * HOUR_MS
+
+
 def test_a_clock_that_was_a_little_ahead_is_waited_for():
     stage = Stage()
     stage.bench.now_ms += 5_000

@@ -32,16 +32,17 @@ def opaque() -> None:
 
 
 def refusal() -> None:
-    """An HTTP connection too many is refused by way of an assertion that uvloop does not meet."""
+    """An HTTP connection makes room for another one by way of an assertion that uvloop does not
+    meet."""
     from raftmq.web import app
 
-    honest = app._Refusal.connection_made
+    honest = app._abort
 
-    def connection_made(self: Any, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        honest(self, transport)
+    def abort(connection: Any) -> None:
+        assert isinstance(connection.transport, asyncio.WriteTransport)
+        honest(connection)
 
-    app._Refusal.connection_made = connection_made  # type: ignore[method-assign]
+    app._abort = abort
 
 
 def term() -> None:

@@ -108,7 +108,7 @@ async def test_a_broker_is_replaced_and_the_name_server_shows_who_is_there(tmp_p
         await group.kill(dead)
         new = await group.join("n3")
         assert (await group.info("n3"))["raftMembership"] == "none"
-        assert why_not(await group.info("n3")) == "is no member of its group"
+        assert why_not(await group.info("n3")).startswith("is no member of its group")
         here = {0: leader.address, ids[kept]: group.brokers[kept].address}
         await shows(shown, here)
         await group.change("add-learner", "n3", f"127.0.0.1:{group.ports['n3']}")

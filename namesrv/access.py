@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.remoting.acl import AclError, Gate, name_server_needs
@@ -50,7 +51,7 @@ class Access:
 
     def _around(self, code: int, handler: Handler) -> Handler:
         if code in NAME_SERVER_READS and not self._reads_need_account:
-            return handler
+            return self._noting(handler)
 
         def guarded(connection: Connection, request: RemotingCommand) -> Answer:
             try:
@@ -61,6 +62,18 @@ class Access:
             return handler(connection, request)
 
         return guarded
+
+    def _noting(self, handler: Handler) -> Handler:
+        """Return the handler of what anybody may ask; who shows an account is no stranger."""
+
+        def noting(connection: Connection, request: RemotingCommand) -> Answer:
+            if not connection.has_account and ACCESS_KEY in (request.ext or {}):
+                with suppress(AclError):
+                    self._gate.check(connection.peer_address, request)
+                    connection.has_account = True
+            return handler(connection, request)
+
+        return noting
 
     def _refused(
         self, connection: Connection, request: RemotingCommand, error: AclError

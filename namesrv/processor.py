@@ -144,6 +144,7 @@ class NameServerProcessor:
             )
             ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
             return _answer(request, refused.code, str(refused), ext)
+        connection.has_account = True  # it is kept: with it the broker's routes would go
         if result.group_id_before:
             LOG.warning(
                 "group_founded_anew broker=%s address=%s id=%s before=%s: if nobody meant it, the"

@@ -8,9 +8,10 @@ Rules of registration (103):
   its id is not listed twice. The replaced node stays unlisted until it registers again (the answer
   to 322 tells it to).
 - Masters say no term, so a second one of a name is refused while the first is there: sends would go
-  to both in turns, and each would have a part of the messages. One that moves gets in when the
-  first's channel is closed, or it was silent for its time-out. A higher `stateVersion` replaces at
-  once: that is the epoch of a master that Apache's controller has chosen.
+  to both in turns, and each would have a part of the messages. One that is listed under another id
+  takes over, as in Apache's DLedger groups. One that moves gets in when the first's channel is
+  closed, or it was silent for its time-out. A higher `stateVersion` replaces at once: that is the
+  epoch of a master that Apache's controller has chosen.
 - Raft groups say their `term`. The highest term that claimed id 0 is kept; a claim with a lower
   term, or with the same term from another address while the first is listed, is refused
   (`RegistrationRefused`), and so is any registration older than what the same node said before. The
@@ -493,6 +494,8 @@ class RouteTable:
         master = self._live.get(group.addresses.get(LEADER_ID, claim.address))
         if master is None or master.address == claim.address or claim.signed > master.signed:
             return
+        if claim.address in group.addresses.values():
+            return  # one of its slaves, or of Apache's DLedger group, takes over
         silent = now_ms - master.last_seen_ms > master.timeout_ms
         if silent or claim.version.state_version > master.version.state_version:
             return

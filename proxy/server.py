@@ -37,6 +37,7 @@ TOLD_S = 0.2  # clients are told to connect elsewhere so long before their strea
 ROUTE_MS = 10_000
 LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait for a client
 METADATA_BYTES_MAX = 16 * 1024
+UNREAD_BYTES = 256 << 10  # of a message: 5 MB a second over a connection at 50 ms a round trip
 PING_MS, PING_TIMEOUT_MS = 60_000, 20_000  # of connections that say nothing
 PING_MS_MIN = 5_000  # clients may ping that often
 
@@ -147,8 +148,9 @@ class ProxyServer:
                 ("grpc.max_concurrent_streams", config.calls_per_connection_max),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 # A probe would let each call bring 8 MiB before anybody reads; without, it is
-                # 64 KiB, and of a message that is read all.
+                # this, and of a message that is read all.
                 ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
                 ("grpc.keepalive_time_ms", PING_MS),
                 ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),

@@ -48,7 +48,7 @@ HEALTH = "grpc.health.v1.Health"
 # For what brokers are asked before settings are answered. Clients wait: Java's 3 s, others 10 s.
 SETTINGS_S = 8.0
 STRANGER_S = 2.0  # to say something, before its stream is refused
-MESSAGE_S = 10.0  # for the message of a call to arrive
+MESSAGE_S = 60.0  # for the message of a call to arrive: 16 MiB at 300 kB a second
 # Strangers that are being answered: each may have sent one message of the largest size.
 STRANGERS_MAX = 16
 CHECKS_MAX = 100  # health checks of one address that are being answered

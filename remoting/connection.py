@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         self.peer_address = ""
         self.local_address = ""
         self.attachment: Any = None
-        self.has_account = False  # set by whoever accepts a request here for an account
+        self.has_account = False  # set by who accepts an account here, or a broker's registration
         self.close_reason = ""
         self.received_bytes = 0
         self.sent_bytes = 0  # handed to the transport

@@ -1,7 +1,7 @@
 """Which connection a full server gives up for a new one. Pure.
 
 With accounts: the longest held on which no account was accepted. Without: the one that has been
-silent for longest.
+silent for longest; at a name server that is never a broker's that has registered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Places(Generic[C]):
         self._candidates.pop(connection, None)
 
     def first_to_go(self) -> C | None:
-        """Take out which connection makes room for another; None: each has an account."""
+        """Take out which connection makes room for another; None: each has an account, or is
+        kept."""
         found = self._stranger() if self._with_accounts else self._longest_silent()
         if found is not None:
             self.left(found)
@@ -55,8 +56,11 @@ class Places(Generic[C]):
         while self._candidates:
             while self._silent:
                 since_s, connection = self._silent.pop()
-                if connection in self._candidates and connection.last_active_s == since_s:
+                is_here = connection in self._candidates and not connection.has_account
+                if is_here and connection.last_active_s == since_s:
                     return connection
+            for kept in [one for one in self._candidates if one.has_account]:
+                self.left(kept)
             silent = ((one.last_active_s, one) for one in self._candidates)
             self._silent = heapq.nsmallest(SORTED_MAX, silent, key=lambda pair: pair[0])[::-1]
         return None

@@ -1,6 +1,7 @@
 """A name server with aclEnable: who registers, who changes, who asks."""
 
 import asyncio
+import functools
 
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
@@ -69,6 +70,28 @@ async def test_routes_may_need_an_account_too_and_an_edited_file_is_taken_over(t
         assert "No acl config" in (await somebody.ask(*ask)).remark
         await somebody.remoting.close()
         await nobody.remoting.close()
+
+
+async def test_who_shows_an_account_or_has_registered_is_no_stranger(tmp_path):
+    """A full name server gives up connections of strangers for new ones."""
+
+    async def kept(server, caller, ask):
+        before = set(server._server.connections)
+        answer = await ask()
+        (own,) = server._server.connections - before
+        await caller.remoting.close()
+        return answer, own.has_account
+
+    async with NameServer(config(tmp_path)) as server:
+        for who, wanted in ((SOMEBODY, True), (Credentials("else", "who"), False), (None, False)):
+            caller = As(server, who)
+            asks = functools.partial(caller.ask, RequestCode.GET_BROKER_CLUSTER_INFO)
+            answer, has_account = await kept(server, caller, asks)
+            assert (answer.code, has_account) == (0, wanted)
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as server:
+        broker = As(server, None)
+        _, is_kept = await kept(server, broker, lambda: broker.register("127.0.0.1:1", 0))
+        assert is_kept
 
 
 async def test_a_file_that_cannot_be_read_is_an_error_at_the_start(tmp_path):

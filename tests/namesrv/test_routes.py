@@ -167,11 +167,19 @@ def test_a_second_master_is_refused_while_the_first_is_there() -> None:
     assert addresses(table) == {0: N0, 1: N1}
 
 
+def test_a_slave_takes_over_as_in_apaches_dledger_groups() -> None:
+    """Their terms are not told. The old leader may be cut off, and its connection linger."""
+    table = RouteTable()
+    table.register(claim(N0, 0, channel="ch0"), 0)
+    table.register(claim(N1, 1, channel="ch1"), 0)
+    table.register(claim(N1, 0, channel="ch1"), 1)
+    assert addresses(table) == {0: N1}
+
+
 @pytest.mark.parametrize("end", ["closed", "unregistered", "silent", "a slave now"])
 def test_a_master_takes_over_when_the_first_is_gone(end: str) -> None:
     table = RouteTable()
     table.register(claim(N0, 0, channel="ch0"), 0)
-    table.register(claim(N1, 1, channel="ch1"), 0)
     now_ms = 1
     if end == "closed":
         table.channel_closed("ch0", 1)

@@ -10,6 +10,7 @@ import pytest
 from raftmq.proxy import service
 from raftmq.proxy.bounds import Bound
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.server import UNREAD_BYTES
 from tests.proxy.test_server import signed, with_accounts
 from tests.proxy.world import PREFIX, Caller, World
 from tests.waiting import until
@@ -145,7 +146,7 @@ async def test_calls_of_strangers_end_and_keep_nobody_out(tmp_path):
                 await stranger.calls(name, 40)
             await until(lambda: len(stranger.ended) >= 120 - service.STRANGERS_MAX)
             await stranger.says_all_it_may()
-            assert sum(stranger.sent.values()) <= service.STRANGERS_MAX * WINDOW
+            assert sum(stranger.sent.values()) <= service.STRANGERS_MAX * UNREAD_BYTES
             assert (await known.send("Own")).status.code == pb.Code.OK
             assert await health(known) == service.SERVING
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -171,7 +172,7 @@ async def test_messages_of_strangers_are_not_gathered(tmp_path):
         async with stranger_of(world.proxies[0]) as stranger:
             await stranger.calls("SendMessage", service.STRANGERS_MAX)
             await stranger.says_all_it_may()
-            assert max(stranger.sent.values()) <= WINDOW
+            assert max(stranger.sent.values()) <= UNREAD_BYTES
 
 
 async def test_a_stranger_with_a_large_message_is_told_why_it_is_refused(tmp_path):

@@ -12,7 +12,8 @@ A message may wait for longer than its segment is kept. One that has waited for 
 so are, at once, those that stand in the way when a segment is to be deleted (`spare`): retention
 waits for that. Once more stored are also all that wait when messages are late that are not due for
 AHEAD_MS: a leader whose clock was ahead has delivered up to a time to come. Nothing is delivered
-meanwhile, and behind them the order by time begins anew. A replica whose disk is fuller than its
+meanwhile, and behind them the order by time begins anew. While one of them cannot be read, the late
+ones are delivered in the order of the queue, each in its time or later. A replica whose disk is fuller than its
 leader's waits until the leader does the same, but a classic slave whose disk is full does not wait
 (broker.keeper).
 
@@ -103,6 +104,7 @@ class TimerService:
         self._roll_position = 0  # retention wants to delete all before this CommitLog offset
         self._roll_offset = 0  # all before this queue offset has waited for long
         self._anew_offset = 0  # behind all before this queue offset the order begins anew; 0: not
+        self._anew_from_ms = 0  # until then it does not begin anew: a message could not be read
         self._age_due_ms = 0
         self.delivered_count = 0
         self.rolled_count = 0
@@ -120,7 +122,7 @@ class TimerService:
         self._recalling.clear()
         self._pause_until_ms = 0
         self._count_max = COUNT_MAX
-        self._anew_offset = 0
+        self._anew_offset = self._anew_from_ms = 0
 
     def tick(self) -> None:
         """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
@@ -133,7 +135,7 @@ class TimerService:
             if now_ms < self._pause_until_ms or not self._is_free(queue):
                 return
             self._look_at_age(now_ms)
-            self._look_ahead()
+            self._look_ahead(now_ms)
             moves = [self._deliver, self._roll]
             if self._roll_next or self._anew_offset:
                 moves.reverse()
@@ -144,6 +146,7 @@ class TimerService:
             log.error("timers_unread: %s", error)
             self._end_move()
             self._pause_until_ms = now_ms + RETRY_MS
+            self._anew_offset, self._anew_from_ms = 0, now_ms + 2 * RETRY_MS
             if isinstance(error, OSError):
                 self._context.log.read_failed(error, self._again)
 
@@ -211,6 +214,8 @@ class TimerService:
     def _follow(self, queue: ConsumeQueue) -> None:
         """Take the queue's new units, and the progress of the deliveries."""
         wheel, table = self.wheel, self._table.timer
+        if self._anew_offset and table.end == table.floor >= self._anew_offset:
+            self._anew_offset = 0  # it is done
         if queue.max_offset < wheel.next_offset or table < wheel.progress:
             log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
             self._end_move()
@@ -219,8 +224,6 @@ class TimerService:
         if table != wheel.progress:
             self._end_move()  # its outcome was unknown, and is known now
             wheel.settle(table)
-            for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
-                del self._recalls[slot_ms]
         wheel.skip_to(max(table.floor, queue.min_offset))
         offset = wheel.next_offset
         self._again = lambda: queue.units(offset, TAKE_MAX)
@@ -230,6 +233,9 @@ class TimerService:
             if wheel.take(offset, abs(code)) and code < 0:
                 self._recalls.setdefault(-code, []).append(offset)
             offset += 1
+        if offset >= queue.max_offset and not wheel.waits_late:  # else it may be of a past slot
+            for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
+                del self._recalls[slot_ms]
 
     def _is_free(self, queue: ConsumeQueue) -> bool:
         """Return whether something may be delivered: only if the whole queue was taken."""
@@ -313,9 +319,9 @@ class TimerService:
             self._again = lambda: self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
             self._roll_offset = self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
 
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, now_ms: int) -> None:
         ahead_ms = self.wheel.ahead_ms(self.timing.over_before_ms)
-        if not self._anew_offset and ahead_ms > AHEAD_MS:
+        if not self._anew_offset and ahead_ms > AHEAD_MS and now_ms >= self._anew_from_ms:
             self._anew_offset = self.wheel.next_offset
             log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
 
@@ -343,7 +349,6 @@ class TimerService:
             return False
         progress = progress._replace(floor=offset)
         if is_anew:
-            self._anew_offset = 0
             progress = Progress(self.timing.over_before_ms - 1, -1, offset, offset)
         self._move(messages, progress, 0, len(messages))
         return True

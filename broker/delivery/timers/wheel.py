@@ -129,6 +129,11 @@ class TimerWheel:
         """Skip the queue's offsets before `offset`, which are not there."""
         self.next_offset = max(self.next_offset, offset)
 
+    @property
+    def waits_late(self) -> bool:
+        """Whether messages wait whose key was reached already."""
+        return bool(self._late)
+
     def ahead_ms(self, before_ms: int) -> int:
         """Return for how long the late messages have to wait for one that is not due before
         `before_ms`; 0 if they do not."""

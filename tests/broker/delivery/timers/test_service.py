@@ -417,11 +417,88 @@ def test_a_clock_that_was_a_little_ahead_is_waited_for():
     assert stage.service.rolled_count == 0
 
 
+def far(stage, count, ahead_ms):
+    """Many wait for long; a clock that was ahead by so much has delivered one."""
+    for number in range(count):
+        stage.send(f"far{number}", 10 * HOUR_MS)
+    stage.bench.now_ms += ahead_ms
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= ahead_ms + 3_000
+
+
+def test_what_is_due_and_recalled_before_all_is_stored_again_does_not_come():
+    stage = Stage()
+    far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
+    stage.send("hours", 4 * HOUR_MS)
+    for number in range(COUNT_MAX + 20):  # more than one delivery
+        stage.send(f"soon{number}", 5_000)
+    stage.send("recalled", 5_000)
+    stage.recall("recalled", 5_000)
+    stage.commit()
+    found = []
+    for _ in range(40):
+        stage.passes(1_000)
+        found += stage.commit() or ()
+    assert sorted(found + comes(stage)) == sorted(f"soon{n}" for n in range(COUNT_MAX + 20))
+
+
+def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock():
+    stage = Stage()
+    far(stage, 3 * COUNT_MAX, 40_000)
+    stage.send("recalled", 60_000)
+    stage.recall("recalled", 60_000)
+    stage.commit()
+    stage.send("late", 38_000)
+    found = []
+    for _ in range(10):  # a delivery takes 20 s
+        stage.passes(20_000)
+        found += stage.commit() or ()
+    assert found + comes(stage) == ["late"]
+
+
+def test_all_is_stored_again_once_though_its_last_move_is_refused():
+    stage = Stage()
+    far(stage, COUNT_MAX, HOUR_MS // 4)
+    stage.send("late", 20_000)
+    stage.passes(0)
+    assert stage.commit() == []  # as many as one delivery takes
+    stage.bench.sends.disk_full = "no room"
+    for _ in range(3):
+        stage.passes(RETRY_MS)
+        assert stage.commit() is None
+    stage.bench.sends.disk_full = ""
+    stage.passes(RETRY_MS)
+    assert comes(stage) == []
+    assert stage.service.rolled_count == COUNT_MAX + 1
+    stage.passes(20_000)
+    assert comes(stage) == ["late"]
+
+
+def test_one_that_cannot_be_read_stops_no_others_after_a_clock_that_was_ahead():
+    stage = Stage()
+    stage.send("rotten", 10 * HOUR_MS)
+    (position,) = stage.at
+    good, stage.at[position] = stage.at[position], None
+    far(stage, 3, HOUR_MS // 2)
+    stage.send("late", 20 * 60_000)
+    stage.send("soon", 5_000)
+    found = []
+    for _ in range(120):
+        stage.passes(15_000)
+        found += stage.commit() or ()
+    assert found == ["late", "soon"]
+    stage.at[position] = good
+    stage.passes(10 * HOUR_MS)
+    assert sorted(comes(stage)) == ["far0", "far1", "far2", "rotten"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
     rng = random.Random(seed)
     stage = Stage()
-    due, delivered = {}, []
+    due, delivered, recalled = {}, [], set()
     for number in range(300):
         step = rng.randrange(12)
         if step < 5:
@@ -429,6 +506,11 @@ def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
             if stage.send(f"K{number}", delay_ms):
                 break
             due[f"K{number}"] = stage.bench.now_ms + delay_ms
+            slot_ms = stage.service.timing.slot_of(due[f"K{number}"])
+            if rng.random() < 0.2 and not stage.service.is_delivered(slot_ms):
+                stage.recall(f"K{number}", delay_ms)
+                stage.commit()
+                recalled.add(f"K{number}")
         elif step < 11:
             stage.passes(rng.choice((0, 1, 30, 700, 10_000)))
             for key in comes(stage, 3):
@@ -443,5 +525,5 @@ def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
     for _ in range(60):
         stage.passes(HOUR_MS)
         delivered += comes(stage, 3)
-    assert sorted(delivered) == sorted(due)
+    assert sorted(delivered) == sorted(due.keys() - recalled)
     assert stage.service.look()[:2] == (0, 0)

@@ -46,6 +46,11 @@ class Work:
 class Matcher(Protocol):
     """Decides by a message's properties whether it is wanted."""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an expression is evaluated, which takes memory and work."""
+        ...
+
     def matches(self, properties: Mapping[str, str]) -> bool: ...
 
     def work(self, properties: Mapping[str, str]) -> int:
@@ -59,6 +64,10 @@ class Filter:
 
     codes: Codes = None
     matcher: Matcher | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        return self.matcher is not None and self.matcher.evaluates
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,7 @@ class RetryMatcher:
     (filterSupportRetry). `subscription(topic)` returns the group's subscription."""
 
     subscription: Callable[[str], Subscription | None]
+    evaluates = True
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         matcher = self._matcher(properties)

@@ -6,7 +6,8 @@ runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`, `
 
 Matchers may do WORK_MAX from one `turn` to the next, when they judge arrivals and when their pulls
 run again. Who comes too late for that is judged in a later turn, or run if its time is over or more
-than BEHIND_BYTES_MAX of units came meanwhile. Pulls without a matcher never wait for others'.
+than BEHIND_BYTES_MAX of units came meanwhile. Pulls that evaluate no expression never wait for
+others'.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class HoldTable(Generic[T]):
         self._release_these(wanting)
 
     def _may_run(self, held: Held[T]) -> bool:
-        return held.wanted.matcher is None or self.work.left > 0
+        return not held.wanted.evaluates or self.work.left > 0
 
     def _release_these(self, pulls: Sequence[Held[T]]) -> None:
         """Release the first of them, and the others as if their time was over."""
@@ -205,12 +206,13 @@ class _Arrival:
             return False
         if wanted.matcher is None:
             return True
-        if self._work.left <= 0:
-            return None
-        try:
-            return self._passes(wanted.matcher)
-        except Exception:  # from a filter: the pull meets it again when run, and answers
-            return True
+        passes = None
+        if self._work.left > 0:
+            try:
+                passes = self._passes(wanted.matcher)
+            except Exception:  # from a filter: the pull meets it again when run, and answers
+                return True
+        return True if passes is None and not wanted.evaluates else passes
 
     def _has(self, codes: Codes) -> bool:
         if codes is None:

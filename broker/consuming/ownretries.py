@@ -25,7 +25,8 @@ def own_retries(wanted: Filter, topic: str, group: str) -> Filter:
     if name == topic or "_" not in name:
         return wanted
     if name == group or name.startswith(f"{group}_"):
-        return Filter(matcher=OwnRetries(group, name == group, wanted.codes, wanted.matcher))
+        own = OwnRetries(group, name == group, wanted.codes, wanted.matcher)
+        return Filter(wanted.codes, own)
     return wanted
 
 
@@ -38,6 +39,10 @@ class OwnRetries:
     ordinary: bool
     codes: Codes
     matcher: Matcher | None
+
+    @property
+    def evaluates(self) -> bool:
+        return self.matcher is not None and self.matcher.evaluates
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         if not self._is_own(properties):

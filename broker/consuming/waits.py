@@ -33,7 +33,7 @@ W = TypeVar("W", bound=Wait)
 def kept_bytes(request: RemotingCommand, wanted: Filter) -> int:
     """Return roughly what a waiting request keeps in memory, besides what every one does."""
     size = sum(map(len, (request.ext or {}).values()))
-    if wanted.matcher is not None:
+    if wanted.evaluates:
         return size * COMPILED
     return size + CODE_BYTES * len(wanted.codes or ())
 

@@ -69,6 +69,7 @@ class Expression:
     """A compiled expression."""
 
     __slots__ = ("_names", "_operands", "_truth", "text")
+    evaluates = True
 
     def __init__(self, text: str, root: Node, names: frozenset[str]) -> None:
         """`names`: of the properties that it looks at. Raises Rejection."""

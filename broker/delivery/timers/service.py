@@ -13,9 +13,9 @@ so are, at once, those that stand in the way when a segment is to be deleted (`s
 waits for that. Once more stored are also all that wait when messages are late that are not due for
 AHEAD_MS: a leader whose clock was ahead has delivered up to a time to come. Nothing is delivered
 meanwhile, and behind them the order by time begins anew. While one of them cannot be read, the late
-ones are delivered in the order of the queue, each in its time or later. A replica whose disk is fuller than its
-leader's waits until the leader does the same, but a classic slave whose disk is full does not wait
-(broker.keeper).
+ones are delivered in the order of the queue, each in its time or later. A replica whose disk is
+fuller than its leader's waits until the leader does the same, but a classic slave whose disk is
+full does not wait (broker.keeper).
 
 A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
 the other is left out. While the recalling one is on its way into the log, nobody knows whether it

@@ -21,7 +21,9 @@ from raftmq.broker.consuming.filters import (
 )
 from raftmq.broker.consuming.hold import WORK_MAX as TURN_WORK_MAX
 from raftmq.broker.consuming.hold import Held, HoldTable
+from raftmq.broker.consuming.ownretries import own_retries
 from raftmq.broker.consuming.sql92 import _compiled, compile_expression
+from raftmq.broker.consuming.waits import kept_bytes
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -132,6 +134,8 @@ async def test_one_pull_judges_so_much_and_no_more(group):
 
 async def test_a_read_judges_one_message_whatever_it_takes(group):
     class Heavy:
+        evaluates = True
+
         def work(self, _properties):
             return 10 * WORK_MAX
 
@@ -393,6 +397,8 @@ def test_a_matcher_is_asked_once_for_the_properties_of_an_arrival():
 class Costly:
     """Takes nothing, at a price."""
 
+    evaluates = True
+
     def __init__(self, work, matches=False):
         self._work = work
         self._matches = matches
@@ -427,6 +433,26 @@ def test_pulls_that_an_arrival_could_not_judge_are_judged_in_later_turns():
         holds.turn(0)
         judged.append(sum(one.judged for one in matchers))
     assert (judged, released, holds.count) == ([6, 7, 7], ["everything", 6], 7)
+
+
+def test_a_group_that_passes_over_other_groups_retries_waits_for_no_filters():
+    released, topic = [], "%RETRY%a_b"
+    holds = HoldTable(9, Allowance(0), released.append, lambda units: [{"ORIGIN_GROUP": "a"}])
+    holds.hold(Held((topic, 0), Filter(matcher=Costly(TURN_WORK_MAX)), 100, "filter"))
+    for number in range(2):
+        wanted = own_retries(Filter(), topic, "a")
+        holds.hold(Held((topic, 0), wanted, 100 - number, number))
+    holds.arrived(topic, 0, units(0))
+    assert (released, holds._behind) == ([0, 1], {})
+
+
+def test_it_keeps_no_more_memory_than_with_tags_alone():
+    request = RemotingCommand(11, ext={"topic": "%RETRY%a_b"})
+    filtered = Filter(matcher=compile_expression("n = 1"))
+    for wanted in (Filter(), Filter(frozenset(range(9))), filtered):
+        own = own_retries(wanted, "%RETRY%a_b", "a")
+        assert own is not wanted
+        assert kept_bytes(request, own) == kept_bytes(request, wanted)
 
 
 def test_hundreds_of_ordinary_filters_are_judged_at_once():

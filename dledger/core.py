@@ -18,7 +18,9 @@ is committed), or is a recovering follower's barrier (recovery.py).
 not recovered says so in its hard state (`recovered` is false); that must be durable before the
 first message (the core asks for it if the hard state was loaded so; the shell must save it if it
 decided so). `segment_end(position)` returns the end of the log's segment that holds the position,
-and so where a leader's frames may stand. Without it they may stand anywhere.
+and so where a leader's frames may stand. Without it they may stand anywhere. `crc_of(index)`
+returns the checksum of a frame's header in the log, None if it is not known: without it nobody
+notices a peer that has other frames of the same index and term (following.py).
 
 The log index handed in must describe frames that are all durable: `RaftLog.open` syncs what it
 recovered. The core keeps its own copy. `commit_index` is what the shell has applied durably, if
@@ -50,6 +52,7 @@ from raftmq.dledger.messages import (
     HardState,
     Heartbeat,
     HeartbeatResponse,
+    Landmark,
     Message,
     NodeId,
     Ready,
@@ -87,6 +90,7 @@ class RaftCore:
         *,
         incarnation: int,
         segment_end: Callable[[int], int] | None = None,
+        crc_of: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -98,7 +102,7 @@ class RaftCore:
         self._now_ms = now_ms
         self._outbox = outbox = Outbox(log_index.last_index)
         self.ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
-        self._log = log = CoreLog(log_index, commit_index, outbox)
+        self._log = log = CoreLog(log_index, commit_index, outbox, crc_of)
         self.membership = Membership(node_id, configurations, log.commit_index, outbox)
         back_off = ElectionBackOff(config.election_ms_min, config.election_ms_max)
         halving = ElectionHalving(config.election_ms_min, config.election_ms_max)
@@ -119,7 +123,8 @@ class RaftCore:
         votes while it hears a leader. A stranger cannot order an election (TimeoutNow).
 
         Raises MessageRefused for a message that only a replica breaking Raft's rules can send: only
-        its term was acted on."""
+        its term was acted on. If it shows that the sender's log is another group's, OtherHistory.
+        """
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         sender = message.sender
@@ -134,7 +139,7 @@ class RaftCore:
         if message.term > self.ballot.term and kind is not VoteRequest:
             # A request of a higher term comes from that term's leader. (A vote request must
             # prove itself first.)
-            leads = kind is AppendRequest or kind is Heartbeat or kind is TimeoutNow
+            leads = kind in (AppendRequest, Landmark, Heartbeat, TimeoutNow)
             if self._leading is not None and self._leading.transfer.target is None:
                 timer.mistaken()  # this leader was given up although it works
             self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
@@ -157,6 +162,10 @@ class RaftCore:
             else:
                 self._accept_leader(sender)
                 self._following.take_heartbeat(message, self.has_room, self._takes_frames)
+        elif isinstance(message, Landmark):
+            if message.term == self.ballot.term:
+                self._accept_leader(sender)
+                self._following.take_landmark(message)
         elif isinstance(message, VoteRequest):
             self._on_vote_request(message)
         elif isinstance(message, VoteResponse):

@@ -9,6 +9,8 @@ last frame handed out <= last index; no truncation at or below commit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.outbox import Outbox
 from raftmq.store.frame import Frame
@@ -17,12 +19,19 @@ from raftmq.store.frame import Frame
 class CoreLog:
     """One replica's log. `index` runs ahead of the file by what is in the outbox."""
 
-    __slots__ = ("_commit_end", "_outbox", "commit_index", "durable_index", "index")
+    __slots__ = ("_commit_end", "_crc_of", "_outbox", "commit_index", "durable_index", "index")
 
-    def __init__(self, index: LogIndex, commit_index: int, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        index: LogIndex,
+        commit_index: int,
+        outbox: Outbox,
+        crc_of: Callable[[int], int | None] = lambda _: None,
+    ) -> None:
         """`index` is copied. `commit_index`: what the shell has applied; the frames that retention
-        deleted were committed, too."""
+        deleted were committed, too. `crc_of` is `RaftLog.header_crc`."""
         self._outbox = outbox
+        self._crc_of = crc_of
         self.index = index.copy()
         self.commit_index = min(index.last_index, max(commit_index, index.first_index - 1))
         self._commit_end = index.end_of(self.commit_index)
@@ -43,6 +52,13 @@ class CoreLog:
         """Return whether a candidate's log is at least as up to date as this one (Raft 5.4.1): the
         later last term wins, then the longer log."""
         return (last_term, last_index) >= (self.index.last_term, self.index.last_index)
+
+    def header_crc(self, index: int) -> int | None:
+        """Return the checksum of frame `index`'s header; None if it is not here, or not known."""
+        accepted = index - 1 - self._outbox.handed_index
+        if 0 <= accepted < len(self._outbox.append):
+            return self._outbox.append[accepted].header_crc
+        return self._crc_of(index) if accepted < 0 else None
 
     def append(self, frame: Frame) -> None:
         """Accept the next frame, and have the shell write it."""

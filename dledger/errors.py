@@ -92,6 +92,12 @@ class MessageRefused(Exception):
         self.reason = reason
 
 
+class OtherHistory(MessageRefused):
+    """A peer has another frame than this replica of one index and term. Raft never makes two, so
+    their logs are of two groups that have one id: one store is a copy, or of another restoration.
+    Nothing was changed. Neither must hear the other until one store is empty."""
+
+
 class FrameDamaged(StoreDamaged):
     """Frame `index`, whose term and position are known, is not what was written. It is fetched
     again from a peer; until then its readers have to wait."""

@@ -7,6 +7,13 @@ empty request, not a heartbeat. An acknowledgement names min(durable, proven to 
 A leader's message is checked before any of it is acted on (MessageRefused): a second leader of one
 term, a frame in the place of one that is committed or that this term's leader has sent, frames
 that are not contiguous. An honest leader sends none of these.
+
+Raft takes two frames of one index and term for the same one, because a term has one leader. That
+fails where two groups have one id: where a backup was restored twice under one incarnation, or a
+whole group was copied. So a leader says the checksum of the frame behind which its frames stand
+(`Landmark`), and the last frame of a request that is here already is compared, too. Frames behind a
+difference have other positions, times and contents: two logs that agree in one frame agree in all
+before it.
 """
 
 from __future__ import annotations
@@ -17,13 +24,14 @@ from dataclasses import dataclass
 from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.configuration import ConfigurationError, check_proposed
 from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.errors import MessageRefused, OtherHistory
 from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import (
     AppendRequest,
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
+    Landmark,
     NodeId,
     VoteResponse,
 )
@@ -72,6 +80,28 @@ class Following:
         else:
             self._ack_due = True
 
+    def take_landmark(self, landmark: Landmark) -> None:
+        """Compare a frame of the current term's leader with the own one of its index and term.
+        Raises OtherHistory."""
+        log, index, term = self._log.index, landmark.index, landmark.index_term
+        here = log.first_index <= index <= log.last_index
+        if here and log.term_at(index) == term:
+            self._compare(landmark.sender, index, term, landmark.header_crc)
+
+    def _compare(self, sender: NodeId, index: int, term: int, header_crc: int) -> None:
+        if index > self._verified_index:
+            own = self._log.header_crc(index)
+            if own is not None and own != header_crc:
+                raise self._other_history(sender, f"different frames {index} of term {term}")
+
+    def _other_history(self, sender: NodeId, difference: str) -> OtherHistory:
+        return OtherHistory(
+            sender,
+            f"{sender} and {self._node_id} have {difference}: they are of two groups that have one"
+            " id, as after two restorations under one incarnation, or from a copy of all stores;"
+            " empty the store of the one that shall join the other group",
+        )
+
     def _commit(self, index: int) -> None:
         if index > self._log.commit_index:
             self._log.commit(index)
@@ -80,23 +110,24 @@ class Following:
 
     def _fits(self, request: AppendRequest) -> bool:
         """Return whether the frame before the request's first one is here (Raft 5.3). Raises
-        MessageRefused if it contradicts a committed one."""
+        OtherHistory if it contradicts a committed one."""
         log, prev_index = self._log.index, request.prev_index
         if prev_index <= self._log.commit_index:
             # Committed frames are the leader's, by leader completeness (Raft 5.4.3).
             if prev_index >= log.first_index - 1:
                 own = log.term_at(prev_index)
                 if own != request.prev_term:
-                    what = f"frame {prev_index} of term {request.prev_term}, committed with {own}"
-                    raise MessageRefused(request.sender, what)
+                    what = f"frames {prev_index} of terms {request.prev_term} and {own}, committed"
+                    raise self._other_history(request.sender, what)
             return True
         return prev_index <= log.last_index and log.term_at(prev_index) == request.prev_term
 
     def _check_frames(self, request: AppendRequest) -> None:
         """Check that these frames can follow each other and the part of this log that they leave in
-        place. Raises MessageRefused; nothing has changed then."""
+        place. Raises MessageRefused, OtherHistory; nothing has changed then."""
         log, index, term = self._log.index, request.prev_index, request.prev_term
         end = -1  # where the frame before the next one ends, from the first new one on
+        known = None  # the last frame that is here already
         for frame in request.frames:
             index += 1
             if frame.index != index or not term <= frame.term <= request.term:
@@ -107,8 +138,12 @@ class Following:
                 continue
             if end < 0:
                 if index <= log.last_index and log.term_at(index) == term:
+                    known = frame
                     continue
-                if index <= max(self._log.commit_index, self._verified_index):
+                if index <= self._log.commit_index:
+                    what = f"frames {index} of terms {term} and {log.term_at(index)}, committed"
+                    raise self._other_history(request.sender, what)
+                if index <= self._verified_index:
                     what = f"{frame!r} in the place of {index}@{log.term_at(index)}"
                     raise MessageRefused(request.sender, what)
                 end = log.end_of(index - 1)
@@ -117,6 +152,8 @@ class Following:
                     raise MessageRefused(request.sender, what)
             self._check_frame(request.sender, frame, end)
             end = frame.end
+        if known is not None:
+            self._compare(request.sender, known.index, known.term, known.header_crc)
 
     def _check_frame(self, sender: NodeId, frame: Frame, end: int) -> None:
         """Check a new frame's position behind one that ends at `end`, and its payload if it is a

@@ -9,6 +9,9 @@ must be known before the log is: links begin with it (wire). The rules, for two 
 - Both know an id, and the ids differ: both close the connection, no matter which one dialled.
 - One or both know none: they talk. A replica that has frames learns its id from them. If a link was
   made before an id was known, the id is announced over it, and the first rule holds from then on.
+- Both know the same id, but have different frames of one index and term (dledger.following): who
+  notices closes both connections, and lets none come up for PARTED_MS. So the replicas that agree
+  elect a leader without the other one.
 - This replica knows none and its log is empty: it joins the group of the first replica that it
   *dials* and that knows an id. That is durable in its file before any message passes between them,
   so it never takes frames of two groups that have ids. A peer that dials it with an id has to wait
@@ -20,7 +23,7 @@ A damaged file counts as no id; applying the log tells the id again. An id that 
 file says another (frames of a restored log, from before it was restored) changes nothing here.
 
 Not promised: anything between groups that have no ids yet, and between exact copies of one
-replica's files, which have one id. Shell: the file is saved in a thread.
+replica's files, as long as their logs are the same. Shell: the file is saved in a thread.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ log = logging.getLogger("raftmq.dledger.identity")
 FILE = "group"  # in the member's directory
 FOREIGN_MS = 30_000  # since it was refused last; diallers come back within half a second
 FOREIGN_MAX = 32  # remembered at a time
+PARTED_MS = 30_000  # a store that was emptied meanwhile is welcome then
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class GroupIdentity:
         self._saved = b""
         self._saving: asyncio.Future[None] | None = None
         self._pool: Executor | None = None
+        self._parted: dict[NodeId, tuple[float, str]] = {}  # of another history; until when, why
         self._foreign: dict[tuple[NodeId, bytes, bool], tuple[float, str]] = {}
 
     def load(self) -> None:
@@ -125,6 +130,9 @@ class GroupIdentity:
 
     def judge(self, meeting: Meeting, now_ms: float) -> str:
         """Return why the two may not talk; empty if they may. May begin to adopt the peer's id."""
+        until_ms, reason = self._parted.get(meeting.peer, (0.0, ""))
+        if now_ms < until_ms:
+            return reason
         theirs = meeting.theirs
         if not theirs:
             return ""
@@ -141,6 +149,12 @@ class GroupIdentity:
             self._taken = theirs
             self._save()
         return f"{meeting.own} is empty, and first notes that it is of group id {self._taken.hex()}"
+
+    def part(self, peer: NodeId, reason: str, now_ms: float) -> None:
+        """Let no connection with `peer` come up for PARTED_MS: it has another history."""
+        self._parted[peer] = now_ms + PARTED_MS, reason
+        if self._note((peer, b"", True), reason, now_ms):
+            log.error("other_history %s", reason, extra=FROM_PEER)
 
     def doubled(self, peer: NodeId, addresses: tuple[str, str], now_ms: float) -> None:
         """Note that two processes say that they are `peer`, from these addresses (host:port)."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.errors import MessageRefused, OtherHistory
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.pump import Life, Pump
 from raftmq.dledger.wire import PeerMessage
@@ -32,17 +32,20 @@ class Inbox:
         *,
         opened: Callable[[NodeId], None],
         refuse: Callable[[NodeId, str], None],
+        part: Callable[[NodeId, str], None],
         fail: Callable[[str, BaseException], None],
         disk_failed: Callable[[str, BaseException], None],
     ) -> None:
         """`takers` handle their messages from now on; `opened(peer)` is called when a link begins,
-        `refuse(peer, reason)` for a message that breaks Raft's rules, `fail` if handling one breaks
-        an invariant, `disk_failed` if it needs the disk and that fails."""
+        `refuse(peer, reason)` for a message that breaks Raft's rules, `part` for one that shows
+        that the peer's log is another group's, `fail` if handling one breaks an invariant,
+        `disk_failed` if it needs the disk and that fails."""
         self._node_id = node_id
         self._life = life
         self._early = self._takers = dict(takers)
         self._opened = opened
         self._refuse = refuse
+        self._part = part
         self._fail = fail
         self._disk_failed = disk_failed
         self._pump: Pump | None = None
@@ -69,6 +72,8 @@ class Inbox:
             elif self._life.failure is None:
                 for message in messages:
                     self._early.get(type(message), _ignore)(message)
+        except OtherHistory as other:
+            self._part(other.sender, other.reason)
         except MessageRefused as refused:
             self._refuse(refused.sender, refused.reason)
         except OSError as error:
@@ -85,7 +90,7 @@ class Inbox:
         self._opened(peer)
         pump = self._pump
         if pump is not None:
-            pump.drive(pump.core.peer_opened, peer)
+            pump.drive(pump.link_opened, peer)
 
     def on_closed(self, peer: NodeId) -> None:
         log.info("peer_closed node=%s peer=%s", self._node_id, peer)

@@ -253,6 +253,17 @@ class RaftLog:
         found += [self._cache[i] for i in range(first, last + 1)]
         return tuple(found)
 
+    def header_crc(self, index: int) -> int | None:
+        """Return the checksum of frame `index`'s header; None if the frame is not in the log, or
+        damaged."""
+        if not self.index.first_index <= index <= self.index.last_index:
+            return None
+        try:
+            (frame,) = self.frames(index, index)
+        except FrameDamaged:
+            return None
+        return frame.header_crc
+
     def _read_run(self, first: int, last: int) -> tuple[list[Frame], FrameDamaged | None]:
         """Read contiguous frames of one segment from `first` on. Return them and None, or those
         before the first damaged one and its damage."""

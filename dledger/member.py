@@ -153,6 +153,7 @@ class RaftMember:
             },
             opened=self._opened,
             refuse=self._refuse,
+            part=self._other_history,
             fail=self._fail,
             disk_failed=disk_failed,
         )
@@ -249,6 +250,7 @@ class RaftMember:
             applied_index,
             incarnation=_new_incarnation(),
             segment_end=self.log.segment_end,
+            crc_of=self.log.header_crc,
         )
         flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms)
         pump = self._make_pump(core, core_ms, flusher, applied_index)
@@ -599,6 +601,9 @@ class RaftMember:
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
         self.links.refuse(peer, reason)
+
+    def _other_history(self, peer: NodeId, reason: str) -> None:
+        self.links.part(peer, reason)
 
     def _send(self, message: RepairRequest | RepairResponse | InstallMessage) -> None:
         self.links.send(message.to, encode_message(message), droppable=True)

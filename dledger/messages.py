@@ -95,6 +95,20 @@ class AppendOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Landmark:
+    """Says which frame the leader has at `index`, of `index_term`: the one behind which the frames
+    of its next AppendRequest stand. Comes before the first one on a link, and wherever one does not
+    go on where the last one ended."""
+
+    sender: NodeId
+    to: NodeId
+    term: int
+    index: int
+    index_term: int
+    header_crc: int  # of the frame
+
+
+@dataclass(frozen=True, slots=True)
 class AppendRequest:
     """AppendEntries (Raft 5.3): store `frames`, which follow the frame `prev_index` of `prev_term`.
     Without frames it is a probe. `commit_index` is the leader's."""
@@ -177,6 +191,7 @@ class TimeoutNow:
 Message = (
     VoteRequest
     | VoteResponse
+    | Landmark
     | AppendRequest
     | AppendResponse
     | Heartbeat

@@ -213,6 +213,11 @@ class PeerLinks:
             log.error(words, peer, total, reason, extra=FROM_PEER)
         self._incoming.abort(peer)
 
+    def part(self, peer: NodeId, reason: str) -> None:
+        """Neither hear nor tell a peer of another history, for a while (GroupIdentity.part)."""
+        self.local.identity.part(peer, reason, now_ms())
+        self._part(peer)
+
     @property
     def refused(self) -> int:
         """Connections refused, or closed for malformed or illegal messages."""

@@ -22,7 +22,7 @@ from raftmq.dledger.core import RaftCore
 from raftmq.dledger.diskwatch import DiskWatch
 from raftmq.dledger.errors import FrameDamaged, NotLeader
 from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import AppendOrder, NodeId, Outgoing, Ready, TimeoutNow
+from raftmq.dledger.messages import AppendOrder, Landmark, NodeId, Outgoing, Ready, TimeoutNow
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.proposer import Proposer
@@ -30,7 +30,7 @@ from raftmq.dledger.reads import Reads
 from raftmq.dledger.roles import Roles
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.stallclock import StallAwareClock
-from raftmq.dledger.wire import encode_append, encode_message
+from raftmq.dledger.wire import LANDMARK_VERSION, encode_append, encode_message
 from raftmq.dledger.writer import FrameWriter
 
 log = logging.getLogger("raftmq.dledger.member")
@@ -75,6 +75,8 @@ class Pump:
     _scheduled: bool = field(default=False, init=False)
     _unfinished: Ready | None = field(default=None, init=False)  # its hard state is being saved
     _commit_due: int = field(default=0, init=False)  # committed, to be applied; 0: nothing
+    # The term and the last frame of what was last sent over each open link.
+    _sent: dict[NodeId, tuple[int, int]] = field(default_factory=dict, init=False)
 
     # -- what makes the core want something ---------------------------------------------------
 
@@ -265,14 +267,34 @@ class Pump:
                 except FrameDamaged as damage:
                     self.disk.trial.check(damage.index, self.read_failed)
                     continue  # the same: it is sent again, by then it may be mended
-                buffers = encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
-                frames.setdefault(m.to, []).extend(buffers)
+                buffers = frames.setdefault(m.to, [])
+                if self._sent.get(m.to) != (m.term, m.prev_index):
+                    buffers.extend(self._landmark(m))
+                self._sent[m.to] = m.term, m.last_index
+                buffers += encode_append(m.term, m.prev_index, m.prev_term, m.commit_index, sent)
             else:
                 control.setdefault(message.to, []).extend(encode_message(message))
         for peer, buffers in control.items():
             self.links.send(peer, buffers, droppable=False)
         for peer, buffers in frames.items():
-            self.links.send(peer, buffers, droppable=True)
+            if not self.links.send(peer, buffers, droppable=True):
+                self._sent.pop(peer, None)
+
+    def link_opened(self, peer: NodeId) -> None:
+        """Note that the link to `peer` is open: nothing was sent over it yet."""
+        self._sent.pop(peer, None)
+        self.core.peer_opened(peer)
+
+    def _landmark(self, order: AppendOrder) -> list[bytes]:
+        """Return what says behind which frame the order's stand, for peers that know what it is.
+        Of a frame that retention took, or that is damaged, nothing is said."""
+        if self.links.version(order.to) < LANDMARK_VERSION:
+            return []
+        crc = self.log.header_crc(order.prev_index)
+        if crc is None:
+            return []
+        index, term = order.prev_index, order.prev_term
+        return encode_message(Landmark(self.core.node_id, order.to, order.term, index, term, crc))
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
         """Note that a read for a consumer or peer failed; `again` repeats it (readtrial.py)."""

@@ -25,7 +25,8 @@ return; and a second answer tells whether the acceptor agrees. The messages are 
 3 and 4, and so is the version that stands in them, except for the announcement of a group id, which
 is only sent to peers that speak 4. To peers that speak 6 a dialler first says where it can be
 dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
-(`Recollection`).
+(`Recollection`). To those that speak 8 a leader says which frame its frames stand behind
+(`Landmark`).
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -53,6 +54,7 @@ from raftmq.dledger.messages import (
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
+    Landmark,
     Message,
     NodeId,
     TimeoutNow,
@@ -89,7 +91,7 @@ from raftmq.store.frame import (
     parse_frame,
 )
 
-VERSION = 7  # the highest that this program speaks
+VERSION = 8  # the highest that this program speaks
 VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
 WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
@@ -97,6 +99,7 @@ POP_VERSION = 6  # the first whose replicas know popped messages (broker.tables.
 ATTRIBUTES_VERSION = 6  # the first whose replicas keep attributes (broker.tables.topics)
 INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
 RECOLLECTION_VERSION = 7  # the first whose replicas know recollections
+LANDMARK_VERSION = 8  # the first whose replicas know landmarks
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
 HOST_SIZE_BYTES_MAX = 255
@@ -228,6 +231,7 @@ _KINDS: dict[int, _Kind] = {
     8: _Kind(GroupAnnounced, "high:id low:id"),
     9: _Kind(Introduction, "port:offset", HOST_SIZE_BYTES_MAX),
     10: _Kind(Recollection, "term:term", NOTES_SIZE_BYTES_MAX),
+    11: _Kind(Landmark, "term:term index:number index_term:term header_crc:id"),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(
         RepairResponse,

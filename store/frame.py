@@ -86,6 +86,13 @@ class Frame:
         return self.position + len(self.data)
 
     @property
+    def header_crc(self) -> int:
+        """The header's checksum. It covers the payload's, the position and the time, so frames of
+        one index and term that differ in anything differ in it."""
+        crc: int = _CRC.unpack_from(self.data, _HEADER_HEAD.size)[0]
+        return crc
+
+    @property
     def payload_position(self) -> int:
         """Absolute CommitLog offset of the payload's first byte."""
         return self.position + HEADER_SIZE_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftmq.dledger.errors import MessageRefused
+from raftmq.dledger.errors import MessageRefused, OtherHistory
 from raftmq.dledger.inbox import Inbox
 from raftmq.dledger.pump import Life
 from raftmq.dledger.stallclock import StallAwareClock
@@ -37,14 +37,16 @@ class World:
             {Repair: lambda _: note("repair")},
             opened=lambda peer: note(("introduce to", peer)),
             refuse=lambda peer, reason: note(("refuse", peer)),
+            part=lambda peer, reason: note(("part", peer)),
             fail=lambda reason, error: note(("fail", reason)),
             disk_failed=lambda reason, error: note(("disk failed", reason)),
         )
 
     def open(self, step: object) -> None:
-        core = SimpleNamespace(step=step, peer_opened="opened", peer_closed="closed")
+        core = SimpleNamespace(step=step, peer_closed="closed")
         pump = SimpleNamespace(
             core=core,
+            link_opened="opened",
             core_ms=self.clock,
             run=lambda: self.seen.append("run") if self.life.running else None,
             drive=lambda *call: self.seen.append(call),
@@ -91,6 +93,16 @@ def test_a_message_that_breaks_the_rules_costs_its_sender_the_connection() -> No
 
     world.open(step)
     assert world.receive(Vote(), Vote()) == [("refuse", "n1"), "run"]
+
+
+def test_a_sender_of_another_history_is_parted_with() -> None:
+    world = World()
+
+    def step(message: object, now_ms: float) -> None:
+        raise OtherHistory("n1", "because")
+
+    world.open(step)
+    assert world.receive(Vote(), Vote()) == [("part", "n1"), "run"]
 
 
 def test_a_broken_invariant_ends_the_member() -> None:

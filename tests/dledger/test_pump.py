@@ -21,6 +21,7 @@ from raftmq.dledger.messages import (
     VoteResponse,
 )
 from raftmq.dledger.pump import Life, Pump
+from raftmq.dledger.wire import LANDMARK_VERSION, VERSION, MessageReader
 from tests.dledger.group import make_log
 from tests.waiting import until
 
@@ -38,6 +39,9 @@ class World:
         self.wanted: list[Ready] = []
         self.then: Callable[[BaseException | None], None] | None = None
         self.write_error: OSError | None = None
+        self.sent: list[list[str]] = []  # kinds of the messages that may be dropped, by write
+        self.takes = True
+        self.version = VERSION
         note = self.note
         core = SimpleNamespace(
             node_id="n0",
@@ -50,11 +54,13 @@ class World:
             last_index=2,
             step_down=note("step down"),
             lose_promises=note("lose promises"),
+            peer_opened=note("opened"),
         )
         self.log = log = SimpleNamespace(
             last_index=2,
             index=SimpleNamespace(first_index=1),
             frames=lambda first, last: FRAMES[first - 1 : last],
+            header_crc=lambda index: FRAMES[index - 1].header_crc if index else None,
         )
         self.saver = SimpleNamespace(busy=False, save=self.save)
         self.applier = SimpleNamespace(
@@ -76,7 +82,12 @@ class World:
                     health=SimpleNamespace(failed=note("disk failed")),
                 ),
             ),
-            links=cast(Any, SimpleNamespace(send=self.send, abort=note("abort"))),
+            links=cast(
+                Any,
+                SimpleNamespace(
+                    send=self.send, abort=note("abort"), version=lambda _: self.version
+                ),
+            ),
             applier=cast(Any, self.applier),
             proposer=cast(
                 Any,
@@ -117,8 +128,12 @@ class World:
         self.saver.busy, then = False, self.then
         then(error)
 
-    def send(self, peer: str, buffers: object, droppable: bool) -> None:
+    def send(self, peer: str, buffers: list[bytes], droppable: bool) -> bool:
         self.trace.append(("send", peer, "frames" if droppable else "control"))
+        if droppable:
+            reader = MessageReader("n0", peer)
+            self.sent.append([type(m).__name__ for m in reader.receive_data(b"".join(buffers))])
+        return self.takes
 
 
 NOTHING = Ready(
@@ -157,6 +172,30 @@ def test_it_persists_then_sends_then_acknowledges_and_applies_last() -> None:
     world.saved()
     more = [("send", "n2", "control"), ("apply", 2)]
     assert world.trace == PERSISTED + SENT + ACKNOWLEDGED + more
+
+
+def test_it_says_behind_which_frame_its_frames_stand_where_that_is_not_clear() -> None:
+    world = World()
+
+    def sent(prev: int, term: int = 1) -> list[str]:
+        world.sent.clear()
+        order = AppendOrder("n1", term, prev, prev and 1, prev + 1, prev + 1, 1)
+        world.wanted = [replace(NOTHING, messages=(order,))]
+        world.pump.run()
+        (kinds,) = world.sent
+        return kinds
+
+    append, both = ["AppendRequest"], ["Landmark", "AppendRequest"]
+    assert (sent(0), sent(1)) == (append, append)  # behind nothing, and behind that
+    assert (sent(1), sent(1, term=2)) == (both, both)
+    sent(0)
+    world.pump.link_opened("n1")
+    assert sent(1) == both
+    sent(0)
+    world.takes = False
+    assert (sent(1), sent(1)) == (append, both)  # the first one was dropped
+    world.version = LANDMARK_VERSION - 1
+    assert sent(1) == append
 
 
 def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> None:

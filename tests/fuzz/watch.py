@@ -45,8 +45,12 @@ _BAD_EVENT = re.compile(
     re.M,
 )
 _FAILURES = re.compile(r"rocketmq_\w*(unforeseen|contained_failures)_total[ {]")
-# A peer that has the group's secret may say that it is of another group: that is told, once each.
-_EXPLAINED = (b" raftmq.dledger.identity foreign_group ",)
+# A peer that has the group's secret may say that it is of another group, or send other frames than
+# there were: that is told, once each.
+_EXPLAINED = (
+    b" raftmq.dledger.identity foreign_group ",
+    b" raftmq.dledger.identity other_history ",
+)
 _TAIL_BYTES = 3_000
 
 

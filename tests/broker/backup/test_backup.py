@@ -221,6 +221,47 @@ async def test_a_store_of_an_earlier_restoration_stays_out_of_the_next_one(tmp_p
         assert sent.items() <= (await stored(group)).items()
 
 
+@pytest.mark.parametrize("elected", [False, True])
+async def test_two_restorations_under_one_incarnation_do_not_mix(tmp_path, elected):
+    """Nothing tells their groups apart, and they have other frames of the same terms. The store
+    that is left of the first one has the longer log: it is elected, if it is there in time."""
+    async with Group(tmp_path / "old", 1, **SMALL) as group:
+        await create_topic(group)
+        await fill(group, 20)
+        await taken(group, tmp_path / "backup")
+    other = Group(tmp_path / "new", 3, **SMALL)
+    restored(other, tmp_path / "backup")
+    async with other as group:
+        left, *anew = group.names
+        group.let_lead(left)
+        await fill(group, 40)
+        for name in group.names:
+            await group.stop(name)
+        (before, *_) = logs(group, 1 << 40)
+        for name in anew:
+            shutil.rmtree(group.root / name)
+        made = restored(group, tmp_path / "backup", anew)
+        for name in anew:
+            await group.start(name)
+        sent = await fill(group, 8)
+        if elected:
+            for name in anew:
+                await group.stop(name)
+            for name in group.names:
+                await group.start(name)
+            group.let_lead(left)
+        else:
+            await group.start(left)
+        identities = [broker.engine.identity for broker in group.brokers.values()]
+        assert {identity.group_id for identity in identities} == {made.group_id}
+        await until(lambda: any("have one id" in x for i in identities for x in i.foreign(0)))
+        await until(lambda: {b.engine.core.leader for b in group.brokers.values()} & set(anew))
+        sent |= await fill(group, 8)
+        assert sent.items() <= (await stored(group)).items()
+        await group.stop(left)
+        assert logs(group, 1 << 40)[0].startswith(before.rstrip(b"\0"))
+
+
 async def test_members_of_the_old_group_do_not_come_along(tmp_path):
     async with Growing(tmp_path / "old", 1, **SMALL) as group:
         await create_topic(group)

@@ -1,0 +1,103 @@
+"""Two logs with other frames of one index and term: nobody takes them for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.dledger.configuration import Configurations, founding
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.errors import OtherHistory
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.messages import AppendRequest, HardState, Landmark
+from raftmq.dledger.state import CoreConfig
+from raftmq.store.frame import Frame
+from tests.dledger.group import Random, make_frame
+
+
+def frames(terms: list[int], mark: bytes, same: int) -> list[Frame]:
+    """Frames of these terms; those behind the first `same` bear the mark."""
+    made: list[Frame] = []
+    for index, term in enumerate(terms, 1):
+        payload = mark if index > same else b"-"
+        made.append(make_frame(index, term, made[-1].end if made else 0, payload))
+    return made
+
+
+def replica(log: list[Frame], commit_index: int = 0) -> RaftCore:
+    """Replica a of a, b and c, whose log this is."""
+    index = LogIndex()
+    for frame in log:
+        index.append(frame)
+    return RaftCore(
+        "a",
+        Configurations(0, founding((name, "") for name in "abc")),
+        CoreConfig(),
+        index,
+        HardState(log[-1].term, None),
+        Random(1),
+        0,
+        commit_index,
+        incarnation=1,
+        crc_of=lambda index: log[index - 1].header_crc if index <= len(log) else None,
+    )
+
+
+def leads(core: RaftCore, log: list[Frame], first: int, last: int, term: int = 5) -> None:
+    """b, whose log this is, sends frames first..last as its shell does."""
+    prev = log[first - 2]
+    core.step(Landmark("b", "a", term, prev.index, prev.term, prev.header_crc), 0)
+    sent = tuple(log[first - 1 : last])
+    core.step(AppendRequest("b", "a", term, prev.index, prev.term, 0, sent), 0)
+
+
+OURS = frames([1, 1, 2, 2], b"x", 2)
+THEIRS = frames([1, 1, 2, 2, 2, 5], b"y", 2)
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_a_leader_whose_frame_is_another_one_is_not_followed(first: int) -> None:
+    core = replica(OURS)
+    with pytest.raises(OtherHistory, match=f"different frames {first - 1} of term 2"):
+        leads(core, THEIRS, first, 6)
+    assert core.last_index == 4
+
+
+@pytest.mark.parametrize("last", [3, 4, 6])
+def test_nor_one_that_repeats_what_is_here_and_differs(last: int) -> None:
+    core = replica(OURS)
+    with pytest.raises(OtherHistory, match=f"different frames {min(last, 4)} of term 2"):
+        leads(core, THEIRS, 3, last)
+    assert core.last_index == 4
+
+
+def test_nor_one_that_truncated_what_is_committed_here() -> None:
+    core = replica(OURS, commit_index=4)
+    with pytest.raises(OtherHistory, match="frames 3 of terms 5 and 2, committed"):
+        leads(core, frames([1, 1, 5, 5], b"y", 2), 3, 4)
+
+
+def test_the_same_frames_are_and_what_is_not_known_here_is_left_to_raft() -> None:
+    core = replica(OURS)
+    leads(core, [*OURS, *THEIRS[4:]], 4, 6)
+    assert core.last_index == 6
+    core = replica(OURS)
+    core.step(Landmark("b", "a", 5, 6, 5, 1), 0)  # not here
+    core.step(Landmark("b", "a", 5, 3, 3, 1), 0)  # of another term
+    leads(core, frames([1, 1, 5, 5], b"y", 2), 3, 4)  # what nobody committed gives way
+    assert (core.last_index, core.leader) == (4, "b")
+
+
+def test_what_is_proven_in_this_term_is_not_compared_again() -> None:
+    core = replica(OURS)
+    leads(core, [*OURS, *THEIRS[4:]], 5, 6)
+    core.step(Landmark("b", "a", 5, 4, 2, 1), 0)
+    core.step(Landmark("b", "a", 4, 4, 2, 1), 0)  # and one of an earlier term is not heard
+    assert core.last_index == 6
+
+
+def test_frames_that_were_accepted_and_not_written_yet_are_compared_too() -> None:
+    core = replica(OURS)
+    leads(core, [*OURS, *THEIRS[4:]], 5, 5)
+    wrong = frames([1, 1, 2, 2, 2, 5], b"z", 4)
+    with pytest.raises(OtherHistory, match="different frames 5 of term 2"):
+        leads(core, wrong, 6, 6, term=6)

@@ -102,7 +102,7 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
 
 
 async def test_a_learner_that_has_everything_is_nobody_to_hand_over_to(tmp_path: Path) -> None:
-    async with Group(tmp_path) as group:
+    async with Group(tmp_path, transfer_on_stop_ms=1_000) as group:
         leader = await group.leader()
         learner = group.joiner("a0")  # the first of those that have most
         await learner.start()

@@ -239,6 +239,7 @@ class RaftCore:
         (recollection.py). What it had said and not sent yet is not sent. `incarnation` is one that
         no process of this node has used."""
         self._outbox.messages.clear()
+        self._following.note_held(0)
         if self._leading is not None:
             self.step_down(reason)
         elif self.role is not Role.FOLLOWER:
@@ -249,6 +250,11 @@ class RaftCore:
         """Return the notes that a leader can make (recollection.py): by replica, up to where it
         holds the committed frames. Empty on other replicas."""
         return {} if self._leading is None else self._leading.held()
+
+    def note_held(self, index: int) -> None:
+        """Note that this replica, which has recovered, holds the committed frames up to `index`:
+        leaders said so (recollection.py). No leader of its group takes them away."""
+        self._following.note_held(index)
 
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:
         """Neither lead nor try to until `disk_works`: the disk does not keep up, or is full.

@@ -53,11 +53,16 @@ class Following:
     _segment_end: Callable[[int], int] | None
     _verified_index: int = 0  # equals this term's leader up to here
     _ack_due: bool = False  # verified frames wait for `durable` to be acknowledged
+    _held_index: int = 0  # up to here the frames were committed before this process began
 
     def enter_term(self) -> None:
         """Note that the term is a new one: nothing is known to match its leader."""
         self._verified_index = 0
         self._ack_due = False
+
+    def note_held(self, index: int) -> None:
+        """Never truncate frames up to `index`, which are here; 0: forget that."""
+        self._held_index = max(self._held_index, index) if index else 0
 
     # -- appends ----------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class Following:
                 if index <= log.last_index and log.term_at(index) == term:
                     known = frame
                     continue
-                if index <= self._log.commit_index:
+                if index <= max(self._log.commit_index, self._held_index):
                     what = f"frames {index} of terms {term} and {log.term_at(index)}, committed"
                     raise self._other_history(request.sender, what)
                 if index <= self._verified_index:

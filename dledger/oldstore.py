@@ -103,7 +103,11 @@ class OldStores:
             self._tell(core, sorted(news - {core.node_id, sender}))
 
     def _judge(self, core: RaftCore, own: Held, teller: str) -> None:
-        if core.recovered and own.exceeds(core.term, core.durable_index):
+        if not core.recovered:
+            return
+        if not own.exceeds(core.term, core.durable_index):
+            core.note_held(own.index)
+        else:
             assert self._lost is not None
             self._lost(
                 f"its store is older than what it promised: {teller} says that in term {own.term}"

@@ -76,6 +76,20 @@ def test_nor_one_that_truncated_what_is_committed_here() -> None:
         leads(core, frames([1, 1, 5, 5], b"y", 2), 3, 4)
 
 
+def test_nor_one_that_truncated_what_notes_say_was_committed_here() -> None:
+    other = frames([1, 1, 5, 5], b"y", 2)
+    core = replica(OURS)
+    core.note_held(3)
+    leads(core, [*OURS[:3], *frames([1, 1, 2, 5], b"y", 3)[3:]], 4, 4)  # above that it is Raft's
+    core = replica(OURS)
+    core.note_held(3)
+    with pytest.raises(OtherHistory, match="frames 3 of terms 5 and 2, committed"):
+        leads(core, other, 3, 4)
+    core.lose_promises(7, "its store is an older one")
+    leads(core, other, 3, 4)
+    assert core.last_index == 4
+
+
 def test_the_same_frames_are_and_what_is_not_known_here_is_left_to_raft() -> None:
     core = replica(OURS)
     leads(core, [*OURS, *THEIRS[4:]], 4, 6)

@@ -33,6 +33,10 @@ WAIT_S = 5.0  # for a leader
 INCARNATION = UUID(int=1)  # one store is made, and never another of its group
 
 
+class DiskRefused(Exception):
+    """The machine's disk is full, or fails: the operator is told, and no store is begun."""
+
+
 class Restorer:
     """See the module's docstring. Run it on the desk."""
 
@@ -59,7 +63,7 @@ class Restorer:
                 await asyncio.get_running_loop().run_in_executor(
                     None, self._restore, directory, process
                 )
-            except BackupError as error:
+            except (BackupError, DiskRefused) as error:
                 world.note(f"{self._machine.name} is not restored: {error}")
                 return
             finally:
@@ -73,13 +77,16 @@ class Restorer:
             (name, f"{programs.HOST}:{programs.raft_port(world.numbers[name])}")
             for name in world.founders
         ]
-        restore_one(
-            directory,
-            manifest,
-            point_of(directory, manifest),
-            DiskOfProcess(process, programs.STRANGE_STORE, self._machine),
-            founding(addresses),
-            INCARNATION,
-            store_config_of(manifest.settings),
-        )
+        try:
+            restore_one(
+                directory,
+                manifest,
+                point_of(directory, manifest),
+                DiskOfProcess(process, programs.STRANGE_STORE, self._machine),
+                founding(addresses),
+                INCARNATION,
+                store_config_of(manifest.settings),
+            )
+        except OSError as error:
+            raise DiskRefused(str(error)) from error
         world.note(f"{self._machine.name} is restored beside itself, to {manifest.commit_index}")

@@ -29,7 +29,7 @@ read, by the records they point at, and `rewrite` corrects them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -82,6 +82,7 @@ class ConsumeQueue:
     max_offset: int = field(default=0, init=False)
     _min_position: int = field(default=-1, init=False)  # of the unit at min_offset; -1: not known
     _last_loaded: bytes = field(default=b"", init=False)  # the last unit, from `load` to its check
+    has_more: bool = field(default=False, init=False)  # `load` found units to cut
     _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
 
     def __post_init__(self) -> None:
@@ -164,6 +165,7 @@ class ConsumeQueue:
         file. For the pool."""
         end, last_position = self.max_offset, self.last_position  # in this order
         starts = [*self.file_starts, *self._new_starts(saved)]
+        starts = [start for start in starts if start < end]  # the others are to be cut
         if not starts:
             return None
         return QueueExtent(starts[0], starts[-1], end, last_position, self.queue_id, self.topic)
@@ -211,8 +213,8 @@ class ConsumeQueue:
         suspicious: bool,
     ) -> None:
         """Find the queue's end in its files: the first unit that is empty or points at or above
-        `confirmed`. Units behind it are dropped; with `suspicious`, only after a check that this
-        end is plausible. Raises QueueDamaged."""
+        `confirmed`. Units behind it are to be cut (`has_more`); with `suspicious`, only after a
+        check that this end is plausible. Raises QueueDamaged."""
         files = self._files
         self.file_starts = files.starts(self.path)
         for previous, start in pairwise(self.file_starts):
@@ -241,9 +243,9 @@ class ConsumeQueue:
         # After a clean stop nothing stands behind an empty unit. After a power cut there may be
         # units behind a hole: they must not look valid once the hole is filled.
         if not clean or (end < self.max_offset and self.unit(end)[1] != 0):
-            self.cut(end)
+            self.has_more = True
         elif end == self.min_offset:
-            self.cut(end)  # a file without a unit
+            self.has_more = True  # a file without a unit
         self._end_at(end)
         self._note_last()
 
@@ -313,6 +315,7 @@ class ConsumeQueue:
         if self.file_starts:
             self._files.cut(self.path, self.file_starts[-1], end)
         self._end_at(end)
+        self.has_more = False
         self.min_offset = min(self.min_offset, end)
         self._min_position, self._last_loaded = -1, b""
         self._note_last()
@@ -438,11 +441,9 @@ class ConsumeQueueStore:
         assert not self._queues
         self._disk.makedirs(self._files.directory)
         noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
-        if confirmed <= log_begin == 0:
-            # All is dispatched again. An earlier start may have dropped what is noted, and have
-            # been cut off before its first flush: nothing is missing.
-            noted = {}
         self._noted = dict(noted)
+        found: list[ConsumeQueue] = []
+        shorter = False
         for topic in self._disk.listdir(self._files.directory):
             for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
                 queue = ConsumeQueue(self._files, topic, int(name))
@@ -456,15 +457,35 @@ class ConsumeQueueStore:
                         raise AssertionError(f"{queue.path}: {damage.reason}") from damage
                     self.damaged[key] = damage.reason
                     continue
-                if queue.file_starts:
-                    self._queues[key] = queue
-        if foreign and self._queues:
+                found.append(queue)
+                shorter |= extent is not None and queue.max_offset < extent.end
+        if foreign and any(queue.file_starts for queue in found):
             for key in noted:
                 del self._noted[key]
         else:
             self.damaged |= dict.fromkeys(noted, "its directory is gone")
+        if shorter:
+            self._note_shorter(found)
+        for queue in found:
+            if queue.has_more:
+                queue.cut(queue.max_offset)
+            if queue.file_starts:
+                self._queues[queue.topic, queue.queue_id] = queue
         kept = self._manifest is not None and self._disk.exists(self._manifest)
         self.unknown = not (kept or self._queues or self.damaged)
+
+    def _note_shorter(self, found: Sequence[ConsumeQueue]) -> None:
+        """Note, before units are cut that will be dispatched again, that these queues do not have
+        them: if power is cut before the next flush, they are not missed. Raises OSError, not for a
+        shortage."""
+        assert self._manifest is not None
+        extents = [queue.extent(range(0)) for queue in found]
+        extents += [self._noted[key] for key in self.damaged if key in self._noted]
+        try:
+            write_manifest(self._disk, self._manifest, filter(None, extents))
+        except OSError as error:
+            if not passes(error):
+                raise
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
         """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write. After

@@ -530,3 +530,19 @@ def test_what_a_start_dropped_is_not_missed_by_the_next(disk: OsDisk) -> None:
         assert not store.damaged
         assert not store.topics()
     assert disk.listdir("consumequeue/T/0") == []
+
+
+def test_nor_what_it_dropped_behind_the_confirmed_offset(disk: OsDisk) -> None:
+    """But files that are lost besides are missed."""
+    store = manifested(disk)
+    store.append("U", 0, 0, units(0, 3))
+    store.append("T", 0, 0, units(3, 12))
+    store.append("V", 0, 0, units(12, 20))
+    store.flush()
+    for _ in range(2):
+        store = manifested(disk, confirmed=9_500)
+        assert not store.damaged
+        assert [store.end_of(topic, 0) for topic in "UTV"] == [3, 6, 0]
+    for name in disk.listdir("consumequeue/T/0"):
+        disk.remove(f"consumequeue/T/0/{name}")
+    assert list(manifested(disk, confirmed=9_500).damaged) == [("T", 0)]

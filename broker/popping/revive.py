@@ -32,6 +32,7 @@ from raftmq.broker.sending.retry import (
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
     dead_letter_topic,
+    note_original,
 )
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import INT32_MAX, Outgoing, as_stored, fitting
@@ -385,7 +386,7 @@ def again(
     group's retries of `topic`, or its dead letters. If its properties have no room for where it
     comes from, nothing is added."""
     properties = decode_properties(record.properties)
-    properties.setdefault(RETRY_TOPIC, popped_topic(record.topic, group))
+    note_original(properties, record.topic, popped_topic(record.topic, group))
     properties.setdefault(FIRST_POP_TIME, str(pop_ms))
     properties[ORIGIN_GROUP] = group
     properties.pop(DELAY, None)

@@ -35,6 +35,14 @@ def dead_letter_topic(group: str) -> TopicConfig:
     return TopicConfig(DLQ_PREFIX + group, DLQ_QUEUE_COUNT, DLQ_QUEUE_COUNT, PERM_READ | PERM_WRITE)
 
 
+def note_original(properties: dict[str, str], topic: str, origin: str = "") -> None:
+    """Note in RETRY_TOPIC where a message of `topic` that is to be retried was sent to: `origin`,
+    by default the topic. What another retry noted stays; in a topic that is none, the property
+    came with the sender's others, from a message that he copied."""
+    if RETRY_TOPIC not in properties or not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        properties[RETRY_TOPIC] = origin or topic
+
+
 def is_exhausted(record: MessageRecord, delay_level: int, times_max: int) -> bool:
     """Return whether a message given back is a dead letter; a negative `delay_level` demands it."""
     return delay_level < 0 or record.reconsume_times >= times_max
@@ -56,7 +64,7 @@ def given_back(
     origin = properties.get(ORIGIN_MESSAGE_ID, "").strip() or offset_message_id(
         record.store_host, record.physical_offset
     )
-    properties.setdefault(RETRY_TOPIC, record.topic)
+    note_original(properties, record.topic)
     properties |= {ORIGIN_MESSAGE_ID: origin, WAIT: "false"}
     _name_group(properties, group)
     dead = is_exhausted(record, delay_level, times_max)

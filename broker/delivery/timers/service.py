@@ -233,7 +233,8 @@ class TimerService:
             if wheel.take(offset, abs(code)) and code < 0:
                 self._recalls.setdefault(-code, []).append(offset)
             offset += 1
-        if offset >= queue.max_offset and not wheel.waits_late:  # else it may be of a past slot
+        waits_late = wheel.waits_late or bool(self._popped)
+        if offset >= queue.max_offset and not waits_late:  # else it may be of a past slot
             for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
                 del self._recalls[slot_ms]
 

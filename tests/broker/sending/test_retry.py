@@ -87,6 +87,11 @@ def test_where_it_came_from_first_is_kept():
     assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("First", "ID")
 
 
+def test_a_sender_who_copied_a_retry_does_not_say_where_it_came_from():
+    _, properties = back(stored("T", 0, b"RETRY_TOPIC\x01Other\x02"))
+    assert properties["RETRY_TOPIC"] == "T"
+
+
 def test_retries_are_spread_and_a_committed_transaction_may_fail_too():
     message, properties = back(stored(sys_flag=SYS_TRANSACTION_COMMIT), queues=3)
     assert properties["REAL_QID"] == str(4096 % 3)

@@ -50,6 +50,7 @@ EXPLAINED = {
     "delayed_unread": Why(ROT, "so does what delivers delayed messages"),
     "timers_unread": Why(ROT, "so does what delivers timer messages"),
     "promises_lost": Why(("set_back",), "a replica is told that it has held more than it has"),
+    "queues_not_rebuilt": Why(ROT, "and the log from which it is made has a flipped bit before it"),
     "queue_damaged": Why(DAMAGE, "a queue's file is gone, and is made anew from the log"),
 }
 # Whatever an operator does wrong is told to him when the program starts.

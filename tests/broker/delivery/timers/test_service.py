@@ -458,6 +458,24 @@ def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock()
     assert found + comes(stage) == ["late"]
 
 
+def test_nor_if_its_delivery_is_lost_and_begun_again():
+    stage = Stage()
+    far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
+    stage.send("hours", 4 * HOUR_MS)
+    stage.send("recalled", 5_000)
+    stage.recall("recalled", 5_000)
+    stage.commit()
+    while not stage.service._popped:
+        stage.passes(1_000)
+        if not stage.service._popped:
+            assert not stage.commit()
+    stage.passes(10)  # in flight
+    stage.loses_leadership()
+    for _ in range(20):
+        stage.passes(1_000)
+        assert not stage.commit()
+
+
 def test_all_is_stored_again_once_though_its_last_move_is_refused():
     stage = Stage()
     far(stage, COUNT_MAX, HOUR_MS // 4)

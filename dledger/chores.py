@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from raftmq.dledger.enforcement import Enforcement
 from raftmq.dledger.flusher import LogFlusher
 from raftmq.dledger.healer import Healer
+from raftmq.dledger.milestones import Milestones
 from raftmq.dledger.oldstore import OldStores
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import Roster
@@ -50,6 +51,7 @@ class Chores:
     roster: Roster
     enforcement: Enforcement
     oldstores: OldStores
+    milestones: Milestones
     pool: Executor
     clock_ms: Callable[[], float]
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
@@ -111,6 +113,7 @@ class Chores:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(self.pump)
             self.oldstores.look(now_ms, self.pool)
+            self.milestones.look(now_ms)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()

@@ -7,7 +7,10 @@ known to be committed is also kept in a `SlotFile`, saved before retention may p
     0   8    index      of its frame, int64, big-endian
     8   n    payload    of that frame (configuration.py)
 
-There is no file until the first change is made: then the founding configuration is in force.
+The founding configuration, from broker.conf, is in force until the first change. It is saved at a
+replica's first start, as that of frame 0, and from its first frame on broker.conf must name the
+same members: with fewer of them a replica would take a minority for a majority, and acknowledge
+what the group does not have. Stores of programs before that have no file; theirs is believed once.
 Configurations of frames behind `index` are read from the log. A damaged file is rebuilt from a log
 that still has its beginning; from any other log the replica cannot know the group's members, and
 must not guess.
@@ -36,6 +39,13 @@ class ConfigurationLost(RaftError):
     """The file is damaged, and the log does not go back to its beginning."""
 
     code = "CONFIGURATION_LOST"
+    retriable = False
+
+
+class MembersDiffer(RaftError):
+    """broker.conf names other founding members than the group has."""
+
+    code = "MEMBERS_DIFFER"
     retriable = False
 
 
@@ -83,7 +93,9 @@ def starting_configurations(
             "the configuration file is damaged, and the log begins with frame "
             f"{log.index.first_index}: this replica must be made anew"
         )
-    configurations = Configurations(*(saved or (0, founding)))
+    if saved is None or (saved[0] == 0 and founding.members):
+        saved = 0, founding  # with the addresses as they are now
+    configurations = Configurations(*saved)
     for index in log.configuration_indexes:
         if configurations.index < index <= log.last_index:
             (frame,) = log.frames(index, index)

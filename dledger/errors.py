@@ -92,10 +92,23 @@ class MessageRefused(Exception):
         self.reason = reason
 
 
+ONE_ID = "two groups that have one id"  # in what peers are told with that
+
+
 class OtherHistory(MessageRefused):
     """A peer has another frame than this replica of one index and term. Raft never makes two, so
     their logs are of two groups that have one id: one store is a copy, or of another restoration.
     Nothing was changed. Neither must hear the other until one store is empty."""
+
+
+def other_history(sender: NodeId, own: NodeId, difference: str) -> OtherHistory:
+    """Return the error that says what differs between a peer's log and the own one."""
+    return OtherHistory(
+        sender,
+        f"{sender} and {own} have {difference}: they are of {ONE_ID}, as after two restorations"
+        " under one incarnation, or from a copy of all stores; empty the store of the one that"
+        " shall join the other group",
+    )
 
 
 class FrameDamaged(StoreDamaged):

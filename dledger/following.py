@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from raftmq.dledger.ballot import Ballot
 from raftmq.dledger.configuration import ConfigurationError, check_proposed
 from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.errors import MessageRefused, OtherHistory
+from raftmq.dledger.errors import MessageRefused, other_history
 from raftmq.dledger.membership import Membership
 from raftmq.dledger.messages import (
     AppendRequest,
@@ -97,15 +97,8 @@ class Following:
         if index > self._verified_index:
             own = self._log.header_crc(index)
             if own is not None and own != header_crc:
-                raise self._other_history(sender, f"different frames {index} of term {term}")
-
-    def _other_history(self, sender: NodeId, difference: str) -> OtherHistory:
-        return OtherHistory(
-            sender,
-            f"{sender} and {self._node_id} have {difference}: they are of two groups that have one"
-            " id, as after two restorations under one incarnation, or from a copy of all stores;"
-            " empty the store of the one that shall join the other group",
-        )
+                difference = f"different frames {index} of term {term}"
+                raise other_history(sender, self._node_id, difference)
 
     def _commit(self, index: int) -> None:
         if index > self._log.commit_index:
@@ -123,7 +116,7 @@ class Following:
                 own = log.term_at(prev_index)
                 if own != request.prev_term:
                     what = f"frames {prev_index} of terms {request.prev_term} and {own}, committed"
-                    raise self._other_history(request.sender, what)
+                    raise other_history(request.sender, self._node_id, what)
             return True
         return prev_index <= log.last_index and log.term_at(prev_index) == request.prev_term
 
@@ -147,7 +140,7 @@ class Following:
                     continue
                 if index <= max(self._log.commit_index, self._held_index):
                     what = f"frames {index} of terms {term} and {log.term_at(index)}, committed"
-                    raise self._other_history(request.sender, what)
+                    raise other_history(request.sender, self._node_id, what)
                 if index <= self._verified_index:
                     what = f"{frame!r} in the place of {index}@{log.term_at(index)}"
                     raise MessageRefused(request.sender, what)

@@ -156,6 +156,10 @@ class GroupIdentity:
         if self._note((peer, b"", True), reason, now_ms):
             log.error("other_history %s", reason, extra=FROM_PEER)
 
+    def has_parted(self, now_ms: float) -> bool:
+        """Return whether some peer's connections are kept from coming up for its history."""
+        return any(now_ms < until_ms for until_ms, _ in self._parted.values())
+
     def doubled(self, peer: NodeId, addresses: tuple[str, str], now_ms: float) -> None:
         """Note that two processes say that they are `peer`, from these addresses (host:port)."""
         text = (

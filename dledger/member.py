@@ -39,6 +39,7 @@ from raftmq.dledger.inbox import Inbox
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import TERM_MAX, HardState, NodeId, Role
+from raftmq.dledger.milestones import Milestones
 from raftmq.dledger.oldstore import NOTES_FILE, OldStores
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.preference import Preference
@@ -67,9 +68,11 @@ from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
 from raftmq.dledger.wire import (
+    LANDMARK_VERSION,
     RECOLLECTION_VERSION,
     GroupAnnounced,
     Introduction,
+    Milestone,
     encode_message,
 )
 from raftmq.dledger.writer import FrameWriter
@@ -204,7 +207,15 @@ class RaftMember:
         core, applier = pump.core, pump.applier
         sync_failed = partial(pump.fail, "fdatasync of the log failed", disk=True)
         applier.start(pump.applied, pump.apply_failed)
-        self.inbox.open(pump, {InstallOffer: take, InstallRequest: take, InstallChunk: take})
+        self.inbox.open(
+            pump,
+            {
+                InstallOffer: take,
+                InstallRequest: take,
+                InstallChunk: take,
+                Milestone: parts.chores.milestones.take,
+            },
+        )
         self.life.running = True
         self._roster.follow(core, self.links, self.healer)
         self.oldstores.open(core, self._lose_promises)
@@ -275,6 +286,7 @@ class RaftMember:
             self._roster,
             self._enforcement,
             self.oldstores,
+            Milestones(core, self.log, self._tell_milestone),
             self._pool,
             clock_ms,
         )
@@ -591,12 +603,18 @@ class RaftMember:
     def _opened(self, peer: NodeId) -> None:
         self.links.introduce(peer)
         self.oldstores.opened(peer)
+        if self._parts is not None:
+            self._parts.chores.milestones.opened(peer)
 
     def _lose_promises(self, reason: str) -> None:
         self.parts.pump.lose_promises(_new_incarnation(), reason)
 
     def _recollect(self, message: Recollection) -> None:
         if self.links.version(message.to) >= RECOLLECTION_VERSION:
+            self.links.send(message.to, encode_message(message), droppable=False)
+
+    def _tell_milestone(self, message: Milestone) -> None:
+        if self.links.version(message.to) >= LANDMARK_VERSION:
             self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:

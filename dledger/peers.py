@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from raftmq.dledger.configuration import place_of
 from raftmq.dledger.connections import LinkConfig, LinkHandler, PeerAddress, Reader
 from raftmq.dledger.dialer import Dialer, Local, now_ms
+from raftmq.dledger.errors import ONE_ID
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import WAS_REMOVED, Accepted, Incoming
 from raftmq.dledger.messages import NodeId
@@ -228,6 +229,12 @@ class PeerLinks:
         """True if a peer refuses this node because it was removed. For operators only: the core
         relies on its log alone."""
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
+
+    @property
+    def has_parted(self) -> bool:
+        """True if this node has parted with a peer for its other history, or a peer says so."""
+        told = any(ONE_ID in dialer.error for dialer in self._dialers.values())
+        return told or self.local.identity.has_parted(now_ms())
 
     def introduce(self, peer: NodeId) -> None:
         """Tell a peer where this node can be dialled, unless it is too old to know what that is."""

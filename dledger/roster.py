@@ -26,7 +26,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from raftmq.dledger.configuration import Configuration, Configurations, GroupMember, founding
-from raftmq.dledger.configurationfile import ConfigurationFile, starting_configurations
+from raftmq.dledger.configurationfile import (
+    ConfigurationFile,
+    MembersDiffer,
+    starting_configurations,
+)
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.healer import Healer
 from raftmq.dledger.log import RaftLog
@@ -70,8 +74,29 @@ class Roster:
 
     def starting(self, raft_log: RaftLog) -> Configurations:
         """Return the configurations of a log that is open. Blocking. Raises ConfigurationLost,
-        OSError, FrameDamaged."""
+        MembersDiffer, OSError, FrameDamaged."""
+        self._check_founding(raft_log)
         return starting_configurations(self._saved, self._file.damaged, self.founding, raft_log)
+
+    def _check_founding(self, raft_log: RaftLog) -> None:
+        """Compare the founding configuration with the one of the first start, or note it."""
+        index, noted = self._saved or (0, Configuration())
+        founding = self.founding
+        if index or self._file.damaged or not founding.members or noted.ids == founding.ids:
+            return
+        if noted.members and raft_log.last_index:
+            were, are = (", ".join(sorted(each.ids)) for each in (noted, founding))
+            raise MembersDiffer(
+                f"dLegerPeers names {are}, and this group was founded by {were}: correct it, and"
+                " change members with `mqadmin members`"
+            )
+        try:
+            self._file.save(0, founding)
+        except OSError as error:
+            if not passes(error):
+                raise
+            log.warning("configuration_not_saved: %s", error)  # the next start tries again
+        self._saved = 0, founding
 
     def before_the_core(self, links: PeerLinks, healer: Healer) -> None:
         """Dial and ask all members of the file and of broker.conf while the log is mended."""

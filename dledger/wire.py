@@ -26,7 +26,7 @@ return; and a second answer tells whether the acceptor agrees. The messages are 
 is only sent to peers that speak 4. To peers that speak 6 a dialler first says where it can be
 dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
 (`Recollection`). To those that speak 8 a leader says which frame its frames stand behind
-(`Landmark`).
+(`Landmark`), and everybody which committed frame it has (`Milestone`).
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -99,7 +99,7 @@ POP_VERSION = 6  # the first whose replicas know popped messages (broker.tables.
 ATTRIBUTES_VERSION = 6  # the first whose replicas keep attributes (broker.tables.topics)
 INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
 RECOLLECTION_VERSION = 7  # the first whose replicas know recollections
-LANDMARK_VERSION = 8  # the first whose replicas know landmarks
+LANDMARK_VERSION = 8  # the first whose replicas know landmarks and milestones
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
 HOST_SIZE_BYTES_MAX = 255
@@ -135,6 +135,17 @@ class Introduction:
     data: bytes  # its host, ASCII
 
 
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """Says which frame the sender has at `index`, which is committed (dledger.milestones)."""
+
+    sender: NodeId
+    to: NodeId
+    index: int
+    index_term: int
+    header_crc: int
+
+
 PeerMessage = (
     Message
     | RepairRequest
@@ -143,6 +154,7 @@ PeerMessage = (
     | GroupAnnounced
     | Introduction
     | Recollection
+    | Milestone
 )
 
 
@@ -232,6 +244,7 @@ _KINDS: dict[int, _Kind] = {
     9: _Kind(Introduction, "port:offset", HOST_SIZE_BYTES_MAX),
     10: _Kind(Recollection, "term:term", NOTES_SIZE_BYTES_MAX),
     11: _Kind(Landmark, "term:term index:number index_term:term header_crc:id"),
+    12: _Kind(Milestone, "index:number index_term:term header_crc:id"),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(
         RepairResponse,

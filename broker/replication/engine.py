@@ -118,12 +118,14 @@ def preferred_of(member: RaftMember) -> str | None:
 def place_of(member: RaftMember) -> Place | None:
     """Return this replica's place; None while the log is being recovered. A removal counts once it
     is committed (until then this replica may be a member again), or when peers tell one that was
-    away."""
+    away. One without a leader whose history is another one than a peer's has no place, either: what
+    it has is not the group's."""
     if not member.has_core:
         return None
     configurations, node_id = member.core.membership.configurations, member.config.node_id
     current = configurations.current
-    if member.core.leader is None and member.links.told_removed:
+    links = member.links
+    if member.core.leader is None and (links.told_removed or links.has_parted):
         return Place("none", None, len(current.members))
     found = current.get(node_id) or configurations.settled[1].get(node_id)
     if found is None:

@@ -125,7 +125,10 @@ class Members:
         if place.broker_id is not None:
             log.info("member standing=%s broker_id=%d", place.standing, place.broker_id)
         elif place.members:
-            log.warning("no_member: this replica was removed from its group, or is not added yet")
+            log.warning(
+                "no_member: this replica was removed from its group, is not added yet, or has"
+                " another history than its peers (other_history)"
+            )
         else:
             log.info("no_member: this replica waits to be added to its group")
 

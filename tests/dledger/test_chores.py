@@ -101,7 +101,8 @@ class World:
         made = cast(Any, Chores)  # of parts that only look like the real ones
         oldstores = SimpleNamespace(look=note("look for old stores"))
         parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement, oldstores)
-        self.chores: Chores = made(*parts, self.pool, lambda: self.now_ms)
+        milestones = SimpleNamespace(look=note("tell milestones"))
+        self.chores: Chores = made(*parts, milestones, self.pool, lambda: self.now_ms)
         self.chores.start()
 
     def note(self, what: str) -> Callable[..., None]:
@@ -137,6 +138,7 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "enforce",
         "trial",
         "look for old stores",
+        "tell milestones",
     ]
     assert world.look(0) == always + healing + keeping
     assert world.look(HOUSEKEEPING_MS - 1) == always

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from raftmq.dledger.configuration import Configurations, founding
@@ -9,7 +12,9 @@ from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import OtherHistory
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import AppendRequest, HardState, Landmark
+from raftmq.dledger.milestones import TOLD_MS, Milestones
 from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.wire import Milestone
 from raftmq.store.frame import Frame
 from tests.dledger.group import Random, make_frame
 
@@ -115,3 +120,47 @@ def test_frames_that_were_accepted_and_not_written_yet_are_compared_too() -> Non
     wrong = frames([1, 1, 2, 2, 2, 5], b"z", 4)
     with pytest.raises(OtherHistory, match="different frames 5 of term 2"):
         leads(core, wrong, 6, 6, term=6)
+
+
+class Milestoned:
+    """The milestones of replica a, whose log this is, committed up to `commit_index`."""
+
+    def __init__(self, log: list[Frame], commit_index: int) -> None:
+        self.core = replica(log, commit_index)
+        index = LogIndex()
+        for frame in log:
+            index.append(frame)
+        kept = SimpleNamespace(
+            index=index,
+            last_index=index.last_index,
+            header_crc=lambda at: log[at - 1].header_crc if at else None,
+        )
+        self.told: list[Milestone] = []
+        self.milestones = Milestones(self.core, cast(Any, kept), self.told.append)
+
+
+def test_committed_frames_are_told_on_new_links_and_when_there_are_more() -> None:
+    world = Milestoned(OURS, 3)
+    world.milestones.opened("b")
+    assert world.told == [Milestone("a", "b", 3, 2, OURS[2].header_crc)]
+    world.told.clear()
+    world.milestones.look(0)
+    assert [told.to for told in world.told] == ["b", "c"]
+    world.milestones.look(TOLD_MS)
+    assert len(world.told) == 2  # no more were committed
+    Milestoned(OURS, 0).milestones.opened("b")
+
+
+@pytest.mark.parametrize(
+    ("log", "index", "different"),
+    [(THEIRS, 3, "different frames 3 of term 2"), (frames([1, 1, 5], b"y", 2), 3, "terms 5 and 2")],
+)
+def test_two_that_committed_different_frames_part(
+    log: list[Frame], index: int, different: str
+) -> None:
+    told = Milestone("b", "a", index, log[index - 1].term, log[index - 1].header_crc)
+    with pytest.raises(OtherHistory, match=different):
+        Milestoned(OURS, 3).milestones.take(told)
+    Milestoned(OURS, 2).milestones.take(told)  # here it may give way still
+    same = Milestone("b", "a", 3, 2, OURS[2].header_crc)
+    Milestoned(OURS, 3).milestones.take(same)

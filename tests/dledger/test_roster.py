@@ -1,0 +1,63 @@
+"""The founding members: noted at a replica's first start, and held against the file afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raftmq.dledger.configuration import Configurations
+from raftmq.dledger.configurationfile import MembersDiffer
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.roster import Roster
+from raftmq.dledger.settings import MemberConfig
+from raftmq.store.disk import OsDisk
+
+
+def starts(root: Path, names: str, frames: int, *, port: int = 1) -> Configurations:
+    """Start replica a with these members in its file, and a log of so many frames."""
+    peers = {name: PeerAddress(name, f"host-{name}", port) for name in names}
+    config = replace(MemberConfig("a", "g", peers), directory="raft")
+    roster = Roster(config, OsDisk(str(root)), lambda reason, error: None)
+    roster.load()
+    log = SimpleNamespace(
+        configuration_indexes=[], index=LogIndex(), last_index=frames, first_index=1
+    )
+    return roster.starting(cast(Any, log))
+
+
+def addresses(found: Configurations) -> dict[str, str]:
+    return {member.node_id: member.address for member in found.current.members}
+
+
+def test_a_replica_with_frames_does_not_believe_another_list(tmp_path: Path) -> None:
+    """A group of one would acknowledge what two others do not have."""
+    OsDisk(str(tmp_path)).makedirs("raft")
+    starts(tmp_path, "abc", 0)
+    for names in ("a", "ab", "abcd", "abd"):
+        with pytest.raises(MembersDiffer, match="this group was founded by a, b, c"):
+            starts(tmp_path, names, 1)
+    assert set(addresses(starts(tmp_path, "abc", 1))) == set("abc")
+
+
+def test_a_list_may_be_put_right_until_there_is_a_frame_and_addresses_always(
+    tmp_path: Path,
+) -> None:
+    OsDisk(str(tmp_path)).makedirs("raft")
+    starts(tmp_path, "ab", 0)
+    starts(tmp_path, "abc", 0)
+    with pytest.raises(MembersDiffer):
+        starts(tmp_path, "ab", 5)
+    found = addresses(starts(tmp_path, "cba", 5, port=2))
+    assert found == {name: f"host-{name}:2" for name in "abc"}
+
+
+def test_a_store_of_a_program_that_noted_nothing_is_believed_once(tmp_path: Path) -> None:
+    OsDisk(str(tmp_path)).makedirs("raft")
+    starts(tmp_path, "abc", 7)
+    with pytest.raises(MembersDiffer):
+        starts(tmp_path, "a", 7)

@@ -81,7 +81,9 @@ def played(cases: list[Case], jobs: int) -> Iterator[tuple[Case, Outcome]]:
 def replay(case: Case) -> int:
     """Play it; print its trace, and what its programs log."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    print(ClusterWorld(case.seed, print, case.wish(Wish())).run())
+    world = ClusterWorld(case.seed, print, case.wish(Wish()))
+    print(world.run())
+    print(f"digest {world.digest():08x}")
     return 0
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections import Counter
 from collections.abc import Iterable
+from unittest.mock import patch
 
 import pytest
 
@@ -30,6 +34,7 @@ FOUND = (
     53,  # what a start had dropped from the queues was missed by the next, after a power cut
     752490,  # of two commits at the same time the one answered last was taken as the last
 )
+BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}
 OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
 
 
@@ -82,4 +87,26 @@ def test_a_seed_repeats_to_the_bit_in_any_process() -> None:
     """Also where strings hash differently: no order may come out of a set."""
     traces = replays(["-m", "tests.simulator", "--verbose", "3"], ("1", "2"))
     assert b"'operations'" in traces[0]
+    assert b"\ndigest " in traces[0]
     assert traces[0] == traces[1]
+
+
+def test_a_seed_is_the_same_world_on_any_host() -> None:
+    """Whatever its address, its time zone, its memory and its name are."""
+    here = apart(digest_on, "10.1.2.3", "UTC", 1 << 18)
+    assert here == apart(digest_on, "192.168.100.200", "Asia/Tokyo", 1 << 24)
+
+
+def digest_on(address: str, zone: str, pages: int) -> int:
+    """Return the digest of a short world that is played on this host, as its programs see it."""
+    memory = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 4096, "SC_CLK_TCK": 99}
+    os.environ["TZ"] = zone
+    time.tzset()
+    with (
+        patch.object(socket.socket, "getsockname", lambda _: (address, 0)),
+        patch.object(socket, "gethostname", lambda: address),
+        patch.object(os, "sysconf", memory.__getitem__),
+    ):
+        world = ClusterWorld(3, wish=Wish(("pop", "idempotent"), profile=BRIEF))
+        world.run()
+    return world.digest()

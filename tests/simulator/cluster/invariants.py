@@ -65,6 +65,10 @@ class Invariants:
             "tables compared": self._compared,
         }
 
+    def digest(self) -> int:
+        """Return a number of all committed frames."""
+        return crc32(orjson.dumps(sorted(self._frames.items())))
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look on while brokers are built, apply and change roles."""

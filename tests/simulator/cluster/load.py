@@ -7,11 +7,13 @@ harness's own judges (chaos.checks.suite).
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from random import Random
 from typing import cast
+from unittest.mock import patch
 
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads import delayed, pops, retries, transactions
@@ -68,11 +70,12 @@ class Load:
         self, names: Sequence[str], pace: float, rng: Random, note: Callable[[str], None]
     ) -> None:
         self.names = tuple(names)
-        self.workloads = [MAKERS[name](pace) for name in names]
+        self.workloads: list[Workload] = []  # there are some once it runs
         self.began = False
         self.stopping = asyncio.Event()
         self.late: list[str] = []  # names of those that were not drained in time
         self.over = False
+        self._pace = pace
         self._rng = rng
         self._note = note
 
@@ -83,6 +86,7 @@ class Load:
     async def run(self, namesrv: str, history: Recorder) -> None:
         """Play all workloads in the harness's order: prepare, start, stop, drain."""
         written = cast(HistoryWriter, history)
+        self._make()
         async with AsyncExitStack() as stack:
             for one in self.workloads:
                 rng = Random(self._rng.random())
@@ -98,3 +102,10 @@ class Load:
                 one.stop()
             self.late = [one.name for one in self.workloads if not await one.drain()]
         self.over = True
+
+    def _make(self) -> None:
+        """Make the workloads, as the client's process: they number their messages by its address
+        and by chance, here by their names, so that nothing else is drawn otherwise."""
+        for name in self.names:
+            with patch.object(os, "urandom", Random(name).randbytes):
+                self.workloads.append(MAKERS[name](self._pace))

@@ -1,13 +1,16 @@
-"""What programs ask the operating system for outside of loop, disk and network: the time, random
-numbers, process ids, locks, ports. In a `simulated` block all of it comes from one world.
+"""What programs ask the operating system for outside of loop, disk and network: the time and its
+zone, random numbers, process ids, the host's address and memory, locks, ports. In a `simulated`
+block all of it comes from one world.
 """
 
 from __future__ import annotations
 
+import calendar
 import gc
 import itertools
 import os
 import random
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -21,9 +24,10 @@ from raftmq.remoting.connection import Connection
 from raftmq.store.ownership import Owner, StoreInUse, StoreLock
 from tests.simulator.cluster.loop import PROCESS, SimLoop, number_anew, numbered_hash
 from tests.simulator.cluster.machine import WALL_MS
-from tests.simulator.cluster.network import BoundPort
+from tests.simulator.cluster.network import HOST, BoundPort
 
 PID = 4_000
+SYSCONF = {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096, "SC_CLK_TCK": 100}
 HASHED_BY_ADDRESS = (Connection, Accepted)  # that programs keep in sets
 
 
@@ -84,10 +88,15 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         (time, "monotonic", lambda: loop.now_s),
         (time, "monotonic_ns", lambda: int(loop.now_s * 1e9)),
         (time, "perf_counter", lambda: loop.now_s),
+        (time, "localtime", time.gmtime),
+        (time, "mktime", calendar.timegm),
         (random, "Random", Seeded),
         (random, "_urandom", drawn.randbytes),
         (os, "urandom", drawn.randbytes),
         (os, "getpid", pid),
+        (os, "sysconf", SYSCONF.__getitem__),
+        (socket.socket, "getsockname", lambda _: (HOST, 0)),  # whence a datagram would be sent
+        (socket, "gethostname", lambda: "simulated"),
         (sys, "unraisablehook", lambda _: None),
         *((one, "__hash__", numbered_hash) for one in HASHED_BY_ADDRESS),
     ]

@@ -25,6 +25,9 @@ from operator import lt
 from random import Random
 from typing import Any, NoReturn
 from unittest.mock import patch
+from zlib import crc32
+
+import orjson
 
 from raftmq.broker.errors import ConfigError
 from raftmq.chaos.checks.suite import Suite
@@ -597,6 +600,11 @@ class ClusterWorld:
         if found := late(self.history.records, self._healed_ns):
             examples = "\n  ".join(found[:3])
             self.fail(f"delivered late: {len(found)}, though a majority was healed\n  {examples}")
+
+    def digest(self) -> int:
+        """Return a number of all that the load did and saw, and of every committed frame."""
+        history = orjson.dumps(self.history.records, option=orjson.OPT_SORT_KEYS)
+        return crc32(history, self.invariants.digest())
 
     def _numbers(self) -> Counter[str]:
         ledger = self.suite.ledger

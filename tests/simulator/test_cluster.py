@@ -33,6 +33,7 @@ FOUND = (
     746485,  # a leader kept what it wanted to hand over, and was judged by voters that came later
     53,  # what a start had dropped from the queues was missed by the next, after a power cut
     752490,  # of two commits at the same time the one answered last was taken as the last
+    49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
 BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}
 OPERATIONS_MIN, FAULTS_MIN = 500, 20  # of a seed, on average over a chunk
@@ -44,6 +45,8 @@ def test_no_promise_is_broken(chunk: int) -> None:
     totals = apart(played, seeds, Wish())
     judge(totals, SEEDS_A_CHUNK)
     assert totals["popped"] > 0
+    assert totals["filled"] > 0
+    assert totals["read late"] > 0
 
 
 def test_seeds_that_failed_once_stay_mended() -> None:

@@ -12,6 +12,7 @@ from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import corebreaks as core
 from tests.simulator.cluster import popbreaks as pops
 from tests.simulator.cluster import repairbreaks as repair
+from tests.simulator.cluster import retentionbreaks as retention
 from tests.simulator.cluster import seenbreaks as seen
 from tests.simulator.cluster import shellbreaks as shell
 from tests.simulator.cluster.planting import (
@@ -35,6 +36,7 @@ ROTTING = ("rot", "kill", "kill_leader", "power_cut_fragile", "isolate")
 REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
 NEW = {"version": VERSION}  # nobody pops before all replicas know it
+FILLED = {"filled": True, "operated": False, "replicas": 3}
 BREAKS: tuple[Break, ...] = (
     Break(
         shell.message_before_durable_vote,
@@ -171,6 +173,9 @@ BREAKS: tuple[Break, ...] = (
         long=True,
     ),
     Break(pops.pops_void_handles_acknowledge, load=POPS, profile=NEW, long=True),
+    Break(retention.retention_takes_nothing, profile=FILLED),
+    Break(retention.readers_behind_are_led_to_the_end, profile=FILLED),
+    Break(retention.queues_keep_what_the_log_lost, profile=FILLED),
     Break(seen.bodies_altered_at_admission),
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
     Break(seen.sends_refused_after_a_failover),

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import cast
 from unittest.mock import patch
@@ -24,6 +24,7 @@ from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload
 from raftmq.chaos.workloads.posted import PostedConfig
 from tests.simulator.cluster.recorder import Recorder
+from tests.simulator.cluster.trims import Latecomer, Trims
 
 JOIN_WITHIN_S = 60.0
 DRAIN_WITHIN_S = 150.0
@@ -31,35 +32,45 @@ DRAIN_WITHIN_S = 150.0
 SETTINGS = {**transactions.SETTINGS, **retries.SETTINGS, **delayed.SETTINGS}
 
 
-def messages(config: MessagesConfig, pace: float) -> MessagesConfig:
-    rate_per_s = 60.0 * pace
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How fast a load is, and how large the bodies are of what is not posted."""
+
+    pace: float
+    body_bytes: int = 128
+
+
+def messages(config: MessagesConfig, manner: Manner) -> MessagesConfig:
     return replace(
-        config, queues=4, producers=2, window=16, rate_per_s=rate_per_s, keys=20,
-        send_timeout_ms=5_000,
+        config, queues=4, producers=2, window=16, rate_per_s=60.0 * manner.pace, keys=20,
+        send_timeout_ms=5_000, body_bytes=manner.body_bytes,
     )  # fmt: skip
 
 
-def posted(config: PostedConfig, pace: float) -> PostedConfig:
-    return replace(config, queues=2, window=8, rate_per_s=20.0 * pace, quiet_s=8.0)
+def posted(config: PostedConfig, manner: Manner) -> PostedConfig:
+    return replace(config, queues=2, window=8, rate_per_s=20.0 * manner.pace, quiet_s=8.0)
 
 
-MAKERS: dict[str, Callable[[float], Workload]] = {
-    "log": lambda pace: MessagesWorkload(messages(LOG, pace)),
-    "ordered": lambda pace: MessagesWorkload(messages(ORDERED, pace)),
-    "group": lambda pace: MessagesWorkload(messages(GROUP, pace), churn=Churn(restart_every_s=2.0)),
-    "idempotent": lambda pace: MessagesWorkload(messages(ONCE, pace)),
-    "metadata": lambda pace: MetadataWorkload(rate_per_s=20.0 * pace),
-    "locks": lambda pace: locks_workload(messages(LOCKS, pace), restart_every_s=2.0),
-    # A broker that restarted may ask no producer before that one's next heartbeat, 30 s later.
-    "transactions": lambda pace: transactions.transactions_workload(
-        replace(posted(transactions.TRANSACTIONS, pace), quiet_s=40.0)
+MAKERS: dict[str, Callable[[Manner], Workload]] = {
+    "log": lambda manner: MessagesWorkload(messages(LOG, manner)),
+    "ordered": lambda manner: MessagesWorkload(messages(ORDERED, manner)),
+    "group": lambda manner: MessagesWorkload(
+        messages(GROUP, manner), churn=Churn(restart_every_s=2.0)
     ),
-    "delayed": lambda pace: delayed.delayed_workload(posted(delayed.DELAYED, pace)),
-    "retries": lambda pace: retries.retries_workload(posted(retries.RETRIES, pace)),
+    "idempotent": lambda manner: MessagesWorkload(messages(ONCE, manner)),
+    "metadata": lambda manner: MetadataWorkload(rate_per_s=20.0 * manner.pace),
+    "locks": lambda manner: locks_workload(messages(LOCKS, manner), restart_every_s=2.0),
+    # A broker that restarted may ask no producer before that one's next heartbeat, 30 s later.
+    "transactions": lambda manner: transactions.transactions_workload(
+        replace(posted(transactions.TRANSACTIONS, manner), quiet_s=40.0)
+    ),
+    "delayed": lambda manner: delayed.delayed_workload(posted(delayed.DELAYED, manner)),
+    "retries": lambda manner: retries.retries_workload(posted(retries.RETRIES, manner)),
     # A dead letter is three invisible times away, and then a consumer finds its new topic.
-    "pop": lambda pace: pops.pop_workload(replace(posted(pops.POP, pace), quiet_s=30.0)),
+    "pop": lambda manner: pops.pop_workload(replace(posted(pops.POP, manner), quiet_s=30.0)),
 }
 DRAWN = tuple(name for name in MAKERS if name != "pop")
+FILLING = ("log", "ordered", "group", "idempotent")  # nobody waits for what retention takes
 WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")
 
 
@@ -67,15 +78,23 @@ class Load:
     """Workloads and how far they are."""
 
     def __init__(
-        self, names: Sequence[str], pace: float, rng: Random, note: Callable[[str], None]
+        self,
+        names: Sequence[str],
+        manner: Manner,
+        rng: Random,
+        note: Callable[[str], None],
+        trims: Trims | None = None,
     ) -> None:
+        """`trims`: if a latecomer is to read what they leave."""
         self.names = tuple(names)
         self.workloads: list[Workload] = []  # there are some once it runs
         self.began = False
         self.stopping = asyncio.Event()
         self.late: list[str] = []  # names of those that were not drained in time
         self.over = False
-        self._pace = pace
+        self.latecomer: Latecomer | None = None
+        self._manner = manner
+        self._trims = trims
         self._rng = rng
         self._note = note
 
@@ -97,10 +116,17 @@ class Load:
                 await one.start(stack)
             self._note("loaded")
             self.began = True
-            await self.stopping.wait()
-            for one in self.workloads:
-                one.stop()
-            self.late = [one.name for one in self.workloads if not await one.drain()]
+            async with asyncio.TaskGroup() as others:
+                if self._trims is not None:
+                    topics = [topic for one in self.workloads for topic in one.topics]
+                    self.latecomer = Latecomer(topics, self._trims)
+                    others.create_task(self.latecomer.run(namesrv))
+                await self.stopping.wait()
+                for one in self.workloads:
+                    one.stop()
+                self.late = [one.name for one in self.workloads if not await one.drain()]
+                if self.latecomer is not None:
+                    self.latecomer.end()
         self.over = True
 
     def _make(self) -> None:
@@ -108,4 +134,4 @@ class Load:
         and by chance, here by their names, so that nothing else is drawn otherwise."""
         for name in self.names:
             with patch.object(os, "urandom", Random(name).randbytes):
-                self.workloads.append(MAKERS[name](self._pace))
+                self.workloads.append(MAKERS[name](self._manner))

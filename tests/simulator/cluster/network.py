@@ -492,6 +492,8 @@ class Transport(asyncio.Transport):
             other._received.append(data)
         if self._fin and not self._flying:
             other._eof = True
+            if other._unsent:  # this side is gone with bytes unread: TCP says so by a reset
+                other.lose(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
         other._read_soon()
 
     def _read_soon(self) -> None:

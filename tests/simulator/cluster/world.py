@@ -44,10 +44,12 @@ from tests.simulator.cluster.lateness import late
 from tests.simulator.cluster.load import (
     DRAIN_WITHIN_S,
     DRAWN,
+    FILLING,
     JOIN_WITHIN_S,
     SETTINGS,
     WITHOUT_CLOCKS,
     Load,
+    Manner,
 )
 from tests.simulator.cluster.loop import SimLoop, Stuck
 from tests.simulator.cluster.machine import Machine
@@ -57,16 +59,21 @@ from tests.simulator.cluster.process import Process
 from tests.simulator.cluster.recorder import Recorder
 from tests.simulator.cluster.schedule import Schedule
 from tests.simulator.cluster.surroundings import simulated
+from tests.simulator.cluster.trims import Trims
 
 DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
 RESTART_S_MAX = 1.0
 EQUAL_WITHIN_S = 60.0
 ACKNOWLEDGED_WITHIN_S = 10.0  # an election among those that are healed, and a client's next attempt
+TRIMMED_WITHIN_S = 12.0  # two snapshots and a segment later
 CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/electionbackoff.py)
 FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 POPPING = (2, 4)  # seeds that leave this remainder when divided by 6
+FILLED = 1  # seeds that leave this remainder when divided by 8
+SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
+BODY_BYTES = (1024, 1536, 2048)
 SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
 NOTES_MADE_MS = 200  # a world lasts some seconds
@@ -106,6 +113,7 @@ class Profile:
     version: int  # of the peers' protocol: brokers that speak an older one are upgraded by and by
     every_s: float  # a fault, about
     pace: float  # of the load
+    filled: bool = False  # large messages, and retention takes all that it can (trims.py)
 
     @staticmethod
     def draw(rng: Random, size: Size) -> Profile:
@@ -152,7 +160,7 @@ class ClusterWorld:
         self.rng = rng = Random(seed)
         self.trace = trace
         self.context = copy_context()  # of no process
-        self.profile = profile = replace(Profile.draw(rng, wish.size), **wish.profile)
+        self.profile = profile = self._draw_profile()
         self.loop = SimLoop()
         self.network = Network(self.loop, Random(rng.random()), profile.delay_ms, profile.spike)
         self.loop.network = self.network
@@ -169,7 +177,8 @@ class ClusterWorld:
         self.desk = self._machine("desk")
         self._lay_out_ports(spares)
         self.operator = Operator(self, spares, Random(rng.random()))
-        self.load = Load(self._draw_load(), profile.pace, Random(rng.random()), self.note)
+        self.trims = Trims(lambda process: process not in self.strangers)
+        self.load = self._draw_load()
         self.plan = FaultPlan(self)
         self.invariants = Invariants(self)
         self.contents = Contents(self.broken)
@@ -205,7 +214,26 @@ class ClusterWorld:
             for each in (port, port - 2, programs.raft_port(number)):
                 self.network.machines[each] = machine
 
-    def _draw_load(self) -> Sequence[str]:
+    def _draw_profile(self) -> Profile:
+        """Draw it; every eighth world whose load is not wished is filled."""
+        wish = self.wish
+        profile = replace(Profile.draw(self.rng, wish.size), **wish.profile)
+        if not wish.load and "filled" not in wish.profile:
+            profile = replace(profile, filled=self.seed % 8 == FILLED)
+        if profile.filled:
+            profile = replace(profile, refilled=True, segment_bytes=SEGMENT_BYTES_MIN)
+        return profile
+
+    def _draw_load(self) -> Load:
+        names, rng = self._draw_names(), Random(self.rng.random())
+        if not self.profile.filled:
+            return Load(names, Manner(self.profile.pace), rng, self.note)
+        if not self.wish.load:
+            names = rng.sample(FILLING, 2)
+        manner = Manner(self.profile.pace, rng.choice(BODY_BYTES))
+        return Load(names, manner, rng, self.note, self.trims)
+
+    def _draw_names(self) -> Sequence[str]:
         kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else DRAWN
         drawn = self.rng.sample(kinds, 2)
         # Every other world of retries pops instead: drawn with the rest, it would have made other
@@ -270,6 +298,7 @@ class ClusterWorld:
             self.wish.planted(),
             self.invariants.watching(),
             self.contents.watching(),
+            self.trims.watching(),
         ):
             yield
 
@@ -281,6 +310,7 @@ class ClusterWorld:
         self.client.start("client", self._run_load, self.finished)
         await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
         self.plan.begin()
+        self._crowd(self.profile.filled)
         if self.profile.operated:
             self.desk.start("operator", self.operator.run, self.finished)
         await self._wait(self.profile.faults_s)
@@ -303,12 +333,12 @@ class ClusterWorld:
     async def _refill(self) -> None:
         """Let retention take the log's beginning; then replace a machine by an empty one, which
         gets a snapshot of the group and the rest of the log."""
-        for machine in self.brokers.values():
-            machine.crowded = True
+        self._crowd(True)
         await self._wait(5.0)
-        for machine in self.brokers.values():
-            machine.crowded = False
+        self._crowd(False)
         if not self.invariants.trimmed():
+            if self.profile.filled:
+                self.fail("a log was not trimmed at leisure, though that was planned")
             return  # too short a log, or messages that wait stand in the way
         self.refills += 1
         machine = self.rng.choice(list(self.brokers.values()))
@@ -320,6 +350,11 @@ class ClusterWorld:
         await self._wait(1.0)
         await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "the empty one is not equal")
         self.invariants.at_end()
+
+    def _crowd(self, crowded: bool) -> None:
+        """Let disks have too little room, for all that retention may delete, or enough again."""
+        for machine in self._all_machines:
+            machine.crowded = crowded
 
     async def _fail_over(self) -> None:
         """Cut the leader off, after quiet times: whatever was slow before, the others have a new
@@ -391,6 +426,12 @@ class ClusterWorld:
             ACKNOWLEDGED_WITHIN_S,
             f"a load of {self.load.names} is not acknowledged {when}",
         )
+        if self.profile.filled:
+            await self._until(
+                lambda: self.trims.count > 0,
+                TRIMMED_WITHIN_S,
+                f"no log is trimmed under load {when}",
+            )
         self.load.stopping.set()
         await self._until(lambda: self.load.over, DRAIN_WITHIN_S + 30, f"no end of the load {when}")
         if self.load.late:
@@ -591,6 +632,8 @@ class ClusterWorld:
         for record in self.history.records:
             self.suite.feed(record)
         for check in self.suite.results():
+            if check.lost and not self.trims.lost(check.lost, self.history.records):
+                continue  # retention took them before anybody could read them
             # UNKNOWN with a count: a judge gave up, or saw messages neither come nor be missed.
             if check.verdict is Verdict.FAIL or (check.verdict is Verdict.UNKNOWN and check.count):
                 examples = "\n  ".join(check.examples[:3])
@@ -600,6 +643,10 @@ class ClusterWorld:
         if found := late(self.history.records, self._healed_ns):
             examples = "\n  ".join(found[:3])
             self.fail(f"delivered late: {len(found)}, though a majority was healed\n  {examples}")
+        latecomer = self.load.latecomer
+        if latecomer is not None and (missed := latecomer.missed(self.history.records)):
+            examples = "\n  ".join(missed[:3])
+            self.fail(f"a latecomer missed {len(missed)} messages\n  {examples}")
 
     def digest(self) -> int:
         """Return a number of all that the load did and saw, and of every committed frame."""
@@ -607,7 +654,7 @@ class ClusterWorld:
         return crc32(history, self.invariants.digest())
 
     def _numbers(self) -> Counter[str]:
-        ledger = self.suite.ledger
+        ledger, latecomer = self.suite.ledger, self.load.latecomer
         done = sum(1 for record in self.history.records if record["type"] in DONE)
         return Counter(
             {
@@ -622,6 +669,9 @@ class ClusterWorld:
                 "faults": self.plan.strikes,
                 "healed by halves": int(self.profile.half_healed),
                 "refills": self.refills,
+                "filled": int(self.profile.filled),
+                "trimmed": self.trims.count,
+                "read late": latecomer.read if latecomer else 0,
                 "popped": int("pop" in self.load.names),
                 "checks without evidence": self.without_evidence,
                 "set back": self.set_back_count,

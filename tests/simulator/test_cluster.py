@@ -47,6 +47,7 @@ def test_no_promise_is_broken(chunk: int) -> None:
     assert totals["popped"] > 0
     assert totals["filled"] > 0
     assert totals["read late"] > 0
+    assert totals["guests"] > 0
 
 
 def test_seeds_that_failed_once_stay_mended() -> None:

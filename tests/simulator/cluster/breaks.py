@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import corebreaks as core
+from tests.simulator.cluster import guestbreaks as guests
 from tests.simulator.cluster import popbreaks as pops
 from tests.simulator.cluster import repairbreaks as repair
 from tests.simulator.cluster import retentionbreaks as retention
@@ -37,6 +38,7 @@ REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
 NEW = {"version": VERSION}  # nobody pops before all replicas know it
 FILLED = {"filled": True, "operated": False, "replicas": 3}
+VISITED = {"guests": True, "operated": False, "replicas": 3}
 BREAKS: tuple[Break, ...] = (
     Break(
         shell.message_before_durable_vote,
@@ -176,6 +178,20 @@ BREAKS: tuple[Break, ...] = (
     Break(retention.retention_takes_nothing, profile=FILLED),
     Break(retention.readers_behind_are_led_to_the_end, profile=FILLED),
     Break(retention.queues_keep_what_the_log_lost, profile=FILLED),
+    Break(guests.the_dead_stay_members, profile=VISITED, first=6),
+    Break(
+        guests.locks_of_the_dead_never_end,
+        load=("locks", "log"),
+        profile=VISITED,
+        first=2,
+        long=True,
+    ),
+    Break(
+        guests.one_producer_is_asked_for_good,
+        load=("transactions", "log"),
+        profile=VISITED,
+        first=3,
+    ),
     Break(seen.bodies_altered_at_admission),
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
     Break(seen.sends_refused_after_a_failover),

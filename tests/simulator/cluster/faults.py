@@ -61,7 +61,7 @@ class FaultPlan:
         self._world = world
         self._rng = rng = Random(world.rng.random())  # then of the strike that is under way
         self.kinds: dict[str, int] = {}
-        self._over = False
+        self.over = False
         self._restored: set[str] = set()  # machines that have a restored store, too
         names = [*EVERYWHERE]
         if not world.profile.secret:
@@ -108,7 +108,7 @@ class FaultPlan:
 
     def stop(self) -> None:
         """No fault from here on; what is broken stays so."""
-        self._over = True
+        self.over = True
 
     def heal(self, machines: list[Machine]) -> None:
         """Let these run, and be connected to each other and to everything that is healed."""
@@ -129,7 +129,7 @@ class FaultPlan:
         world.loop.call_later(delay_s, act, *arguments, context=world.context)
 
     def _strike(self, one: Strike) -> None:
-        if self._over:
+        if self.over:
             return
         name = one.fault
         self._world.note(f"fault {name}")
@@ -169,7 +169,7 @@ class FaultPlan:
         self._later(self._soon_s(), self._start, machine)
 
     def _start(self, machine: Machine) -> None:
-        if not self._over and not machine.processes:
+        if not self.over and not machine.processes:
             machine.power_on()
             self._world.start_broker(machine)
 
@@ -241,7 +241,7 @@ class FaultPlan:
         self._later(self._soon_s(), self._correct, machine)
 
     def _correct(self, machine: Machine) -> None:
-        if not self._over:
+        if not self.over:
             machine.kill()
             self._world.undo(machine)
             self._start(machine)
@@ -269,7 +269,7 @@ class FaultPlan:
         """Let another group's replica, which knows of which it is, run where a member of this one
         should."""
         known = machine.disk.exists(f"{programs.STRANGE_STORE}/raft/group")
-        if known and not self._over and machine.powered:
+        if known and not self.over and machine.powered:
             machine.kill()
             self._world.start_stranger(machine, {"dLegerPeers": peers})
             self._later(self._soon_s(), self._correct, machine)
@@ -361,7 +361,7 @@ class FaultPlan:
         world = self._world
         others = [one for one in world.brokers.values() if one is not machine]
         known = [programs.notes_of(one.disk).get(machine.name) for one in others]
-        if not self._over and all(
+        if not self.over and all(
             held is not None and (held.term > taken[0] or held.index > taken[1]) for held in known
         ):
             machine.kill()
@@ -449,7 +449,7 @@ class FaultPlan:
         self._later(self._soon_s(), self._reconnect, pairs)
 
     def _reconnect(self, pairs: set[tuple[str, str]]) -> None:
-        if not self._over:
+        if not self.over:
             self._world.network.heal(pairs)
 
     def _slow_network(self) -> None:

@@ -39,6 +39,7 @@ from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.contents import Contents
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
+from tests.simulator.cluster.guests import SILENT_S, Guests
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
 from tests.simulator.cluster.lateness import late
 from tests.simulator.cluster.load import (
@@ -71,7 +72,7 @@ FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes m
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 POPPING = (2, 4)  # seeds that leave this remainder when divided by 6
-FILLED = 1  # seeds that leave this remainder when divided by 8
+FILLED, GUESTS = 1, 4  # seeds that leave these remainders when divided by 8
 SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
 SPARES = 2  # machines that may join
@@ -114,6 +115,7 @@ class Profile:
     every_s: float  # a fault, about
     pace: float  # of the load
     filled: bool = False  # large messages, and retention takes all that it can (trims.py)
+    guests: bool = False  # clients that die (guests.py)
 
     @staticmethod
     def draw(rng: Random, size: Size) -> Profile:
@@ -180,6 +182,8 @@ class ClusterWorld:
         self.trims = Trims(lambda process: process not in self.strangers)
         self.load = self._draw_load()
         self.plan = FaultPlan(self)
+        self.guests = Guests(self)
+        self._all_machines.append(self.guests.machine)
         self.invariants = Invariants(self)
         self.contents = Contents(self.broken)
         self.complaints = Complaints(self)
@@ -215,11 +219,13 @@ class ClusterWorld:
                 self.network.machines[each] = machine
 
     def _draw_profile(self) -> Profile:
-        """Draw it; every eighth world whose load is not wished is filled."""
+        """Draw it; if the load is not wished, every eighth world is filled, another has guests."""
         wish = self.wish
-        profile = replace(Profile.draw(self.rng, wish.size), **wish.profile)
-        if not wish.load and "filled" not in wish.profile:
-            profile = replace(profile, filled=self.seed % 8 == FILLED)
+        profile = Profile.draw(self.rng, wish.size)
+        if not wish.load:
+            turn = self.seed % 8
+            profile = replace(profile, filled=turn == FILLED, guests=turn == GUESTS)
+        profile = replace(profile, **wish.profile)
         if profile.filled:
             profile = replace(profile, refilled=True, segment_bytes=SEGMENT_BYTES_MIN)
         return profile
@@ -255,7 +261,8 @@ class ClusterWorld:
 
     @property
     def machines(self) -> list[Machine]:
-        return [*self.brokers.values(), self.namesrv, self.client, self.desk]
+        guests = [self.guests.machine] if self.profile.guests else []
+        return [*self.brokers.values(), self.namesrv, self.client, self.desk, *guests]
 
     def leader(self, but: Machine | None = None) -> Machine | None:
         """Return the machine of a broker that leads, if any does, but not this one."""
@@ -311,10 +318,13 @@ class ClusterWorld:
         await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
         self.plan.begin()
         self._crowd(self.profile.filled)
+        if self.profile.guests:
+            self.guests.begin()
         if self.profile.operated:
             self.desk.start("operator", self.operator.run, self.finished)
         await self._wait(self.profile.faults_s)
         self.plan.stop()
+        self.guests.end()
         self.operator.stop()
         if self.profile.half_healed and not self.profile.operated:
             self._heal_majority()
@@ -640,9 +650,13 @@ class ClusterWorld:
                 self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
             self.without_evidence += check.verdict is Verdict.UNKNOWN
         assert self._healed_ns is not None
-        if found := late(self.history.records, self._healed_ns):
+        silent_s = SILENT_S if self.guests.silent else 0.0
+        if found := late(self.history.records, self._healed_ns, silent_s):
             examples = "\n  ".join(found[:3])
             self.fail(f"delivered late: {len(found)}, though a majority was healed\n  {examples}")
+        if kept := self.guests.kept(self.history.records, self._healed_ns):
+            examples = "\n  ".join(kept[:3])
+            self.fail(f"held by the dead: {len(kept)}\n  {examples}")
         latecomer = self.load.latecomer
         if latecomer is not None and (missed := latecomer.missed(self.history.records)):
             examples = "\n  ".join(missed[:3])
@@ -670,6 +684,7 @@ class ClusterWorld:
                 "healed by halves": int(self.profile.half_healed),
                 "refills": self.refills,
                 "filled": int(self.profile.filled),
+                "guests": len(self.guests.deaths),
                 "trimmed": self.trims.count,
                 "read late": latecomer.read if latecomer else 0,
                 "popped": int("pop" in self.load.names),

@@ -48,6 +48,7 @@ def test_no_promise_is_broken(chunk: int) -> None:
     assert totals["filled"] > 0
     assert totals["read late"] > 0
     assert totals["guests"] > 0
+    assert totals["asked"] > 0
 
 
 def test_seeds_that_failed_once_stay_mended() -> None:

@@ -9,6 +9,7 @@ holds that each is caught within some seeds.
 from __future__ import annotations
 
 from raftmq.dledger.wire import VERSION, VERSION_MIN
+from tests.simulator.cluster import askedbreaks as asked
 from tests.simulator.cluster import corebreaks as core
 from tests.simulator.cluster import guestbreaks as guests
 from tests.simulator.cluster import popbreaks as pops
@@ -38,13 +39,14 @@ REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
 NEW = {"version": VERSION}  # nobody pops before all replicas know it
 FILLED = {"filled": True, "operated": False, "replicas": 3}
+ASKED = ("asked", "log")
 VISITED = {"guests": True, "operated": False, "replicas": 3}
 BREAKS: tuple[Break, ...] = (
     Break(
         shell.message_before_durable_vote,
         faults=("slow_disk", "isolate", "kill", "kill"),
         profile=SLOW,
-        first=29,
+        first=31,
     ),
     Break(shell.sync_counted_as_async, faults=CUTS, profile=DURABLE),
     Break(
@@ -66,8 +68,8 @@ BREAKS: tuple[Break, ...] = (
     Break(shell.applies_uncommitted, faults=SPLITS),
     Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=1),
     Break(shell.old_stores_believed, faults=SETTING_BACK, profile={"operated": False}),
-    Break(shell.notes_taken_unchecked, faults=FLIPPING, first=247),
-    Break(shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}),
+    Break(shell.notes_taken_unchecked, faults=FLIPPING, first=253),
+    Break(shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}, first=2),
     Break(
         shell.notes_forgotten_by_a_restart,
         faults=SETTING_BACK,
@@ -130,7 +132,7 @@ BREAKS: tuple[Break, ...] = (
         faults=("upgrade", "kill"),
         profile=AS_FOUNDED | {"version": VERSION_MIN},
     ),
-    Break(core.cuts_at_match, faults=UNSTABLE, first=9),
+    Break(core.cuts_at_match, faults=UNSTABLE, first=11),
     Break(core.vote_not_saved, faults=UNSTABLE),
     Break(core.acknowledged_before_durable, profile=DURABLE | SLOW),
     Break(core.votes_counted_by_number, faults=UNSTABLE),
@@ -192,6 +194,10 @@ BREAKS: tuple[Break, ...] = (
         profile=VISITED,
         first=3,
     ),
+    Break(asked.batches_turned_round, load=ASKED, profile=AS_FOUNDED),
+    Break(asked.resets_not_told, load=ASKED, profile=AS_FOUNDED),
+    Break(asked.filters_let_all_through, load=ASKED, profile=AS_FOUNDED),
+    Break(asked.index_begins_at_the_end, load=ASKED, profile=AS_FOUNDED, first=4),
     Break(seen.bodies_altered_at_admission),
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
     Break(seen.sends_refused_after_a_failover),

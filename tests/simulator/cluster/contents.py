@@ -9,17 +9,24 @@ that itself, anew. That nothing is missing is judged elsewhere (chaos.checks).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from raftmq.chaos.workloads.transactions import OP_TOPIC
-from raftmq.client import Message, MessageExt, Producer
+from raftmq.client import Message, MessageExt, Producer, producer
 from raftmq.client.decode import decode_messages
+from raftmq.client.sendframe import outgoing_batch
 from raftmq.store.properties import ADDED_PROPERTIES
 
-READERS = ("pull", "pullconsumer", "simple", "transaction")  # modules of the client
+READERS = (
+    "admin.messages",
+    "pull",
+    "pullconsumer",
+    "simple",
+    "transaction",
+)  # modules of the client
 
 
 class Content(NamedTuple):
@@ -45,13 +52,19 @@ class Contents:
         outgoing = Producer._outgoing
         contents = self
 
-        def on_outgoing(producer: Producer, message: Message, *more: Any, **named: Any) -> Any:
-            item = outgoing(producer, message, *more, **named)
+        def on_outgoing(one: Producer, message: Message, *more: Any, **named: Any) -> Any:
+            item = outgoing(one, message, *more, **named)
             contents._sent.setdefault(item.unique_key, given(message))
             return item
 
+        def on_batch(messages: Sequence[Message], keys: Sequence[str], *more: Any) -> Any:
+            for message, key in zip(messages, keys, strict=True):
+                contents._sent.setdefault(key, given(message))
+            return outgoing_batch(messages, keys, *more)
+
         with ExitStack() as stack:
             stack.enter_context(patch.object(Producer, "_outgoing", on_outgoing))
+            stack.enter_context(patch.object(producer, "outgoing_batch", on_batch))
             for module in READERS:
                 name = f"raftmq.client.{module}.decode_messages"
                 stack.enter_context(patch(name, self._reading(decode_messages)))

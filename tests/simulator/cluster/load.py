@@ -17,19 +17,26 @@ from unittest.mock import patch
 
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads import delayed, pops, retries, transactions
-from raftmq.chaos.workloads.base import Environment, Workload
+from raftmq.chaos.workloads.base import Environment, Tasks, Workload
 from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
 from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload
 from raftmq.chaos.workloads.posted import PostedConfig
+from tests.simulator.cluster import asked
+from tests.simulator.cluster.asked import AskedWorkload
 from tests.simulator.cluster.recorder import Recorder
 from tests.simulator.cluster.trims import Latecomer, Trims
 
 JOIN_WITHIN_S = 60.0
 DRAIN_WITHIN_S = 150.0
 # What brokers are configured with, so that nobody waits for hours.
-SETTINGS = {**transactions.SETTINGS, **retries.SETTINGS, **delayed.SETTINGS}
+SETTINGS = {
+    **transactions.SETTINGS,
+    **retries.SETTINGS,
+    **delayed.SETTINGS,
+    **asked.SETTINGS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,9 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
     "retries": lambda manner: retries.retries_workload(posted(retries.RETRIES, manner)),
     # A dead letter is three invisible times away, and then a consumer finds its new topic.
     "pop": lambda manner: pops.pop_workload(replace(posted(pops.POP, manner), quiet_s=30.0)),
+    "asked": lambda manner: AskedWorkload(20.0 * manner.pace),
 }
-DRAWN = tuple(name for name in MAKERS if name != "pop")
+DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked"))
 FILLING = ("log", "ordered", "group", "idempotent")  # nobody waits for what retention takes
 WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")
 
@@ -116,17 +124,19 @@ class Load:
                 await one.start(stack)
             self._note("loaded")
             self.began = True
-            async with asyncio.TaskGroup() as others:
-                if self._trims is not None:
-                    topics = [topic for one in self.workloads for topic in one.topics]
-                    self.latecomer = Latecomer(topics, self._trims)
-                    others.create_task(self.latecomer.run(namesrv))
-                await self.stopping.wait()
-                for one in self.workloads:
-                    one.stop()
-                self.late = [one.name for one in self.workloads if not await one.drain()]
-                if self.latecomer is not None:
-                    self.latecomer.end()
+            others = Tasks()
+            stack.push_async_callback(others.cancel)
+            if self._trims is not None:
+                topics = [topic for one in self.workloads for topic in one.topics]
+                self.latecomer = Latecomer(topics, self._trims)
+                others.spawn(self.latecomer.run(namesrv), "latecomer")
+            await self.stopping.wait()
+            for one in self.workloads:
+                one.stop()
+            self.late = [one.name for one in self.workloads if not await one.drain()]
+            if self.latecomer is not None:
+                self.latecomer.end()
+                await others.finish()
         self.over = True
 
     def _make(self) -> None:

@@ -72,7 +72,7 @@ FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes m
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 POPPING = (2, 4)  # seeds that leave this remainder when divided by 6
-FILLED, GUESTS = 1, 4  # seeds that leave these remainders when divided by 8
+FILLED, GUESTS, ASKED = 1, 4, 6  # seeds that leave these remainders when divided by 8
 SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
 SPARES = 2  # machines that may join
@@ -249,12 +249,14 @@ class ClusterWorld:
         # Retries are in too few worlds for that: a third of them pops, whatever it has drawn.
         if self.seed % 6 in POPPING and self.profile.version == VERSION and "pop" not in drawn:
             drawn[1] = "pop"
+        if self.seed % 8 == ASKED:
+            drawn[1] = "asked"
         return self.wish.load or drawn
 
     @property
     def load_needs_clocks(self) -> bool:
         """Whether what is promised depends on the time of day: no clock jumps then."""
-        return not set(self.load.names) <= set(WITHOUT_CLOCKS)
+        return not set(self.load.names) <= {*WITHOUT_CLOCKS, "asked"}
 
     def machine_named(self, name: str) -> Machine:
         return next(machine for machine in self._all_machines if machine.name == name)
@@ -633,6 +635,8 @@ class ClusterWorld:
     async def _run_load(self, process: Process) -> None:
         try:
             await self.load.run(programs.NAMESRV, self.history)
+        except CheckFailed as error:
+            self.broken(str(error))
         except Exception as error:
             self.failure = self.failure or error
 
@@ -670,6 +674,7 @@ class ClusterWorld:
     def _numbers(self) -> Counter[str]:
         ledger, latecomer = self.suite.ledger, self.load.latecomer
         done = sum(1 for record in self.history.records if record["type"] in DONE)
+        done += sum(one.tally.decided for one in self.load.workloads if one.name == "asked")
         return Counter(
             {
                 "worlds": 1,
@@ -687,6 +692,7 @@ class ClusterWorld:
                 "guests": len(self.guests.deaths),
                 "trimmed": self.trims.count,
                 "read late": latecomer.read if latecomer else 0,
+                "asked": int("asked" in self.load.names),
                 "popped": int("pop" in self.load.names),
                 "checks without evidence": self.without_evidence,
                 "set back": self.set_back_count,

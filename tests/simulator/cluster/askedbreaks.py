@@ -1,0 +1,63 @@
+"""Planted breaks of what the workload `asked` asks for: batches, queries, resets, filters."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from raftmq.broker.consuming.filteredreads import FilteredReads
+from raftmq.broker.consuming.resets import ResetMarks
+from raftmq.broker.sending import sendrequest
+from raftmq.store.messageindex import MessageIndex
+from tests.simulator.cluster.planting import instead, replaced
+
+
+def batches_turned_round() -> AbstractContextManager[Any]:
+    """The last message of a batch is stored first."""
+
+    def broken(records: Any) -> Any:
+        def of_batch(*arguments: Any) -> Any:
+            found, *more = records(*arguments)
+            return found[::-1], *more
+
+        return of_batch
+
+    return replaced(sendrequest, "_batch_records", broken)
+
+
+def resets_not_told() -> AbstractContextManager[Any]:
+    """A consumer that runs is not told of a reset, and goes on where it is."""
+    return instead(ResetMarks, "judge", lambda self, *where: None)
+
+
+def filters_let_all_through() -> AbstractContextManager[Any]:
+    """An expression matches every record."""
+
+    class All:
+        def work(self, properties: Any) -> int:
+            return 1
+
+        def matches(self, properties: Any) -> bool:
+            return True
+
+    def broken(read: Any) -> Any:
+        def reads(self: FilteredReads, *arguments: Any) -> Any:
+            *where, _, work = arguments
+            return read(self, *where, All(), work)
+
+        return reads
+
+    return replaced(FilteredReads, "get_messages", broken)
+
+
+def index_begins_at_the_end() -> AbstractContextManager[Any]:
+    """A broker that starts leaves what its index misses out."""
+
+    def broken(opened: Any) -> Any:
+        def opens(self: MessageIndex, bound: int, **named: Any) -> None:
+            opened(self, bound, **named)
+            self.position = max(self.position, bound)
+
+        return opens
+
+    return replaced(MessageIndex, "open", broken)

@@ -4,6 +4,7 @@ batches  all messages of one are stored, one behind the other, or none
 queries  by key: whoever asks for a message that was acknowledged gets it, soon
 resets   a group that is moved back gets everything from there on again, soon
 filters  by tags and by SQL: exactly what matches, of what is stored
+deleted  a topic that is deleted and made again has its messages, and no group's offsets
 
 What it finds is told by CheckFailed; nothing of it is in the history.
 """
@@ -11,6 +12,7 @@ What it finds is told by CheckFailed; nothing of it is in the history.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import defaultdict
@@ -35,6 +37,7 @@ from raftmq.client import (
 from tests.simulator.cluster.invariants import CheckFailed
 
 TOPIC, GROUP = "Asked", "asked-readers"
+DELETED, DELETED_GROUP = "AskedDeleted", "asked-deleted"
 QUEUES = 2
 TAGS = ("red", "green", "blue")
 SIZES = 10
@@ -77,6 +80,7 @@ class AskedWorkload:
         self._stored: dict[Place, Asked] = {}  # acknowledged
         self._batches: dict[str, list[str]] = {}  # keys, by the first of them
         self._maybe: dict[str, Asked] = {}  # of unknown outcome, or perhaps stored twice
+        self._kept: dict[int, str] = {}  # of the topic that is deleted: offset → key
         self._delivered: dict[Place, int] = defaultdict(int)  # how often
         self._admin: Admin | None = None
         self._consumer: PullConsumer | None = None
@@ -108,7 +112,7 @@ class AskedWorkload:
         reader.subscribe(TOPIC)
         await enter(reader)
         stack.push_async_callback(self._tasks.cancel)
-        for work in (self._send(producer), self._ask(), self._reset()):
+        for work in (self._send(producer), self._ask(), self._reset(), self._delete(producer)):
             self._tasks.spawn(work, "asked")
 
     def stop(self) -> None:
@@ -122,6 +126,10 @@ class AskedWorkload:
             self._whole(queue, await self._read(queue, "*", "TAG"))
             for expression, kind, matches in FILTERS:
                 await self._filter(queue, expression, kind, matches)
+        if self._kept:
+            found = await self._read(self._deleted, "*", "TAG")
+            if gone := {at: key for at, key in self._kept.items() if found.get(at) != key}:
+                raise CheckFailed(f"{DELETED} was made again without {gone}")
         places = sorted(self._stored)
         for place in random.Random(1).sample(places, min(len(places), QUERIES_AT_END)):
             await self._query(self._stored[place])
@@ -275,18 +283,68 @@ class AskedWorkload:
         await self._again(ask, f"a reset of queue {queue_id} to {offset} is not answered")
         await self._again(again, f"what is behind {offset} in queue {queue_id} comes not again")
 
+    # ---- deletion
+
+    @property
+    def _deleted(self) -> MessageQueue:
+        return MessageQueue(DELETED, self._queues[0].broker_name, 0)
+
+    async def _delete(self, producer: Producer) -> None:
+        """Delete a topic and make it again, now and then."""
+        admin, queue, numbers = self.admin, self._deleted, itertools.count()
+
+        async def create() -> bool:
+            await admin.topic.create(DELETED, 1)
+            return True
+
+        async def send() -> bool:
+            key = f"deleted-{next(numbers)}"
+            result = await producer.send(Message(DELETED, key.encode(), "", key), 5_000)
+            self._kept[result.queue_offset] = key
+            return True
+
+        async def commit() -> bool:
+            await admin.offset.commit(DELETED_GROUP, queue, max(self._kept) + 1)
+            return True
+
+        async def delete() -> bool:
+            leaders = (await admin.cluster.leaders_of(TOPIC)).values()
+            for address in leaders:
+                await admin.topic.delete(address, DELETED)
+            return bool(leaders)
+
+        async def look() -> bool:
+            found = await admin.offset.committed(DELETED_GROUP, queue)
+            if found is not None and not again:
+                raise CheckFailed(f"{DELETED} was deleted, and its group still has {found}")
+            return True
+
+        await self._again(create, f"{DELETED} is not created")
+        while not self._stopping.is_set():
+            await self._again(send, f"{DELETED} takes no message")
+            # A commit that was not answered may come late, and is one of the new topic then.
+            again = await self._again(commit, f"{DELETED} takes no offset")
+            await self._again(delete, f"{DELETED} is not deleted")
+            await self._again(create, f"{DELETED} is not created again")
+            await self._again(look, f"{DELETED} does not tell its group's offset")
+            await asyncio.sleep(1.0)
+
+    # ---- all
+
     async def _all_delivered(self) -> bool:
         return all(place in self._delivered for place in self._stored)
 
-    async def _again(self, act: Callable[[], Awaitable[bool]], complaint: str) -> None:
-        """Try until it succeeds. Raises CheckFailed if that takes too long."""
-        deadline_s = time.monotonic() + AGAIN_WITHIN_S
+    async def _again(self, act: Callable[[], Awaitable[bool]], complaint: str) -> int:
+        """Try until it succeeds; return how often it did not. Raises CheckFailed if that takes too
+        long."""
+        deadline_s, failures, error = time.monotonic() + AGAIN_WITHIN_S, 0, ""
         while True:
             try:
                 if await act():
-                    return
-            except ClientError as error:
-                complaint = f"{complaint.partition(':')[0]}: {error}"
+                    return failures
+            except ClientError as refused:
+                error = f": {refused}"
+            failures += 1
             if time.monotonic() > deadline_s:
-                raise CheckFailed(f"{complaint}, after {AGAIN_WITHIN_S:g} s")
+                raise CheckFailed(f"{complaint}, after {AGAIN_WITHIN_S:g} s{error}")
             await asyncio.sleep(POLL_S)

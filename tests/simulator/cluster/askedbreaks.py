@@ -8,6 +8,7 @@ from typing import Any
 from raftmq.broker.consuming.filteredreads import FilteredReads
 from raftmq.broker.consuming.resets import ResetMarks
 from raftmq.broker.sending import sendrequest
+from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.store.messageindex import MessageIndex
 from tests.simulator.cluster.planting import instead, replaced
 
@@ -61,3 +62,8 @@ def index_begins_at_the_end() -> AbstractContextManager[Any]:
         return opens
 
     return replaced(MessageIndex, "open", broken)
+
+
+def offsets_outlive_their_topic() -> AbstractContextManager[Any]:
+    """A topic that is made again has its groups' offsets of before."""
+    return instead(OffsetTable, "delete_topic", lambda self, topic: None)

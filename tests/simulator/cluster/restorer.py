@@ -33,10 +33,6 @@ WAIT_S = 5.0  # for a leader
 INCARNATION = UUID(int=1)  # one store is made, and never another of its group
 
 
-class DiskRefused(Exception):
-    """The machine's disk is full, or fails: the operator is told, and no store is begun."""
-
-
 class Restorer:
     """See the module's docstring. Run it on the desk."""
 
@@ -63,7 +59,9 @@ class Restorer:
                 await asyncio.get_running_loop().run_in_executor(
                     None, self._restore, directory, process
                 )
-            except (BackupError, DiskRefused) as error:
+            except (BackupError, OSError) as error:
+                if isinstance(error, OSError) and not world.plan.spoils_disks:
+                    raise
                 world.note(f"{self._machine.name} is not restored: {error}")
                 return
             finally:
@@ -77,16 +75,13 @@ class Restorer:
             (name, f"{programs.HOST}:{programs.raft_port(world.numbers[name])}")
             for name in world.founders
         ]
-        try:
-            restore_one(
-                directory,
-                manifest,
-                point_of(directory, manifest),
-                DiskOfProcess(process, programs.STRANGE_STORE, self._machine),
-                founding(addresses),
-                INCARNATION,
-                store_config_of(manifest.settings),
-            )
-        except OSError as error:
-            raise DiskRefused(str(error)) from error
+        restore_one(
+            directory,
+            manifest,
+            point_of(directory, manifest),
+            DiskOfProcess(process, programs.STRANGE_STORE, self._machine),
+            founding(addresses),
+            INCARNATION,
+            store_config_of(manifest.settings),
+        )
         world.note(f"{self._machine.name} is restored beside itself, to {manifest.commit_index}")

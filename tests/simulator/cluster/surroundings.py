@@ -1,6 +1,6 @@
 """What programs ask the operating system for outside of loop, disk and network: the time and its
-zone, random numbers, process ids, the host's address and memory, locks, ports. In a `simulated`
-block all of it comes from one world.
+zone, random numbers, process ids, the host's address, memory and limits, locks, ports. In a
+`simulated` block all of it comes from one world.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import random
+import resource
 import socket
 import sys
 import time
@@ -27,6 +28,7 @@ from tests.simulator.cluster.machine import WALL_MS
 from tests.simulator.cluster.network import HOST, BoundPort
 
 PID = 4_000
+DESCRIPTORS = 1 << 20
 SYSCONF = {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096, "SC_CLK_TCK": 100}
 HASHED_BY_ADDRESS = (Connection, Accepted)  # that programs keep in sets
 
@@ -95,6 +97,7 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         (os, "urandom", drawn.randbytes),
         (os, "getpid", pid),
         (os, "sysconf", SYSCONF.__getitem__),
+        (resource, "getrlimit", lambda _: (DESCRIPTORS, DESCRIPTORS)),
         (socket.socket, "getsockname", lambda _: (HOST, 0)),  # whence a datagram would be sent
         (socket, "gethostname", lambda: "simulated"),
         (sys, "unraisablehook", lambda _: None),

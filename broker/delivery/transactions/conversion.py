@@ -72,10 +72,11 @@ def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) ->
     }
 
 
-def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
+def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int, now_ms: int) -> Half:
     """Return the Half for a stored record. It is due `time_out_ms` after it was stored, or as much
     later as its sender wishes; after a check, `interval_ms` after that. Times are the brokers' (a
-    record's store time): clients' clocks are not used."""
+    record's store time): clients' clocks are not used. Store times may be ahead of `now_ms`, this
+    leader's time, for as long as an earlier leader's clock was; it waits no longer for that."""
     properties = decode_properties(record.properties)
     checks = _number(properties.get(CHECK_TIMES), 0)
     immunity_s = min(_number(properties.get(IMMUNITY), 0), IMMUNITY_S_MAX)
@@ -84,7 +85,7 @@ def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int) -> Half:
         record.queue_offset,
         root_of(record),
         record.physical_offset,
-        record.store_timestamp_ms + wait_ms,
+        min(record.store_timestamp_ms, now_ms) + wait_ms,
         checks,
     )
 

@@ -64,6 +64,7 @@ log = logging.getLogger("raftmq.broker.transactions")
 TURN_MAX = 500  # records read in one turn of a chore
 TURN_BYTES = 1 << 20
 CHECKS_PER_TURN_MAX = 200
+ASK_FIRST_MS = 60_000  # after an election; producers' heartbeats come every 30 s
 PROGRESS_MS = 1_000  # between two commits of what has ended
 WAIT_S = 3.0  # for a new leader that is still reading
 WAITING_MAX = 10_000  # END_TRANSACTION requests in progress
@@ -136,6 +137,7 @@ class Transactions:
         self._noted = (0, 0)
         self._noting = False
         self._note_due_ms = 0
+        self._leads_since_ms = 0
         self._turn = 0  # counts the producers asked
         self.counts = Counts()
 
@@ -155,6 +157,7 @@ class Transactions:
             _release(waiters)
         self._busy.clear()
         self._asking.clear()
+        self._leads_since_ms = self._context.clock_ms()
         if not self._context.roles.leading:
             self._halves.book = None
             return
@@ -207,7 +210,10 @@ class Transactions:
     def _take_half(self, book: HalfBook, record: MessageRecord) -> None:
         config = self._config
         half = conversion.half_of(
-            record, config.transaction_time_out, config.transaction_check_interval
+            record,
+            config.transaction_time_out,
+            config.transaction_check_interval,
+            self._context.wall_ms(),
         )
         if book.take_half(half) and self._asking.pop(half.root, False):
             self._ask(half, record)
@@ -437,12 +443,16 @@ class Transactions:
         record = self._record_at(half.position)
         age_ms = now_ms - conversion.first_stored_ms(record)
         too_old = age_ms > self._config.file_reserved_time * 3_600_000
+        asked = self._producer_of(half.root.group, _needs_of(record)) is not None
+        again = conversion.stored_again(record, half.root.offset, half.checks + asked)
+        if not half.checks and (not asked or again is not None):
+            # This clock may be wrong: who is there, or comes back, is asked first.
+            led_ms = self._context.clock_ms() - self._leads_since_ms
+            too_old = too_old and not asked and led_ms >= ASK_FIRST_MS
         op = conversion.op_record(half.offset, record, now_ms)
         if half.checks >= self._config.transaction_check_max or too_old:
             self._give_up(book, half, record, op)
             return
-        asked = self._producer_of(half.root.group, _needs_of(record)) is not None
-        again = conversion.stored_again(record, half.root.offset, half.checks + asked)
         if again is None:
             self._ask(half, record)
             self.counts.checked += asked

@@ -51,22 +51,27 @@ def test_a_half_says_where_it_belongs():
 
 
 def test_when_it_is_checked_goes_by_the_brokers_time():
-    half = conversion.half_of(a_half(), 6_000, 30_000)
+    half = conversion.half_of(a_half(), 6_000, 30_000, 5_000)
     assert (half.offset, half.position) == (12, 4096)
     assert half.root == (12, "Orders", "pg", "U1")
     assert (half.due_ms, half.checks) == (7_000, 0)
     patient = a_half(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
-    assert conversion.half_of(patient, 6_000, 30_000).due_ms == 61_000
+    assert conversion.half_of(patient, 6_000, 30_000, 5_000).due_ms == 61_000
     odd = a_half(CHECK_IMMUNITY_TIME_IN_SECONDS="-1", TRANSACTION_CHECK_TIMES="x")
-    assert conversion.half_of(odd, 6_000, 30_000).due_ms == 7_000
+    assert conversion.half_of(odd, 6_000, 30_000, 5_000).due_ms == 7_000
+
+
+def test_a_half_of_a_clock_that_was_ahead_waits_no_longer_than_others():
+    ahead = stored({}, properties=a_half().properties, store_timestamp_ms=86_401_000)
+    assert conversion.half_of(ahead, 6_000, 30_000, 1_000).due_ms == 7_000
 
 
 def test_a_half_stored_again_keeps_its_root():
     again = conversion.stored_again(a_half(), 12, 1)
     assert (again.topic, again.queue_id, again.body) == (conversion.HALF_TOPIC, 0, b"order 7")
-    assert conversion.root_of(a_half()) == conversion.half_of(a_half(), 0, 0).root
+    assert conversion.root_of(a_half()) == conversion.half_of(a_half(), 0, 0, 0).root
     twice = stored({}, properties=again.properties, queue_offset=15, store_timestamp_ms=2_000)
-    half = conversion.half_of(twice, 6_000, 30_000)
+    half = conversion.half_of(twice, 6_000, 30_000, 5_000)
     assert (half.offset, half.checks, half.due_ms) == (15, 1, 32_000)
     assert half.root == conversion.root_of(a_half())
     assert conversion.first_stored_ms(twice) == conversion.first_stored_ms(a_half()) == 1_000

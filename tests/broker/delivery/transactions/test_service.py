@@ -461,3 +461,39 @@ async def test_in_classic_mode_too(tmp_path):
         assert broker.halves.open_count == 1
         assert (await end(group, broker, still_open, COMMIT)).code == 0
         assert bodies(broker) == ["A", "C"]
+
+
+async def test_a_half_is_not_given_up_by_a_wrong_clock_before_its_producer_was_asked(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(service, "PROGRESS_MS", 20)
+    settings = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        producer = Producer(broker)
+        age_ms = 1_000 * 3_600_000  # of every half, as a leader whose clock is ahead sees it
+        monkeypatch.setattr(service.conversion, "first_stored_ms", lambda half: -age_ms)
+        try:
+            client = RemotingClient()
+            await half(group, broker, "A", client=client)
+            await client.close()
+            await until(lambda: broker.store.queues.end_of(HALF_TOPIC, 0) > 0)
+            await producer.heartbeat()
+            sent = await half(group, broker, "B", client=producer.client)
+            await until(lambda: producer.checks)
+            assert broker.transactions.counts.given_up == 0
+            header = producer.checks[-1][0]
+            answered = await end(
+                group,
+                broker,
+                sent,
+                COMMIT,
+                half_queue_offset=header.half_queue_offset,
+                commitlog_offset=header.commitlog_offset,
+                transaction_id=header.transaction_id,
+                message_id=header.message_id,
+            )
+            assert answered.code == 0
+        finally:
+            await producer.client.close()

@@ -2,8 +2,9 @@
 
 It must answer, and: a leader is ready, a follower knows its leader, a classic slave follows its
 master; and the name servers that answer do not all refuse to list it. The cause is told if the
-broker knows it: peers of another group, a store that lost promises, a bad disk. Containers run it
-every few seconds as `python -m raftmq.broker.health`, so it imports little.
+broker knows it: peers of another group, peers that it does not reach, a store that lost promises, a
+bad disk. Containers run it every few seconds as `python -m raftmq.broker.health`, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import click
 
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
-CAUSES = ("raftForeign", "raftRecovering", "raftDiskReason")
+CAUSES = ("raftForeign", "raftUnreachable", "raftRecovering", "raftDiskReason")
 
 
 @click.command("health")

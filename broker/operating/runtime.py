@@ -6,7 +6,7 @@ It has to show who leads even when a disk is bad. So a figure that cannot be rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from raftmq.broker.operating import oldnames
 from raftmq.broker.operating.parts import Parts
@@ -89,8 +89,16 @@ def runtime_info(parts: Parts) -> dict[str, str]:
     info["raftMembership"] = place.standing if place is not None else ""
     foreign = status.get("foreign")
     info["raftForeign"] = "; ".join(foreign) if isinstance(foreign, list) else ""
+    peers = status.get("peers")
+    info["raftUnreachable"] = _unreachable(peers) if isinstance(peers, dict) else ""
     info["raftInstalling"] = _installing(status.get("installing"))
     return oldnames.with_old(info, oldnames.RUNTIME_KEYS)
+
+
+def _unreachable(peers: Mapping[str, Mapping[str, object]]) -> str:
+    """Return which peers this replica has no connection to, each with the last reason."""
+    reasons = {peer: view["error"] for peer, view in peers.items() if not view["connected"]}
+    return "; ".join(f"{peer}: {error}" for peer, error in sorted(reasons.items()) if error)
 
 
 def _installing(state: object) -> str:

@@ -11,9 +11,12 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.health import health as namesrv_health
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.ask import ask
+from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout
+from raftmq.remoting.fastjson import loads_object
 from tests.broker.cluster import Group
+from tests.waiting import until
 
 
 async def run(command, address):
@@ -66,9 +69,10 @@ def test_half_an_account_is_told(command, monkeypatch):
             {
                 "raftRole": "pre_candidate",
                 "raftForeign": "n2 is of group id ab",
+                "raftUnreachable": "n1: another secret",
                 "raftRecovering": "there is no vote file",
             },
-            "is pre_candidate; n2 is of group id ab; there is no vote file",
+            "is pre_candidate; n2 is of group id ab; n1: another secret; there is no vote file",
         ),
         ({"raftRole": "follower", "raftLeader": "n1", "raftForeign": "n2 is of group id ab"}, ""),
         (
@@ -110,3 +114,17 @@ async def test_who_does_not_answer_is_told_apart(serve, error):
             await writer.wait_closed()
     with pytest.raises(ConnectError):
         await asyncio.to_thread(ask, address, RemotingCommand.request(28), 0.2)
+
+
+async def test_a_replica_without_a_leader_says_whom_it_does_not_reach_and_why(tmp_path):
+    async with Group(tmp_path, 3) as group:
+        first = await group.leader()
+        broker = group.brokers[first]
+        for name in group.names:
+            if name != first:
+                await group.kill(name)
+        await until(lambda: not broker.roles.leading)
+        answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
+        said = why_not(loads_object(answer.body)["table"])
+        others = sorted(set(group.names) - {first})
+        assert all(f"{name}: " in said for name in others), said

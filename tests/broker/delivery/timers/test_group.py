@@ -255,6 +255,7 @@ async def test_a_classic_master_delivers_and_its_slave_knows_how_far(tmp_path):
         await until(lambda: slave.state.delays.timer == master.state.delays.timer)
         await pair.caught_up()
         await until(lambda: slave.timers.look().waiting == 3)
+        await until(lambda: slave.state.topics.get(TOPIC) is not None)
         assert keys_of(await everything(pair, slave)) == ["K0"]
         end = slave.store.commitlog.max_offset
         slave.timers.timing.wall_ms = lambda: slave.context.wall_ms() + 3_700_000

@@ -27,7 +27,7 @@ def test_the_simulated_life_has_what_the_page_promises() -> None:
     assert played.returncode == 0, played.stderr
     shown = played.stdout
     assert "role_changed node=" in shown
-    assert "log_truncated node=" in shown
+    assert "recovering node=" in shown and "recovered node=" in shown
     assert [fault for fault in FAULTS if f"fault {fault}\n" not in shown] == []
     acknowledged = re.search(r"'acknowledged': (\d+)", shown)
     assert acknowledged is not None

@@ -137,7 +137,10 @@ class Membership:
             task.result()
 
     def begin_to_stop(self) -> asyncio.Task[None]:
-        """Begin with what `stop` does, in a task that is not among those it ends."""
+        """Begin with what `stop` does, in a task that is not among those it ends. The listener gets
+        no more from now on."""
+        for worker in self.workers.values():
+            worker.hand_out_no_more()
         if self._stop is None or self._stop.done():
             self._stop = asyncio.get_running_loop().create_task(self._leave(), name="stop")
         return self._stop

@@ -144,10 +144,14 @@ class QueueWorker:
                 self._instance.spawn(self._consume_forever(), f"consume {name} {number}")
             )
 
+    def hand_out_no_more(self) -> None:
+        """Give the listener no more batches than it has."""
+        self._stopping = True
+
     async def stop(self, grace_ms: float) -> bool:
         """Stop pulling at once; give the listener `grace_ms` for the batches it has. Returns False
         if it took longer: then a thread may still be working on one."""
-        self._stopping = True
+        self.hand_out_no_more()
         if self._pulling is not None:
             await _cancel([self._pulling])
         deadline = self._loop.time() + grace_ms / 1000

@@ -137,6 +137,32 @@ async def stop_in_a_task(consumer: PushConsumer) -> None:
     await asyncio.create_task(consumer.stop())
 
 
+async def test_a_listener_that_stops_its_consumer_gets_no_more_however_long_that_takes() -> None:
+    seen: list[int] = []
+
+    async def listen(messages: list[MessageExt]) -> None:
+        seen.append(messages[0].queue_offset)
+        await consumer.stop()
+
+    async with FakeCluster({"g0": 1}, queues=1) as cluster:
+        fill(cluster, 10, queues=1)
+        pull = replace(QUICK.pull, consume_batch_size=1, consume_tasks=1)
+        consumer = consumer_of(cluster, listen, replace(QUICK, pull=pull))
+        async with consumer:
+            stop, may_go_on = consumer.membership.rebalancer.stop, asyncio.Event()
+
+            async def slow() -> None:
+                await may_go_on.wait()
+                await stop()
+
+            consumer.membership.rebalancer.stop = slow  # type: ignore[method-assign]
+            await until(lambda: bool(seen))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            may_go_on.set()
+        assert seen == [0]
+
+
 @pytest.mark.parametrize("stop", [PushConsumer.stop, stop_in_a_task])
 @pytest.mark.parametrize("orderly", [False, True])
 async def test_a_listener_may_stop_its_consumer(

@@ -101,8 +101,12 @@ class OtherHistory(MessageRefused):
     Nothing was changed. Neither must hear the other until one store is empty."""
 
 
-def other_history(sender: NodeId, own: NodeId, difference: str) -> OtherHistory:
-    """Return the error that says what differs between a peer's log and the own one."""
+def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: int) -> OtherHistory:
+    """Return the error that says that a peer's frame `index` is another one than the own: of the
+    same term, or of term `theirs` while one of term `ours` is committed here."""
+    difference = f"different frames {index} of term {ours}"
+    if theirs != ours:
+        difference = f"frames {index} of terms {theirs} and {ours}, committed"
     return OtherHistory(
         sender,
         f"{sender} and {own} have {difference}: they are of {ONE_ID}, as after two restorations"

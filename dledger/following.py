@@ -97,8 +97,7 @@ class Following:
         if index > self._verified_index:
             own = self._log.header_crc(index)
             if own is not None and own != header_crc:
-                difference = f"different frames {index} of term {term}"
-                raise other_history(sender, self._node_id, difference)
+                raise other_history(sender, self._node_id, index, term, term)
 
     def _commit(self, index: int) -> None:
         if index > self._log.commit_index:
@@ -115,8 +114,8 @@ class Following:
             if prev_index >= log.first_index - 1:
                 own = log.term_at(prev_index)
                 if own != request.prev_term:
-                    what = f"frames {prev_index} of terms {request.prev_term} and {own}, committed"
-                    raise other_history(request.sender, self._node_id, what)
+                    theirs = request.prev_term
+                    raise other_history(request.sender, self._node_id, prev_index, theirs, own)
             return True
         return prev_index <= log.last_index and log.term_at(prev_index) == request.prev_term
 
@@ -139,8 +138,8 @@ class Following:
                     known = frame
                     continue
                 if index <= max(self._log.commit_index, self._held_index):
-                    what = f"frames {index} of terms {term} and {log.term_at(index)}, committed"
-                    raise other_history(request.sender, self._node_id, what)
+                    own = log.term_at(index)
+                    raise other_history(request.sender, self._node_id, index, term, own)
                 if index <= self._verified_index:
                     what = f"{frame!r} in the place of {index}@{log.term_at(index)}"
                     raise MessageRefused(request.sender, what)

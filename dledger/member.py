@@ -143,7 +143,9 @@ class RaftMember:
             config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed
         )
         notes = SlotFile(disk, f"{directory}/{NOTES_FILE}")
-        self.oldstores = OldStores(notes, send=self._recollect, on_failed=disk_failed)
+        self.oldstores = OldStores(
+            notes, send=partial(self._tell, RECOLLECTION_VERSION), on_failed=disk_failed
+        )
         self.inbox = Inbox(
             config.node_id,
             self.life,
@@ -286,7 +288,7 @@ class RaftMember:
             self._roster,
             self._enforcement,
             self.oldstores,
-            Milestones(core, self.log, self._tell_milestone),
+            Milestones(core, self.log, partial(self._tell, LANDMARK_VERSION)),
             self._pool,
             clock_ms,
         )
@@ -609,12 +611,9 @@ class RaftMember:
     def _lose_promises(self, reason: str) -> None:
         self.parts.pump.lose_promises(_new_incarnation(), reason)
 
-    def _recollect(self, message: Recollection) -> None:
-        if self.links.version(message.to) >= RECOLLECTION_VERSION:
-            self.links.send(message.to, encode_message(message), droppable=False)
-
-    def _tell_milestone(self, message: Milestone) -> None:
-        if self.links.version(message.to) >= LANDMARK_VERSION:
+    def _tell(self, version: int, message: Recollection | Milestone) -> None:
+        """Send this to its receiver if that speaks the version that knows it."""
+        if self.links.version(message.to) >= version:
             self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:

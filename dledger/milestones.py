@@ -49,12 +49,8 @@ class Milestones:
         if not log.first_index <= index <= self._index:
             return
         term, own = log.term_at(index), self._log.header_crc(index)
-        if term != told.index_term:
-            difference = f"frames {index} of terms {told.index_term} and {term}, committed"
-            raise other_history(told.sender, self._core.node_id, difference)
-        if own is not None and own != told.header_crc:
-            difference = f"different frames {index} of term {term}"
-            raise other_history(told.sender, self._core.node_id, difference)
+        if term != told.index_term or (own is not None and own != told.header_crc):
+            raise other_history(told.sender, self._core.node_id, index, told.index_term, term)
 
     @property
     def _index(self) -> int:

@@ -48,7 +48,7 @@ class Matcher(Protocol):
 
     @property
     def evaluates(self) -> bool:
-        """Whether an expression is evaluated, which takes memory and work."""
+        """Whether it evaluates an expression that a consumer wrote: that takes memory and work."""
         ...
 
     def matches(self, properties: Mapping[str, str]) -> bool: ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raftmq.broker.consuming.filters import RETRY_TOPIC, Codes, Filter, Matcher
+from raftmq.broker.consuming.filters import RETRY_TOPIC, Filter
 from raftmq.remoting.names import RETRY_PREFIX
 from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
 from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX, TAGS, joined, tags_code
@@ -25,34 +25,33 @@ def own_retries(wanted: Filter, topic: str, group: str) -> Filter:
     if name == topic or "_" not in name:
         return wanted
     if name == group or name.startswith(f"{group}_"):
-        own = OwnRetries(group, name == group, wanted.codes, wanted.matcher)
-        return Filter(wanted.codes, own)
+        return Filter(wanted.codes, OwnRetries(group, name == group, wanted))
     return wanted
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRetries:
-    """Matches the group's own retries that `codes` and `matcher` take, too. `ordinary`: the topic
-    is the group's own, not one of its pop retry topics."""
+    """Matches the group's own retries that `wanted` takes, too. `ordinary`: the topic is the
+    group's own, not one of its pop retry topics."""
 
     group: str
     ordinary: bool
-    codes: Codes
-    matcher: Matcher | None
+    wanted: Filter
 
     @property
     def evaluates(self) -> bool:
-        return self.matcher is not None and self.matcher.evaluates
+        return self.wanted.evaluates
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         if not self._is_own(properties):
             return False
-        if self.codes is not None and tags_code(properties.get(TAGS)) not in self.codes:
+        codes, matcher = self.wanted.codes, self.wanted.matcher
+        if codes is not None and tags_code(properties.get(TAGS)) not in codes:
             return False
-        return self.matcher is None or self.matcher.matches(properties)
+        return matcher is None or matcher.matches(properties)
 
     def work(self, properties: Mapping[str, str]) -> int:
-        return 0 if self.matcher is None else self.matcher.work(properties)
+        return 0 if self.wanted.matcher is None else self.wanted.matcher.work(properties)
 
     def _is_own(self, properties: Mapping[str, str]) -> bool:
         origin = properties.get(ORIGIN_GROUP)

@@ -131,7 +131,7 @@ class TimerWheel:
 
     @property
     def waits_late(self) -> bool:
-        """Whether messages wait whose key was reached already."""
+        """Whether messages wait that came after deliveries had passed their due time."""
         return bool(self._late)
 
     def ahead_ms(self, before_ms: int) -> int:

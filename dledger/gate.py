@@ -197,6 +197,7 @@ class GuardedListening:
 
     async def wait_closed(self) -> None:
         await self._listening.wait_closed()
+        self._gate.close()  # what was accepted just before, too
 
 
 class _Handshakes:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from raftmq.dledger.messages import NodeId
+from raftmq.ops.listening import PlainListening, listen_plain
 
 # Marks a log record that a peer can cause any number of times (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}
@@ -54,11 +55,8 @@ class PlainNetwork:
 
     async def listen(
         self, factory: Factory, host: str, port: int, bound: socket.socket | None
-    ) -> Listening:
-        loop = asyncio.get_running_loop()
-        if bound is not None:
-            return await loop.create_server(factory, sock=bound)
-        return await loop.create_server(factory, host, port)
+    ) -> PlainListening:
+        return await listen_plain(factory, host, port, bound)
 
     async def dial(
         self, factory: Factory, host: str, port: int, peer: NodeId

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from raftmq.ops.listening import PlainListening, listen_plain
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import (
     FROM_PEER,
@@ -78,7 +79,7 @@ class RemotingServer:
         self._on_connection_closed = on_connection_closed
         self._tls = None if tls is None or tls.mode is TlsMode.DISABLED else tls
         self._turns: Turns | None = None
-        self._listeners: list[asyncio.Server | TlsListener] = []  # all for the same clients
+        self._listeners: list[PlainListening | TlsListener] = []  # all for the same clients
         self._idle_timer: asyncio.TimerHandle | None = None
         self._budget_timer: asyncio.TimerHandle | None = None
 
@@ -123,7 +124,6 @@ class RemotingServer:
         """Stop listening, close every connection in order, abort those that take too long."""
         if not self._listeners:
             return
-        await self._stop_accepting()
         self._stopping = True
         for timer in (self._idle_timer, self._budget_timer):
             if timer is not None:
@@ -145,26 +145,13 @@ class RemotingServer:
 
     async def _listen(
         self, host: str, port: int, bound: socket.socket | None
-    ) -> asyncio.Server | TlsListener:
+    ) -> PlainListening | TlsListener:
         backlog = self._server_limits.backlog
         if self._tls is not None:
             listener = TlsListener(self._accept, self._tls)
             await listener.listen(host, port, bound=bound, backlog=backlog)
             return listener
-        loop = asyncio.get_running_loop()
-        if bound is not None:
-            return await loop.create_server(self._accept, sock=bound, backlog=backlog)
-        return await loop.create_server(self._accept, host, port, backlog=backlog)
-
-    async def _stop_accepting(self) -> None:
-        """Accept no more connections, and wait until those already accepted are registered: asyncio
-        (before 3.12) leaks them, open, if the listening socket closes in between."""
-        loop = asyncio.get_running_loop()
-        for server in self._listeners:
-            for listener in server.sockets:
-                loop.remove_reader(listener.fileno())
-        for _ in range(2):  # the transport is made, then its connection
-            await asyncio.sleep(0)
+        return await listen_plain(self._accept, host, port, bound, backlog)
 
     def _accept(self) -> Connection:
         return Connection(

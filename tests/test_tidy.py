@@ -82,11 +82,13 @@ OF_THE_LOCK = {
     "chaos/faults/power.py": {"store.ownership"},
 }
 
-# What clients need of remoting stands on its own. These files of servers say what they read of a
-# process's configuration and what they add to its metrics.
+# What clients need of remoting stands on its own, and so does Raft. These files of servers listen,
+# say what they read of a process's configuration, and what they add to its metrics.
 OF_SERVERS = {
+    "dledger/network.py": {"ops.listening"},
     "remoting/budgetfigures.py": {"ops.metrics"},
     "remoting/processtls.py": {"ops.tlsoptions"},
+    "remoting/server.py": {"ops.listening"},
     "remoting/tlsfigures.py": {"ops.metrics"},
 }
 

@@ -20,12 +20,14 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
+from raftmq.ops.listening import listen_plain
 from raftmq.ops.versions import Condition
 from raftmq.web.auth import Access, WebSettings, allow
 from raftmq.web.docspage import FILES, content_of
@@ -213,8 +215,8 @@ class WebServer:
             auto_decompress=False,
             lingering_time=0,  # what that does has a bound of time only; see _send_over_unread
         )
-        self._listen = listen
-        self._listener: asyncio.Server | Listening | None = None
+        self._listen = listen or partial(listen_plain, backlog=BACKLOG)
+        self._listener: Listening | None = None
 
     async def start(
         self,
@@ -224,23 +226,8 @@ class WebServer:
         """Listen, on already bound sockets if they are given; return the port. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        if self._listen is not None:
-            host = self._settings.bind_address.strip("[]")
-            port = self._settings.port
-            self._listener = await self._listen(self._protocol, host, port, listen_socket)
-        elif listen_socket is not None:
-            self._listener = await loop.create_server(
-                self._protocol, sock=listen_socket, backlog=BACKLOG
-            )
-        else:
-            settings = self._settings
-            self._listener = await loop.create_server(
-                self._protocol,
-                settings.bind_address.strip("[]"),
-                settings.port,
-                backlog=BACKLOG,
-                reuse_address=True,
-            )
+        host, port = self._settings.bind_address.strip("[]"), self._settings.port
+        self._listener = await self._listen(self._protocol, host, port, listen_socket)
         self.port = int(self._listener.sockets[0].getsockname()[1])
         self._sweep()
         if self._access.tokens_file is not None:
@@ -260,8 +247,7 @@ class WebServer:
             self._watcher.cancel()
         if self._listener is not None:
             self._listener.close()
-            if self._listen is not None:
-                await self._listener.wait_closed()
+            await self._listener.wait_closed()
         await self._runner.cleanup()
 
     async def _watch_tokens(self) -> None:

@@ -1,9 +1,11 @@
 """Links over real sockets on loopback: who is let in, what is reported, what happens at limits."""
 
 import asyncio
+import gc
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -129,6 +131,20 @@ async def test_both_directions_open_and_carry_messages(net: Net) -> None:
     assert net.links["n1"].send("n0", encode_message(beat("n1", "n0")), droppable=False)
     await b.until(lambda: b.messages == [beat("n0", "n1")])
     await a.until(lambda: a.messages == [beat("n1", "n0")])
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_while_the_node_stops_is_closed(net: Net, turns: int) -> None:
+    await net.start("n0")
+    address = net.peers["n0"]
+    with socket.create_connection((address.host, address.port)) as dialled:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await net.stop("n0")
+        gc.collect()  # a connection that nobody owns is told by a ResourceWarning, here or later
+        dialled.settimeout(60)
+        with suppress(ConnectionResetError):
+            assert await asyncio.to_thread(dialled.recv, 1) == b""
 
 
 async def test_a_stopped_peer_is_reported_and_found_again(net: Net) -> None:

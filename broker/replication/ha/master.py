@@ -21,6 +21,7 @@ from typing import Any, cast
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
 from raftmq.dledger.gate import Gate
+from raftmq.ops.listening import PlainListening, listen_plain
 from raftmq.remoting.address import format_address
 from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
@@ -56,14 +57,14 @@ class HaMaster:
         self.links: set[SlaveLink] = set()
         self.acknowledged = 0  # the highest offset that any slave ever reported
         self.address = ""
+        self.abandoned = ""  # why nobody is let in any more
         self._on_acknowledged = on_acknowledged
-        self._server: asyncio.Server | TlsListener | None = None
+        self._server: PlainListening | TlsListener | None = None
 
     async def start(
         self, host: str, port: int, told_host: str, bound_socket: socket.socket | None = None
     ) -> None:
         """Listen; `address` is then what slaves are told. Raises OSError."""
-        loop = asyncio.get_running_loop()
         policy = self._tls
 
         def factory() -> asyncio.Protocol:
@@ -73,10 +74,8 @@ class HaMaster:
         if policy is not None:
             self._server = TlsListener(accepting, policy)
             await self._server.listen(host, port, bound=bound_socket)
-        elif bound_socket is not None:
-            self._server = await loop.create_server(accepting, sock=bound_socket)
         else:
-            self._server = await loop.create_server(accepting, host, port)
+            self._server = await listen_plain(accepting, host, port, bound_socket)
         bound = self._server.sockets[0].getsockname()[1]
         self.address = format_address(told_host, bound)
         log.info("ha_listening address=%s", self.address)
@@ -88,6 +87,7 @@ class HaMaster:
 
     def abandon(self, reason: str) -> None:
         """Accept no more slaves and close every link."""
+        self.abandoned = self.abandoned or reason
         if self._server is not None:
             self._server.close()
         if self._gate is not None:
@@ -164,6 +164,9 @@ class SlaveLink(asyncio.Protocol):
         self.peer_address = format_address(str(peer[0]), int(peer[1])) if peer else "?"
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         no_delay(transport)
+        if self._master.abandoned:  # accepted just before the port was closed
+            self.close(self._master.abandoned)
+            return
         if len(self._master.links) >= self._master.config.ha_connections_max:
             self.close(f"{self._master.config.ha_connections_max} slaves are connected already")
             return

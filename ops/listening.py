@@ -1,0 +1,55 @@
+"""Listens for plain connections, and closes without losing one. Shell.
+
+Before Python 3.12 asyncio loses a connection that it has accepted but not yet made when its server
+closes: it stays open, and nobody owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+
+class PlainListening:
+    """An asyncio.Server, closed in two steps."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self.sockets = server.sockets
+        self._server = server
+        self._closing: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """Accept no more. What is accepted already is still made, in the next two turns of the
+        loop: the protocols' owner closes those, too."""
+        if self._closing is None:
+            loop = asyncio.get_running_loop()
+            for listener in self.sockets:
+                loop.remove_reader(listener.fileno())
+            self._closing = loop.create_task(self._close())
+
+    async def wait_closed(self) -> None:
+        """Wait until the port is free and no connection is on its way in, after `close`."""
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for _ in range(3):  # the transport is made, its protocol is told, and aborts it
+            await asyncio.sleep(0)
+        self._server.close()
+
+
+async def listen_plain(
+    factory: Callable[[], asyncio.BaseProtocol],
+    host: str | None,
+    port: int,
+    bound: socket.socket | None = None,
+    backlog: int = 100,
+) -> PlainListening:
+    """Listen, on the socket `bound` if there is one. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    if bound is not None:
+        return PlainListening(await loop.create_server(factory, sock=bound, backlog=backlog))
+    return PlainListening(
+        await loop.create_server(factory, host, port, backlog=backlog, reuse_address=True)
+    )

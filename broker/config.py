@@ -79,7 +79,7 @@ class BrokerConfig(PeerTlsOptions):
 
     # [identity]
     broker_cluster_name: str = option("identity", "brokerClusterName", "DefaultCluster",
-        "The cluster this broker belongs to.")
+        "The cluster this broker belongs to.", alike=True)
     broker_name: str = option("identity", "brokerName", "broker-a",
         "The broker group's name: what clients see of it.")
     broker_id: int = option("identity", "brokerId", 0,
@@ -88,7 +88,7 @@ class BrokerConfig(PeerTlsOptions):
         "Classic mode: master that does not wait for slaves, master that does, or slave.",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
     region_id: str = option("identity", "regionId", "DefaultRegion",
-        "MSG_REGION in the answers to sends.")
+        "MSG_REGION in the answers to sends.", alike=True)
 
     # [network]
     listen_port: int = option("network", "listenPort", 10911,
@@ -106,7 +106,7 @@ class BrokerConfig(PeerTlsOptions):
         " and ends ([mqproxy](proxy.md)); 0: nowhere. Larger clusters run proxies of their own.",
         low=0, high=65535)
     namesrv_addr: str = option("network", "namesrvAddr", "",
-        "The name servers, `host:port;host:port` (in TOML a list, too).")
+        "The name servers, `host:port;host:port` (in TOML a list, too).", alike=True)
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
         "Between two registrations.", unit=MS, low=1_000, high=60_000)
     register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,
@@ -137,19 +137,19 @@ class BrokerConfig(PeerTlsOptions):
         "The directory of log, queues and tables.")
     mapped_file_size_commit_log: int = option("store", "mappedFileSizeCommitLog", GIB,
         "A CommitLog segment: alike in all replicas, and never changed.",
-        unit=BYTES, low=64 * KIB, high=2 * GIB - 1)
+        unit=BYTES, low=64 * KIB, high=2 * GIB - 1, alike=True)
     mapped_file_size_consume_queue: int = option("store", "mappedFileSizeConsumeQueue", 6_000_000,
         "A ConsumeQueue file; 20 bytes a message.", unit=BYTES, low=20, high=2 * GIB - 1)
     flush_disk_type: str = option("store", "flushDiskType", "SYNC_FLUSH",
         "SYNC_FLUSH: a message is on disk (of a majority) before its sender is answered. In classic"
         " mode the default is `ASYNC_FLUSH`, as Apache's.",
-        choices=("SYNC_FLUSH", "ASYNC_FLUSH"))
+        choices=("SYNC_FLUSH", "ASYNC_FLUSH"), alike=True)
     flush_interval_commit_log: int = option("store", "flushIntervalCommitLog", 500,
         "ASYNC_FLUSH: between two fdatasyncs.", unit=MS, low=1)
     delete_when: str = option("store", "deleteWhen", "04",
         "Hours of the day at which expired segments go, separated by `;`.")
     file_reserved_time: int = option("store", "fileReservedTime", 72,
-        "Age at which a segment expires.", unit=HOURS, low=0)
+        "Age at which a segment expires.", unit=HOURS, low=0, alike=True)
     clean_resource_interval: int = option("store", "cleanResourceInterval", 10_000,
         "Between two looks for expired segments.", unit=MS, low=50)
     disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
@@ -178,29 +178,31 @@ class BrokerConfig(PeerTlsOptions):
 
     # [topics]
     auto_create_topic_enable: bool = option("topics", "autoCreateTopicEnable", True,
-        "A send to an unknown topic creates it.")
+        "A send to an unknown topic creates it.", alike=True)
     trace_topic_enable: bool = option("topics", "traceTopicEnable", False,
         "The leader makes RMQ_SYS_TRACE_TOPIC, with one queue: where sends create no topics,"
         " clients have no other place for their traces of messages.")
     enable_mixed_message_type: bool = option("topics", "enableMixedMessageType", False,
-        "Topics may be for all kinds of messages (`message.type` MIXED).", live=True)
+        "Topics may be for all kinds of messages (`message.type` MIXED).", live=True, alike=True)
     enable_topic_message_type_check: bool = option("topics", "enableTopicMessageTypeCheck", False,
-        "Refuse a message whose kind is not its topic's `message.type`, as Apache's proxy does.")
+        "Refuse a message whose kind is not its topic's `message.type`, as Apache's proxy does.",
+        alike=True)
     auto_create_subscription_group: bool = option("topics", "autoCreateSubscriptionGroup", True,
-        "An unknown consumer group is created when it is first used.", live=True)
+        "An unknown consumer group is created when it is first used.", live=True, alike=True)
     default_topic_queue_nums: int = option("topics", "defaultTopicQueueNums", 8,
-        "Queues of a topic that a send creates, at most.", low=1, high=65536)
+        "Queues of a topic that a send creates, at most.", low=1, high=65536, alike=True)
     broker_permission: int = option("topics", "brokerPermission", 6,
-        "4: may be read, 2: may be written.", low=0, high=7)
+        "4: may be read, 2: may be written.", low=0, high=7, alike=True)
     topics_max: int = option("topics", "topicsMax", 200_000,
-        "Topics, besides one for each consumer group; above, none is created.", low=1, live=True)
+        "Topics, besides one for each consumer group; above, none is created.", low=1, live=True,
+        alike=True)
     groups_max: int = option("topics", "groupsMax", 100_000,
         "Consumer groups; above, none is created, and a heartbeat or pull of an unknown one is"
-        " refused (`[BUSY]`).", low=1, live=True)
+        " refused (`[BUSY]`).", low=1, live=True, alike=True)
 
     # [messages]
     max_message_size: int = option("messages", "maxMessageSize", 4 * MIB,
-        "A message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB)
+        "A message's body.", unit=BYTES, low=1 * KIB, high=12 * MIB, alike=True)
     waiting_bytes_max: int = option("messages", "waitingBytesMax", 64 * MIB,
         "Sends waiting or under way; above, they are refused (`[BUSY]`).", unit=BYTES, low=16 * KIB)
     wait_time_mills_in_send_queue: int = option("messages", "waitTimeMillsInSendQueue", 1_000,
@@ -212,35 +214,38 @@ class BrokerConfig(PeerTlsOptions):
     message_delay_level: str = option("messages", "messageDelayLevel", STANDARD_LEVELS,
         "How long the messages of delay levels 1, 2, … wait; units s, m, h, d and ms. The same on"
         " all replicas: when a message is due is noted as it is stored. Each less than"
-        " `fileReservedTime`. With fewer levels than before what waits on the others stays there.")
+        " `fileReservedTime`. With fewer levels than before what waits on the others stays there.",
+        alike=True)
     timer_wheel_enable: bool = option("messages", "timerWheelEnable", True,
         "Take timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS); else such a send"
-        " is refused.")
+        " is refused.", alike=True)
     timer_precision_ms: int = option("messages", "timerPrecisionMs", 1,
         "A timer message comes by so much late at most, and with all others of the same slot."
-        " Apache's has 1000.", unit=MS, low=1, high=1_000)
+        " Apache's has 1000.", unit=MS, low=1, high=1_000, alike=True)
     timer_max_delay_sec: int = option("messages", "timerMaxDelaySec", 259_200,
         "How far away the time of a timer message may be. It may be more than `fileReservedTime`:"
-        " what has waited half of that is stored once more.", low=1, high=31_622_400)
+        " what has waited half of that is stored once more.", low=1, high=31_622_400, alike=True)
     timer_messages_max: int = option("messages", "timerMessagesMax", 1_000_000,
         "So many may wait; a further send is answered `[BUSY]`. Each takes 8 to 14 bytes of memory"
-        " on every replica, 48 in the seconds before its time.", low=1, high=100_000_000)
+        " on every replica, 48 in the seconds before its time.", low=1, high=100_000_000,
+        alike=True)
     recall_message_enable: bool = option("messages", "recallMessageEnable", True,
-        "Timer messages that wait can be recalled (370).", live=True)
+        "Timer messages that wait can be recalled (370).", live=True, alike=True)
     idempotent_window_ms: int = option("messages", "idempotentWindowMs", 600_000,
         "For so long a send with IDEMPOTENT=true is known and not stored again.",
-        unit=MS, low=1, high=86_400_000, live=True)
+        unit=MS, low=1, high=86_400_000, live=True, alike=True)
     idempotent_window_max: int = option("messages", "idempotentWindowMax", 20_000,
-        "So many of them are known, the newest.", low=1, high=1_000_000, live=True)
+        "So many of them are known, the newest.", low=1, high=1_000_000, live=True, alike=True)
     writers_max: int = option("messages", "writersMax", 1_000,
         "Exactly-once writers in this broker group; above, a new one is refused until another is"
-        " deleted.", low=1, high=100_000, live=True)
+        " deleted.", low=1, high=100_000, live=True, alike=True)
     pop_inflight_message_threshold: int = option("messages", "popInflightMessageThreshold", 10_000,
         "So many messages of a queue may be popped and not acknowledged by a group; above, it gets"
-        " no more of that queue.", low=1, high=1_000_000, live=True)
+        " no more of that queue.", low=1, high=1_000_000, live=True, alike=True)
     pop_batches_max: int = option("messages", "popBatchesMax", 200_000,
         "So many pops may be unacknowledged on this broker; above, a pop is answered `[BUSY]`. Each"
-        " takes about 400 bytes of memory on every replica.", low=1, high=10_000_000, live=True)
+        " takes about 400 bytes of memory on every replica.", low=1, high=10_000_000, live=True,
+        alike=True)
     trace_on: bool = option("messages", "traceOn", True, "TRACE_ON in the answers to sends.")
     long_polling_enable: bool = option("messages", "longPollingEnable", True,
         "Hold a pull that finds nothing for as long as it asks.", live=True)
@@ -263,21 +268,23 @@ class BrokerConfig(PeerTlsOptions):
     max_msgs_num_batch: int = option("messages", "maxMsgsNumBatch", 64,
         "Messages of one query by key.", low=1, high=64, live=True)
     enable_property_filter: bool = option("messages", "enablePropertyFilter", False,
-        "Filter by SQL92 expressions over properties.", live=True)
+        "Filter by SQL92 expressions over properties.", live=True, alike=True)
     filter_support_retry: bool = option("messages", "filterSupportRetry", False,
-        "Filter a group's retries by its expression for their original topic.", live=True)
+        "Filter a group's retries by its expression for their original topic.", live=True,
+        alike=True)
     lite_pull_message_enable: bool = option("messages", "litePullMessageEnable", True,
-        "Serve pulls of LitePullConsumers (code 361).", live=True)
+        "Serve pulls of LitePullConsumers (code 361).", live=True, alike=True)
     notify_consumer_ids_changed_enable: bool = option(
         "messages", "notifyConsumerIdsChangedEnable", True,
         "Tell a consumer group's members of changes (code 40), unless the group's own"
-        " configuration says not to.", live=True)
+        " configuration says not to.", live=True, alike=True)
     store_reply_message_enable: bool = option("messages", "storeReplyMessageEnable", True,
-        "Store replies to requests in `<cluster>_REPLY_TOPIC` besides passing them on.", live=True)
+        "Store replies to requests in `<cluster>_REPLY_TOPIC` besides passing them on.", live=True,
+        alike=True)
     rebalance_lock_max_live_ms: int = option("messages", "rebalanceLockMaxLiveMs", 60_000,
         "A queue's lock that its consumer does not renew ends after so long. Consumers renew every"
         " 20 s and hold a lock for theirs for 30 s: less than twice that lets two in.",
-        unit=MS, low=100)
+        unit=MS, low=100, alike=True)
     default_query_max_num: int = option("messages", "defaultQueryMaxNum", 32,
         "The same, where the query names no number.", low=1, high=64, live=True)
     offset_commit_interval_ms: int = option("messages", "offsetCommitIntervalMs", 150,
@@ -285,7 +292,7 @@ class BrokerConfig(PeerTlsOptions):
         unit=MS, low=1, high=5_000)
     consumer_offsets_max: int = option("messages", "consumerOffsetsMax", 4_000_000,
         "Offsets of groups, one a group and queue; above, those of further ones are refused"
-        " (`[BUSY]`).", low=1)
+        " (`[BUSY]`).", low=1, alike=True)
     clients_max: int = option("messages", "clientsMax", 50_000,
         "Memberships of clients in groups; above, heartbeats are refused.", low=1)
     client_expiry_ms: int = option("messages", "clientExpiryMs", 120_000,
@@ -294,15 +301,17 @@ class BrokerConfig(PeerTlsOptions):
     # [transactions]
     transaction_time_out: int = option("transactions", "transactionTimeOut", 6_000,
         "A half message that has not ended is first checked after so long.", unit=MS, low=1,
-        live=True)
+        live=True, alike=True)
     transaction_check_interval: int = option("transactions", "transactionCheckInterval", 30_000,
-        "Between two checks of a half message.", unit=MS, low=1, live=True)
+        "Between two checks of a half message.", unit=MS, low=1, live=True, alike=True)
     transaction_check_max: int = option("transactions", "transactionCheckMax", 15,
-        "Checks, after which a half message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=1, live=True)
+        "Checks, after which a half message goes to TRANS_CHECK_MAX_TIME_TOPIC.", low=1, live=True,
+        alike=True)
     reject_transaction_message: bool = option("transactions", "rejectTransactionMessage", False,
-        "Take no transactional messages.")
+        "Take no transactional messages.", alike=True)
     open_transactions_max: int = option("transactions", "openTransactionsMax", 200_000,
-        "Half messages that have not ended; above, new ones are refused (`[BUSY]`).", low=1)
+        "Half messages that have not ended; above, new ones are refused (`[BUSY]`).", low=1,
+        alike=True)
 
     # [classic]
     slave_read_enable: bool = option("classic", "slaveReadEnable", False,
@@ -362,12 +371,12 @@ class BrokerConfig(PeerTlsOptions):
         "`dledger` is the real one; `pysyncobj` is for comparison and loses messages.",
         choices=("dledger", "pysyncobj"))
     heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,
-        "A leader's heartbeats.", unit=MS, low=5)
+        "A leader's heartbeats.", unit=MS, low=5, alike=True)
     election_timeout_min_ms: int = option("raft", "electionTimeoutMinMs", 300,
         "A follower that hears no leader for so long (up to the maximum, drawn) asks for votes.",
-        unit=MS, low=20)
+        unit=MS, low=20, alike=True)
     election_timeout_max_ms: int = option("raft", "electionTimeoutMaxMs", 600,
-        "See the minimum.", unit=MS, low=30)
+        "See the minimum.", unit=MS, low=30, alike=True)
     frames_in_flight_max: int = option("raft", "framesInFlightMax", 8,
         "Frames (group commits) not committed yet.", low=1, high=1024)
     frame_size_max: int = option("raft", "frameSizeMax", 1 * MIB,
@@ -392,7 +401,8 @@ class BrokerConfig(PeerTlsOptions):
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
-        "Ask every request for an account that may do what it wants ([Security](security.md)).")
+        "Ask every request for an account that may do what it wants ([Security](security.md)).",
+        alike=True)
     acl_file: str = option("acl", "aclFile", "conf/plain_acl.yml",
         "The accounts, in the form of Apache's plain_acl.yml. In a Raft group only the first: what"
         " is changed from then on is the group's.")
@@ -519,6 +529,12 @@ class BrokerConfig(PeerTlsOptions):
             return self.broker_id
         ids = [peer.node_id for peer in self.peers]
         return 1 + ids.index(self.dleger_self_id)
+
+    def alike(self) -> dict[str, str]:
+        """Return the settings that should be the same on all replicas of a group, as text, by
+        key."""
+        texts = {key: o.text(getattr(self, o.name)) for key, o in OPTIONS.items() if o.alike}
+        return texts | {"namesrvAddr": ";".join(sorted(set(self.name_servers)))}
 
     def properties_text(self) -> str:
         """Return the configuration as Apache's properties text (GET_BROKER_CONFIG, 26)."""

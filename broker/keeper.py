@@ -133,21 +133,24 @@ class RaftKeeper:
 
     async def retain(self, *, at_once: bool = False) -> None:
         """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
-        that a snapshot install or a backup still needs stay, unless the disk is too full for
-        that."""
+        stay that have not expired for a majority of the replicas, or that a snapshot install or a
+        backup still needs, unless the disk is too full for that."""
         engine, store = self._context.log.framed, self._store
         refilled = engine.refilled
-        if refilled and not self._retention.disk_is_full:
+        expired = self._retention.expired_before(at_once=at_once)
+        agreed = engine.agree_expired(self._retention.expired_before(at_once=True))
+        is_full = self._retention.disk_is_full
+        if refilled and not is_full:
             log.info("retention_waits for=%s", ",".join(refilled))
             return
-        position = self._spare(self._retention.expired_before(at_once=at_once))
+        position = self._spare(expired if is_full else min(expired, agreed))
         index = engine.log_index
         covered = min(self.fallback_index, index.last_index)
         if position <= store.commitlog.min_offset or covered < index.first_index:
             return
         position = min(position, index.end_of(covered))
         needed = self._needed_from()
-        if needed is not None and not self._retention.disk_is_full:
+        if needed is not None and not is_full:
             position = min(position, needed)
         before = store.commitlog.min_offset
         after = await engine.delete_before(position)

@@ -27,6 +27,7 @@ from raftmq.dledger.oldstore import OldStores
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import Roster
 from raftmq.dledger.snapshotinstaller import Installer
+from raftmq.dledger.surroundings import Surroundings
 
 log = logging.getLogger("raftmq.dledger.member")
 
@@ -52,6 +53,7 @@ class Chores:
     enforcement: Enforcement
     oldstores: OldStores
     milestones: Milestones
+    surroundings: Surroundings
     pool: Executor
     clock_ms: Callable[[], float]
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
@@ -114,6 +116,7 @@ class Chores:
             self._keep_house(self.pump)
             self.oldstores.look(now_ms, self.pool)
             self.milestones.look(now_ms)
+            self.surroundings.look(now_ms)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()

@@ -67,9 +67,12 @@ from raftmq.dledger.snapshotmarker import pending
 from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
+from raftmq.dledger.surroundings import Settings, Surroundings
 from raftmq.dledger.wire import (
+    CIRCUMSTANCES_VERSION,
     LANDMARK_VERSION,
     RECOLLECTION_VERSION,
+    Circumstances,
     GroupAnnounced,
     Introduction,
     Milestone,
@@ -111,10 +114,12 @@ class RaftMember:
         on_fatal: Callable[[str], None],
         listen_socket: socket.socket | None = None,
         source: SnapshotSource | None = None,
+        settings: Callable[[], Settings] = dict,
     ) -> None:
         """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
         most once; the process should end then. `listen_socket` is bound already (tests).
-        Without a `source` no snapshot install is sent or taken."""
+        Without a `source` no snapshot install is sent or taken. `settings()` returns those that
+        should be alike on all replicas (surroundings.py)."""
         assert not pending(disk, config.directory), "a snapshot install is to be carried out first"
         directory = config.directory
         disk_failed = partial(self._fail, disk=True)
@@ -127,6 +132,7 @@ class RaftMember:
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
         self._source = source
+        self._settings = settings
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         self._trimming = asyncio.Lock()
         self._promises = Promises(disk, directory, config.flush is FlushMode.ASYNC)
@@ -216,6 +222,7 @@ class RaftMember:
                 InstallRequest: take,
                 InstallChunk: take,
                 Milestone: parts.chores.milestones.take,
+                Circumstances: parts.chores.surroundings.take,
             },
         )
         self.life.running = True
@@ -289,6 +296,14 @@ class RaftMember:
             self._enforcement,
             self.oldstores,
             Milestones(core, self.log, partial(self._tell, LANDMARK_VERSION)),
+            Surroundings(
+                core,
+                self.log,
+                self._settings,
+                self._wall_ms,
+                self.links.version,
+                partial(self._tell, CIRCUMSTANCES_VERSION),
+            ),
             self._pool,
             clock_ms,
         )
@@ -481,6 +496,11 @@ class RaftMember:
             return None
         return await self.parts.succession.hand_over(self.config.transfer_on_stop_ms)
 
+    def agree_expired(self, position: int) -> int:
+        """Note up to which CommitLog offset this log has expired by this replica's clock and
+        settings; return up to which a majority of voters agrees (surroundings.py)."""
+        return self.parts.chores.surroundings.agree(position) if self.life.running else 0
+
     async def delete_before(self, position: int) -> int:
         """Delete whole segments below the CommitLog offset `position`, applied frames only
         (retention). Return the new first offset. Raises OSError."""
@@ -550,7 +570,8 @@ class RaftMember:
         if parts is None:
             view = repairing_status(config, self.log, self.links, self.life.failure, healing)
             return view | group
-        view = status_of(config, parts.pump, healing | parts.installer.status())
+        surroundings = parts.chores.surroundings
+        view = status_of(config, parts.pump, surroundings, healing | parts.installer.status())
         return view | {"preferred_reason": parts.succession.preference.reason} | group
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
@@ -607,11 +628,12 @@ class RaftMember:
         self.oldstores.opened(peer)
         if self._parts is not None:
             self._parts.chores.milestones.opened(peer)
+            self._parts.chores.surroundings.opened(peer)
 
     def _lose_promises(self, reason: str) -> None:
         self.parts.pump.lose_promises(_new_incarnation(), reason)
 
-    def _tell(self, version: int, message: Recollection | Milestone) -> None:
+    def _tell(self, version: int, message: Recollection | Milestone | Circumstances) -> None:
         """Send this to its receiver if that speaks the version that knows it."""
         if self.links.version(message.to) >= version:
             self.links.send(message.to, encode_message(message), droppable=False)

@@ -8,9 +8,12 @@ from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import members_of, standing_in_group
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.surroundings import Surroundings
 
 
-def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> dict[str, object]:
+def status_of(
+    config: MemberConfig, pump: Pump, surroundings: Surroundings, healing: dict[str, object]
+) -> dict[str, object]:
     """Return the view of a member whose core runs, by key:
 
     - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
@@ -21,7 +24,8 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
       lead, and what a peer has to tell None until it has answered this leader; `inflight`, the
       number of requests; `contact_ms`, how long ago it was heard last (a follower knows that of
-      its leader).
+      its leader). `ahead_ms`, `first_position` and `settings_differ` are what the peer told
+      (surroundings.py).
     - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub` (healer.py) and
       `installing`, `behind_bytes` (snapshotinstaller.py).
     - `preferred`: the preferred leader, if any.
@@ -59,7 +63,10 @@ def status_of(config: MemberConfig, pump: Pump, healing: dict[str, object]) -> d
         "configuration_committed": configurations.index <= core.commit_index,
         "members": members_of(core),
         "preferred": configurations.current.preferred or None,
-        "peers": {peer: _peer_status(pump, peer) for peer in core.membership.peers},
+        "peers": {
+            peer: _peer_status(pump, peer) | surroundings.status(peer)
+            for peer in core.membership.peers
+        },
     }
 
 

@@ -12,7 +12,8 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                 8   n    group, sender, receiver        10+n     frames (AppendRequest); a
                                                                  part of the log (RepairResponse);
                                                                  of a parcel (InstallChunk);
-                                                                 notes (Recollection)
+                                                                 notes (Recollection); settings
+                                                 (Circumstances)
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
     identity    magic "RMQI", version, size (0 or 16), group id, CRC-32C of all before it
@@ -26,7 +27,8 @@ return; and a second answer tells whether the acceptor agrees. The messages are 
 is only sent to peers that speak 4. To peers that speak 6 a dialler first says where it can be
 dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
 (`Recollection`). To those that speak 8 a leader says which frame its frames stand behind
-(`Landmark`), and everybody which committed frame it has (`Milestone`).
+(`Landmark`), and everybody which committed frame it has (`Milestone`). To those that speak 9
+everybody tells its `Circumstances`.
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -91,7 +93,7 @@ from raftmq.store.frame import (
     parse_frame,
 )
 
-VERSION = 8  # the highest that this program speaks
+VERSION = 9  # the highest that this program speaks
 VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
 WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
@@ -100,9 +102,11 @@ ATTRIBUTES_VERSION = 6  # the first whose replicas keep attributes (broker.table
 INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
 RECOLLECTION_VERSION = 7  # the first whose replicas know recollections
 LANDMARK_VERSION = 8  # the first whose replicas know landmarks and milestones
+CIRCUMSTANCES_VERSION = 9  # the first whose replicas know each other's circumstances
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
 HOST_SIZE_BYTES_MAX = 255
+SETTINGS_SIZE_BYTES_MAX = 16_384
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -146,6 +150,18 @@ class Milestone:
     header_crc: int
 
 
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Says how the sender stands (dledger.surroundings). Positions are CommitLog offsets."""
+
+    sender: NodeId
+    to: NodeId
+    wall_ms: int  # its clock
+    first_position: int  # where its log begins
+    expired_position: int  # up to here its log has expired, by its clock and settings
+    data: bytes  # its settings that should be alike, as lines key=value, UTF-8
+
+
 PeerMessage = (
     Message
     | RepairRequest
@@ -155,6 +171,7 @@ PeerMessage = (
     | Introduction
     | Recollection
     | Milestone
+    | Circumstances
 )
 
 
@@ -245,6 +262,11 @@ _KINDS: dict[int, _Kind] = {
     10: _Kind(Recollection, "term:term", NOTES_SIZE_BYTES_MAX),
     11: _Kind(Landmark, "term:term index:number index_term:term header_crc:id"),
     12: _Kind(Milestone, "index:number index_term:term header_crc:id"),
+    13: _Kind(
+        Circumstances,
+        "wall_ms:number first_position:number expired_position:number",
+        SETTINGS_SIZE_BYTES_MAX,
+    ),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(
         RepairResponse,
@@ -316,7 +338,7 @@ def encode_message(message: PeerMessage) -> list[bytes]:
     number = _KIND_OF[type(message)]
     kind = _KINDS[number]
     data = b""
-    if isinstance(message, RepairResponse | InstallChunk | Introduction):
+    if isinstance(message, RepairResponse | InstallChunk | Introduction | Circumstances):
         data = message.data
     elif isinstance(message, Recollection):
         data = encode_notes(message.notes)
@@ -415,6 +437,9 @@ class MessageReader:
             return self._parse_introduction(fields, data[at + kind.head.size + _CRC_SIZE : end])
         if message is Recollection:
             return self._parse_recollection(fields, data[at + kind.head.size + _CRC_SIZE : end])
+        if message is Circumstances:
+            data = data[at + kind.head.size + _CRC_SIZE : end]
+            return Circumstances(sender, to, fields[0], fields[1], fields[2], data)
         if message is GroupAnnounced:
             return GroupAnnounced(sender, to, _GROUP_ID.pack(*fields))
         if message is RepairRequest and fields[1] < 1:

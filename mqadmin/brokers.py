@@ -182,6 +182,7 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             "term": info.get("raftTerm", ""),
             "leader": info.get("raftLeader", ""),
             "ready": info.get("raftLeaderReady", ""),
+            "first": info.get("raftFirstIndex", ""),
             "commit": info.get("raftCommitIndex", ""),
             "applied": info.get("raftAppliedIndex", ""),
             "last": info.get("raftLastIndex", ""),
@@ -189,6 +190,7 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             "recovered": info.get("raftRecovered", info.get("raftWhole", "")),
             "whole": info.get("raftWhole", ""),  # the old name, until version 0.2
             "disk": info.get("raftDiskState", ""),
+            "differs": info.get("raftDiffers", ""),
         }
         rows.append(row | figures)
     if not rows:

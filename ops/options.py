@@ -65,6 +65,7 @@ class Option:
     name: str = ""
     also: str = ""  # another name of the key: Apache's, if ours differs
     secret: bool = False  # its value is never shown
+    alike: bool = False  # should be the same on all replicas of a group
 
     @property
     def kind(self) -> str:
@@ -171,11 +172,23 @@ def option(
     live: bool = False,
     also: str = "",
     secret: bool = False,
+    alike: bool = False,
 ) -> Any:
     """Declare a field of a configuration's dataclass. `doc` is Markdown, for
     docs/configuration.md."""
     declared = Option(
-        section, key, default, doc, unit, low, high, choices, live, also=also, secret=secret
+        section,
+        key,
+        default,
+        doc,
+        unit,
+        low,
+        high,
+        choices,
+        live,
+        also=also,
+        secret=secret,
+        alike=alike,
     )
     return dataclasses.field(default=default, repr=not secret, metadata={"option": declared})
 

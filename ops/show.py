@@ -35,8 +35,11 @@ def tables(options: Mapping[str, Option]) -> str:
         lines.append("|---|---|---|---|")
         for option in members:
             live = " Live." if option.live else ""
+            alike = " Alike on all replicas." if option.alike else ""
             key = f"`{option.key}`" + (f", `{option.also}`" if option.also else "")
-            lines.append(f"| {key} | {_default(option)} | {_range(option)} | {option.doc}{live} |")
+            lines.append(
+                f"| {key} | {_default(option)} | {_range(option)} | {option.doc}{live}{alike} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

@@ -9,7 +9,8 @@ not the file's mtime: copying a store to another machine does not make its messa
 Ages are judged by the wall clock, which may be wrong. `SteadyClock` compares it with the monotonic
 clock; for an hour after a jump nothing is deleted because of its age. Above `disk_ratio_force`,
 where age does not matter, the oldest are deleted all the same. A clock that is wrong from the start
-on cannot be told from a right one.
+on cannot be told from a right one here; in a Raft group a majority has to agree
+(dledger.surroundings).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from raftmq.store.errors import StoreError
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid, not_found, unavailable
 from raftmq.web.resources.node import (
+    DifferenceView,
     DiskView,
     LiveView,
     LogView,
@@ -243,6 +244,12 @@ def _peers(parts: Parts, status: dict[str, object]) -> list[PeerView]:
             last_contact_ms=_milliseconds(seen.get("contact_ms")),
             state=_text(seen.get("state")),
             error=_text(seen.get("error")),
+            clock_ahead_ms=_number(seen.get("ahead_ms")),
+            min_offset=_number(seen.get("first_position")),
+            settings_differ=[
+                DifferenceView(key=key, there=there, here=here)
+                for key, (there, here) in sorted(seen.get("settings_differ", {}).items())
+            ],
         )
         for peer, seen in sorted(told.items())
     ]
@@ -267,6 +274,9 @@ def _slaves(parts: Parts) -> list[PeerView]:
             last_contact_ms=None,
             state="inSync" if link["inSync"] else "behind",
             error=None,
+            clock_ahead_ms=None,
+            min_offset=None,
+            settings_differ=[],
         )
         for link in engine.master.status()
     ]

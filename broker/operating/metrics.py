@@ -407,6 +407,7 @@ class BrokerMetrics:
             )
         last = status.get("last_index")
         followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]
+        known = [(name, p) for name, p in peers.items() if p.get("ahead_ms") is not None]
         families.gauges(
             "raft_peer_connected",
             "1 if messages to that peer go out.",
@@ -430,6 +431,11 @@ class BrokerMetrics:
             ("raft_peer_inflight_bytes",
              "Of a leader: bytes sent to that peer and not acknowledged.",
              {name: p.inflight_bytes for name, p in progress.items()}),
+            ("raft_peer_clock_ahead_seconds", "That peer's clock, less this replica's.",
+             {name: p["ahead_ms"] / 1000 for name, p in known}),
+            ("raft_peer_settings_differ",
+             "Settings that should be alike on all replicas, and are not on that peer.",
+             {name: len(p["settings_differ"]) for name, p in known}),
         )  # fmt: skip
         for family, doc, by_peer in figures:
             rows = [((name,), value) for name, value in by_peer.items()]

@@ -7,9 +7,11 @@ It has to show who leads even when a disk is bad. So a figure that cannot be rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from raftmq.broker.operating import oldnames
 from raftmq.broker.operating.parts import Parts
+from raftmq.dledger.surroundings import CLOCKS_APART_MS
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import FrameError
@@ -91,6 +93,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
     info["raftForeign"] = "; ".join(foreign) if isinstance(foreign, list) else ""
     peers = status.get("peers")
     info["raftUnreachable"] = _unreachable(peers) if isinstance(peers, dict) else ""
+    info["raftDiffers"] = _differences(peers) if isinstance(peers, dict) else ""
     info["raftInstalling"] = _installing(status.get("installing"))
     return oldnames.with_old(info, oldnames.RUNTIME_KEYS)
 
@@ -99,6 +102,19 @@ def _unreachable(peers: Mapping[str, Mapping[str, object]]) -> str:
     """Return which peers this replica has no connection to, each with the last reason."""
     reasons = {peer: view["error"] for peer, view in peers.items() if not view["connected"]}
     return "; ".join(f"{peer}: {error}" for peer, error in sorted(reasons.items()) if error)
+
+
+def _differences(peers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what of this replica's clock and settings is not as its peers' (dledger.surroundings);
+    "" if nothing is."""
+    found = []
+    for peer, view in sorted(peers.items()):
+        ahead_ms = view.get("ahead_ms") or 0
+        if abs(ahead_ms) > CLOCKS_APART_MS:
+            found.append(f"the clock of {peer} is {ahead_ms // 1000:+d} s from this one's")
+        for key, (there, here) in sorted(view.get("settings_differ", {}).items()):
+            found.append(f"{peer} has {key}={there}, this replica {here}")
+    return "; ".join(found)
 
 
 def _installing(state: object) -> str:

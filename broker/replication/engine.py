@@ -87,6 +87,11 @@ class FramedEngine(Engine, Protocol):
         """Replicas that are being refilled from this log: what they need should stay."""
         ...
 
+    def agree_expired(self, position: int) -> int:
+        """Tell the other replicas up to which CommitLog offset this log has expired here; return up
+        to which it has for a majority, too."""
+        ...
+
     def frame_is_damaged(self, position: int) -> bool:
         """Return whether the frame at this CommitLog offset is damaged; begin its repair."""
         ...
@@ -182,6 +187,7 @@ def make_engine(
             on_fatal=on_fatal,
             listen_socket=listen_socket,
             source=source,
+            settings=config.alike,
         )
     from raftmq.broker.replication.pysync.member import PySyncMember  # only its brokers load it
 

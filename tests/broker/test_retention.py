@@ -104,9 +104,11 @@ def test_a_full_disk_is_relieved_whatever_the_clock_does(store, disk, clocks):
 class Engine:
     """Its log may go as far as it is asked to."""
 
-    def __init__(self, store, refilled):
+    def __init__(self, store, refilled, agreed=1 << 40):
         self.store = store
         self.refilled = refilled
+        self.agreed = agreed
+        self.told = []
         self.log_index = self
 
     first_index = last_index = 1
@@ -116,6 +118,10 @@ class Engine:
 
     def frame_is_damaged(self, position):
         return False
+
+    def agree_expired(self, position):
+        self.told.append(position)
+        return min(position, self.agreed)
 
     async def delete_before(self, position):
         self.store.commitlog.delete_before(position)
@@ -155,6 +161,30 @@ async def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     keeper.fallback_index = 1
     await keeper.retain()
     assert (store.commitlog.min_offset == 0) is kept
+
+
+@pytest.mark.parametrize(("agreed", "space", "kept_from"), [(2, HALF_FULL, 2), (2, FULL, -1)])
+async def test_what_has_not_expired_for_a_majority_stays_unless_the_disk_is_full(
+    store, disk, clocks, agreed, space, kept_from
+):
+    starts = [segment.start for segment in store.commitlog.segments()]
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    disk.space = space
+    engine = Engine(store, [], starts[agreed])
+    keeper = keeper_of(store, disk, retention, engine)
+    keeper.fallback_index = 1
+    await keeper.retain()
+    assert store.commitlog.min_offset == starts[kept_from]
+
+
+async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store, disk, clocks):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    keeper = keeper_of(store, disk, retention, engine := Engine(store, ["n1"]))
+    await keeper.retain()
+    clocks.now = MONTH
+    await keeper.retain()
+    assert engine.told == [0, store.commitlog.segments()[-1].start]
 
 
 @pytest.mark.parametrize(

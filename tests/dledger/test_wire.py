@@ -28,7 +28,9 @@ from raftmq.dledger.repair import (
 )
 from raftmq.dledger.snapshotinstall import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
 from raftmq.dledger.wire import (
+    SETTINGS_SIZE_BYTES_MAX,
     VERSION,
+    Circumstances,
     GroupAnnounced,
     Hello,
     HelloAnswer,
@@ -79,6 +81,8 @@ MESSAGES: list[PeerMessage] = [
     Recollection(A, B, 5, {}),
     Recollection(A, B, 2**48 - 1, {A: Held(4, 9), B: Held(5, 10)}),
     Milestone(A, B, 20, 6, 2**32 - 1),
+    Circumstances(A, B, 2**62 - 1, 0, 0, b""),
+    Circumstances(A, B, 0, 1, 2**62 - 1, b"x" * SETTINGS_SIZE_BYTES_MAX),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),

@@ -42,7 +42,7 @@ SELECTOR = re.compile(r"\b([a-z][a-z0-9_]*)\{([^{}]*)\}")
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
 OF_THE_TARGET = {"job", "instance", "le"}  # what Prometheus itself puts on
 FUNCTIONS = {
-    "sum", "min", "max", "count", "group", "topk", "rate", "increase", "deriv", "changes",
+    "abs", "sum", "min", "max", "count", "group", "topk", "rate", "increase", "deriv", "changes",
     "histogram_quantile", "last_over_time", "vector", "by", "on",
 }  # fmt: skip
 

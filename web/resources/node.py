@@ -37,10 +37,20 @@ class DiskView(View, frozen=True, kw_only=True):
     used_ratio: float
 
 
+class DifferenceView(View, frozen=True, kw_only=True):
+    """A setting's value on another replica and on this one; a long one is cut."""
+
+    key: str
+    there: str
+    here: str
+
+
 class PeerView(View, frozen=True, kw_only=True):
     """Another replica, as this one sees it. Only a leader knows the figures: `framesInFlight`
     counts the requests on their way to it, `bytesInFlight` their bytes. `lastContactMs`: how long
-    ago it was last heard of; a follower knows that of its leader."""
+    ago it was last heard of; a follower knows that of its leader. What the replica told of itself:
+    `clockAheadMs` (its clock, less this one's), `minOffset` (where its log begins) and
+    `settingsDiffer` (which of those that should be alike are not)."""
 
     id: str
     address: str
@@ -54,6 +64,9 @@ class PeerView(View, frozen=True, kw_only=True):
     last_contact_ms: int | None
     state: str | None
     error: str | None
+    clock_ahead_ms: int | None
+    min_offset: int | None
+    settings_differ: list[DifferenceView]
 
 
 class MemberView(View, frozen=True, kw_only=True):

@@ -251,6 +251,10 @@ class PySyncMember:
         near = [peer for peer in self.config.peers if links.is_open(peer)]
         return max(near, key=lambda peer: said.get(f"match_idx_server_{peer}") or 0, default=None)
 
+    def agree_expired(self, position: int) -> int:
+        """Return the position: replicas tell each other nothing of it."""
+        return position
+
     async def delete_before(self, position: int) -> int:
         """Delete nothing, because SyncObj needs the beginning of its log; return the first
         offset."""

@@ -1,9 +1,11 @@
-"""A rolling upgrade, under load, from the last program that compared frames by index and term alone
-to this one, and one replica back again: nothing that was acknowledged is lost, and no replica is
-told what it does not know."""
+"""A rolling upgrade, under load, from the last program that did not know a kind of peer message to
+this one, and one replica back again: nothing that was acknowledged is lost, and no replica is told
+what it does not know."""
 
 import asyncio
 import signal
+
+import pytest
 
 from tests.broker.replication.test_peer_upgrade import (
     BETWEEN,
@@ -14,11 +16,16 @@ from tests.broker.replication.test_peer_upgrade import (
 )
 from tests.broker.replication.test_refill_processes import NAMES
 
-BEFORE = "2e0a545"  # the last commit without landmarks
+# The last commit without it.
+BEFORE = [
+    pytest.param("2e0a545", marks=pytest.mark.long, id="Landmark"),
+    pytest.param("e08f33c1", id="Circumstances"),
+]
 
 
-async def test_a_group_says_landmarks_to_replicas_that_know_them(tmp_path):
-    async with upgrading(tmp_path, BEFORE) as group:
+@pytest.mark.parametrize("before", BEFORE)
+async def test_a_group_says_such_messages_to_replicas_that_know_them(tmp_path, before):
+    async with upgrading(tmp_path, before) as group:
         async with Acknowledged(group) as load:
             for name in NAMES:
                 await load.more(BETWEEN)

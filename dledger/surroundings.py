@@ -1,0 +1,180 @@
+"""What the replicas of a group tell each other of their circumstances, and what follows. Shell.
+
+Each says its wall clock, where its log begins, what of it has expired by its clock and settings,
+and those settings that should be alike: on a new link, when its expired position changes, and every
+TOLD_MS. A difference is told to operators; it ends nothing.
+
+Retention follows a majority: one replica whose clock is ahead, or whose file says a shorter time,
+would otherwise delete what the others keep, and hide it when it comes to lead. So a log is trimmed
+by age only as far as it has expired on a majority of voters, this replica being one of those that
+have to agree. A voter that is too old to tell agrees to anything, as before; one that has told
+nothing yet agrees to nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.log import RaftLog
+from raftmq.dledger.messages import NUMBER_MAX, NodeId
+from raftmq.dledger.network import FROM_PEER
+from raftmq.dledger.wire import (
+    CIRCUMSTANCES_VERSION,
+    SETTINGS_SIZE_BYTES_MAX,
+    Circumstances,
+)
+
+log = logging.getLogger("raftmq.dledger.surroundings")
+
+TOLD_MS = 5_000
+CLOCKS_APART_MS = 60_000  # next to hours of age and delays of minutes, less does not matter
+VALUE_SIZE_MAX = 256  # characters of a setting's value; what is behind is not compared
+
+Settings = Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What one peer told last."""
+
+    told: Circumstances
+    ahead_ms: int  # by so much its clock is ahead of this one's
+    last_ahead_ms: int = 0  # the same of its last message alone
+    is_apart: bool = False  # its clock
+    differing: dict[str, tuple[str, str]] = field(default_factory=dict)  # key → (there, here)
+
+
+class Surroundings:
+    """The circumstances of one member and its peers. All methods run on the loop."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        log: RaftLog,
+        settings: Callable[[], Settings],
+        wall_ms: Callable[[], int],
+        version: Callable[[NodeId], int],
+        send: Callable[[Circumstances], None],
+    ) -> None:
+        """`settings` returns this replica's, which may change. `version(peer)` is that of the
+        peer's protocol, 0 if it was never reached."""
+        self._core = core
+        self._log = log
+        self._settings = settings
+        self._wall_ms = wall_ms
+        self._version = version
+        self._send = send
+        self._peers: dict[NodeId, _Peer] = {}
+        self._expired_position = 0
+        self._due_ms = 0.0
+
+    def opened(self, peer: NodeId) -> None:
+        """Tell the peer on a new link."""
+        self._tell((peer,))
+
+    def look(self, now_ms: float) -> None:
+        """Tell all peers, if it is time, and forget those that are no members any more."""
+        if now_ms >= self._due_ms:
+            self._due_ms = now_ms + TOLD_MS
+            peers = self._core.membership.peers
+            self._peers = {peer: told for peer, told in self._peers.items() if peer in peers}
+            self._tell(peers)
+
+    def agree(self, expired_position: int) -> int:
+        """Note up to which position this log has expired by this replica's clock and settings.
+        Return the position up to which it has expired for a majority of voters, too."""
+        if expired_position != self._expired_position:
+            self._expired_position = expired_position
+            self._due_ms = 0.0
+        node_id, voters = self._core.node_id, self._core.membership.voters
+        expired = [
+            expired_position if voter == node_id else self._expired(voter) for voter in voters
+        ]
+        expired.sort(reverse=True)
+        return min(expired_position, expired[len(expired) // 2]) if expired else 0
+
+    def take(self, told: Circumstances) -> None:
+        """Note what a peer tells."""
+        sender = told.sender
+        if sender not in self._core.membership.peers:
+            return
+        ahead_ms, before = told.wall_ms - self._wall_ms(), self._peers.get(sender)
+        peer = self._peers[sender] = before or _Peer(told, ahead_ms, ahead_ms)
+        # A message that lay here, or there, for long looks like a clock that is behind: once.
+        peer.ahead_ms = min(peer.last_ahead_ms, ahead_ms, key=abs)
+        peer.told, peer.last_ahead_ms = told, ahead_ms
+        self._compare_clocks(sender, peer)
+        self._compare_settings(sender, peer)
+
+    def status(self, peer: NodeId) -> dict[str, object]:
+        """Return what is known of a peer: `ahead_ms`, its clock's lead over this one;
+        `first_position`, where its log begins; `settings_differ`, key → (there, here)."""
+        known = self._peers.get(peer)
+        return {
+            "ahead_ms": None if known is None else known.ahead_ms,
+            "first_position": None if known is None else known.told.first_position,
+            "settings_differ": {} if known is None else dict(known.differing),
+        }
+
+    def _expired(self, voter: NodeId) -> int:
+        if 0 < self._version(voter) < CIRCUMSTANCES_VERSION:
+            return NUMBER_MAX
+        known = self._peers.get(voter)
+        return 0 if known is None else known.told.expired_position
+
+    def _compare_clocks(self, sender: NodeId, peer: _Peer) -> None:
+        is_apart = abs(peer.ahead_ms) > CLOCKS_APART_MS
+        if is_apart and not peer.is_apart:
+            log.warning(
+                "clocks_differ peer=%s ahead_s=%+d: one of the two is wrong",
+                sender,
+                peer.ahead_ms // 1000,
+                extra=FROM_PEER,
+            )
+        peer.is_apart = is_apart
+
+    def _compare_settings(self, sender: NodeId, peer: _Peer) -> None:
+        here, there = _cut(self._settings()), decode_settings(peer.told.data)
+        differing = {
+            key: (there[key], value)
+            for key, value in here.items()
+            if key in there and there[key] != value
+        }
+        if differing and differing != peer.differing:
+            words = "; ".join(
+                f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differing.items()
+            )
+            log.warning("settings_differ peer=%s %s", sender, words, extra=FROM_PEER)
+        peer.differing = differing
+
+    def _tell(self, peers: Iterable[NodeId]) -> None:
+        first, expired = self._log.commitlog.min_offset, self._expired_position
+        wall_ms, data = max(0, self._wall_ms()), encode_settings(self._settings())
+        for peer in peers:
+            self._send(Circumstances(self._core.node_id, peer, wall_ms, first, expired, data))
+
+
+def encode_settings(settings: Settings) -> bytes:
+    """Encode settings as lines `key=value`, as many as have room."""
+    lines: list[bytes] = []
+    size = 0
+    for key, value in _cut(settings).items():
+        line = f"{key}={value}\n".encode()
+        size += len(line)
+        if size > SETTINGS_SIZE_BYTES_MAX:
+            break
+        lines.append(line)
+    return b"".join(lines)
+
+
+def decode_settings(data: bytes) -> dict[str, str]:
+    """Return the settings of such lines; whatever is no such line is left out."""
+    pairs = [line.split("=", 1) for line in data.decode(errors="replace").split("\n")]
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _cut(settings: Settings) -> dict[str, str]:
+    return {key: value.replace("\n", " ")[:VALUE_SIZE_MAX] for key, value in settings.items()}

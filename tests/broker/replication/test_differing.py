@@ -1,0 +1,74 @@
+"""Groups one of whose replicas has other settings than the others."""
+
+import asyncio
+from dataclasses import replace
+
+import orjson
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from tests.broker.cluster import Group
+from tests.waiting import until
+
+HOURS = ";".join(f"{hour:02}" for hour in range(24))
+OTHER = "n2"
+OFTEN = {
+    "mappedFileSizeCommitLog": 1 << 18,
+    "maxMessageSize": 32 << 10,
+    "deleteWhen": HOURS,
+    "cleanResourceInterval": 50,
+    "snapshotIntervalMs": 50,
+}
+
+
+class Differing(Group):
+    """The log of n2 expires at once, that of the others in three days."""
+
+    def config(self, name):
+        config = super().config(name)
+        if name != OTHER:
+            return config
+        return replace(config, file_reserved_time=0, max_message_size=40 << 10)
+
+
+async def test_one_with_a_shorter_time_deletes_nothing_that_the_others_keep(tmp_path):
+    async with Differing(tmp_path, 3, **OFTEN) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        for number in range(60):
+            answer = await group.send(leader, "T", bytes(20_000), queue=number % 4)
+            assert answer.code == ResponseCode.SUCCESS
+        other = group.brokers[OTHER]
+        second = other.store.commitlog.segments()[1].start
+        index, keeper = other.engine.log_index, other.keeper
+        await until(lambda: index.end_of(min(keeper.fallback_index, index.last_index)) > second)
+        # By its own time it would, and it says so to the others.
+        await until(
+            lambda: all(
+                view["settings_differ"].keys() == {"fileReservedTime", "maxMessageSize"}
+                for name, broker in group.brokers.items()
+                if name != OTHER
+                for view in [broker.engine.status()["peers"][OTHER]]
+            )
+        )
+        await keeper.retain(at_once=True)
+        assert other.retention.expired_before() >= second
+        assert all(broker.store.commitlog.min_offset == 0 for broker in group.brokers.values())
+        answer = await group.ask(other, RequestCode.GET_BROKER_RUNTIME_INFO)
+        told = orjson.loads(answer.body)["table"]["raftDiffers"]
+        assert "n0 has fileReservedTime=72, this replica 0" in told
+
+
+async def test_what_has_expired_for_a_majority_goes(tmp_path):
+    async with Group(tmp_path, 3, **OFTEN, fileReservedTime=0) as group:
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+
+        async def more():
+            for number in range(4):
+                await group.send(leader, "T", bytes(20_000), queue=number % 4)
+                await asyncio.sleep(0.02)
+
+        logs = [broker.store.commitlog for broker in group.brokers.values()]
+        async with asyncio.timeout(120):
+            while not all(log.min_offset for log in logs):
+                await more()

@@ -1,0 +1,181 @@
+"""What replicas tell each other of their clocks, settings and expired logs, and what follows."""
+
+import logging
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raftmq.dledger.configuration import Configurations, founding
+from raftmq.dledger.core import RaftCore
+from raftmq.dledger.index import LogIndex
+from raftmq.dledger.state import CoreConfig, HardState
+from raftmq.dledger.surroundings import (
+    CLOCKS_APART_MS,
+    TOLD_MS,
+    VALUE_SIZE_MAX,
+    Surroundings,
+    decode_settings,
+    encode_settings,
+)
+from raftmq.dledger.wire import (
+    CIRCUMSTANCES_VERSION,
+    SETTINGS_SIZE_BYTES_MAX,
+    Circumstances,
+    MessageReader,
+    encode_message,
+)
+
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+
+
+class Replica:
+    """Replica a of a group of the replicas `names`."""
+
+    def __init__(self, names: str = "abc", **versions: int) -> None:
+        self.settings = {"maxMessageSize": "100", "fileReservedTime": "72"}
+        self.told: list[Circumstances] = []
+        core = RaftCore(
+            "a",
+            Configurations(0, founding((name, "") for name in names)),
+            CoreConfig(),
+            LogIndex(),
+            HardState(0, None),
+            Random(1),
+            0,
+            0,
+            incarnation=1,
+            crc_of=lambda index: None,
+        )
+        self.surroundings = Surroundings(
+            core,
+            cast(Any, SimpleNamespace(commitlog=SimpleNamespace(min_offset=4096))),
+            lambda: self.settings,
+            lambda: NOW_MS,
+            lambda peer: versions.get(peer, CIRCUMSTANCES_VERSION),
+            self.told.append,
+        )
+
+    def hear(
+        self, sender: str, *, ahead_ms: int = 0, expired: int = 0, data: bytes | None = None
+    ) -> None:
+        data = encode_settings(self.settings) if data is None else data
+        told = Circumstances(sender, "a", NOW_MS + ahead_ms, 0, expired, data)
+        self.surroundings.take(told)
+
+    def events(self, caplog: pytest.LogCaptureFixture) -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+
+def test_a_log_goes_as_far_as_it_has_expired_for_a_majority_this_replica_among_them() -> None:
+    replica = Replica()
+    assert replica.surroundings.agree(900) == 0  # nobody else has said anything
+    replica.hear("b", expired=300)
+    assert replica.surroundings.agree(900) == 300
+    replica.hear("c", expired=100)
+    assert replica.surroundings.agree(900) == 300
+    replica.hear("b", expired=10_000)  # its clock is ahead
+    assert replica.surroundings.agree(0) == 0
+    assert replica.surroundings.agree(200) == 200
+    replica.hear("c", expired=10_000)
+    assert replica.surroundings.agree(200) == 200  # what is young here stays here
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "agreed"),
+    [
+        ("a", "", 900),
+        ("ab", "", 0),
+        ("ab", "b", 900),
+        ("abcd", "b", 0),
+        ("abcd", "bc", 900),
+        ("abcde", "b", 0),
+        ("abcde", "bc", 900),
+        ("bcd", "b", 0),  # a learner
+        ("bcd", "bc", 900),
+    ],
+)
+def test_how_many_have_to_agree(names: str, said: str, agreed: int) -> None:
+    replica = Replica(names)
+    for name in said:
+        replica.hear(name, expired=1_000)
+    assert replica.surroundings.agree(900) == agreed
+
+
+def test_replicas_that_are_too_old_to_tell_agree_to_anything() -> None:
+    replica = Replica(b=CIRCUMSTANCES_VERSION - 1, c=0)
+    assert replica.surroundings.agree(900) == 900
+    replica = Replica(b=0, c=0)  # never reached
+    assert replica.surroundings.agree(900) == 0
+
+
+def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> None:
+    replica = Replica()
+    replica.surroundings.opened("b")
+    data = b"maxMessageSize=100\nfileReservedTime=72\n"
+    assert replica.told == [Circumstances("a", "b", NOW_MS, 4096, 0, data)]
+    replica.told.clear()
+    for at_ms, count in ((0, 2), (TOLD_MS - 1, 2), (TOLD_MS, 4)):
+        replica.surroundings.look(at_ms)
+        assert len(replica.told) == count
+    replica.surroundings.agree(700)
+    replica.surroundings.look(TOLD_MS + 1)
+    assert [(told.to, told.expired_position) for told in replica.told[4:]] == [
+        ("b", 700),
+        ("c", 700),
+    ]
+    replica.surroundings.agree(700)
+    replica.surroundings.look(TOLD_MS + 2)
+    assert len(replica.told) == 6
+
+
+def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    replica = Replica()
+    for ahead_ms in (DAY_MS, DAY_MS + 1):
+        replica.hear("b", ahead_ms=ahead_ms)
+    replica.hear("c", ahead_ms=-CLOCKS_APART_MS)
+    assert replica.events(caplog) == [
+        "clocks_differ peer=b ahead_s=+86400: one of the two is wrong"
+    ]
+    assert replica.surroundings.status("b")["ahead_ms"] == DAY_MS
+    replica.hear("b")
+    replica.hear("b", ahead_ms=-DAY_MS)  # one that lay around for a day is no clock
+    assert replica.events(caplog) == []
+    assert replica.surroundings.status("b")["ahead_ms"] == 0
+
+
+def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    replica = Replica()
+    other = b"maxMessageSize=50\nfileReservedTime=72\nonlyThere=1\nno pair\n\xff=\xff"
+    for _ in range(2):
+        replica.hear("b", data=other)
+    (event,) = replica.events(caplog)
+    assert event == "settings_differ peer=b maxMessageSize is '50' there, '100' here"
+    assert replica.surroundings.status("b")["settings_differ"] == {"maxMessageSize": ("50", "100")}
+    replica.settings["maxMessageSize"] = "50"
+    replica.hear("b", data=other)
+    assert replica.events(caplog) == []
+    assert replica.surroundings.status("b")["settings_differ"] == {}
+
+
+def test_who_is_no_member_is_not_heard() -> None:
+    replica = Replica()
+    replica.hear("stranger", ahead_ms=DAY_MS, expired=1_000)
+    assert replica.surroundings.status("stranger")["ahead_ms"] is None
+
+
+def test_settings_keep_within_what_a_message_holds() -> None:
+    settings = {"line": "a\nb", "long": "x" * 1000} | {f"key{n}": "y" * 300 for n in range(200)}
+    data = encode_settings(settings)
+    assert SETTINGS_SIZE_BYTES_MAX - VALUE_SIZE_MAX - 10 < len(data) <= SETTINGS_SIZE_BYTES_MAX
+    found = decode_settings(data)
+    assert found["line"] == "a b"
+    assert found["long"] == "x" * VALUE_SIZE_MAX
+    told = Circumstances("b", "a", 1, 2, 3, data)
+    assert MessageReader("b", "a").receive_data(b"".join(encode_message(told))) == [told]

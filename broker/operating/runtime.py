@@ -105,15 +105,16 @@ def _unreachable(peers: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _differences(peers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what of this replica's clock and settings is not as its peers' (dledger.surroundings);
-    "" if nothing is."""
+    """Return which clocks and settings of peers are not as this replica's (dledger.surroundings),
+    as `n1: clock +86400 s, maxMessageSize; n2: …`; "" if all are. GET /api/v1/node has the
+    values."""
     found = []
     for peer, view in sorted(peers.items()):
         ahead_ms = view.get("ahead_ms") or 0
-        if abs(ahead_ms) > CLOCKS_APART_MS:
-            found.append(f"the clock of {peer} is {ahead_ms // 1000:+d} s from this one's")
-        for key, (there, here) in sorted(view.get("settings_differ", {}).items()):
-            found.append(f"{peer} has {key}={there}, this replica {here}")
+        clock = [f"clock {ahead_ms // 1000:+d} s"] if abs(ahead_ms) > CLOCKS_APART_MS else []
+        different = clock + sorted(view.get("settings_differ", ()))
+        if different:
+            found.append(f"{peer}: {', '.join(different)}")
     return "; ".join(found)
 
 

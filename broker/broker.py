@@ -205,8 +205,15 @@ class Broker:
         )
         self.marks = ResetMarks(context, self.commits)
         self.questions = SubscriptionQuestions(self.clients)
+        guard = Guard(lambda: self.roles.takes_commits, lambda: self.roles.leader_address)
         self.pulls = PullService(
-            context, self.clients, self.commits, self.groups, self.marks, self.questions
+            context,
+            self.clients,
+            self.commits,
+            self.groups,
+            self.marks,
+            self.questions,
+            guard.refusal,
         )
         self.resets = Resets(
             context,
@@ -216,7 +223,6 @@ class Broker:
             self.access,
             self.pulls.holds.release_all,
         )
-        guard = Guard(lambda: self.roles.takes_commits, lambda: self.roles.leader_address)
         asks = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
         self.popping = Popping(
             context,

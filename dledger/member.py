@@ -439,10 +439,11 @@ class RaftMember:
         pump.run_soon()
         return future
 
-    async def read_barrier(self) -> int:
-        """Return once this node is proven to lead and has applied all that was committed when
-        it was asked: a read served now is linearizable. Raises NotLeader, Busy."""
-        return await self._leading().read()
+    def read_barrier(self) -> asyncio.Future[int]:
+        """Prove that this node leads; the future is done once it is proven and all is applied
+        that was committed when it was asked: a read served then is linearizable. Raises, or the
+        future fails with, NotLeader and Busy."""
+        return self._leading().read()
 
     def transfer(self, target: NodeId) -> None:
         """Begin to hand leadership to `target`; a RoleEvent tells how it went.

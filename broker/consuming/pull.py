@@ -1,9 +1,10 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): look up, slice, answer, or hold.
 
 Every replica serves what it has applied, which is committed, so nothing read here can vanish. Only
-a ready leader may answer PULL_OFFSET_MOVED (21): a replica that is behind would send the consumer
-to its own, wrong, end. What looks like a moved offset on any other replica is held like an empty
-queue, or answered 19 with the offset kept; see broker.consuming.reads for classic slaves.
+a ready leader may answer PULL_OFFSET_MOVED (21), once it is proven to lead still: a replica that is
+behind, or was deposed and has not heard of it, would send the consumer to its own, wrong, end. What
+looks like a moved offset on any other replica is held like an empty queue, or answered 19 with the
+offset kept; see broker.consuming.reads for classic slaves. No other answer waits for a proof.
 
 A pull whose subscription is newer than the last heartbeat is answered without a filter if both use
 tags: clients compare the tags themselves. Java's client gives its subscription a new version at
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -51,9 +53,11 @@ from raftmq.broker.housekeeping import Chore
 from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
+from raftmq.dledger.errors import RaftError
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import (
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
@@ -112,9 +116,11 @@ class PullService:
         groups: GroupCreation,
         marks: ResetMarks,
         questions: SubscriptionQuestions,
+        refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
         """`commits` takes piggybacked commits, or does not; `groups` creates unknown groups where
-        that is allowed; `questions` asks those whose subscription is newer than the heartbeats'."""
+        that is allowed; `questions` asks those whose subscription is newer than the heartbeats';
+        `refusal` makes the answer for an error."""
         self._context = context
         self._config = context.config
         self._state = context.state
@@ -123,6 +129,7 @@ class PullService:
         self._groups = groups
         self._marks = marks
         self._questions = questions
+        self._refusal = refusal
         self._get_messages = context.store.reads.get_messages
         self._filtered = FilteredReads(context.store)
         self._reads = read_policy(context)
@@ -275,16 +282,25 @@ class PullService:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def _run(self, pull: Pull, may_hold: bool, work: Work) -> RemotingCommand | None:
+    def _run(
+        self, pull: Pull, may_hold: bool, work: Work, proven: bool = False
+    ) -> RemotingCommand | None:
+        """Answer, or hold the pull, or run it again once this replica is `proven` to lead."""
         header = pull.header
         moved: int | Wait | None = None
         if self._state.offsets.resets:
-            where = (header.topic, header.consumer_group, header.queue_id, header.queue_offset)
-            moved = self._marks.judge(*where, lambda: self._again(pull))
+            where = (header.topic, header.consumer_group, header.queue_id)
+            if not proven and self._state.offsets.reset_of(*where) is not None:
+                self._prove(pull, may_hold)
+                return None
+            moved = self._marks.judge(*where, header.queue_offset, lambda: self._again(pull))
         if isinstance(moved, Wait):
             return None
         result = self._read(pull, work)
         code, next_offset = self._decide(header, result)
+        if code == ResponseCode.PULL_OFFSET_MOVED and not proven:
+            self._prove(pull, may_hold)
+            return None
         if moved is not None:
             code, next_offset, may_hold = ResponseCode.PULL_OFFSET_MOVED, moved, False
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
@@ -370,18 +386,36 @@ class PullService:
         where, size = (header.topic, header.queue_id), kept_bytes(pull.request, pull.wanted)
         return self.holds.hold(Held(where, pull.wanted, deadline_ms, pull, pull.connection, size))
 
+    def _prove(self, pull: Pull, may_hold: bool) -> None:
+        """Run the pull again once this replica is proven to lead, or refuse it."""
+        self._context.log.barrier_then(lambda error: self._proven(pull, may_hold, error))
+
+    def _proven(self, pull: Pull, may_hold: bool, error: Exception | None) -> None:
+        self._resume(pull, lambda: self._run(pull, may_hold, self.holds.work, True), error)
+
     def _again(self, pull: Pull) -> None:
         """Answer a held pull in any case: a message came, or its time is over."""
+        self._resume(pull, lambda: self._run(pull, False, self.holds.work))
+
+    def _resume(
+        self,
+        pull: Pull,
+        run: Callable[[], RemotingCommand | None],
+        error: Exception | None = None,
+    ) -> None:
+        """Answer a pull that waited with what `run` returns, or with the error."""
         if not pull.connection.is_open:
             return
         response: RemotingCommand | None
         try:
             try:
+                if error is not None:
+                    raise error
                 self._permit(pull.header)
-                response = self._run(pull, False, self.holds.work)
-            except Refused as refused:
-                self._count(refused.code)
-                response = RemotingCommand.response_to(pull.request, refused.code, refused.remark)
+                response = run()
+            except (RaftError, RemotingError) as refused:
+                response = self._refusal(pull.request, refused)
+                self._count(response.code)
             if response is not None:
                 pull.connection.write_many([encode_command(response)])
         except Exception as error:  # nothing that a consumer asks for may fail an apply

@@ -441,9 +441,11 @@ class ClassicEngine:
         (files.defined() if defines else files.saved()).add_done_callback(saved)
         return done
 
-    async def read_barrier(self) -> int:
-        """Return at once: nobody else can be the master of this log."""
-        return self._commitlog.max_offset
+    def read_barrier(self) -> asyncio.Future[int]:
+        """Wait for nothing: nobody else can be the master of this log."""
+        proven: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        proven.set_result(self._commitlog.max_offset)
+        return proven
 
     def transfer(self, target: str) -> None:
         raise NotLeader(None)

@@ -114,26 +114,43 @@ class ReplicatedLog:
 
     def propose_then(self, payload: bytes, done: Callable[[Exception | None], None]) -> None:
         """Propose, and have `done` called with the error, or None on success."""
+        self._then("told_of_command", lambda: self.engine.propose_command(payload), done)
+
+    async def barrier(self) -> None:
+        """Return once this replica is proven to lead; in classic mode there is nothing to prove.
+        Raises Refused, RaftError."""
+        await self._barrier()
+
+    def barrier_then(self, done: Callable[[Exception | None], None]) -> None:
+        """Have `done` called with None once this replica is proven to lead, or with the error."""
+        self._then("told_of_proof", self._barrier, done)
+
+    def _barrier(self) -> asyncio.Future[int]:
+        if not self._roles.takes_commits:
+            raise not_leader()
+        return self.engine.read_barrier()
+
+    def _then(
+        self,
+        what: str,
+        begin: Callable[[], asyncio.Future[int]],
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        """Begin it, and have `done` called with the error, or None on success, when it has ended;
+        never before this returns."""
         try:
-            future = self.engine.propose_command(payload)
-        except RaftError as error:
+            future = begin()
+        except (RaftError, Refused) as error:
             told = partial(done, error)
-            asyncio.get_running_loop().call_soon(self._contained.run, "told_of_command", told)
+            asyncio.get_running_loop().call_soon(self._contained.run, what, told)
             return
 
         def finished(result: asyncio.Future[int]) -> None:
             error = None if result.cancelled() else result.exception()
             told = partial(done, error if isinstance(error, Exception) else None)
-            self._contained.run("told_of_command", told)
+            self._contained.run(what, told)
 
         future.add_done_callback(finished)
-
-    async def barrier(self) -> None:
-        """Return once this replica is proven to lead; in classic mode there is nothing to prove.
-        Raises Refused, RaftError."""
-        if not self._roles.takes_commits:
-            raise not_leader()
-        await self.engine.read_barrier()
 
     # ---- handing over -------------------------------------------------------------------------
 

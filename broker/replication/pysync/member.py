@@ -221,12 +221,13 @@ class PySyncMember:
         self._schedule_pump()
         return future
 
-    async def read_barrier(self) -> int:
-        """Return once the frames this node knows as committed are applied. That does not prove
-        leadership: a deposed leader may answer so, too. Raises NotLeader, Busy."""
+    def read_barrier(self) -> asyncio.Future[int]:
+        """Wait until the frames this node knows as committed are applied. That does not prove
+        leadership: a deposed leader may answer so, too. Raises, or the future fails with,
+        NotLeader and Busy."""
         if not self._told.leader_ready or not self._running:
             raise NotLeader(self.leader)
-        return await self._reads.add(self._confirm_read)
+        return self._reads.add(self._confirm_read)
 
     def transfer(self, target: NodeId) -> None:
         """Begin to hand leadership to `target`; a RoleEvent tells if that succeeded.

@@ -49,7 +49,6 @@ from raftmq.broker.delivery.timers.service import TimerService
 from raftmq.broker.delivery.timers.wheel import TimerWheel
 from raftmq.broker.delivery.transactions.service import Halves, Transactions
 from raftmq.broker.events import NodeEvents
-from raftmq.broker.fulldisk import FullDisk
 from raftmq.broker.guard import Guard
 from raftmq.broker.history.history import History
 from raftmq.broker.housekeeping import Activity, Chore, Housekeeper
@@ -74,6 +73,7 @@ from raftmq.broker.operating.stats import GroupRates, StatsQueries
 from raftmq.broker.operating.upkeep import Upkeep
 from raftmq.broker.popping.popping import Popping
 from raftmq.broker.processor import Processor
+from raftmq.broker.relief import Reliever
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.replication.members import Members
 from raftmq.broker.replication.roles import RoleView
@@ -254,7 +254,7 @@ class Broker:
         self.backups = Backups(context)
         self.retention = Retention(store, wall_ms, clock_ms)
         self.keeper = make_keeper(opened, context, self.retention, self.timers, self.backups)
-        self.full_disk = FullDisk(context, self.sends)
+        self.reliever = Reliever(context, self.sends)
         self.members = Members(context, self.registrar)
 
         # Operators.
@@ -307,7 +307,7 @@ class Broker:
             self.members.service(),
             transactions := self.transactions.service(),
             Service(chores=[Chore("group_rates", GROUP_SAMPLE_MS, group_rates.sample)]),
-            full_disk := self.full_disk.service(),
+            reliever := self.reliever.service(),
             self.pulls.service(),
             self.clients.service(clock_ms),
             locks := self.locks.service(),
@@ -357,7 +357,7 @@ class Broker:
         # In the order in which they are told of a change of role: what the former leadership began
         # has ended before sends that were held go on.
         self._by_role = [
-            marks, delays, timers, transactions, locks, *popping, full_disk, sends, admission,
+            marks, delays, timers, transactions, locks, *popping, reliever, sends, admission,
             commits,
         ]  # fmt: skip
         self.server = RemotingServer(

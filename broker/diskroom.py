@@ -1,6 +1,6 @@
 """Decides whether the store's disk has room for messages. Pure.
 
-*Full*: sends are refused, or taken by another replica (broker.fulldisk). A disk is full if the used
+*Full*: sends are refused, or taken by another replica (broker.relief). A disk is full if the used
 share has reached diskSpaceWarningLevelRatio, unless at least diskSpaceWarningFreeBytes are free: on
 a large disk the share alone means little. *Short of room*: the disk has been full, and its use is
 not well below that mark yet. A disk whose use goes up and down around the mark is short of room all

@@ -71,7 +71,7 @@ from raftmq.store.frame import Frame
 
 class RaftCore:
     """One replica: its role, and the parts that hold all else. `unfit`: why it must not lead (its
-    disk); `has_room`: on its disk, set by the shell; if not, it leads only if nobody else can.
+    disk); `is_willing`: to lead, set by the shell; if not, it does only if nobody else can.
     Times are milliseconds of one clock that never goes back (stallclock.py).
 
     Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
@@ -97,7 +97,7 @@ class RaftCore:
         self.role = Role.FOLLOWER
         self.leader: NodeId | None = None
         self.unfit: str | None = None
-        self.has_room = True
+        self.is_willing = True
         self._takes_frames = True
         self._now_ms = now_ms
         self._outbox = outbox = Outbox(log_index.last_index)
@@ -161,7 +161,7 @@ class RaftCore:
                 self._following.answer_heartbeat(message)
             else:
                 self._accept_leader(sender)
-                self._following.take_heartbeat(message, self.has_room, self._takes_frames)
+                self._following.take_heartbeat(message, self.is_willing, self._takes_frames)
         elif isinstance(message, Landmark):
             if message.term == self.ballot.term:
                 self._accept_leader(sender)
@@ -449,7 +449,7 @@ class RaftCore:
                 self._become_follower(self.ballot.term, None, "no leader is heard")
         elif self.unfit is not None:
             timer.reset(now_ms)
-        elif self.has_room or not timer.stands_back(now_ms):
+        elif self.is_willing or not timer.stands_back(now_ms):
             closed = self.leader is not None and self.leader in timer.closed
             self._start_pre_vote(
                 "the leader's connection closed" if closed else "no leader is heard"

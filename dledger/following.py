@@ -237,8 +237,8 @@ class Following:
 
     # -- heartbeats -------------------------------------------------------------------------
 
-    def take_heartbeat(self, heartbeat: Heartbeat, has_room: bool, takes_frames: bool) -> None:
-        """Follow the current term's leader; `has_room`: whether this replica's disk does;
+    def take_heartbeat(self, heartbeat: Heartbeat, is_willing: bool, takes_frames: bool) -> None:
+        """Follow the current term's leader; `is_willing`: whether this replica is, to lead;
         `takes_frames`: whether there is room for the next one."""
         # The leader sends at most what it knows to match here. But one that recovers may
         # hold less, or other frames, than what the leader was told before.
@@ -248,7 +248,7 @@ class Following:
             self._ballot.mark_recovered(heartbeat.sender)
             if self._verified_index:
                 self._acknowledge(heartbeat.sender, self._verified_index)  # now it counts
-        if not (has_room and takes_frames):
+        if not (is_willing and takes_frames):
             self._tell_no_room(heartbeat.sender, full=not takes_frames)
         self.answer_heartbeat(heartbeat, self._verified_index)
 

@@ -463,17 +463,23 @@ class RaftMember:
         called a few times a second, on every replica (preference.py)."""
         return self.parts.succession.preferred() if self.life.running else None
 
-    def room_is(self, has_room: bool) -> None:
-        """Note whether the disk has room for what a leader writes, and takes it in time. A replica
-        without leads only if nobody else can, and tells its leader so."""
+    def be_willing(self, is_willing: bool) -> None:
+        """Note whether this replica should lead: its disk has room for what a leader writes, and
+        takes it in time, and its clock is right. One that is not willing leads only if nobody else
+        can, and tells its leader so."""
         if self.life.running:
-            self.core.has_room = has_room
+            self.core.is_willing = is_willing
 
-    def successor_with_room(self, wanted: bool) -> NodeId | None:
-        """Return the replica to which this leader should `transfer` now because its own disk is
-        full or slow (`wanted`), else None. To be called a few times a second, on every replica
+    def willing_successor(self, wanted: bool) -> NodeId | None:
+        """Return the replica to which this leader should `transfer` now because it is not willing
+        itself (`wanted`), else None. To be called a few times a second, on every replica
         (relief.py)."""
         return self.parts.succession.with_room(wanted) if self.life.running else None
+
+    @property
+    def clock_is_wrong(self) -> bool:
+        """True if this replica's clock is apart from those of a majority (surroundings.py)."""
+        return self.life.running and self.parts.chores.surroundings.clock_is_wrong
 
     @property
     def writes_are_slow(self) -> bool:
@@ -482,7 +488,7 @@ class RaftMember:
 
     @property
     def hopes_for_room(self) -> bool:
-        """True if a replica with room may take over soon, as of the last `successor_with_room`."""
+        """True if a willing replica may take over soon, as of the last `willing_successor`."""
         return self._parts is not None and self._parts.succession.relief.hoped
 
     @property

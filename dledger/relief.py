@@ -1,8 +1,9 @@
-"""Decides when a leader whose disk is full or slow hands leadership over, and to which replica.
-Pure.
+"""Decides when a leader that is not willing, its disk being full or slow or its clock wrong, hands
+leadership over, and to which replica. Pure.
 
-A follower whose disk is short of room, or slow, says so with every heartbeat it answers
-(following.py), so a leader knows which have room. `look` is called a few times a second:
+A follower that is not willing says so with every heartbeat it answers (following.py), so a leader
+knows. The message says that it has no room, whatever the reason. `look` is called a few times a
+second:
 
 - leadership goes to a replica that can take over at once and has room, the one with most of the
   log first;
@@ -29,8 +30,8 @@ FORGET_MS = 2 * BACK_OFF_MS_MAX  # without being chosen, after which its back-of
 
 
 class Relief:
-    """Chooses a successor for a leader whose disk is full or slow; one per replica. Its memory
-    outlasts a leadership."""
+    """Chooses a successor for a leader that is not willing; one per replica. Its memory outlasts a
+    leadership."""
 
     __slots__ = ("_since_ms", "_told", "hoped")
 
@@ -48,7 +49,7 @@ class Relief:
         now_ms: float,
     ) -> NodeId | None:
         """Return the replica to transfer leadership to now, else None. `wanted`: this replica leads
-        and its disk is full or slow; `roomy`: replicas whose disks may be better; `able`: those of
+        and is not willing; `roomy`: replicas that may be; `able`: those of
         them that can take over at once, the best first. A caller that gets a name begins the
         transfer before its next call."""
         if not wanted:

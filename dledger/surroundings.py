@@ -96,6 +96,18 @@ class Surroundings:
         expired.sort(reverse=True)
         return min(expired_position, expired[len(expired) // 2]) if expired else 0
 
+    @property
+    def clock_is_wrong(self) -> bool:
+        """True if the clocks of a majority of voters are with each other, and this one is not with
+        them. Where there is no such majority nobody can tell who is right."""
+        voters = self._core.membership.voters
+        ahead = [peer.ahead_ms for name, peer in self._peers.items() if name in voters]
+        return any(
+            2 * sum(abs(other - one) <= CLOCKS_APART_MS for other in ahead) > len(voters)
+            for one in ahead
+            if abs(one) > CLOCKS_APART_MS
+        )
+
     def take(self, told: Circumstances) -> None:
         """Note what a peer tells."""
         sender = told.sender

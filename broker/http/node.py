@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from raftmq import __version__
-from raftmq.broker.fulldisk import disk_state
 from raftmq.broker.health import why_not
 from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.runtime import runtime_info
+from raftmq.broker.relief import disk_state
 from raftmq.broker.replication.members import Members, change_of
 from raftmq.dledger.configuration import ChangeKind
 from raftmq.store.errors import StoreError

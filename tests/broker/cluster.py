@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
+from functools import partial
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
@@ -44,6 +46,10 @@ class Group:
         self.brokers = {}
         self.client = None
         self.clock = LoopClock()
+        self.ahead_ms = {}  # by how much the wall clocks of replicas are, by name
+
+    def wall_ms(self, name):
+        return time.time_ns() // 1_000_000 + self.ahead_ms.get(name, 0)
 
     def asking(self):
         """Return a client for the test's own requests."""
@@ -100,6 +106,7 @@ class Group:
             self.disk(str(self.root / name)),
             replication_socket=listener,
             clock_ms=self.clock.whole_ms,
+            wall_ms=partial(self.wall_ms, name),
             faults=self.faults,
         )
         self.brokers[name] = broker

@@ -280,9 +280,7 @@ async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
         for _ in range(30):
             await group.send(broker, "T", b"x" * 30_000)
         await group.commit(broker, "T", 0, 7)
-        broker.store.expiry.expired_before = lambda now_ms, by_age: (
-            broker.store.commitlog.max_offset
-        )
+        broker.store.expiry.expired_before = lambda now_ms, **_: broker.store.commitlog.max_offset
         await broker.keeper.retain()
         assert broker.store.commitlog.min_offset == 0
         await broker.keeper.write_snapshot()
@@ -346,11 +344,11 @@ async def test_full_disk_refuses_sends_and_serves_reads(tmp_path):
         await group.create_topic(broker, "T")
         await group.send(broker, "T")
         broker.disk.usage = lambda: DiskUsage(100, 0)
-        broker.full_disk.look()
+        broker.reliever.look()
         refused = await group.send(broker, "T")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.remark.startswith("[DISK_FULL]")
         assert (await group.pull(broker, "T", 0)).code == 0
         broker.disk.usage = lambda: DiskUsage(50, 50)
-        broker.full_disk.look()
+        broker.reliever.look()
         assert (await group.send(broker, "T")).code == 0

@@ -102,7 +102,8 @@ class World:
         oldstores = SimpleNamespace(look=note("look for old stores"))
         parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement, oldstores)
         milestones = SimpleNamespace(look=note("tell milestones"))
-        self.chores: Chores = made(*parts, milestones, self.pool, lambda: self.now_ms)
+        surroundings = SimpleNamespace(look=note("tell circumstances"))
+        self.chores: Chores = made(*parts, milestones, surroundings, self.pool, lambda: self.now_ms)
         self.chores.start()
 
     def note(self, what: str) -> Callable[..., None]:
@@ -139,6 +140,7 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "trial",
         "look for old stores",
         "tell milestones",
+        "tell circumstances",
     ]
     assert world.look(0) == always + healing + keeping
     assert world.look(HOUSEKEEPING_MS - 1) == always

@@ -10,7 +10,8 @@ import pytest
 from raftmq.dledger.configuration import Configurations, founding
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.index import LogIndex
-from raftmq.dledger.state import CoreConfig, HardState
+from raftmq.dledger.messages import HardState
+from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.surroundings import (
     CLOCKS_APART_MS,
     TOLD_MS,
@@ -179,3 +180,27 @@ def test_settings_keep_within_what_a_message_holds() -> None:
     assert found["long"] == "x" * VALUE_SIZE_MAX
     told = Circumstances("b", "a", 1, 2, 3, data)
     assert MessageReader("b", "a").receive_data(b"".join(encode_message(told))) == [told]
+
+
+@pytest.mark.parametrize(
+    ("names", "ahead_s", "is_wrong"),
+    [
+        ("abc", {}, False),
+        ("abc", {"b": 3_600}, False),  # the third may be with this one
+        ("abc", {"b": 3_600, "c": 3_605}, True),
+        ("abc", {"b": -3_600, "c": -3_605}, True),
+        ("abc", {"b": 3_600, "c": -3_600}, False),  # nobody knows who is right
+        ("abc", {"b": 3_600, "c": 59}, False),
+        ("ab", {"b": 3_600}, False),
+        ("abcde", {"b": 3_600, "c": 3_600}, False),
+        ("abcde", {"b": 3_600, "c": 3_600, "d": 3_600}, True),
+        ("bcd", {"b": 3_600, "c": 3_600}, True),  # a learner
+    ],
+)
+def test_a_clock_is_wrong_if_those_of_a_majority_agree_without_it(
+    names: str, ahead_s: dict[str, int], is_wrong: bool
+) -> None:
+    replica = Replica(names)
+    for name, seconds in ahead_s.items():
+        replica.hear(name, ahead_ms=seconds * 1000)
+    assert replica.surroundings.clock_is_wrong is is_wrong

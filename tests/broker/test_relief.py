@@ -1,11 +1,12 @@
-"""A leader whose disk is full: leadership goes to a replica with room, sends go on."""
+"""A leader whose disk is full or slow, or whose clock is wrong: leadership goes to another replica,
+sends go on."""
 
 import asyncio
 import time
 
 import pytest
 
-from raftmq.dledger import slowwrites
+from raftmq.dledger import slowwrites, surroundings
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.following import Following
 from raftmq.remoting.codes import ResponseCode
@@ -40,12 +41,12 @@ async def fill(group, usages):
     """As the next looks find it; and the leader hears of it."""
     for name, usage in usages.items():
         group.brokers[name].disk.space = usage
-        group.brokers[name].full_disk.look()
+        group.brokers[name].reliever.look()
 
     def heard():
         leaders = [name for name, broker in group.brokers.items() if broker.roles.leading]
         return leaders and all(
-            progress.no_room == (not core(group, peer).has_room)
+            progress.no_room == (not core(group, peer).is_willing)
             for peer, progress in core(group, leaders[0]).progress.items()
         )
 
@@ -113,7 +114,7 @@ async def test_when_nobody_has_room_sends_are_refused_and_leadership_stays(group
     await fill(group, {old: FULL})
     for _ in range(30):  # as its chores do, ten times a second
         for broker in group.brokers.values():
-            broker.full_disk.tick()
+            broker.reliever.tick()
         await asyncio.sleep(0.005)
     refused = await group.send(group.brokers[old], "T")
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -134,10 +135,10 @@ async def test_sends_are_refused_while_the_others_take_no_frames(group):
     """A message that the leader took then might be stored when there is room again."""
     leader = await group.leader()
     first, second = others(group, leader)
-    sends, full_disk = group.brokers[leader].sends, group.brokers[leader].full_disk
+    sends, reliever = group.brokers[leader].sends, group.brokers[leader].reliever
     core(group, first).disk_fails("no room for the next frame", takes_frames=False)
     await until(lambda: core(group, leader).progress[first].full)
-    full_disk.tick()
+    reliever.tick()
     assert (await group.send(group.brokers[leader], "T")).code == 0
     core(group, second).disk_fails("no room for the next frame", takes_frames=False)
     await until(lambda: sends.disk_full)  # as its chores find it
@@ -178,7 +179,7 @@ async def test_a_disk_around_the_mark_gets_leadership_back_only_well_below_it(gr
         for usage in (HIGH, FULL):
             for name in (first, second):
                 group.brokers[name].disk.space = usage
-                group.brokers[name].full_disk.look()
+                group.brokers[name].reliever.look()
         await asyncio.sleep(0.005)
     assert (await group.leader(), core(group, second).term) == (second, term)
     await fill(group, {first: ROOMY})
@@ -214,18 +215,18 @@ async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, m
     monkeypatch.setattr(Following, "_tell_no_room", lambda *_, **__: None)
     old = await group.leader()
     for name in others(group, old):
-        monkeypatch.setattr(group.brokers[name].engine, "successor_with_room", lambda _: None)
-        monkeypatch.setattr(group.brokers[name].engine, "room_is", lambda _: None)
+        monkeypatch.setattr(group.brokers[name].engine, "willing_successor", lambda _: None)
+        monkeypatch.setattr(group.brokers[name].engine, "be_willing", lambda _: None)
     await fill(group, dict.fromkeys(others(group, old), FULL))
     await fill(group, {old: FULL})
     await until(lambda: not group.brokers[old].roles.leading)
     new = await group.leader()
     term = core(group, new).term
-    group.brokers[new].full_disk.tick()
+    group.brokers[new].reliever.tick()
     refused = await group.send(group.brokers[new], "T")
     assert refused.remark.startswith("[DISK_FULL]")
     for _ in range(20):
-        group.brokers[old].full_disk.look()
+        group.brokers[old].reliever.look()
         await asyncio.sleep(0.005)
     assert (await group.leader(), core(group, new).term) == (new, term)
 
@@ -260,7 +261,7 @@ async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
     assert all(remark.startswith("[NOT_LEADER]") for remark in sender.remarks)
     slow_writes(group, first, 0)
     await until(lambda: group.brokers[first].engine.status()["disk_state"] == "ok")
-    await until(lambda: core(group, first).has_room)
+    await until(lambda: core(group, first).is_willing)
 
 
 async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
@@ -269,9 +270,24 @@ async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
     term = core(group, first).term
     for broker in group.brokers.values():
         broker.engine.parts.pump.writer.speed._slow_until_ms = 1e12
-        broker.full_disk.look()
+        broker.reliever.look()
     await until(lambda: all(p.no_room for p in core(group, first).progress.values()))
     for _ in range(20):
         assert (await sender.one()).code == ResponseCode.SUCCESS
-        group.brokers[first].full_disk.look()
+        group.brokers[first].reliever.look()
     assert (await group.leader(), core(group, first).term) == (first, term)
+
+
+async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
+    monkeypatch.setattr(surroundings, "TOLD_MS", 100)
+    first, sender = await group.leader(), Sender(group)
+    await sender.one()
+    group.ahead_ms[first] = 3_600_000
+    await sender.until(lambda: not group.brokers[first].roles.leading)
+    await sender.until(lambda: any(b.roles.leading for b in group.brokers.values()))
+    assert await group.leader() != first
+    assert (await sender.one()).code == ResponseCode.SUCCESS
+    await until(lambda: not core(group, first).is_willing)
+    assert all(core(group, name).is_willing for name in group.names if name != first)
+    group.ahead_ms.clear()
+    await until(lambda: core(group, first).is_willing)

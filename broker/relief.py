@@ -1,13 +1,15 @@
-"""Reacts to a full or slow disk: another replica takes over, or sends are refused.
+"""Reacts to what speaks against this replica as leader, a full or slow disk or a wrong clock:
+another replica takes over, or sends are refused.
 
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
-room, as in any planned transfer; so does one whose writes wait for the disk (dledger.slowwrites).
+room, as in any planned transfer; so does one whose writes wait for the disk (dledger.slowwrites),
+and one whose clock is wrong, as most others say (dledger.surroundings).
 Until then it takes sends, because a disk that counts as full still has free blocks. dledger.relief
-decides which replicas have room, which are asked and for how long. If no replica has room, and
+decides which replicas are better, which are asked and for how long. If no replica has room, and
 always in classic mode and over pysyncobj, sends are refused ([DISK_FULL]) until there is room
 again; so they are while the disks of so many other replicas are full to the last block that no
 majority takes frames. If all disks are slow, the leader stays. A replica that is short of room or
-slow tells its group so, and is not made leader.
+slow, or whose clock is wrong, tells its group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -30,17 +32,19 @@ TICK_MS = 100  # between looks for a replica that has room
 # The initiator named in the transfer's event
 BY_FULL = "full disk"
 BY_SLOW = "slow disk"
+BY_CLOCK = "wrong clock"
 
 
-class FullDisk:
-    """Watches the disk periodically and keeps in `sends.disk_full` why sends are refused. One per
-    broker."""
+class Reliever:
+    """Watches disk and clock periodically, and keeps in `sends.disk_full` why sends are refused.
+    One per broker."""
 
     def __init__(self, context: Context, sends: SendPath) -> None:
         self._context = context
         self._sends = sends
         self._told = ("ok", "")
         self._slow_looks = 0  # one after the other at which writes were slow
+        self._clock_is_wrong = False
         self.room = DiskRoom()
 
     def service(self) -> Service:
@@ -55,11 +59,13 @@ class FullDisk:
     @property
     def _rest_ms(self) -> float:
         engine = self._context.log.raft
-        idle = not (self.room.full or self._slow_looks or (engine and engine.full_voters))
+        wanted = self.room.full or self._slow_looks or self._clock_is_wrong
+        idle = not (wanted or (engine and engine.full_voters))
         return IDLE_MS if idle else 0
 
     def look(self) -> None:
-        """Look at how full the disk is, and whether it is slow. Raises OSError."""
+        """Look at how full the disk is, whether it is slow, and whether the clock is wrong. Raises
+        OSError."""
         config, room = self._context.config, self.room
         was_full = room.full
         room.look(
@@ -72,7 +78,10 @@ class FullDisk:
         engine, slow_before = self._context.log.raft, self._slow_looks
         if engine is not None:
             self._slow_looks = self._slow_looks + 1 if engine.writes_are_slow else 0
-            engine.room_is(not room.short and not self._slow_looks)
+            clock_was_wrong, self._clock_is_wrong = self._clock_is_wrong, engine.clock_is_wrong
+            engine.be_willing(not (room.short or self._slow_looks or self._clock_is_wrong))
+            if self._clock_is_wrong != clock_was_wrong:
+                log.warning("clock_wrong=%s", self._clock_is_wrong)
         if bool(self._slow_looks) != bool(slow_before):
             log.warning("disk_slow=%s", bool(self._slow_looks))
         self.tick()
@@ -92,8 +101,8 @@ class FullDisk:
         leading, hoped, others = self._context.roles.leading, False, ""
         if engine is not None:
             # Slow disks of one storage system are slow together: the others are given time to say.
-            wanted = room.full or self._slow_looks >= SLOW_LOOKS
-            target = engine.successor_with_room(wanted and leading)
+            wanted = room.full or self._slow_looks >= SLOW_LOOKS or self._clock_is_wrong
+            target = engine.willing_successor(wanted and leading)
             hoped = engine.hopes_for_room
             others = ", ".join(engine.full_voters)
             if target is not None:
@@ -121,13 +130,17 @@ class FullDisk:
         try:
             self._context.log.hand_over(target)
         except (Refused, RaftError) as error:  # state just changed: the next tick looks again
-            log.info("full_disk_waits name=%s: %s", target, error)
+            log.info("relief_waits name=%s: %s", target, error)
             return
+        by = BY_CLOCK
         if self.room.full:
+            by = BY_FULL
             log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
-        else:
+        elif self._slow_looks:
+            by = BY_SLOW
             log.warning("slow_disk_hands_over name=%s", target)
-        by = BY_FULL if self.room.full else BY_SLOW
+        else:
+            log.warning("wrong_clock_hands_over name=%s", target)
         self._context.events.tell("transfer", {"to": target, "by": by})
 
 

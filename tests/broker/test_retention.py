@@ -163,6 +163,35 @@ async def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     assert (store.commitlog.min_offset == 0) is kept
 
 
+class OneFrameASegment(Engine):
+    """Its log has a frame in each segment, the first at index 1."""
+
+    @property
+    def last_index(self):
+        return len(self.store.commitlog.segments())
+
+    def end_of(self, index):
+        return self.store.commitlog.segments()[index - 1].end
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "bak", "kept_from"), [(3, 2, 2), (3, 0, 0), (3, 3, 3), (99, 99, -1)]
+)
+@pytest.mark.parametrize("space", [HALF_FULL, FULL])
+async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_disk(
+    store, disk, clocks, space, snapshots, bak, kept_from
+):
+    """A replica that starts from .bak files has to apply all that came after them once more."""
+    starts = [segment.start for segment in store.commitlog.segments()]
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    disk.space = space
+    keeper = keeper_of(store, disk, retention, OneFrameASegment(store, []))
+    keeper.covered_index, keeper.fallback_index = snapshots, bak
+    await keeper.retain()
+    assert store.commitlog.min_offset == starts[kept_from]
+
+
 @pytest.mark.parametrize(("agreed", "space", "kept_from"), [(2, HALF_FULL, 2), (2, FULL, -1)])
 async def test_what_has_not_expired_for_a_majority_stays_unless_the_disk_is_full(
     store, disk, clocks, agreed, space, kept_from

@@ -170,7 +170,7 @@ class MessagesWorkload:
         """Let consumers join, then begin the load."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
-        self.consumers = group = await stack.enter_async_context(self._make_group(config, env))
+        self.consumers = group = await stack.enter_async_context(self.make_consumers())
         for number in range(config.consumers):
             await group.join(f"{config.name}-consumer-{number}")
         await group.wait_shared_out(self.queues, env.join_timeout_s)
@@ -181,6 +181,10 @@ class MessagesWorkload:
             self._churn.start(self._loads, self.name, env, self.admin, group, self.queues)
         if self._contention is not None:
             await self._contention.start(stack, self._loads, self.name, env, self.queues)
+
+    def make_consumers(self) -> ConsumerGroup:
+        """Make consumers of the group, without a member yet. `prepare` comes first."""
+        return self._make_group(self.config, self.env)
 
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
         config, env = self.config, self.env

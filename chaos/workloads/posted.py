@@ -413,17 +413,27 @@ class PostedWorkload:
         env = posting.env
         await self._work.begin(stack)
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
-        self._consumers = await stack.enter_async_context(self._work.consumers())
+        self._consumers = await stack.enter_async_context(self.make_consumers())
         for number in range(config.consumers):
             await self._consumers.join(f"{config.name}-consumer-{number}")
         await self._consumers.wait_shared_out(posting.queues, env.join_timeout_s)
         stack.push_async_callback(self._tasks.cancel)
         for number in range(config.producers):
             name = f"{config.name}-producer-{number}"
-            work = await self._work.producer(stack, name, random.Random(env.rng.random()))
+            work = await self.make_producer(stack, name, random.Random(env.rng.random()))
             loop = Paced(config.rate_per_s / config.producers, config.window, self.tally, work)
             self._loops.append(loop)
             self._tasks.spawn(loop.run(), name)
+
+    def make_consumers(self) -> Consumers:
+        """Make consumers of the group, without a member yet. `prepare` comes first."""
+        return self._work.consumers()
+
+    async def make_producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        """Start a producer; return the operation it repeats."""
+        return await self._work.producer(stack, name, rng)
 
     def stop(self) -> None:
         for loop in self._loops:

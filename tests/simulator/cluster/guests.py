@@ -98,13 +98,11 @@ class Guests:
         name = process.name
         async with AsyncExitStack() as stack:
             for one in self._world.load.workloads:
-                if isinstance(one, MessagesWorkload):
-                    await one._make_group(one.config, one.env).join(f"{one.name}-{name}")
-                elif isinstance(one, PostedWorkload):
-                    await one._work.consumers().join(f"{one.name}-{name}")
+                if isinstance(one, MessagesWorkload | PostedWorkload):
+                    await one.make_consumers().join(f"{one.name}-{name}")
             for one in self._world.load.workloads:
                 if isinstance(one, PostedWorkload) and one.name == "transactions":
-                    work = await one._work.producer(stack, name, Random(self._rng.random()))
+                    work = await one.make_producer(stack, name, Random(self._rng.random()))
                     for number in range(1_000_000):
                         await work(number)
                         await asyncio.sleep(TRANSACTION_EVERY_S)

@@ -39,6 +39,7 @@ REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
 NEW = {"version": VERSION}  # nobody pops before all replicas know it
 FILLED = {"filled": True, "operated": False, "replicas": 3}
+WAITING = ("log", "transactions", "pop")
 ASKED = ("asked", "log")
 VISITED = {"guests": True, "operated": False, "replicas": 3}
 BREAKS: tuple[Break, ...] = (
@@ -180,6 +181,8 @@ BREAKS: tuple[Break, ...] = (
     Break(retention.retention_takes_nothing, profile=FILLED),
     Break(retention.readers_behind_are_led_to_the_end, profile=FILLED),
     Break(retention.queues_keep_what_the_log_lost, profile=FILLED),
+    Break(retention.popped_messages_go_with_any_trim, load=WAITING, profile=FILLED | NEW, first=1),
+    Break(retention.halves_go_with_any_trim, load=WAITING, profile=FILLED | NEW, long=True),
     Break(guests.the_dead_stay_members, profile=VISITED, first=6),
     Break(
         guests.locks_of_the_dead_never_end,

@@ -89,9 +89,8 @@ class Guests:
         self.silent += silent
         self.deaths[name] = int(world.loop.now_s * NS_PER_S)
         world.note(f"{name} {'loses power' if silent else 'is killed'}")
-        for one in world.load.workloads:
-            if isinstance(one, PostedWorkload):  # nobody will say how these ended
-                one.posting.awaited.difference_update(_unanswered(world.history.records, name))
+        # Nobody will say how these ended.
+        world.load.give_up(_unanswered(world.history.records, name))
 
     async def _stay(self, process: Process) -> None:
         """Join every group of the load, and produce transactions if it does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
@@ -22,7 +22,7 @@ from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfi
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
 from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload
-from raftmq.chaos.workloads.posted import PostedConfig
+from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload
 from tests.simulator.cluster import asked
 from tests.simulator.cluster.asked import AskedWorkload
 from tests.simulator.cluster.recorder import Recorder
@@ -41,10 +41,11 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How fast a load is, and how large the bodies are of what is not posted."""
+    """How fast a load is, and how large the bodies are of what is not posted, and of what is."""
 
     pace: float
     body_bytes: int = 128
+    posted_bytes: int = 64
 
 
 def messages(config: MessagesConfig, manner: Manner) -> MessagesConfig:
@@ -55,7 +56,10 @@ def messages(config: MessagesConfig, manner: Manner) -> MessagesConfig:
 
 
 def posted(config: PostedConfig, manner: Manner) -> PostedConfig:
-    return replace(config, queues=2, window=8, rate_per_s=20.0 * manner.pace, quiet_s=8.0)
+    return replace(
+        config, queues=2, window=8, rate_per_s=20.0 * manner.pace, quiet_s=8.0,
+        body_bytes=manner.posted_bytes,
+    )  # fmt: skip
 
 
 MAKERS: dict[str, Callable[[Manner], Workload]] = {
@@ -79,6 +83,7 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
 }
 DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked"))
 FILLING = ("log", "ordered", "group", "idempotent")  # nobody waits for what retention takes
+WAITING = ("transactions", "pop")  # what waits goes with it
 WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")
 
 
@@ -109,6 +114,12 @@ class Load:
     def acknowledged(self) -> list[int]:
         """Return how many operations of each workload were acknowledged so far."""
         return [one.tally.ok for one in self.workloads]
+
+    def give_up(self, names: Collection[str]) -> None:
+        """Wait no longer for these messages."""
+        for one in self.workloads:
+            if isinstance(one, PostedWorkload):
+                one.posting.awaited.difference_update(names)
 
     async def run(self, namesrv: str, history: Recorder) -> None:
         """Play all workloads in the harness's order: prepare, start, stop, drain."""

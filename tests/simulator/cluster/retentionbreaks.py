@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from raftmq.broker.consuming.pull import PullService
+from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
+from raftmq.broker.delivery.transactions.service import Transactions
 from raftmq.broker.keeper import RaftKeeper
+from raftmq.broker.popping.revive import Reviver
+from raftmq.broker.tables.pops import Place
 from raftmq.store.derived import DerivedFiles
 from tests.simulator.cluster.planting import instead, replaced
 
@@ -36,3 +41,34 @@ def readers_behind_are_led_to_the_end() -> AbstractContextManager[Any]:
 def queues_keep_what_the_log_lost() -> AbstractContextManager[Any]:
     """Retention cuts the log, and not the queues that lead into it."""
     return instead(DerivedFiles, "correct_min_offset", lambda self: None)
+
+
+def popped_messages_go_with_any_trim() -> AbstractContextManager[Any]:
+    """Once retention has taken anything, nothing that was popped comes again."""
+
+    def broken(read: Any) -> Any:
+        def reads(self: Reviver, place: Place, offset: int) -> Any:
+            return None if self._context.store.commitlog.min_offset else read(self, place, offset)
+
+        return reads
+
+    return replaced(Reviver, "_read", broken)
+
+
+def halves_go_with_any_trim() -> AbstractContextManager[Any]:
+    """Once retention has taken anything, a leader passes the halves that it has not read yet."""
+
+    def broken(records: Any) -> Any:
+        def reads(
+            self: Transactions, topic: str, offset: int, on_gone: Callable[[int], None]
+        ) -> Sequence[Any]:
+            end = self._store.queues.end_of(topic, 0)
+            if topic == HALF_TOPIC and self._store.commitlog.min_offset and offset < end:
+                on_gone(end)
+                return ()
+            found: Sequence[Any] = records(self, topic, offset, on_gone)
+            return found
+
+        return reads
+
+    return replaced(Transactions, "_records", broken)

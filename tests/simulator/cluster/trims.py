@@ -35,10 +35,12 @@ Place = tuple[str, int]  # topic and queue
 class Trims:
     """See the module's docstring. `count`: segments' ends noted so far, by all replicas."""
 
-    def __init__(self, own: Callable[[Process], bool]) -> None:
-        """`own(process)`: whether that is a broker of this world's group."""
+    def __init__(self, own: Callable[[Process], bool], taken: Callable[[int], None]) -> None:
+        """`own(process)`: whether that is a broker of this world's group. `taken(position)` is told
+        where a log begins now."""
         self.count = 0
         self._own = own
+        self._told = taken
         self._taken: list[tuple[int, int]] = []  # (position, ns), both rise
 
     @contextmanager
@@ -59,6 +61,7 @@ class Trims:
         self.count += 1
         if not self._taken or start > self._taken[-1][0]:
             self._taken.append((start, time.monotonic_ns()))
+            self._told(start)
 
     def taken_ns(self, position: int) -> int | None:
         """Return when the message at this position of the log was taken; None if it was not."""

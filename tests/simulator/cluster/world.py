@@ -48,6 +48,7 @@ from tests.simulator.cluster.load import (
     FILLING,
     JOIN_WITHIN_S,
     SETTINGS,
+    WAITING,
     WITHOUT_CLOCKS,
     Load,
     Manner,
@@ -61,6 +62,7 @@ from tests.simulator.cluster.recorder import Recorder
 from tests.simulator.cluster.schedule import Schedule
 from tests.simulator.cluster.surroundings import simulated
 from tests.simulator.cluster.trims import Trims
+from tests.simulator.cluster.waits import Waits
 
 DONE = ("ok", "fail", "unknown")  # records of an operation's outcome
 RESTART_S_MAX = 1.0
@@ -73,6 +75,7 @@ CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 POPPING = (2, 4)  # seeds that leave this remainder when divided by 6
 FILLED, GUESTS, ASKED = 1, 4, 6  # seeds that leave these remainders when divided by 8
+WAITED_FOR = 9  # by 16: a filled world in which messages wait (waits.py)
 SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
 SPARES = 2  # machines that may join
@@ -179,7 +182,8 @@ class ClusterWorld:
         self.desk = self._machine("desk")
         self._lay_out_ports(spares)
         self.operator = Operator(self, spares, Random(rng.random()))
-        self.trims = Trims(lambda process: process not in self.strangers)
+        self.waits = Waits(self._is_own, lambda names: self.load.give_up(names))
+        self.trims = Trims(self._is_own, self.waits.taken)
         self.load = self._draw_load()
         self.plan = FaultPlan(self)
         self.guests = Guests(self)
@@ -200,6 +204,7 @@ class ClusterWorld:
         self.failure: BaseException | None = None
         self.history: Recorder
         self.suite = Suite()
+        self.waited_in_vain = 0  # messages that retention took first
         self.without_evidence = 0  # checks that had nothing to look at
         self._healed_ns: int | None = None  # a majority, or all
 
@@ -225,6 +230,8 @@ class ClusterWorld:
         if not wish.load:
             turn = self.seed % 8
             profile = replace(profile, filled=turn == FILLED, guests=turn == GUESTS)
+            if self.seed % 16 == WAITED_FOR:  # nobody pops before all replicas know it
+                profile = replace(profile, version=VERSION)
         profile = replace(profile, **wish.profile)
         if profile.filled:
             profile = replace(profile, refilled=True, segment_bytes=SEGMENT_BYTES_MIN)
@@ -236,7 +243,10 @@ class ClusterWorld:
             return Load(names, Manner(self.profile.pace), rng, self.note)
         if not self.wish.load:
             names = rng.sample(FILLING, 2)
-        manner = Manner(self.profile.pace, rng.choice(BODY_BYTES))
+            if self.seed % 16 == WAITED_FOR:
+                names[1:] = WAITING
+        body_bytes = rng.choice(BODY_BYTES)
+        manner = Manner(self.profile.pace, body_bytes, body_bytes)
         return Load(names, manner, rng, self.note, self.trims)
 
     def _draw_names(self) -> Sequence[str]:
@@ -257,6 +267,10 @@ class ClusterWorld:
     def load_needs_clocks(self) -> bool:
         """Whether what is promised depends on the time of day: no clock jumps then."""
         return not set(self.load.names) <= {*WITHOUT_CLOCKS, "asked"}
+
+    def _is_own(self, process: Process) -> bool:
+        """Return whether a broker is of this world's group."""
+        return process not in self.strangers
 
     def machine_named(self, name: str) -> Machine:
         return next(machine for machine in self._all_machines if machine.name == name)
@@ -308,6 +322,7 @@ class ClusterWorld:
             self.invariants.watching(),
             self.contents.watching(),
             self.trims.watching(),
+            self.waits.watching() if self.profile.filled else nullcontext(),
         ):
             yield
 
@@ -643,8 +658,12 @@ class ClusterWorld:
     # -- the judges -------------------------------------------------------------------------------
 
     def _judge(self) -> None:
+        assert self._healed_ns is not None
+        lost = self.waits.lost(self.history.records, self._healed_ns)
+        self.waited_in_vain = len(lost)
         for record in self.history.records:
-            self.suite.feed(record)
+            if record.get("id") not in lost:
+                self.suite.feed(record)
         for check in self.suite.results():
             if check.lost and not self.trims.lost(check.lost, self.history.records):
                 continue  # retention took them before anybody could read them
@@ -653,7 +672,6 @@ class ClusterWorld:
                 examples = "\n  ".join(check.examples[:3])
                 self.fail(f"{check.name}: {check.count}: {check.detail}\n  {examples}")
             self.without_evidence += check.verdict is Verdict.UNKNOWN
-        assert self._healed_ns is not None
         silent_s = SILENT_S if self.guests.silent else 0.0
         if found := late(self.history.records, self._healed_ns, silent_s):
             examples = "\n  ".join(found[:3])
@@ -691,6 +709,7 @@ class ClusterWorld:
                 "filled": int(self.profile.filled),
                 "guests": len(self.guests.deaths),
                 "trimmed": self.trims.count,
+                "taken while they waited": self.waited_in_vain,
                 "read late": latecomer.read if latecomer else 0,
                 "asked": int("asked" in self.load.names),
                 "popped": int("pop" in self.load.names),

@@ -121,7 +121,7 @@ class AskedWorkload:
     async def drain(self) -> bool:
         """Wait for all, and look once more at what is stored. Raises CheckFailed."""
         await self._tasks.finish()
-        await self._again(self._all_delivered, "is not delivered")
+        await insist(self._all_delivered, "is not delivered")
         for queue in self._queues:
             self._whole(queue, await self._read(queue, "*", "TAG"))
             for expression, kind, matches in FILTERS:
@@ -198,7 +198,7 @@ class AskedWorkload:
                 raise CheckFailed(f"{one.key} is stored {len(found)} times")
             return bool(found)  # a replica that is behind may know nothing of it yet
 
-        await self._again(ask, f"a query for {one.key} finds nothing")
+        await insist(ask, f"a query for {one.key} finds nothing")
 
     async def _filter(
         self, queue: MessageQueue, expression: str, kind: str, matches: Callable[[Asked], bool]
@@ -245,7 +245,7 @@ class AskedWorkload:
             offset = max(offset, result.next_offset)
             return offset >= result.max_offset
 
-        await self._again(read, f"{queue} is not read by {expression}")
+        await insist(read, f"{queue} is not read by {expression}")
         return found
 
     # ---- resets
@@ -280,8 +280,8 @@ class AskedWorkload:
             behind = [place for place in before if place[0] == queue_id and place[1] >= offset]
             return all(self._delivered[place] > before[place] for place in behind)
 
-        await self._again(ask, f"a reset of queue {queue_id} to {offset} is not answered")
-        await self._again(again, f"what is behind {offset} in queue {queue_id} comes not again")
+        await insist(ask, f"a reset of queue {queue_id} to {offset} is not answered")
+        await insist(again, f"what is behind {offset} in queue {queue_id} comes not again")
 
     # ---- deletion
 
@@ -319,14 +319,14 @@ class AskedWorkload:
                 raise CheckFailed(f"{DELETED} was deleted, and its group still has {found}")
             return True
 
-        await self._again(create, f"{DELETED} is not created")
+        await insist(create, f"{DELETED} is not created")
         while not self._stopping.is_set():
-            await self._again(send, f"{DELETED} takes no message")
+            await insist(send, f"{DELETED} takes no message")
             # A commit that was not answered may come late, and is one of the new topic then.
-            again = await self._again(commit, f"{DELETED} takes no offset")
-            await self._again(delete, f"{DELETED} is not deleted")
-            await self._again(create, f"{DELETED} is not created again")
-            await self._again(look, f"{DELETED} does not tell its group's offset")
+            again = await insist(commit, f"{DELETED} takes no offset")
+            await insist(delete, f"{DELETED} is not deleted")
+            await insist(create, f"{DELETED} is not created again")
+            await insist(look, f"{DELETED} does not tell its group's offset")
             await asyncio.sleep(1.0)
 
     # ---- all
@@ -334,17 +334,18 @@ class AskedWorkload:
     async def _all_delivered(self) -> bool:
         return all(place in self._delivered for place in self._stored)
 
-    async def _again(self, act: Callable[[], Awaitable[bool]], complaint: str) -> int:
-        """Try until it succeeds; return how often it did not. Raises CheckFailed if that takes too
-        long."""
-        deadline_s, failures, error = time.monotonic() + AGAIN_WITHIN_S, 0, ""
-        while True:
-            try:
-                if await act():
-                    return failures
-            except ClientError as refused:
-                error = f": {refused}"
-            failures += 1
-            if time.monotonic() > deadline_s:
-                raise CheckFailed(f"{complaint}, after {AGAIN_WITHIN_S:g} s{error}")
-            await asyncio.sleep(POLL_S)
+
+async def insist(act: Callable[[], Awaitable[bool]], complaint: str) -> int:
+    """Try until it succeeds; return how often it did not. Raises CheckFailed if that takes too
+    long."""
+    deadline_s, failures, error = time.monotonic() + AGAIN_WITHIN_S, 0, ""
+    while True:
+        try:
+            if await act():
+                return failures
+        except ClientError as refused:
+            error = f": {refused}"
+        failures += 1
+        if time.monotonic() > deadline_s:
+            raise CheckFailed(f"{complaint}, after {AGAIN_WITHIN_S:g} s{error}")
+        await asyncio.sleep(POLL_S)

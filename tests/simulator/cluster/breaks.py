@@ -11,6 +11,7 @@ from __future__ import annotations
 from raftmq.dledger.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import askedbreaks as asked
 from tests.simulator.cluster import corebreaks as core
+from tests.simulator.cluster import filteredbreaks as filtered
 from tests.simulator.cluster import guestbreaks as guests
 from tests.simulator.cluster import popbreaks as pops
 from tests.simulator.cluster import repairbreaks as repair
@@ -41,6 +42,7 @@ NEW = {"version": VERSION}  # nobody pops before all replicas know it
 FILLED = {"filled": True, "operated": False, "replicas": 3}
 WAITING = ("log", "transactions", "pop")
 ASKED = ("asked", "log")
+FILTERED = ("filtered", "log")
 VISITED = {"guests": True, "operated": False, "replicas": 3}
 BREAKS: tuple[Break, ...] = (
     Break(
@@ -70,7 +72,7 @@ BREAKS: tuple[Break, ...] = (
     Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=1),
     Break(shell.old_stores_believed, faults=SETTING_BACK, profile={"operated": False}),
     Break(shell.notes_taken_unchecked, faults=FLIPPING, first=253),
-    Break(shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}, first=2),
+    Break(shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}, first=7),
     Break(
         shell.notes_forgotten_by_a_restart,
         faults=SETTING_BACK,
@@ -144,7 +146,7 @@ BREAKS: tuple[Break, ...] = (
     Break(core.elected_by_a_minority, faults=UNSTABLE),
     Break(core.recovering_votes_counted, faults=FORGETFUL, profile=AS_FOUNDED),
     Break(core.recovering_copies_counted, faults=FORGETFUL, profile=AS_FOUNDED),
-    Break(core.certified_without_a_barrier, faults=FORGETFUL, profile=AS_FOUNDED, first=11),
+    Break(core.certified_without_a_barrier, faults=FORGETFUL, profile=AS_FOUNDED, first=23),
     Break(core.elected_by_all_but_one, faults=FORGETFUL, profile=AS_FOUNDED, first=2),
     Break(core.recovering_not_noted, faults=FORGETFUL, profile=AS_FOUNDED, first=5),
     Break(core.votes_in_one_slot, faults=("rot_votes", *UNSTABLE), profile=AS_FOUNDED),
@@ -202,6 +204,8 @@ BREAKS: tuple[Break, ...] = (
     Break(asked.filters_let_all_through, load=ASKED, profile=AS_FOUNDED),
     Break(asked.index_begins_at_the_end, load=ASKED, profile=AS_FOUNDED, first=10),
     Break(asked.offsets_outlive_their_topic, load=ASKED, profile=AS_FOUNDED),
+    Break(filtered.filters_turned_off_let_all_through, load=FILTERED, profile=AS_FOUNDED),
+    Break(filtered.settings_answered_and_not_set, load=FILTERED, profile=AS_FOUNDED),
     Break(seen.bodies_altered_at_admission),
     Break(seen.keys_lost_when_delivered_later, load=("delayed", "log")),
     Break(seen.sends_refused_after_a_failover),

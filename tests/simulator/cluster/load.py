@@ -25,6 +25,7 @@ from raftmq.chaos.workloads.metadata import MetadataWorkload
 from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload
 from tests.simulator.cluster import asked
 from tests.simulator.cluster.asked import AskedWorkload
+from tests.simulator.cluster.filtered import FilteredWorkload
 from tests.simulator.cluster.recorder import Recorder
 from tests.simulator.cluster.trims import Latecomer, Trims
 
@@ -80,8 +81,9 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
     # A dead letter is three invisible times away, and then a consumer finds its new topic.
     "pop": lambda manner: pops.pop_workload(replace(posted(pops.POP, manner), quiet_s=30.0)),
     "asked": lambda manner: AskedWorkload(20.0 * manner.pace),
+    "filtered": lambda manner: FilteredWorkload(40.0 * manner.pace),
 }
-DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked"))
+DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked", "filtered"))
 FILLING = ("log", "ordered", "group", "idempotent")  # nobody waits for what retention takes
 WAITING = ("transactions", "pop")  # what waits goes with it
 WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")

@@ -39,6 +39,7 @@ from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.contents import Contents
 from tests.simulator.cluster.coverage import Coverage
 from tests.simulator.cluster.faults import FaultPlan
+from tests.simulator.cluster.filtered import FilteredWorkload
 from tests.simulator.cluster.guests import SILENT_S, Guests
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
 from tests.simulator.cluster.lateness import late
@@ -75,9 +76,11 @@ CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05
 POPPING = (2, 4)  # seeds that leave this remainder when divided by 6
 FILLED, GUESTS, ASKED = 1, 4, 6  # seeds that leave these remainders when divided by 8
-WAITED_FOR = 9  # by 16: a filled world in which messages wait (waits.py)
+# By 16: a filled world in which messages wait (waits.py); filters and live settings (filtered.py).
+WAITED_FOR, FILTERED = 9, 11
 SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
+UNTOLD = ("asked", "filtered")  # workloads whose operations are not in the history
 SPARES = 2  # machines that may join
 SECRET = "of this world, and long enough"
 NOTES_MADE_MS = 200  # a world lasts some seconds
@@ -261,12 +264,14 @@ class ClusterWorld:
             drawn[1] = "pop"
         if self.seed % 8 == ASKED:
             drawn[1] = "asked"
+        if self.seed % 16 == FILTERED:
+            drawn[1] = "filtered"
         return self.wish.load or drawn
 
     @property
     def load_needs_clocks(self) -> bool:
         """Whether what is promised depends on the time of day: no clock jumps then."""
-        return not set(self.load.names) <= {*WITHOUT_CLOCKS, "asked"}
+        return not set(self.load.names) <= {*WITHOUT_CLOCKS, "asked", "filtered"}
 
     def _is_own(self, process: Process) -> bool:
         """Return whether a broker is of this world's group."""
@@ -692,7 +697,7 @@ class ClusterWorld:
     def _numbers(self) -> Counter[str]:
         ledger, latecomer = self.suite.ledger, self.load.latecomer
         done = sum(1 for record in self.history.records if record["type"] in DONE)
-        done += sum(one.tally.decided for one in self.load.workloads if one.name == "asked")
+        done += sum(one.tally.decided for one in self.load.workloads if one.name in UNTOLD)
         return Counter(
             {
                 "worlds": 1,
@@ -712,6 +717,9 @@ class ClusterWorld:
                 "taken while they waited": self.waited_in_vain,
                 "read late": latecomer.read if latecomer else 0,
                 "asked": int("asked" in self.load.names),
+                "settings changed": sum(
+                    one.changes for one in self.load.workloads if isinstance(one, FilteredWorkload)
+                ),
                 "popped": int("pop" in self.load.names),
                 "checks without evidence": self.without_evidence,
                 "set back": self.set_back_count,

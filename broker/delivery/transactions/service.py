@@ -18,7 +18,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from raftmq.broker.access import Access
 from raftmq.broker.clients import ClientConnection, ClientTable
@@ -199,6 +199,7 @@ class Transactions:
 
     def _read(self, book: HalfBook) -> None:
         """Read one turn. Halves are read first: an op stands behind the half that it names."""
+        self._close_gone(book)
         try:
             for record in self._records(HALF_TOPIC, book.half_next, book.skip_halves):
                 self._take_half(book, record)
@@ -206,6 +207,18 @@ class Transactions:
                 book.take_op(record.queue_offset, conversion.ended_halves(record))
         except (OSError, StoreError, RecordError) as error:
             log.warning("transactions_unreadable: %s", error)  # the next turn tries again
+
+    def _close_gone(self, book: HalfBook) -> None:
+        """Close open halves that retention took, which does not ask: nothing can end them any more,
+        and what has ended is noted only up to the first that is open."""
+        queue = self._store.queues.queue(HALF_TOPIC, 0)
+        minimum = 0 if queue is None else queue.min_offset
+        below = takewhile(lambda offset: offset < minimum, book.open)
+        gone = [offset for offset in below if offset not in self._busy]
+        for offset in gone:
+            book.close(offset)
+        if gone:
+            log.error("transactions_lost count=%d: retention took them", len(gone))
 
     def _take_half(self, book: HalfBook, record: MessageRecord) -> None:
         config = self._config

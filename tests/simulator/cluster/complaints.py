@@ -42,6 +42,7 @@ EXPLAINED = {
     "chore_failed": Why(OF_DISKS, "a chore is tried again when there is room"),
     "foreign_group": Why(TWO_GROUPS, "it is there, and operators are to hear of it"),
     "popped_message_lost": Why((), "retention has taken it (waits.py)"),
+    "transactions_lost": Why((), "and halves (waits.py)"),
     "frame_damaged": Why(ROT, "a bit of the log has flipped, and is found by whoever reads it"),
     "blank_mended": Why(ROT, "or one of what fills a segment up"),
     "log_cut": Why(ROT, "or one that no other replica has to be mended by"),

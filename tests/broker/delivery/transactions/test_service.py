@@ -372,6 +372,26 @@ async def test_a_half_with_all_the_properties_there_can_be_is_asked_about_and_co
             await producer.client.close()
 
 
+async def test_an_open_half_that_retention_took_holds_nothing_up(tmp_path, caplog):
+    """Where a half ended that is not there any more is noted, and later ones are handled."""
+    settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768, **UNASKED}
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "Orders")
+        await half(group, broker, "A")
+        await until(lambda: broker.halves.open_count == 1)
+        while len(broker.store.commitlog.segments()) == 1:
+            await group.send(broker, "Orders", bytes(16_384))
+        start = broker.store.commitlog.segments()[-1].start
+        assert await broker.engine.delete_before(start) == start
+        broker.store.derived.correct_min_offset()
+        committed = await half(group, broker, "B")
+        assert (await end(group, broker, committed, COMMIT)).code == 0
+        await until(lambda: broker.halves.open_count == 0)
+        await until(lambda: broker.state.offsets.get(HALF_TOPIC, GROUP, 0) == 2)
+        assert "transactions_lost count=1" in caplog.text
+
+
 async def test_without_a_producer_nobody_was_asked_and_nothing_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PROGRESS_MS", 20)
     settings = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "transactionCheckMax": 1}

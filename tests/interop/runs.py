@@ -18,7 +18,9 @@ from tests.waiting import wait_until
 
 PATIENCE_S = 300.0  # a bound against hanging: the Go client asks for routes every 30 s
 ARRIVAL_S = 600.0  # until all scenarios of a wave are where the leader may die
+STRIKE_S = 900.0  # the leader's death, and what is committed before and after it
 PACE_S = 0.1  # between sends while the leader is dead
+ASKING_PACE_S = 0.5  # of each scenario after its offsets: dozens at once are a load
 IMPATIENT = ("timeout", "remotingsendrequest", "remotingconnect", "no consumer for this group")
 STEPS = 10  # sends before the kill, and acknowledged ones after it
 QUEUES = 4
@@ -81,7 +83,7 @@ class Strike:
                 self._changed.notify_all()
 
     def wait_over(self) -> None:
-        assert self.over.wait(PATIENCE_S), "nobody leads"
+        assert self.over.wait(STRIKE_S), "nobody leads"
         if self.error is not None:
             raise AssertionError("the kill failed") from self.error
 
@@ -333,7 +335,7 @@ class Run:
             found = committed(self.target.namesrv, group, self.topic)
             return {q: (found.get(q), end) for q, end in at.items() if end and found.get(q) != end}
 
-        wait_until(lambda: not missing(), missing, patience_s=PATIENCE_S, pause_s=PACE_S)
+        wait_until(lambda: not missing(), missing, patience_s=PATIENCE_S, pause_s=ASKING_PACE_S)
 
     # ---- the end
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -52,16 +53,22 @@ def ask(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
 
     async def asked() -> T:
         async with Admin(namesrv) as admin:
-            return await work(admin)
+            return await again(lambda: work(admin))
 
+    return asyncio.run(asked())
+
+
+async def again(request: Callable[[], Awaitable[T]]) -> T:
+    """Return what a request is answered; it is asked again until it is. Work of many requests has
+    this for each: where few are answered in time, all of them never are in a row."""
     deadline = time.monotonic() + OVER_S
     while True:
         try:
-            return asyncio.run(asked())
+            return await request()
         except ClientError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
 
 def make_topic(namesrv: str, topic: str, queues: int) -> None:
@@ -84,20 +91,18 @@ async def leader_of(admin: Admin, topic: str, broker: str) -> str:
 
 async def _offsets(admin: Admin, topic: str) -> dict[MessageQueue, TopicOffset]:
     """Of all its queues. Raises NoRoute while somewhere nobody leads: queues would be missing."""
-    wanted = {broker.broker_name for broker in (await admin.cluster.route(topic)).brokers}
-    found = await admin.topic.offsets(topic)
+    route = await again(lambda: admin.cluster.route(topic))
+    wanted = {broker.broker_name for broker in route.brokers}
+    found = await again(lambda: admin.topic.offsets(topic))
     if not wanted or {queue.broker_name for queue in found} != wanted:
         raise NoRoute(topic, f"not all of {sorted(wanted)} have a leader")
     return found
 
 
 async def _committed(admin: Admin, group: str, topic: str) -> Offsets:
-    found = {}
-    for queue in await _offsets(admin, topic):
-        offset = await admin.offset.committed(group, queue)
-        if offset is not None:
-            found[queue] = offset
-    return found
+    offsets = await again(lambda: _offsets(admin, topic))
+    found = {q: await again(partial(admin.offset.committed, group, q)) for q in offsets}
+    return {queue: offset for queue, offset in found.items() if offset is not None}
 
 
 def committed(namesrv: str, group: str, topic: str) -> Offsets:
@@ -106,9 +111,12 @@ def committed(namesrv: str, group: str, topic: str) -> Offsets:
 
 
 def all_committed(namesrv: str, of: list[tuple[str, str]]) -> dict[tuple[str, str], Offsets]:
-    """The same of several (group, topic): of one after the other, as a busy machine answers few
-    questions in time, and what is asked again is one of them."""
-    return {key: committed(namesrv, *key) for key in of}
+    """The same of several (group, topic)."""
+
+    async def work(admin: Admin) -> dict[tuple[str, str], Offsets]:
+        return {key: await _committed(admin, *key) for key in of}
+
+    return ask(namesrv, work)
 
 
 def ends(namesrv: str, topic: str) -> Offsets:

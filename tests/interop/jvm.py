@@ -27,6 +27,9 @@ IVY_FILE = Path(__file__).with_name("ivy.xml")
 JAR_DIRECTORY = Path(sys.prefix) / "interop-jars"
 JARS = "rocketmq-client-5.3.3"
 FETCH_TIMEOUT_S = 600
+# A short life: what the second compiler of the JVM, and collectors of its own threads, would gain
+# it costs first.
+SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # A bound against hanging. Java's own patience is 3 s, the first look-up, the connection and the
 # loading of classes included: too little for a JVM that has just started on a busy machine.
 PATIENCE_MS = 120_000
@@ -100,7 +103,7 @@ class Jvm:
         port, self.process = launch_gateway(
             jarpath=py4j_jar,
             classpath=os.pathsep.join(jars or fetch_jars()),
-            javaopts=[f"-Xmx{heap}", "-Drocketmq.client.logLevel=ERROR", *options],
+            javaopts=[*SHORT_LIVED, f"-Xmx{heap}", "-Drocketmq.client.logLevel=ERROR", *options],
             java_path=java_command(),
             die_on_exit=True,
             redirect_stdout=self._log,

@@ -38,7 +38,7 @@ from raftmq.store.properties import decode_properties, encode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
 from raftmq.store.selection import GetStatus
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
-from tests.interop.jvm import Jvm, java_command, sent
+from tests.interop.jvm import SHORT_LIVED, Jvm, java_command, sent
 from tests.store.make import PLAIN, append_classic
 from tests.waiting import wait_until
 
@@ -477,7 +477,7 @@ def refused_by_itself(apache: ApacheBroker) -> int:
     path = os.pathsep.join(jars(apache.version))
     started = ["org.apache.rocketmq.broker.BrokerStartup", "-c", f"{apache.directory}/broker.conf"]
     done = subprocess.run(
-        [java_command(), *options, "-cp", path, *started],
+        [java_command(), *SHORT_LIVED, *options, "-cp", path, *started],
         capture_output=True,
         timeout=WAIT_S,
         check=False,

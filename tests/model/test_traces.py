@@ -79,7 +79,7 @@ def test_more_real_runs_are(kind: Kind) -> None:
     [
         (certified_without_a_barrier, Kind.LOSING, "recover"),
         (recovering_copies_counted, Kind.LOSING, "commit"),
-        (old_stores_believed, Kind.SET_BACK, "observe"),
+        pytest.param(old_stores_believed, Kind.SET_BACK, "observe", marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -18,6 +18,7 @@ import pytest
 import raftmq
 
 ROOT = Path(__file__).parent.parent
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 COMMANDS = ("mqadmin", "mqaudit", "mqbroker", "mqchaos", "mqcluster", "mqnamesrv", "mqproxy")
 NEWER = ("3.12", "3.13", "3.14")
 OTHERS = [
@@ -94,15 +95,19 @@ def run(*line: object, cwd: object = "/") -> str:
 
 def wheel_of(project: Path, out: Path) -> Path:
     """Build a source tree as pip does."""
-    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
-    run(*words, "-w", out, project)
+    run(*PIP, "wheel", "-q", "--no-deps", "-w", out, project)
     return next(out.glob("*.whl"))
 
 
 def environment(directory: Path, python: str = sys.executable) -> Path:
-    """Make an empty environment; its bin directory."""
-    run(python, "-m", "venv", directory)
+    """Make an empty environment, without a pip of its own; its bin directory."""
+    run(python, "-m", "venv", "--without-pip", directory)
     return directory / "bin"
+
+
+def install(bin_: Path, *what: object) -> None:
+    """Install as pip does, and compile only what is imported later."""
+    run(*PIP, "--python", bin_ / "python", "install", "-q", "--no-compile", *what)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +132,7 @@ def everything(wheel, tmp_path_factory):
     """An environment with the wheel and, by a path, all packages that there are here."""
     home = tmp_path_factory.mktemp("everything")
     bin_ = environment(home)
-    run(bin_ / "python", "-m", "pip", "install", "-q", "--no-deps", wheel)
+    install(bin_, "--no-deps", wheel)
     site = next(home.glob("lib/python*/site-packages"))
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return bin_
@@ -145,10 +150,10 @@ def test_nothing_but_raftmq_and_what_spark_looks_for_is_installed(wheel, everyth
 
 def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path):
     tool = tomllib.loads((project / "pyproject.toml").read_text())["build-system"]
-    python = environment(tmp_path / "env") / "python"
-    run(python, "-m", "pip", "install", "-q", *tool["requires"])
+    bin_ = environment(tmp_path / "env")
+    install(bin_, *tool["requires"])
     hook = "import sys, setuptools.build_meta as backend; backend.build_sdist(sys.argv[1])"
-    run(python, "-c", hook, tmp_path, cwd=project)
+    run(bin_ / "python", "-c", hook, tmp_path, cwd=project)
     (made,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(made) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
@@ -176,7 +181,7 @@ def test_a_client_beside_an_application_with_such_modules(everything, wheel, tmp
     another, mqadmin works, and the other commands say what they lack."""
     bin_ = environment(tmp_path / "env", python)
     pinned = [] if python != sys.executable else ["-c", ROOT / "requirements.txt"]
-    run(bin_ / "python", "-m", "pip", "install", "-q", *pinned, wheel)
+    install(bin_, *pinned, wheel)
     done = subprocess.run([bin_ / "mqbroker"], capture_output=True, text=True, cwd="/")
     assert (done.returncode, "pip install 'raftmq[server]'" in done.stderr) == (2, True)
     app = tmp_path / "app"
@@ -210,7 +215,7 @@ def lowest(project: Path) -> list[str]:
 def test_the_lowest_versions_that_are_allowed_serve_and_send(project, wheel, tmp_path):
     bin_ = environment(tmp_path / "env")
     named = lowest(project)
-    run(bin_ / "python", "-m", "pip", "install", "-q", *named, wheel)
+    install(bin_, *named, wheel)
     (tmp_path / "main.py").write_text(ROUND)
     cluster = tmp_path / "cluster"
     run(bin_ / "mqcluster", "up", "--dir", cluster)

@@ -60,7 +60,7 @@ def test_who_has_seen_enough_changes_neither_the_verdict_nor_the_report(
     assert (results / "mqaudit.prom").exists()
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("wrong", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_report_that_cannot_be_written_is_a_line_and_the_others_are_written(
     spark: SparkSession, run: Run, wrong: bool
 ) -> None:

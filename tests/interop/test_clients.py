@@ -28,8 +28,8 @@ GO = (
     "transaction",
     "request-reply",
 )
-JAVA43 = ("send-sync", "consume-orderly", "resume", "retry", "transaction")
-JAVA49 = ("send-async", "lite-pull", "consume-orderly", "dead-letter", "lookup", "reset")
+JAVA43 = ("send-sync", "resume", "transaction")
+JAVA49 = ("consume-orderly", "lite-pull", "reset")
 IN_ONE_ROOM = [row.name for row in TABLE if not row.rooms]
 SELECTION = [
     *pairs(["java53"], IN_ONE_ROOM),

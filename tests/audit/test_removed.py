@@ -65,7 +65,9 @@ def wrong(report: AuditReport) -> set[str]:
     return {check.name for check in report.checks if not check.ok}
 
 
-@pytest.mark.parametrize("names", [NAMES[:1], NAMES[:2], NAMES], ids=len)
+@pytest.mark.parametrize(
+    "names", [NAMES[:1], NAMES[:2], pytest.param(NAMES, marks=pytest.mark.long)], ids=len
+)
 def test_replicas_remove_the_first_segment_at_their_own_hours(
     spark: SparkSession, run: Run, names: tuple[str, ...]
 ) -> None:

@@ -405,7 +405,9 @@ def test_a_log_without_keys_is_not_walked_again(disk: OsDisk) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(more, marks=pytest.mark.long) for more in range(8, 24))]
+)
 def test_power_cuts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a power cut leaves, the index made complete is the log's, no more and no less."""
     # The checkpoint's record lies in one sector; this is not about how it tears otherwise.

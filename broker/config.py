@@ -531,10 +531,13 @@ class BrokerConfig(PeerTlsOptions):
         return 1 + ids.index(self.dleger_self_id)
 
     def alike(self) -> dict[str, str]:
-        """Return the settings that should be the same on all replicas of a group, as text, by
-        key."""
+        """Return the settings that should be the same on all replicas of a group, as text, by key;
+        what can be written in several ways in one."""
         texts = {key: o.text(getattr(self, o.name)) for key, o in OPTIONS.items() if o.alike}
-        return texts | {"namesrvAddr": ";".join(sorted(set(self.name_servers)))}
+        return texts | {
+            "namesrvAddr": ";".join(sorted(set(self.name_servers))),
+            "messageDelayLevel": " ".join(f"{ms}ms" for ms in self.delay_levels_ms),
+        }
 
     def properties_text(self) -> str:
         """Return the configuration as Apache's properties text (GET_BROKER_CONFIG, 26)."""

@@ -74,6 +74,7 @@ class RaftKeeper:
         self._retention = retention
         self._spare = spare
         self._needed_from = needed_from
+        self._waiting_for_others = 0  # the position told of last
         self._encoded: snapshot.Encoded = {}
         self.covered_index = covered_index  # frames up to here are in durable snapshots
         self.fallback_index = 0  # the same of the .bak files, which are read if those are damaged
@@ -138,12 +139,16 @@ class RaftKeeper:
         engine, store = self._context.log.framed, self._store
         refilled = engine.refilled
         expired = self._retention.expired_before(at_once=at_once)
-        agreed = engine.agree_expired(self._retention.expired_before(at_once=True))
+        agreed = engine.agree_expired(self._retention.expired_by_age())
         is_full = self._retention.disk_is_full
         if refilled and not is_full:
             log.info("retention_waits for=%s", ",".join(refilled))
             return
-        position = self._spare(expired if is_full else min(expired, agreed))
+        if not is_full and agreed < expired:
+            if expired != self._waiting_for_others:
+                log.info("retention_waits own=%d agreed=%d: a majority decides", expired, agreed)
+            self._waiting_for_others, expired = expired, agreed
+        position = self._spare(expired)
         index = engine.log_index
         covered = min(self.fallback_index, index.last_index)
         if position <= store.commitlog.min_offset or covered < index.first_index:

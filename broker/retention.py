@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from raftmq.store.disk import DiskUsage
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.retention import CLOCK_STEADY_MS, SteadyClock
 
 log = logging.getLogger("raftmq.broker.retention")
+
+EMPTY = DiskUsage(0, 1)
 
 
 class Retention:
@@ -32,6 +35,10 @@ class Retention:
     def expired_before(self, *, at_once: bool = False) -> int:
         """Return the CommitLog offset below which segments are to be deleted; `at_once`: decide as
         if it were the hour of `deleteWhen`. Raises OSError."""
+        delete_when = self._store.config.retention.delete_when
+        return self._expired_before(min(delete_when) if at_once else None, None)
+
+    def _expired_before(self, hour: int | None, usage: DiskUsage | None) -> int:
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         jump_ms = self._steady.look(wall_ms, clock_ms)
         if jump_ms:
@@ -41,10 +48,13 @@ class Retention:
                 CLOCK_STEADY_MS // 1000,
             )
         steady = self._steady.held_ms(clock_ms) == 0
-        if at_once:
-            hour = min(self._store.config.retention.delete_when)
-            return self._store.expiry.expired_before(wall_ms, hour=hour, by_age=steady)
-        return self._store.expiry.expired_before(wall_ms, by_age=steady)
+        return self._store.expiry.expired_before(wall_ms, usage, hour, by_age=steady)
+
+    def expired_by_age(self) -> int:
+        """Return the CommitLog offset below which segments have expired by their age, whatever the
+        hour and the disk; 0: none has. Raises OSError."""
+        expired = self._expired_before(min(self._store.config.retention.delete_when), EMPTY)
+        return expired if expired > self._store.commitlog.min_offset else 0
 
     @property
     def disk_is_full(self) -> bool:

@@ -505,7 +505,8 @@ class RaftMember:
 
     def agree_expired(self, position: int) -> int:
         """Note up to which CommitLog offset this log has expired by this replica's clock and
-        settings; return up to which a majority of voters agrees (surroundings.py)."""
+        settings (0: nothing has); return up to which a majority of voters agrees
+        (surroundings.py)."""
         return self.parts.chores.surroundings.agree(position) if self.life.running else 0
 
     async def delete_before(self, position: int) -> int:

@@ -2,13 +2,15 @@
 
 Each says its wall clock, where its log begins, what of it has expired by its clock and settings,
 and those settings that should be alike: on a new link, when its expired position changes, and every
-TOLD_MS. A difference is told to operators; it ends nothing.
+TOLD_MS. A difference is told to operators; it ends nothing. What a peer does not repeat
+for KNOWN_MS is forgotten.
 
 Retention follows a majority: one replica whose clock is ahead, or whose file says a shorter time,
 would otherwise delete what the others keep, and hide it when it comes to lead. So a log is trimmed
 by age only as far as it has expired on a majority of voters, this replica being one of those that
-have to agree. A voter that is too old to tell agrees to anything, as before; one that has told
-nothing yet agrees to nothing.
+have to agree. What counts is age alone: what a full disk made another replica delete has not
+expired there. A voter that has told nothing lately agrees to nothing; one whose program is too old
+to tell does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NUMBER_MAX, NodeId
+from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER
 from raftmq.dledger.wire import (
     CIRCUMSTANCES_VERSION,
@@ -30,6 +32,7 @@ from raftmq.dledger.wire import (
 log = logging.getLogger("raftmq.dledger.surroundings")
 
 TOLD_MS = 5_000
+KNOWN_MS = 6 * TOLD_MS
 CLOCKS_APART_MS = 60_000  # next to hours of age and delays of minutes, less does not matter
 VALUE_SIZE_MAX = 256  # characters of a setting's value; what is behind is not compared
 
@@ -42,7 +45,9 @@ class _Peer:
 
     told: Circumstances
     ahead_ms: int  # by so much its clock is ahead of this one's
-    last_ahead_ms: int = 0  # the same of its last message alone
+    last_ahead_ms: int = 0  # the same of its last messages alone
+    heard_ms: float = 0.0  # the last one, by the clock that never goes back
+    judged_ms: float = 0.0  # the last one that its clock was judged by
     is_apart: bool = False  # its clock
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)  # key → (there, here)
 
@@ -69,6 +74,8 @@ class Surroundings:
         self._send = send
         self._peers: dict[NodeId, _Peer] = {}
         self._expired_position = 0
+        self._agreed_position = 0  # so far a majority has agreed since the start
+        self._now_ms = 0.0
         self._due_ms = 0.0
 
     def opened(self, peer: NodeId) -> None:
@@ -76,25 +83,35 @@ class Surroundings:
         self._tell((peer,))
 
     def look(self, now_ms: float) -> None:
-        """Tell all peers, if it is time, and forget those that are no members any more."""
+        """Tell all peers, if it is time, and forget those that are silent, or no members any
+        more."""
+        self._now_ms = now_ms
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + TOLD_MS
             peers = self._core.membership.peers
-            self._peers = {peer: told for peer, told in self._peers.items() if peer in peers}
+            self._peers = {
+                name: peer
+                for name, peer in self._peers.items()
+                if name in peers and now_ms - peer.heard_ms < KNOWN_MS
+            }
             self._tell(peers)
 
     def agree(self, expired_position: int) -> int:
-        """Note up to which position this log has expired by this replica's clock and settings.
-        Return the position up to which it has expired for a majority of voters, too."""
-        if expired_position != self._expired_position:
-            self._expired_position = expired_position
+        """Note up to which position this log has expired by this replica's clock and settings; 0:
+        nothing of it has. Return up to which it has, or had, for a majority of voters, too."""
+        own = max(expired_position, self._agreed_position)
+        if own != self._expired_position:
+            self._expired_position = own
             self._due_ms = 0.0
         node_id, voters = self._core.node_id, self._core.membership.voters
-        expired = [
-            expired_position if voter == node_id else self._expired(voter) for voter in voters
+        able = [
+            v for v in voters if v == node_id or not 0 < self._version(v) < CIRCUMSTANCES_VERSION
         ]
+        expired = [own if voter == node_id else self._expired(voter) for voter in able]
         expired.sort(reverse=True)
-        return min(expired_position, expired[len(expired) // 2]) if expired else 0
+        agreed = min(own, expired[len(expired) // 2]) if expired else own
+        self._agreed_position = max(self._agreed_position, agreed)
+        return self._agreed_position
 
     @property
     def clock_is_wrong(self) -> bool:
@@ -115,10 +132,8 @@ class Surroundings:
             return
         ahead_ms, before = told.wall_ms - self._wall_ms(), self._peers.get(sender)
         peer = self._peers[sender] = before or _Peer(told, ahead_ms, ahead_ms)
-        # A message that lay here, or there, for long looks like a clock that is behind: once.
-        peer.ahead_ms = min(peer.last_ahead_ms, ahead_ms, key=abs)
-        peer.told, peer.last_ahead_ms = told, ahead_ms
-        self._compare_clocks(sender, peer)
+        peer.told, peer.heard_ms = told, self._now_ms
+        self._compare_clocks(sender, peer, ahead_ms)
         self._compare_settings(sender, peer)
 
     def status(self, peer: NodeId) -> dict[str, object]:
@@ -132,12 +147,17 @@ class Surroundings:
         }
 
     def _expired(self, voter: NodeId) -> int:
-        if 0 < self._version(voter) < CIRCUMSTANCES_VERSION:
-            return NUMBER_MAX
         known = self._peers.get(voter)
         return 0 if known is None else known.told.expired_position
 
-    def _compare_clocks(self, sender: NodeId, peer: _Peer) -> None:
+    def _compare_clocks(self, sender: NodeId, peer: _Peer, ahead_ms: int) -> None:
+        """Judge by two messages that came at different times: one that lay here or there for long,
+        as while a process was frozen, looks like a clock that is behind."""
+        least = min(peer.last_ahead_ms, ahead_ms, key=abs)
+        if self._now_ms - peer.judged_ms < TOLD_MS / 2:
+            peer.last_ahead_ms = least
+            return
+        peer.ahead_ms, peer.last_ahead_ms, peer.judged_ms = least, ahead_ms, self._now_ms
         is_apart = abs(peer.ahead_ms) > CLOCKS_APART_MS
         if is_apart and not peer.is_apart:
             log.warning(
@@ -146,6 +166,8 @@ class Surroundings:
                 peer.ahead_ms // 1000,
                 extra=FROM_PEER,
             )
+        elif peer.is_apart and not is_apart:
+            log.info("clocks_agree peer=%s", sender, extra=FROM_PEER)
         peer.is_apart = is_apart
 
     def _compare_settings(self, sender: NodeId, peer: _Peer) -> None:
@@ -160,6 +182,8 @@ class Surroundings:
                 f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differing.items()
             )
             log.warning("settings_differ peer=%s %s", sender, words, extra=FROM_PEER)
+        elif peer.differing and not differing:
+            log.info("settings_agree peer=%s", sender, extra=FROM_PEER)
         peer.differing = differing
 
     def _tell(self, peers: Iterable[NodeId]) -> None:

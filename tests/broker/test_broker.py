@@ -280,7 +280,7 @@ async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
         for _ in range(30):
             await group.send(broker, "T", b"x" * 30_000)
         await group.commit(broker, "T", 0, 7)
-        broker.store.expiry.expired_before = lambda now_ms, **_: broker.store.commitlog.max_offset
+        broker.store.expiry.expired_before = lambda *_, **__: broker.store.commitlog.max_offset
         await broker.keeper.retain()
         assert broker.store.commitlog.min_offset == 0
         await broker.keeper.write_snapshot()

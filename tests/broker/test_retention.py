@@ -216,6 +216,17 @@ async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store,
     assert engine.told == [0, store.commitlog.segments()[-1].start]
 
 
+async def test_what_a_full_disk_takes_has_not_expired(store, disk, clocks):
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    disk.space = FULL
+    keeper = keeper_of(store, disk, retention, engine := Engine(store, []))
+    keeper.fallback_index = 1
+    for _ in range(2):
+        await keeper.retain()
+    assert store.commitlog.min_offset > 0
+    assert engine.told == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("needed", "space", "kept_from"), [(2, HALF_FULL, 2), (None, HALF_FULL, -1), (2, FULL, -1)]
 )

@@ -14,6 +14,7 @@ from raftmq.dledger.messages import HardState
 from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.surroundings import (
     CLOCKS_APART_MS,
+    KNOWN_MS,
     TOLD_MS,
     VALUE_SIZE_MAX,
     Surroundings,
@@ -79,11 +80,36 @@ def test_a_log_goes_as_far_as_it_has_expired_for_a_majority_this_replica_among_t
     assert replica.surroundings.agree(900) == 300
     replica.hear("c", expired=100)
     assert replica.surroundings.agree(900) == 300
+    assert replica.surroundings.agree(0) == 300  # they agreed, and it is gone here
+    replica = Replica()
     replica.hear("b", expired=10_000)  # its clock is ahead
+    replica.hear("c", expired=0)
     assert replica.surroundings.agree(0) == 0
     assert replica.surroundings.agree(200) == 200
     replica.hear("c", expired=10_000)
-    assert replica.surroundings.agree(200) == 200  # what is young here stays here
+    assert replica.surroundings.agree(250) == 250  # what is young here stays here
+
+
+def test_what_has_been_agreed_is_told_though_it_is_gone_here() -> None:
+    replica = Replica()
+    replica.hear("b", expired=300)
+    replica.surroundings.agree(900)
+    replica.surroundings.look(0)
+    assert {told.expired_position for told in replica.told} == {900}
+    replica.told.clear()
+    replica.surroundings.agree(0)
+    replica.surroundings.look(1)
+    assert {told.expired_position for told in replica.told} == {300}
+
+
+def test_a_voter_that_has_fallen_silent_agrees_to_nothing_more() -> None:
+    replica = Replica()
+    replica.hear("b", ahead_ms=DAY_MS, expired=300)
+    replica.surroundings.look(KNOWN_MS - 1)
+    assert replica.surroundings.agree(100) == 100
+    replica.surroundings.look(KNOWN_MS + TOLD_MS)
+    assert replica.surroundings.agree(200) == 100
+    assert replica.surroundings.status("b")["ahead_ms"] is None
 
 
 @pytest.mark.parametrize(
@@ -107,11 +133,15 @@ def test_how_many_have_to_agree(names: str, said: str, agreed: int) -> None:
     assert replica.surroundings.agree(900) == agreed
 
 
-def test_replicas_that_are_too_old_to_tell_agree_to_anything() -> None:
-    replica = Replica(b=CIRCUMSTANCES_VERSION - 1, c=0)
+def test_replicas_that_are_too_old_to_tell_do_not_count() -> None:
+    old = CIRCUMSTANCES_VERSION - 1
+    assert Replica(b=old, c=old).surroundings.agree(900) == 900
+    assert Replica("bc", b=old, c=old).surroundings.agree(900) == 900
+    replica = Replica(b=old)
+    assert replica.surroundings.agree(900) == 0  # the third can tell, and has not
+    replica.hear("c", expired=900)
     assert replica.surroundings.agree(900) == 900
-    replica = Replica(b=0, c=0)  # never reached
-    assert replica.surroundings.agree(900) == 0
+    assert Replica(b=0, c=0).surroundings.agree(900) == 0  # never reached
 
 
 def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> None:
@@ -135,23 +165,30 @@ def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> 
 
 
 def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     replica = Replica()
-    for ahead_ms in (DAY_MS, DAY_MS + 1):
+    for at_ms, ahead_ms in ((0, DAY_MS), (TOLD_MS, DAY_MS + 1)):
+        replica.surroundings.look(at_ms)
         replica.hear("b", ahead_ms=ahead_ms)
     replica.hear("c", ahead_ms=-CLOCKS_APART_MS)
     assert replica.events(caplog) == [
         "clocks_differ peer=b ahead_s=+86400: one of the two is wrong"
     ]
     assert replica.surroundings.status("b")["ahead_ms"] == DAY_MS
+    replica.surroundings.look(2 * TOLD_MS)
     replica.hear("b")
-    replica.hear("b", ahead_ms=-DAY_MS)  # one that lay around for a day is no clock
+    assert replica.events(caplog) == ["clocks_agree peer=b"]
+    replica.surroundings.look(3 * TOLD_MS)
+    for ahead_s in range(-80, 0, 5):  # they lay in the socket of a process that was frozen
+        replica.hear("b", ahead_ms=ahead_s * 1000)
+    replica.surroundings.look(4 * TOLD_MS)
+    replica.hear("b")
     assert replica.events(caplog) == []
     assert replica.surroundings.status("b")["ahead_ms"] == 0
 
 
 def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     replica = Replica()
     other = b"maxMessageSize=50\nfileReservedTime=72\nonlyThere=1\nno pair\n\xff=\xff"
     for _ in range(2):
@@ -161,7 +198,7 @@ def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCapture
     assert replica.surroundings.status("b")["settings_differ"] == {"maxMessageSize": ("50", "100")}
     replica.settings["maxMessageSize"] = "50"
     replica.hear("b", data=other)
-    assert replica.events(caplog) == []
+    assert replica.events(caplog) == ["settings_agree peer=b"]
     assert replica.surroundings.status("b")["settings_differ"] == {}
 
 

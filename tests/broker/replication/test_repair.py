@@ -147,9 +147,7 @@ async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
 async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_path):
     async with Group(tmp_path, **SETTINGS) as group:
         broker = await filled(group)
-        broker.store.expiry.expired_before = lambda now_ms, **_: (
-            broker.store.commitlog.max_offset
-        )
+        broker.store.expiry.expired_before = lambda *_, **__: broker.store.commitlog.max_offset
         for _ in range(2):
             await group.send(broker, "T", b"x")
             await broker.keeper.write_snapshot()

@@ -203,6 +203,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         # Retention is asked ten times a second, and goes as far as snapshots and timers let it.
         for broker in group.brokers.values():  # a majority has to agree
             broker.retention.expired_before = lambda at_once=False: log.max_offset
+            broker.retention.expired_by_age = lambda: log.max_offset
         while log.max_offset < 1024 * KIB:
             answer = await group.send(leader, "Filler", bytes(60 * KIB))
             assert answer.code == 0

@@ -73,6 +73,7 @@ def make_send_path(
         queue_end=context.store.queues.end_of,
         request_cut=context.log.request_cut,
         propose=context.log.propose_then,
+        barrier=context.log.barrier_then,
         leader_address=lambda: context.roles.leader_address,
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,

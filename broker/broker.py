@@ -205,7 +205,9 @@ class Broker:
         )
         self.marks = ResetMarks(context, self.commits)
         self.questions = SubscriptionQuestions(self.clients)
-        guard = Guard(lambda: self.roles.takes_commits, lambda: self.roles.leader_address)
+        guard = Guard(
+            lambda: self.roles.takes_commits, lambda: self.roles.leader_address, self.log.barrier
+        )
         self.pulls = PullService(
             context,
             self.clients,

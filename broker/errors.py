@@ -17,6 +17,7 @@ __all__ = [
     "not_leader",
 ]
 
+ABSENT_CODES = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
 NOT_LEADER = "NOT_LEADER"
 UNKNOWN = "OUTCOME_UNKNOWN"
 
@@ -24,10 +25,21 @@ UNKNOWN = "OUTCOME_UNKNOWN"
 class Refused(RemotingError):
     """A request that is definitely not carried out; `code` and the text go to the requester.
 
-    `tag`: a word for programs, such as BUSY. The remark begins with it, in brackets."""
+    `tag`: a word for programs, such as BUSY. The remark begins with it, in brackets. `absent`: this
+    replica does not have what is asked for, as with two codes always. The leader may have it: only
+    who is proven to lead may answer so."""
 
-    def __init__(self, code: int, words: str, *, tag: str = "", retriable: bool = False) -> None:
+    def __init__(
+        self,
+        code: int,
+        words: str,
+        *,
+        tag: str = "",
+        retriable: bool = False,
+        absent: bool = False,
+    ) -> None:
         self.tag = tag
+        self.absent = absent or code in ABSENT_CODES
         self.remark = f"[{tag}] {words}" if tag else words
         self.retriable = retriable
         super().__init__(self.remark, code=code)

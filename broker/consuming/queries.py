@@ -1,7 +1,8 @@
 """Queries of consumers and tools: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
 
-Offsets are served by the ready leader behind a read barrier, so that a deposed one cannot answer
-with an old value; everything else is served from what this replica has applied.
+Offsets that consumers go by are served by the ready leader behind a read barrier, so that a deposed
+one cannot answer with an old value. Everything else is served from what this replica has applied;
+broker.guard says what a leader has to prove then.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Queries:
         queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.min_offset)
 
-    def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """29: answer the offset of the first message stored at `timestamp` or later; with
         `boundaryType` UPPER, that of the last one stored then or earlier. Raises Refused."""
         header = self._queue_header(request)
@@ -176,6 +177,7 @@ class Queries:
         if search is None:
             words = f"boundaryType is LOWER or UPPER, not {header.boundary}"
             raise Refused(ResponseCode.SYSTEM_ERROR, words)
+        await self.context.log.barrier()
         return _offset_answer(request, search(header.topic, header.queue_id, timestamp_ms))
 
     def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -189,7 +191,8 @@ class Queries:
         offset = integer(request.ext, "offset")
         record = self.context.store.reads.message_at(offset)
         if record is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {offset}")
+            words = f"can not find message by offset: {offset}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
         self.access.permit_record(connection, request, record)
         return RemotingCommand.response_to(request, body=bytes(record))
 

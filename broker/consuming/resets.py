@@ -141,6 +141,7 @@ class Resets:
     async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Reset (222) by time, TO_END, or one queue to an offset. Without force only backwards."""
         header = ResetOffsetHeader.parse(request.ext)
+        await self._context.log.barrier()  # what is there already is not proposed
         targets = self.targets(header)
         queue_ids = tuple(targets)
         if not header.force:
@@ -240,6 +241,7 @@ class Resets:
         Raises Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         wanted = (request.ext or {}).get("topic") or ""
+        await self._context.log.barrier()
         table = self._state.offsets.offsets
         # As they are now: a topic may be deleted while another's offsets are set.
         topics = {

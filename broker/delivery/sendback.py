@@ -108,5 +108,6 @@ class SendBack:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"no message begins at offset {offset}: it is gone, or never was",
+                absent=True,
             )
         return record

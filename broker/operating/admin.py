@@ -2,7 +2,8 @@
 (203, 204, 328), 26, 28, 907; leadership (30001, ours).
 
 Changes go through the log: they are answered once committed and applied, so what was answered
-survives a failover exactly. Reads are served from what this replica has applied.
+survives a failover exactly. Reads are served from what this replica has applied, by a leader behind
+a barrier (broker.guard).
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class KeyQueries:
             ) from error
 
     async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_MESSAGE (12), on any replica."""
+        """Answer QUERY_MESSAGE (12), on any replica. Only a leader says that there is none."""
         header = QueryMessageHeader.parse(request.ext)
         found = await self.find(
             KeyWanted(

@@ -1,9 +1,9 @@
 """The progress of topics and groups, for tools: topics (202), groups (208, 300, 303, 317, 343,
 345), queue units (321).
 
-Served by any replica from what it has applied; a group's offsets by the leader alone, behind a
-barrier, so that a deposed one does not show old ones. Queues, topics and groups are looked at in
-pieces, so that many of them do not hold up messages.
+Served by any replica from what it has applied, by a leader behind a barrier (broker.guard), so that
+a deposed one does not show old figures; a group's offsets by the leader alone. Queues, topics and
+groups are looked at in pieces, so that many of them do not hold up messages.
 """
 
 from __future__ import annotations
@@ -225,9 +225,8 @@ class ProgressQueries:
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
         queue = self.context.store.queues.queue(topic, queue_id)
         if queue is None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!", retriable=False
-            )
+            words = f"{queue_id}@{topic} is not exist!"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
         group = text_or(request.ext, "consumerGroup")
         subscription = self.clients.subscription(group, topic) if group else None
         value: dict[str, Any] = {

@@ -23,7 +23,7 @@ from raftmq.broker.tables.pops import Batch, BatchKey, Place, Step
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.errors import HeaderError, RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.popheaders import (
     AckHeader,
@@ -34,6 +34,7 @@ from raftmq.remoting.popheaders import (
 )
 
 Answer = Callable[[RemotingCommand], None]
+GONE = "the message came again, or never was popped"
 
 
 class Ack(NamedTuple):
@@ -145,9 +146,21 @@ class Acks:
                 except Refused as refused:
                     answer(self._refusal(request, refused))
             except (Refused, HeaderError) as error:
-                answer(self._refusal(request, error))
+                if error.code == ResponseCode.NO_MESSAGE:
+                    self._prove(request, error, answer)
+                else:
+                    answer(self._refusal(request, error))
 
         run()
+
+    def _prove(self, request: RemotingCommand, error: RemotingError, answer: Answer) -> None:
+        """Answer that a message is not in flight, once this replica is proven to lead: in a deposed
+        leader's table what others popped since is missing."""
+
+        def proven(unproven: Exception | None) -> None:
+            answer(self._refusal(request, unproven or error))
+
+        self._context.log.barrier_then(proven)
 
     def _acknowledge(self, acks: Sequence[Ack], request: RemotingCommand, answer: Answer) -> None:
         found: list[tuple[Place, BatchKey, int]] = []
@@ -171,9 +184,11 @@ class Acks:
             found.append((one.place, one.key, mask))
             self._live.begin(one.place, one.key, mask)
         code = ResponseCode.NO_MESSAGE if gone else ResponseCode.SUCCESS
-        remark = "the message came again, or never was popped" if gone else None
+        remark = GONE if gone else None
         response = RemotingCommand.response_to(request, code, remark)
         if not steps:
+            if gone:
+                raise Refused(code, GONE)
             answer(response)
             return
         leadership = self._live.leadership

@@ -25,6 +25,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from raftmq.broker.config import BrokerConfig
@@ -109,6 +110,7 @@ class SendPath:
         queue_end: Callable[[str, int], int],
         request_cut: Callable[[bool], None],
         propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        barrier: Callable[[Callable[[Exception | None], None]], None],
         leader_address: Callable[[], str],
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
@@ -121,7 +123,8 @@ class SendPath:
         contained: Contained | None = None,
     ) -> None:
         """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
-        proposes a command and calls `done(None)` once it is applied, or `done(error)`.
+        proposes a command and calls `done(None)` once it is applied, or `done(error)`;
+        `barrier(done)` calls it once this replica is proven to lead.
 
         `on_half(group, connection)` is called before a half message is stored, and may refuse it;
         `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
@@ -135,6 +138,7 @@ class SendPath:
         self._queue_end = queue_end
         self._request_cut = request_cut
         self._propose = propose
+        self._barrier = barrier
         self._clock_ms = clock_ms  # monotonic; for time-outs
         self._wall_ms = wall_ms
         self._answers = Answers(config, rules.store_host, leader_address, self._contained)
@@ -211,10 +215,16 @@ class SendPath:
         try:
             self.admit(sender, ext, body, born_host, code)
         except Refused as refused:
-            self._answers.refuse(sender, refused)
+            if refused.absent:  # as far as this replica knows
+                self._barrier(partial(self._refuse_proven, sender, refused))
+            else:
+                self._answers.refuse(sender, refused)
         except (HeaderError, KeyError, ValueError) as error:
             words = f"the send header is malformed: {error}; the message was not stored"
             self._answers.refuse(sender, Refused(ResponseCode.SYSTEM_ERROR, words))
+
+    def _refuse_proven(self, sender: Sender, refused: Refused, error: Exception | None) -> None:
+        self._answers.refuse(sender, refused if error is None else _not_stored())
 
     def wake(self, at_once: bool = False) -> None:
         """Have the member build a frame of what waits, after a run of `receive` or `admit`: at the

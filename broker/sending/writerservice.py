@@ -52,6 +52,7 @@ class Writers:
             )
         if not self.context.roles.leading:
             raise not_leader()
+        await self.context.log.barrier()  # a deposed leader has an old list
         found: list[tuple[WriterKey, Writer]] = []
         if op == LIST:
             found = self.of_topic(topic)
@@ -98,6 +99,7 @@ class Writers:
         key = topic, name
         if not self.context.roles.leading:
             raise not_leader()
+        await self.context.log.barrier()
         if key not in self._table.writers:
             return
         self._requests.begin_change(key)

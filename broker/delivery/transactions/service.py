@@ -368,7 +368,7 @@ class Transactions:
         try:
             data = self._store.reads.message_at(position)
             if data is None:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"no message at {position}")
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"no message at {position}", absent=True)
             return decode_record(data)
         except (OSError, StoreError, RecordError) as error:
             raise Refused(

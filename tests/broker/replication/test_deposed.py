@@ -4,9 +4,13 @@ import asyncio
 
 import pytest
 
-from raftmq.remoting.admin_headers import ResetOffsetHeader
+from raftmq.remoting.admin_headers import QueryMessageHeader, ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.headers import PullHeader, SendHeader, SendResponseHeader
+from raftmq.remoting.popheaders import AckHeader, ChangeHeader
+from raftmq.store.record import decode_offset_message_id
 from tests.broker.cluster import Group
+from tests.broker.popping.consumer import Popper
 from tests.broker.replication.frozen import SOON, frozen, successor
 
 
@@ -20,6 +24,11 @@ async def group(tmp_path):
 async def served(group, broker):
     """Wait until the broker has taken what was asked of it before."""
     assert (await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+
+
+def position_of(sent):
+    """Return where in the log a message was stored."""
+    return decode_offset_message_id(SendResponseHeader.parse(sent.ext).message_id)[1]
 
 
 async def test_a_deposed_leader_moves_no_consumer(group):
@@ -59,3 +68,64 @@ async def test_a_deposed_leader_tells_nobody_of_a_reset_that_was_taken(group):
         pulled = asyncio.ensure_future(group.pull(old, "T", 5))
         await served(group, old)
     assert (await pulled).remark.startswith("[NOT_LEADER]")
+
+
+async def test_a_deposed_leader_does_not_say_what_there_is_not(group):
+    """It answered that topics, messages and what was popped did not exist, and where queues ended,
+    as if it still led."""
+    old = await group.leading()
+    first = position_of(await group.send(old, "T", properties="KEYS\x01k\x02"))
+    with frozen(old):
+        new = await successor(group, old)
+        await group.create_topic(new, "New", 1)
+        position = position_of(await group.send(new, "T", properties="KEYS\x01k\x02"))
+        handle = (await Popper(group).pop(new))[0].handle
+        topic, queue = {"topic": "T"}, {"topic": "T", "queueId": "0"}
+        answers = {
+            code: asyncio.ensure_future(group.ask(old, code, ext))
+            for code, ext in {
+                RequestCode.QUERY_MESSAGE: QueryMessageHeader("T", "k", 9, 0, 1 << 62).to_ext(),
+                RequestCode.QUERY_CONSUMER_OFFSET: queue | {"consumerGroup": "cg"},
+                RequestCode.GET_ALL_TOPIC_CONFIG: None,
+                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: queue | {"timestamp": str(1 << 62)},
+                RequestCode.GET_MAX_OFFSET: queue,
+                RequestCode.GET_MIN_OFFSET: {"topic": "New", "queueId": "0"},
+                RequestCode.GET_EARLIEST_MSG_STORETIME: queue,
+                RequestCode.VIEW_MESSAGE_BY_ID: {"offset": str(position)},
+                RequestCode.CONSUMER_SEND_MSG_BACK: {
+                    "offset": str(position), "group": "cg", "delayLevel": "0"
+                },
+                RequestCode.GET_ALL_CONSUMER_OFFSET: None,
+                RequestCode.GET_ALL_DELAY_OFFSET: None,
+                RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: None,
+                RequestCode.GET_TOPIC_STATS_INFO: topic,
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ResetOffsetHeader(
+                    "T", "cg", -1, force=False
+                ).to_ext(),
+                RequestCode.CLONE_GROUP_OFFSET: {"srcGroup": "cg", "destGroup": "other"},
+                RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topic,
+                RequestCode.VIEW_BROKER_STATS_DATA: {
+                    "statsName": "TOPIC_PUT_NUMS", "statsKey": "T"
+                },
+                RequestCode.QUERY_CONSUME_QUEUE: queue | {"index": "0"},
+                RequestCode.QUERY_TOPICS_BY_CONSUMER: {"group": "cg"},
+                RequestCode.GET_TOPIC_CONFIG: topic,
+                RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: {"group": "cg"},
+                RequestCode.PULL_MESSAGE: PullHeader(
+                    "cg", "New", 0, 0, 32, 0x6, 0, 30_000, "*", 0
+                ).to_ext(),
+                RequestCode.SEND_MESSAGE_V2: SendHeader(
+                    "pg", "New", "none", 4, 0, 0, 1, 0, ""
+                ).to_ext(310),
+                RequestCode.WRITERS: topic | {"op": "delete", "writer": "w"},
+                RequestCode.ACK_MESSAGE: AckHeader("cg", "T", 0, handle.encode(), 0).to_ext(),
+                RequestCode.CHANGE_MESSAGE_INVISIBLETIME: ChangeHeader(
+                    "cg", "T", 0, handle.encode(), 0, 1_000
+                ).to_ext(),
+            }.items()
+        }  # fmt: skip
+        await served(group, old)
+        found = await group.ask(old, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(first)})
+        assert found.code == ResponseCode.SUCCESS  # it is committed, whoever leads
+    for code, answer in answers.items():
+        assert (await answer).remark.startswith("[NOT_LEADER]"), code

@@ -9,6 +9,7 @@ from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import SendRules
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
+from raftmq.dledger.errors import NotLeader
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import BINARY
 from raftmq.remoting.headers import SendResponseHeader
@@ -31,6 +32,7 @@ class Bench:
         self.leader = "me:1"
         self.ends = {}
         self.timers_waiting = lambda: 0
+        self.unproven = None  # the error of the barrier
         rules = SendRules(
             cluster="C",
             region="DefaultRegion",
@@ -46,6 +48,7 @@ class Bench:
             queue_end=lambda topic, queue: self.ends.get((topic, queue), 0),
             request_cut=self.log.request_cut,
             propose=self.log.propose,
+            barrier=lambda done: done(self.unproven),
             timers_waiting=lambda: self.timers_waiting(),
             leader_address=lambda: self.leader,
             clock_ms=lambda: self.clock_ms,
@@ -160,6 +163,16 @@ def test_refusals(changes, code, part):
     assert said == ("true" if code == ResponseCode.SYSTEM_ERROR else None)
     assert bench.log.cut(bench.sends) is None
     assert bench.sends.held_bytes == 0
+
+
+def test_a_leader_that_cannot_prove_it_does_not_refuse_a_topic_it_does_not_know():
+    """To a producer a missing topic is final; the leader in office may have it."""
+    bench = Bench()
+    bench.unproven = NotLeader("n1")
+    bench.send(b="U", c="other")
+    (answer,) = bench.connection.answers()
+    assert (answer.code, answer.remark[:12]) == (14, "[NOT_LEADER]")
+    assert answer.ext["leaderAddr"] == "me:1"
 
 
 def test_auto_created_topic_holds_the_send_until_it_is_committed():

@@ -74,7 +74,7 @@ def make_send_path(
         request_cut=context.log.request_cut,
         propose=context.log.propose_then,
         barrier=context.log.barrier_then,
-        leader_address=lambda: context.roles.leader_address,
+        leader_address=lambda: context.roles.address_elsewhere,
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,
         on_half=halves.admit,

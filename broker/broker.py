@@ -206,7 +206,7 @@ class Broker:
         self.marks = ResetMarks(context, self.commits)
         self.questions = SubscriptionQuestions(self.clients)
         guard = Guard(
-            lambda: self.roles.takes_commits, lambda: self.roles.leader_address, self.log.barrier
+            lambda: self.roles.takes_commits, lambda: self.roles.address_elsewhere, self.log.barrier
         )
         self.pulls = PullService(
             context,

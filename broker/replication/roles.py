@@ -52,6 +52,12 @@ class RoleView:
         return self._state.addresses.get(self.leader, self._master_hint)
 
     @property
+    def address_elsewhere(self) -> str:
+        """The address where clients that are refused here reach the leader; "" when that is not
+        known. A refusal by one that leads, as far as it knows, is of one that was just deposed."""
+        return "" if self.leading else self.leader_address
+
+    @property
     def misses_address(self) -> bool:
         """True if a Raft group has a leader whose address is not known here: its announcement is
         below the snapshot from which this replica began."""

@@ -1,9 +1,11 @@
 """A leader that was deposed and does not know it yet: what it cannot know it does not say."""
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 
+from raftmq.dledger.errors import NotLeader
 from raftmq.remoting.admin_headers import QueryMessageHeader, ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import PullHeader, SendHeader, SendResponseHeader
@@ -12,6 +14,7 @@ from raftmq.store.record import decode_offset_message_id
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper
 from tests.broker.replication.frozen import SOON, frozen, successor
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -129,3 +132,14 @@ async def test_a_deposed_leader_does_not_say_what_there_is_not(group):
         assert found.code == ResponseCode.SUCCESS  # it is committed, whoever leads
     for code, answer in answers.items():
         assert (await answer).remark.startswith("[NOT_LEADER]"), code
+
+
+async def test_a_leader_that_has_just_lost_its_office_names_nobody(group):
+    """The engine knows it a moment before the broker, which named itself as the leader to ask."""
+    old = await group.leading()
+    await until(lambda: old.roles.leader_address == old.address)
+    lost = patch.object(old.engine, "read_barrier", side_effect=NotLeader(None))
+    for ext in ({"topic": "T", "queueId": "0"}, {"topic": "New", "queueId": "0"}):
+        with lost:
+            refused = await group.ask(old, RequestCode.GET_MAX_OFFSET, ext)
+        assert (refused.remark[:12], refused.ext) == ("[NOT_LEADER]", {})

@@ -45,11 +45,12 @@ _BAD_EVENT = re.compile(
     re.M,
 )
 _FAILURES = re.compile(r"rocketmq_\w*(unforeseen|contained_failures)_total[ {]")
-# A peer that has the group's secret may say that it is of another group, or send other frames than
-# there were: that is told, once each.
+# A peer that has the group's secret may say that it is of another group, send other frames than
+# there were, or claim to lead in another leader's term: that is told.
 _EXPLAINED = (
     b" raftmq.dledger.identity foreign_group ",
     b" raftmq.dledger.identity other_history ",
+    b" raftmq.dledger.peers peer_breaks_rules ",
 )
 _TAIL_BYTES = 3_000
 

@@ -3,13 +3,13 @@ another replica takes over, or sends are refused.
 
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
 room, as in any planned transfer; so does one whose writes wait for the disk (dledger.slowwrites),
-and one whose clock is wrong, as most others say (dledger.surroundings).
-Until then it takes sends, because a disk that counts as full still has free blocks. dledger.relief
-decides which replicas are better, which are asked and for how long. If no replica has room, and
-always in classic mode and over pysyncobj, sends are refused ([DISK_FULL]) until there is room
-again; so they are while the disks of so many other replicas are full to the last block that no
-majority takes frames. If all disks are slow, the leader stays. A replica that is short of room or
-slow, or whose clock is wrong, tells its group so, and is not made leader.
+and one whose clock is wrong, as most others say (dledger.surroundings). Until then it takes sends,
+because a disk that counts as full still has free blocks. dledger.relief decides which replicas are
+better, which are asked and for how long. If no replica has room, and always in classic mode and
+over pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are while the
+disks of so many other replicas are full to the last block that no majority takes frames. If all
+disks are slow, the leader stays. A replica that is short of room or slow, or whose clock is wrong,
+tells its group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -132,7 +132,6 @@ class Reliever:
         except (Refused, RaftError) as error:  # state just changed: the next tick looks again
             log.info("relief_waits name=%s: %s", target, error)
             return
-        by = BY_CLOCK
         if self.room.full:
             by = BY_FULL
             log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
@@ -140,6 +139,7 @@ class Reliever:
             by = BY_SLOW
             log.warning("slow_disk_hands_over name=%s", target)
         else:
+            by = BY_CLOCK
             log.warning("wrong_clock_hands_over name=%s", target)
         self._context.events.tell("transfer", {"to": target, "by": by})
 

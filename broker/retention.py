@@ -35,8 +35,7 @@ class Retention:
     def expired_before(self, *, at_once: bool = False) -> int:
         """Return the CommitLog offset below which segments are to be deleted; `at_once`: decide as
         if it were the hour of `deleteWhen`. Raises OSError."""
-        delete_when = self._store.config.retention.delete_when
-        return self._expired_before(min(delete_when) if at_once else None, None)
+        return self._expired_before(self._due_hour if at_once else None, None)
 
     def _expired_before(self, hour: int | None, usage: DiskUsage | None) -> int:
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
@@ -53,8 +52,12 @@ class Retention:
     def expired_by_age(self) -> int:
         """Return the CommitLog offset below which segments have expired by their age, whatever the
         hour and the disk; 0: none has. Raises OSError."""
-        expired = self._expired_before(min(self._store.config.retention.delete_when), EMPTY)
+        expired = self._expired_before(self._due_hour, EMPTY)
         return expired if expired > self._store.commitlog.min_offset else 0
+
+    @property
+    def _due_hour(self) -> int:
+        return min(self._store.config.retention.delete_when)
 
     @property
     def disk_is_full(self) -> bool:

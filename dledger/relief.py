@@ -49,9 +49,9 @@ class Relief:
         now_ms: float,
     ) -> NodeId | None:
         """Return the replica to transfer leadership to now, else None. `wanted`: this replica leads
-        and is not willing; `roomy`: replicas that may be; `able`: those of
-        them that can take over at once, the best first. A caller that gets a name begins the
-        transfer before its next call."""
+        and is not willing; `roomy`: replicas that may be; `able`: those of them that can take over
+        at once, the best first. A caller that gets a name begins the transfer before its next
+        call."""
         if not wanted:
             self._since_ms, self.hoped = None, False
             return None

@@ -2,8 +2,8 @@
 
 Each says its wall clock, where its log begins, what of it has expired by its clock and settings,
 and those settings that should be alike: on a new link, when its expired position changes, and every
-TOLD_MS. A difference is told to operators; it ends nothing. What a peer does not repeat
-for KNOWN_MS is forgotten.
+TOLD_MS. A difference is told to operators; it ends nothing. What a peer does not repeat for
+KNOWN_MS is forgotten.
 
 Retention follows a majority: one replica whose clock is ahead, or whose file says a shorter time,
 would otherwise delete what the others keep, and hide it when it comes to lead. So a log is trimmed

@@ -128,6 +128,14 @@ class Engine:
         return self.store.commitlog.min_offset
 
 
+def aged(store, disk, clocks, space):
+    """Let a month pass by steady clocks; return where segments begin, and who decides."""
+    retention = Retention(store, clocks.wall, clocks.monotonic)
+    clocks.now = MONTH
+    disk.space = space
+    return [segment.start for segment in store.commitlog.segments()], retention
+
+
 def keeper_of(store, disk, retention, engine, needed_from=None):
     context = SimpleNamespace(
         config=BrokerConfig(),
@@ -153,9 +161,7 @@ def keeper_of(store, disk, retention, engine, needed_from=None):
 async def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     store, disk, clocks, refilled, space, kept
 ):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
-    clocks.now = MONTH
-    disk.space = space
+    _, retention = aged(store, disk, clocks, space)
     engine = Engine(store, refilled)
     keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
@@ -182,10 +188,7 @@ async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_
     store, disk, clocks, space, snapshots, bak, kept_from
 ):
     """A replica that starts from .bak files has to apply all that came after them once more."""
-    starts = [segment.start for segment in store.commitlog.segments()]
-    retention = Retention(store, clocks.wall, clocks.monotonic)
-    clocks.now = MONTH
-    disk.space = space
+    starts, retention = aged(store, disk, clocks, space)
     keeper = keeper_of(store, disk, retention, OneFrameASegment(store, []))
     keeper.covered_index, keeper.fallback_index = snapshots, bak
     await keeper.retain()
@@ -196,10 +199,7 @@ async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_
 async def test_what_has_not_expired_for_a_majority_stays_unless_the_disk_is_full(
     store, disk, clocks, agreed, space, kept_from
 ):
-    starts = [segment.start for segment in store.commitlog.segments()]
-    retention = Retention(store, clocks.wall, clocks.monotonic)
-    clocks.now = MONTH
-    disk.space = space
+    starts, retention = aged(store, disk, clocks, space)
     engine = Engine(store, [], starts[agreed])
     keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
@@ -233,10 +233,7 @@ async def test_what_a_full_disk_takes_has_not_expired(store, disk, clocks):
 async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     store, disk, clocks, needed, space, kept_from
 ):
-    starts = [segment.start for segment in store.commitlog.segments()]
-    retention = Retention(store, clocks.wall, clocks.monotonic)
-    clocks.now = MONTH
-    disk.space = space
+    starts, retention = aged(store, disk, clocks, space)
     engine = Engine(store, [])
     needed_from = None if needed is None else starts[needed]
     keeper = keeper_of(store, disk, retention, engine, needed_from)
@@ -252,10 +249,7 @@ async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
 async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_is_full(
     store, disk, clocks, role, space, kept_from
 ):
-    starts = [segment.start for segment in store.commitlog.segments()]
-    retention = Retention(store, clocks.wall, clocks.monotonic)
-    clocks.now = MONTH
-    disk.space = space
+    starts, retention = aged(store, disk, clocks, space)
     context = SimpleNamespace(
         config=BrokerConfig(broker_role=role),
         store=store,

@@ -12,6 +12,7 @@ from tests.broker.replication.test_peer_upgrade import (
     Acknowledged,
     all_there,
     caught_up,
+    upgrade_each,
     upgrading,
 )
 from tests.broker.replication.test_refill_processes import NAMES
@@ -27,11 +28,7 @@ BEFORE = [
 async def test_a_group_says_such_messages_to_replicas_that_know_them(tmp_path, before):
     async with upgrading(tmp_path, before) as group:
         async with Acknowledged(group) as load:
-            for name in NAMES:
-                await load.more(BETWEEN)
-                await asyncio.to_thread(group.upgrade, name)
-                await group.until(caught_up)
-            await load.more(BETWEEN)
+            await upgrade_each(group, load)
             back = NAMES[1]
             await asyncio.to_thread(group.end, back, signal.SIGTERM)
             group.new.discard(back)

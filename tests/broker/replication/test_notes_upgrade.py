@@ -12,6 +12,7 @@ from tests.broker.replication.test_peer_upgrade import (
     Acknowledged,
     all_there,
     caught_up,
+    upgrade_each,
     upgrading,
 )
 from tests.broker.replication.test_refill_processes import NAMES
@@ -34,11 +35,7 @@ def noted(group, name):
 async def test_a_group_remembers_once_its_replicas_know_how(tmp_path):
     async with upgrading(tmp_path, BEFORE) as group:
         async with Acknowledged(group) as load:
-            for name in NAMES:
-                await load.more(BETWEEN)
-                await asyncio.to_thread(group.upgrade, name)
-                await group.until(caught_up)
-                await load.more(BETWEEN)
+            await upgrade_each(group, load)
             await group.until(lambda infos: all(noted(group, name) for name in NAMES))
             victim = NAMES[0]
             store, image = tmp_path / victim, tmp_path / "image"

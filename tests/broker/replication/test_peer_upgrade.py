@@ -161,6 +161,15 @@ async def upgrading(directory, commit):
         yield group
 
 
+async def upgrade_each(group, load):
+    """Upgrade one replica after the other, with sends between them."""
+    for name in NAMES:
+        await load.more(BETWEEN)
+        await asyncio.to_thread(group.upgrade, name)
+        await group.until(caught_up)
+        await load.more(BETWEEN)
+
+
 @pytest.mark.long
 async def test_a_group_is_upgraded_under_load_and_then_enforces_proofs(tmp_path):
     async with upgrading(tmp_path, BEFORE) as group:

@@ -21,7 +21,13 @@ ARRIVAL_S = 600.0  # until all scenarios of a wave are where the leader may die
 STRIKE_S = 900.0  # the leader's death, and what is committed before and after it
 PACE_S = 0.1  # between sends while the leader is dead
 ASKING_PACE_S = 0.5  # of each scenario after its offsets: dozens at once are a load
-IMPATIENT = ("timeout", "remotingsendrequest", "remotingconnect", "no consumer for this group")
+IMPATIENT = (
+    "timeout",
+    "remotingsendrequest",
+    "remotingconnect",
+    "no consumer for this group",
+    "check client in broker error",  # Java 5's words for any of the first three, asked with 46
+)
 STEPS = 10  # sends before the kill, and acknowledged ones after it
 QUEUES = 4
 

@@ -174,6 +174,11 @@ def hosts_extra(sys_flag: int) -> int:
     return (12 if sys_flag & SYS_BORN_HOST_V6 else 0) + (12 if sys_flag & SYS_STORE_HOST_V6 else 0)
 
 
+def born_timestamp_at(buffer: Buffer, offset: int) -> int:
+    """Return BORNTIMESTAMP of the record at `offset`, of which 48 bytes must be there."""
+    return int(_LONG.unpack_from(buffer, offset + 40)[0])
+
+
 def store_timestamp_at(buffer: Buffer, offset: int) -> int:
     """Return STORETIMESTAMP of the record at `offset`, of which 76 bytes must be there."""
     sys_flag = _INT.unpack_from(buffer, offset + 36)[0]

@@ -11,6 +11,7 @@ progress.json lists the parts that a backup in progress has finished; it promise
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -128,6 +129,11 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     messages: int
     segments: tuple[Part, ...]
     states: tuple[StateFile, ...]
+
+
+def iso(time_ms: int) -> str:
+    """Return a time in ms since 1970 as ISO 8601, in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def encode(manifest: Manifest) -> bytes:

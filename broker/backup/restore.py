@@ -37,6 +37,7 @@ import orjson
 from raftmq.broker.backup.chain import ChainBroken, FrameChain
 from raftmq.broker.backup.directory import OF_DISKS, BackupDirectory, segment_name
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from raftmq.broker.backup.moment import last_by
 from raftmq.broker.backup.settings import store_config_of
 from raftmq.broker.backup.states import decode
 from raftmq.broker.tables import snapshot
@@ -77,10 +78,12 @@ SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 @dataclass(frozen=True, slots=True)
 class Point:
     """The point to which a backup is restored: frames up to `index`, and the tables of `state`
-    (None: empty ones), which the broker brings up to that index from the log."""
+    (None: empty ones), which the broker brings up to that index from the log. `next_ms`: the stamp
+    of the frame behind it, if it was asked for by a time."""
 
     index: int
     state: StateFile | None
+    next_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +107,14 @@ def point_of(
     to_time_ms: int | None = None,
 ) -> Point:
     """Return the point of frame `to_index`, or of the last frame sealed at or before `to_time_ms`
-    by the leader's clock; without either the whole backup. Raises BackupError, BackupDamaged,
-    OSError."""
-    index = manifest.commit_index
+    by the leader's clock; without either the whole backup. Raises BackupError (also if a clock was
+    wrong then), BackupDamaged, OSError."""
+    index, next_ms = manifest.commit_index, None
     if to_index is not None:
         index = to_index
     elif to_time_ms is not None:
-        index = manifest.first_index - 1
-        for frame in frames_of(directory, manifest):
-            if frame.timestamp_ms > to_time_ms:
-                break
-            index = frame.index
+        moment = last_by(frames_of(directory, manifest), manifest, to_time_ms)
+        index, next_ms = moment.index, moment.next_ms
     lowest = manifest.first_index - 1
     if not max(lowest, 1) <= index <= manifest.commit_index:
         raise BackupError(
@@ -123,9 +123,9 @@ def point_of(
         )
     usable = [state for state in manifest.states if lowest <= state.index <= index]
     if usable:
-        return Point(index, max(usable, key=lambda state: state.index))
+        return Point(index, max(usable, key=lambda state: state.index), next_ms)
     if manifest.first_index == 1:
-        return Point(index, None)
+        return Point(index, None, next_ms)
     oldest = min(state.index for state in manifest.states)
     raise BackupError(
         f"frame {index} cannot be restored to: the log begins with frame {manifest.first_index}, so"

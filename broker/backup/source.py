@@ -194,9 +194,9 @@ class RemoteSource:
 
 
 async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
-    """Return the replica to read from: a follower that is recovered and follows a leader,
-    preferring the one that has applied most; otherwise the leader, or whoever answers. Raises
-    BackupError."""
+    """Return the replica to read from: a follower that is recovered and follows a leader, with its
+    disk and clock in order, preferring the one that has applied most; otherwise the leader, or
+    whoever answers. Raises BackupError."""
     found: list[tuple[tuple[bool, bool, int], str]] = []
     complaints: list[str] = []
     for address in addresses:
@@ -209,7 +209,8 @@ async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
             complaints.append(f"{address}: is no replica of a Raft group")
             continue
         follows = info["raftRole"] == "follower" and bool(info.get("raftLeader"))
-        sound = _has_recovered(info) and info.get("raftDiskState") == "ok"
+        is_well = info.get("raftDiskState") == "ok" and info.get("raftClockWrong") != "true"
+        sound = _has_recovered(info) and is_well
         applied = int(info.get("raftAppliedIndex") or 0)
         found.append(((follows and sound, sound, applied), address))
     if not found:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from google_crc32c import extend as crc32c_extend
 
@@ -29,6 +28,7 @@ from raftmq.broker.backup.manifest import (
     Manifest,
     Part,
     StateFile,
+    iso,
 )
 from raftmq.broker.backup.source import Offer, Overtaken, Source
 from raftmq.broker.errors import StateError
@@ -243,7 +243,6 @@ class _Copying:
     def _manifest(self, offer: Offer, parts: list[Part]) -> Manifest:
         facts, snapshot = offer.facts, offer.snapshot
         states = self._states(offer)
-        taken = datetime.fromtimestamp(facts.time_ms / 1000, UTC)
         return Manifest(
             group=facts.group,
             broker=facts.broker,
@@ -253,7 +252,7 @@ class _Copying:
             members=facts.members,
             program=f"raftmq {__version__}",
             taken_ms=facts.time_ms,
-            taken=taken.isoformat(timespec="milliseconds"),
+            taken=iso(facts.time_ms),
             confirmed=offer.confirmed,
             commit_index=facts.index,
             term=facts.term,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 import uuid
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -18,8 +19,9 @@ import click
 import orjson
 
 from raftmq.broker.backup.directory import BackupDirectory
-from raftmq.broker.backup.manifest import BackupError, Manifest
-from raftmq.broker.backup.restore import Restored, check_empty, point_of
+from raftmq.broker.backup.manifest import BackupError, Manifest, iso
+from raftmq.broker.backup.moment import APART_MS
+from raftmq.broker.backup.restore import Point, Restored, check_empty, point_of
 from raftmq.broker.backup.restore import restore as restore_stores
 from raftmq.broker.backup.settings import notable
 from raftmq.broker.backup.source import RemoteSource, choose, replicas_of
@@ -82,12 +84,19 @@ def backup(
             )
     except (ConfigError, ValueError) as error:
         _end(WRONG, f"backup: {error}")
+    begun_ms = time.time_ns() // 1_000_000
     try:
         taken = asyncio.run(running)
     except StoreInUse as error:
         _end(os.EX_TEMPFAIL, f"backup: {error}")
     except FAILURES as error:
         _end(FAILED, f"backup: {error}")
+    taken_ms = taken.manifest.taken_ms
+    if not begun_ms - APART_MS <= taken_ms <= time.time_ns() // 1_000_000 + APART_MS:
+        _say(
+            f"{taken.manifest.node} says that it is {taken.manifest.taken}, here it was"
+            f" {iso(begun_ms)}: one of the two clocks is wrong"
+        )
     if as_json:
         figures = {"copiedBytes": taken.copied_bytes, "keptBytes": taken.kept_bytes}
         _print_json(_facts(taken.manifest) | figures)
@@ -198,7 +207,7 @@ def restore(
         _end(FAILED, f"restore: {error}")
     finally:
         set_level("raftmq.broker.installation", "")
-    _print_restored(manifest, made, addresses)
+    _print_restored(manifest, point, made, addresses)
     if len(stores) < len(members):
         click.echo(f"incarnation {named}: the other stores need --incarnation {named}")
 
@@ -240,10 +249,17 @@ def _print(manifest: Manifest) -> None:
     click.echo(f"tables      of frame {states}")
 
 
-def _print_restored(manifest: Manifest, made: Restored, addresses: list[tuple[str, str]]) -> None:
+def _print_restored(
+    manifest: Manifest, point: Point, made: Restored, addresses: list[tuple[str, str]]
+) -> None:
     peers = ";".join(f"{node}-{address}" for node, address in addresses)
-    until = datetime.fromtimestamp(made.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    click.echo(f"frames      {manifest.first_index} to {made.index}, the last of {until}")
+    click.echo(
+        f"frames      {manifest.first_index} to {made.index}, the last of {iso(made.time_ms)}"
+    )
+    left_out = manifest.commit_index - made.index
+    if left_out:
+        next_one = "" if point.next_ms is None else f", the first of {iso(point.next_ms)}"
+        click.echo(f"left out    {left_out} frames{next_one}")
     click.echo(f"members     {peers}: frame {made.configuration_index}, term {made.term}")
     click.echo(f"group id    {made.group_id.hex()}: a new one")
     click.echo(f"log         ends at byte {made.end}, in every store alike")

@@ -644,6 +644,19 @@ def test_a_point_is_found_by_the_leaders_clock(store, place):
         point_of(place, manifest, to_time_ms=1)
 
 
+def test_a_restore_says_what_it_leaves_out(store, place, tmp_path):
+    manifest = backup(store, place).manifest
+    arguments = ("restore", place.path, "--peers", "n0-127.0.0.1:1", "--into")
+    status, output = run(*arguments, tmp_path / "a", "--to-index", manifest.commit_index - 3)
+    assert status == 0 and "left out    3 frames\n" in output, output
+    stamps = [frame.timestamp_ms for frame in frames_in(place, manifest)]
+    status, output = run(*arguments, tmp_path / "b", "--to-time", min(stamps))
+    count = len(stamps) - next(n for n, stamp in enumerate(stamps) if stamp > min(stamps))
+    assert status == 0 and f"left out    {count} frames, the first of 20" in output, output
+    status, output = run(*arguments, tmp_path / "c")
+    assert status == 0 and "left out" not in output, output
+
+
 def test_a_point_without_tables_cannot_be_restored_to(store, place):
     replica = store.open()
     trimmed(replica.log, replica.store.commitlog.segments()[-1].start)

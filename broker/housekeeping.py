@@ -78,7 +78,7 @@ class Chore:
 
     name: str
     period_ms: int
-    run: Callable[[], Awaitable[None] | None]
+    run: Callable[[], Awaitable[object] | None]
     rest_ms: Callable[[], float] = _no_rest
     due_ms: int = field(default=0, init=False)
 

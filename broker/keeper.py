@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from raftmq.broker.context import Context
 from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.retention import Retention
+from raftmq.broker.retention import Limit, Retained, Retention
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.store.messagestore import MessageStore
@@ -27,6 +27,12 @@ DURABLE_POLL_MS = 20
 DURABLE_WAIT_MS = 5_000  # after that this round's snapshot is skipped
 QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
+# What expired segments are kept for.
+FOR_OTHERS = "the other replicas: for a majority this has not expired yet, or is not known to have"
+FOR_DELIVERY = "messages that wait for delivery"
+FOR_SNAPSHOTS = "the next two snapshots of the tables"
+FOR_BACKUP = "a backup that reads it"
+
 
 class Keeper(Protocol):
     """Keeps the tables' files; one per broker. They are loaded before (broker.opening)."""
@@ -35,7 +41,7 @@ class Keeper(Protocol):
         """Return periodic work; it may block the housekeeper's slow task."""
         ...
 
-    async def retain(self, *, at_once: bool = False) -> None:
+    async def retain(self, *, at_once: bool = False) -> Retained:
         """Delete old segments, as a chore; `at_once`: whatever the hour. Raises OSError."""
         ...
 
@@ -132,7 +138,7 @@ class RaftKeeper:
         )
         self.fallback_index = before
 
-    async def retain(self, *, at_once: bool = False) -> None:
+    async def retain(self, *, at_once: bool = False) -> Retained:
         """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
         stay that have not expired for a majority of the replicas, or that a snapshot install or a
         backup still needs, unless the disk is too full for that."""
@@ -141,27 +147,31 @@ class RaftKeeper:
         expired = self._retention.expired_before(at_once=at_once)
         agreed = engine.agree_expired(self._retention.expired_by_age())
         is_full = self._retention.disk_is_full
+        limit, before = Limit(expired), store.commitlog.min_offset
         if refilled and not is_full:
             log.info("retention_waits for=%s", ",".join(refilled))
-            return
-        if not is_full and agreed < expired:
+            limit.lower(before, f"replicas that are refilled from this one: {', '.join(refilled)}")
+        elif not is_full and agreed < expired:
             if expired != self._waiting_for_others:
                 log.info("retention_waits own=%d agreed=%d: a majority decides", expired, agreed)
-            self._waiting_for_others, expired = expired, agreed
-        position = self._spare(expired)
-        index = engine.log_index
-        covered = min(self.fallback_index, index.last_index)
-        if position <= store.commitlog.min_offset or covered < index.first_index:
-            return
-        position = min(position, index.end_of(covered))
-        needed = self._needed_from()
-        if needed is not None and not is_full:
-            position = min(position, needed)
-        before = store.commitlog.min_offset
-        after = await engine.delete_before(position)
+            self._waiting_for_others = expired
+            limit.lower(max(agreed, before), FOR_OTHERS)
+        if limit.position > before:
+            limit.lower(self._spare(limit.position), FOR_DELIVERY)
+            index = engine.log_index
+            covered = min(self.fallback_index, index.last_index)
+            end = index.end_of(covered) if covered >= index.first_index else before
+            limit.lower(end, FOR_SNAPSHOTS)
+            needed = self._needed_from()
+            if needed is not None and not is_full:
+                limit.lower(needed, FOR_BACKUP)
+        after = before
+        if limit.position > before:
+            after = await engine.delete_before(limit.position)
         if after != before:
             store.derived.correct_min_offset()
             log.info("log_trimmed from=%d to=%d", before, after)
+        return limit.retained(expired, before, after)
 
     async def settle(self) -> None:
         """Do nothing: the housekeeper awaits the chores, and nothing else writes."""
@@ -203,16 +213,19 @@ class ClassicKeeper:
     async def _flush(self) -> None:
         await flush_queues(self._store, self._pool)
 
-    async def retain(self, *, at_once: bool = False) -> None:
+    async def retain(self, *, at_once: bool = False) -> Retained:
         """Delete old segments. What waits for delivery does not keep a slave's on a full disk: its
         master alone can store that once more, and has it."""
-        store = self._store
-        before = store.commitlog.min_offset
-        position = self._retention.expired_before(at_once=at_once)
+        before = after = self._store.commitlog.min_offset
+        expired = self._retention.expired_before(at_once=at_once)
+        limit = Limit(expired)
         if not (self._config.is_slave and self._retention.disk_is_full):
-            position = self._spare(position)
-        if position > before and await self._context.log.engine.delete_before(position) > before:
-            log.info("log_trimmed from=%d to=%d", before, store.commitlog.min_offset)
+            limit.lower(self._spare(expired), FOR_DELIVERY)
+        if limit.position > before:
+            after = await self._context.log.engine.delete_before(limit.position)
+        if after > before:
+            log.info("log_trimmed from=%d to=%d", before, after)
+        return limit.retained(expired, before, after)
 
     async def settle(self) -> None:
         await self._files.settle()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from raftmq.store.disk import DiskUsage
 from raftmq.store.messagestore import MessageStore
@@ -18,6 +19,37 @@ from raftmq.store.retention import CLOCK_STEADY_MS, SteadyClock
 log = logging.getLogger("raftmq.broker.retention")
 
 EMPTY = DiskUsage(0, 1)
+NOT_SETTLED = "what is not applied and durable yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What one pass of retention did, in bytes of the CommitLog: deleted, and kept although the
+    policy deletes it, with what it is kept for."""
+
+    deleted: int
+    kept: int = 0
+    kept_for: str = ""
+
+
+@dataclass(slots=True)
+class Limit:
+    """The CommitLog offset up to which a pass deletes, and what sets it; "": nothing but the
+    policy."""
+
+    position: int
+    reason: str = ""
+
+    def lower(self, position: int, reason: str) -> None:
+        """Go no further than `position`, for this reason."""
+        if position < self.position:
+            self.position, self.reason = position, reason
+
+    def retained(self, expired: int, before: int, after: int) -> Retained:
+        """Return what a pass did that was to delete up to `expired`, and that the log began at
+        `before` and at `after` around it."""
+        kept = max(0, expired - after)
+        return Retained(after - before, kept, (self.reason or NOT_SETTLED) if kept else "")
 
 
 class Retention:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from raftmq.client.admin import Admin
+from raftmq.client.admin.brokers import DeletedLog
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import (
@@ -151,8 +153,19 @@ async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    delete = admin.broker.delete_expired_log
-    return await _upkeep(admin, arguments, delete, "expired CommitLog files deleted")
+    addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
+    return [
+        _deleted(address, await admin.broker.delete_expired_log(address)) for address in addresses
+    ]
+
+
+def _deleted(address: str, log: DeletedLog | None) -> Done:
+    if log is None:
+        return Done(f"expired CommitLog files deleted at {address}", {"broker": address})
+    sentence = f"{log.deleted} bytes of expired CommitLog files deleted at {address}"
+    if log.kept:
+        sentence += f"; {log.kept} more have expired there and are kept for {log.kept_for}"
+    return Done(sentence, {"broker": address, **asdict(log)})
 
 
 async def _upkeep(

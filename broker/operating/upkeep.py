@@ -76,9 +76,13 @@ class Upkeep:
         return RemotingCommand.response_to(request)
 
     async def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Delete now what retention would delete at `deleteWhen` (329). Raises Refused."""
+        """Delete now what retention would delete at `deleteWhen` (329), and say how much that was.
+        Apache's tool reads the code alone. Raises Refused."""
         try:
-            await self._keeper.retain(at_once=True)
+            retained = await self._keeper.retain(at_once=True)
         except OSError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"log not deleted: {error}") from error
-        return RemotingCommand.response_to(request)
+        ext = {"deletedBytes": str(retained.deleted), "keptBytes": str(retained.kept)}
+        if retained.kept:
+            ext["keptFor"] = retained.kept_for
+        return RemotingCommand.response_to(request, ext=ext)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from raftmq.client.admin.bodies import (
@@ -19,6 +20,16 @@ from raftmq.remoting.fastjson import loads_object
 
 MEMBERS_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 UPKEEP_TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedLog:
+    """What a broker deleted of its CommitLog, in bytes, and what has expired there and stays, with
+    the broker's words for what it is kept for."""
+
+    deleted: int
+    kept: int
+    kept_for: str
 
 
 class BrokerAdmin:
@@ -68,10 +79,16 @@ class BrokerAdmin:
         code = RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE
         await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
 
-    async def delete_expired_log(self, address: str) -> None:
-        """Have the broker run now the retention that it runs at `deleteWhen` (329)."""
+    async def delete_expired_log(self, address: str) -> DeletedLog | None:
+        """Have the broker run now the retention that it runs at `deleteWhen` (329). Returns what it
+        did; None from Apache's broker, which does not say."""
         code = RequestCode.DELETE_EXPIRED_COMMITLOG
-        await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
+        answer = await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
+        ext = answer.ext or {}
+        if "deletedBytes" not in ext:
+            return None
+        kept = int(ext.get("keptBytes", "0"))
+        return DeletedLog(int(ext["deletedBytes"]), kept, ext.get("keptFor", ""))
 
     async def transfer_leadership(self, address: str, target: str = "") -> str:
         """Start a leadership transfer (30001, ours) to `target`, or, if "", to the voter that

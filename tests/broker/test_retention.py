@@ -6,8 +6,15 @@ import pytest
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.broker.keeper import ClassicKeeper, RaftKeeper
-from raftmq.broker.retention import Retention
+from raftmq.broker.keeper import (
+    FOR_BACKUP,
+    FOR_DELIVERY,
+    FOR_OTHERS,
+    FOR_SNAPSHOTS,
+    ClassicKeeper,
+    RaftKeeper,
+)
+from raftmq.broker.retention import Retained, Retention
 from raftmq.broker.tables.state import BrokerState
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
@@ -165,8 +172,9 @@ async def test_what_a_refilled_replica_needs_stays_unless_the_disk_is_full(
     engine = Engine(store, refilled)
     keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
-    await keeper.retain()
+    retained = await keeper.retain()
     assert (store.commitlog.min_offset == 0) is kept
+    assert ("n1" in retained.kept_for) is kept
 
 
 class OneFrameASegment(Engine):
@@ -191,8 +199,9 @@ async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_
     starts, retention = aged(store, disk, clocks, space)
     keeper = keeper_of(store, disk, retention, OneFrameASegment(store, []))
     keeper.covered_index, keeper.fallback_index = snapshots, bak
-    await keeper.retain()
-    assert store.commitlog.min_offset == starts[kept_from]
+    retained = await keeper.retain()
+    assert store.commitlog.min_offset == retained.deleted == starts[kept_from]
+    assert retained.kept_for == (FOR_SNAPSHOTS if kept_from >= 0 else "")
 
 
 @pytest.mark.parametrize(("agreed", "space", "kept_from"), [(2, HALF_FULL, 2), (2, FULL, -1)])
@@ -203,8 +212,10 @@ async def test_what_has_not_expired_for_a_majority_stays_unless_the_disk_is_full
     engine = Engine(store, [], starts[agreed])
     keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
-    await keeper.retain()
+    retained = await keeper.retain()
     assert store.commitlog.min_offset == starts[kept_from]
+    kept = starts[-1] - starts[kept_from]
+    assert retained == Retained(starts[kept_from], kept, FOR_OTHERS if kept else "")
 
 
 async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store, disk, clocks):
@@ -238,8 +249,9 @@ async def test_what_a_backup_still_reads_stays_unless_the_disk_is_full(
     needed_from = None if needed is None else starts[needed]
     keeper = keeper_of(store, disk, retention, engine, needed_from)
     keeper.fallback_index = 1
-    await keeper.retain()
-    assert store.commitlog.min_offset == starts[kept_from]
+    retained = await keeper.retain()
+    assert store.commitlog.min_offset == retained.deleted == starts[kept_from]
+    assert retained.kept_for == (FOR_BACKUP if kept_from >= 0 else "")
 
 
 @pytest.mark.parametrize(
@@ -258,8 +270,9 @@ async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_
     keeper = ClassicKeeper(
         context, None, retention, files=None, spare=lambda position: min(position, starts[2])
     )
-    await keeper.retain()
-    assert store.commitlog.min_offset == starts[kept_from]
+    retained = await keeper.retain()
+    assert store.commitlog.min_offset == retained.deleted == starts[kept_from]
+    assert retained.kept_for == (FOR_DELIVERY if kept_from >= 0 else "")
 
 
 async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, clocks):

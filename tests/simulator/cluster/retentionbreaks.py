@@ -11,6 +11,7 @@ from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
 from raftmq.broker.delivery.transactions.service import Transactions
 from raftmq.broker.keeper import RaftKeeper
 from raftmq.broker.popping.revive import Reviver
+from raftmq.broker.retention import Retained
 from raftmq.broker.tables.pops import Place
 from raftmq.store.derived import DerivedFiles
 from tests.simulator.cluster.planting import instead, replaced
@@ -19,8 +20,8 @@ from tests.simulator.cluster.planting import instead, replaced
 def retention_takes_nothing() -> AbstractContextManager[Any]:
     """No segment is deleted, however full the disk is."""
 
-    async def retain(self: RaftKeeper, *, at_once: bool = False) -> None:
-        pass
+    async def retain(self: RaftKeeper, *, at_once: bool = False) -> Retained:
+        return Retained(0)
 
     return instead(RaftKeeper, "retain", retain)
 

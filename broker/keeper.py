@@ -144,8 +144,8 @@ class RaftKeeper:
         backup still needs, unless the disk is too full for that."""
         engine, store = self._context.log.framed, self._store
         refilled = engine.refilled
-        expired = self._retention.expired_before(at_once=at_once)
-        agreed = engine.agree_expired(self._retention.expired_by_age())
+        looked = self._retention.expired(at_once=at_once)
+        expired, agreed = looked.before, engine.agree_expired(looked.by_age)
         is_full = self._retention.disk_is_full
         limit, before = Limit(expired), store.commitlog.min_offset
         if refilled and not is_full:
@@ -217,7 +217,7 @@ class ClassicKeeper:
         """Delete old segments. What waits for delivery does not keep a slave's on a full disk: its
         master alone can store that once more, and has it."""
         before = after = self._store.commitlog.min_offset
-        expired = self._retention.expired_before(at_once=at_once)
+        expired = self._retention.expired(at_once=at_once).before
         limit = Limit(expired)
         if not (self._config.is_slave and self._retention.disk_is_full):
             limit.lower(self._spare(expired), FOR_DELIVERY)

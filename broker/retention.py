@@ -12,13 +12,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raftmq.store.disk import DiskUsage
 from raftmq.store.messagestore import MessageStore
-from raftmq.store.retention import CLOCK_STEADY_MS, SteadyClock
+from raftmq.store.retention import CLOCK_STEADY_MS, Expired, SteadyClock
 
 log = logging.getLogger("raftmq.broker.retention")
 
-EMPTY = DiskUsage(0, 1)
 NOT_SETTLED = "what is not applied and durable yet"
 
 
@@ -64,12 +62,9 @@ class Retention:
         self._clock_ms = clock_ms
         self._steady = SteadyClock(wall_ms(), clock_ms())
 
-    def expired_before(self, *, at_once: bool = False) -> int:
-        """Return the CommitLog offset below which segments are to be deleted; `at_once`: decide as
-        if it were the hour of `deleteWhen`. Raises OSError."""
-        return self._expired_before(self._due_hour if at_once else None, None)
-
-    def _expired_before(self, hour: int | None, usage: DiskUsage | None) -> int:
+    def expired(self, *, at_once: bool = False) -> Expired:
+        """Return which segments are to be deleted; `at_once`: decide as if it were the hour of
+        `deleteWhen`. Raises OSError."""
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         jump_ms = self._steady.look(wall_ms, clock_ms)
         if jump_ms:
@@ -78,18 +73,9 @@ class Retention:
                 jump_ms / 1000,
                 CLOCK_STEADY_MS // 1000,
             )
-        steady = self._steady.held_ms(clock_ms) == 0
-        return self._store.expiry.expired_before(wall_ms, usage, hour, by_age=steady)
-
-    def expired_by_age(self) -> int:
-        """Return the CommitLog offset below which segments have expired by their age, whatever the
-        hour and the disk; 0: none has. Raises OSError."""
-        expired = self._expired_before(self._due_hour, EMPTY)
-        return expired if expired > self._store.commitlog.min_offset else 0
-
-    @property
-    def _due_hour(self) -> int:
-        return min(self._store.config.retention.delete_when)
+        expiry = self._store.expiry
+        hour = expiry.due_hour if at_once else None
+        return expiry.expired(wall_ms, hour=hour, by_age=self._steady.held_ms(clock_ms) == 0)
 
     @property
     def disk_is_full(self) -> bool:

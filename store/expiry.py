@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from errno import EIO
+from functools import partial
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
@@ -22,7 +23,7 @@ from raftmq.store.record import (
     MAGIC_V2,
     store_timestamp_at,
 )
-from raftmq.store.retention import RetentionPolicy, SegmentAge, expired_before
+from raftmq.store.retention import Expired, RetentionPolicy, SegmentAge, expired_before
 
 
 @dataclass(eq=False)
@@ -35,33 +36,36 @@ class Expiry:
     _confirmed: Checkpoint | None  # in Raft mode nothing above its confirmPhyOffset expires
     _policy: RetentionPolicy
 
-    def expired_before(
+    def expired(
         self,
         now_ms: int,
         usage: DiskUsage | None = None,
         hour: int | None = None,
         by_age: bool = True,
-    ) -> int:
-        """Return the offset below which the configured policy deletes segments (store.retention).
+    ) -> Expired:
+        """Return which segments the configured policy deletes (store.retention).
 
         `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given. Without
         `by_age` the time does not matter, only usage. Raises OSError."""
         usage = self._disk.usage() if usage is None else usage
         log, ages = self._commitlog, self._ages(now_ms)
-        if not ages:
-            return log.min_offset
         limit = min(self._derived.dispatched_offset, log.durable_offset)
         if self._confirmed is not None:
             limit = min(limit, self._confirmed.fields.confirm_offset)
-        return expired_before(
-            ages,
-            self._policy,
-            now_ms=now_ms,
-            hour=time.localtime(now_ms / 1000).tm_hour if hour is None else hour,
-            disk_used_ratio=usage.used_ratio,
-            limit=limit,
-            by_age=by_age,
+        hour = time.localtime(now_ms / 1000).tm_hour if hour is None else hour
+        decide = partial(
+            expired_before, ages, self._policy, now_ms=now_ms, limit=limit, by_age=by_age
         )
+        old = decide(hour=self.due_hour, disk_used_ratio=0.0)
+        return Expired(
+            decide(hour=hour, disk_used_ratio=usage.used_ratio) if ages else log.min_offset,
+            old if old > log.min_offset else 0,
+        )
+
+    @property
+    def due_hour(self) -> int:
+        """An hour in which the policy deletes what is old."""
+        return min(self._policy.delete_when)
 
     def _ages(self, now_ms: int) -> list[SegmentAge]:
         """Return the ages of as many of the oldest segments as one pass may delete, and one more.

@@ -74,6 +74,15 @@ class SteadyClock:
         return max(0, self._jumped_at_ms + CLOCK_STEADY_MS - clock_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """CommitLog offsets. `before`: whole segments below it are to be deleted now. `by_age`: below
+    it they are older than the policy keeps them, whatever the hour and the disk; 0: none is."""
+
+    before: int
+    by_age: int
+
+
 def expired_before(
     segments: Sequence[SegmentAge],
     policy: RetentionPolicy,

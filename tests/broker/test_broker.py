@@ -13,6 +13,7 @@ from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.disk import DiskUsage
 from raftmq.store.errors import StoreError
 from raftmq.store.record import decode_record, walk_records
+from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.waiting import until
 
@@ -280,7 +281,8 @@ async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
         for _ in range(30):
             await group.send(broker, "T", b"x" * 30_000)
         await group.commit(broker, "T", 0, 7)
-        broker.store.expiry.expired_before = lambda *_, **__: broker.store.commitlog.max_offset
+        log = broker.store.commitlog
+        broker.store.expiry.expired = lambda *_, **__: Expired(log.max_offset, log.max_offset)
         await broker.keeper.retain()
         assert broker.store.commitlog.min_offset == 0
         await broker.keeper.write_snapshot()

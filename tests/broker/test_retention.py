@@ -18,6 +18,7 @@ from raftmq.broker.retention import Retained, Retention
 from raftmq.broker.tables.state import BrokerState
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
+from raftmq.store.expiry import Expiry
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
 from tests.store.make import append_classic, record
@@ -78,11 +79,11 @@ def store(disk):
 
 def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
     retention = Retention(store, clocks.wall, clocks.monotonic)
-    assert retention.expired_before() == 0
+    assert retention.expired().before == 0
     assert retention.info() == {"clockJumpedMs": "0", "retentionByAgeHeldMs": "0"}
     clocks.off = MONTH
     for clocks.now in range(10_000, 100_000, 10_000):
-        assert retention.expired_before() == 0
+        assert retention.expired().before == 0
     assert retention.info() == {
         "clockJumpedMs": str(MONTH),
         "retentionByAgeHeldMs": str(CLOCK_STEADY_MS - 80_000),
@@ -91,21 +92,31 @@ def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
     assert said == ["clock_jumped seconds=+2592000.000 retention_by_age_held_s=3600"]
     # It stays there: then it is taken at its word.
     clocks.now = 10_000 + CLOCK_STEADY_MS
-    assert retention.expired_before() == store.commitlog.segments()[-1].start
+    assert retention.expired().before == store.commitlog.segments()[-1].start
 
 
 def test_time_that_passes_on_both_clocks_makes_old(store, clocks):
     retention = Retention(store, clocks.wall, clocks.monotonic)
     clocks.now = MONTH
-    assert retention.expired_before() == store.commitlog.segments()[-1].start
+    assert retention.expired().before == store.commitlog.segments()[-1].start
 
 
 def test_a_full_disk_is_relieved_whatever_the_clock_does(store, disk, clocks):
     retention = Retention(store, clocks.wall, clocks.monotonic)
     clocks.off = -MONTH
-    assert retention.expired_before() == 0
+    assert retention.expired().before == 0
     disk.space = FULL
-    assert retention.expired_before() == store.commitlog.segments()[-1].start
+    assert retention.expired().before == store.commitlog.segments()[-1].start
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_pass_looks_at_the_ages_once(store, disk, clocks, monkeypatch, at_once):
+    _, retention = aged(store, disk, clocks, HALF_FULL)
+    keeper = keeper_of(store, disk, retention, Engine(store, []))
+    looks, ages = [], Expiry._ages
+    monkeypatch.setattr(Expiry, "_ages", lambda *args: looks.append(1) or ages(*args))
+    await keeper.retain(at_once=at_once)
+    assert len(looks) == 1
 
 
 class Engine:

@@ -462,7 +462,7 @@ class Life:
     def retain(self) -> None:
         store, rng = self.store, self.rng
         by_age, hour = rng.random() < 0.8, rng.choice([4, 5])
-        offset = store.expiry.expired_before(self.now_ms, None, hour, by_age)
+        offset = store.expiry.expired(self.now_ms, None, hour, by_age).before
         self.note("expired", offset)
         if rng.random() < 0.5:
             self.note("deleted", store.delete_before(offset))

@@ -7,6 +7,7 @@ import pytest
 
 from raftmq.broker.replication.engine import preferred_of
 from raftmq.remoting.codes import RequestCode
+from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.waiting import until
 
@@ -80,7 +81,7 @@ class Load:
 def keep_all(broker):
     """No more retention."""
     log = broker.store.commitlog
-    broker.store.expiry.expired_before = lambda *_, **__: log.min_offset
+    broker.store.expiry.expired = lambda *_, **__: Expired(log.min_offset, 0)
 
 
 async def pulled(group, broker, topic, queue=0):

@@ -16,6 +16,7 @@ from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
 from raftmq.store.errors import QueuesLost
 from raftmq.store.record import decode_record, walk_records
+from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.waiting import until
 
@@ -147,7 +148,8 @@ async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
 async def test_tables_that_cannot_be_made_anew_are_a_reason_not_to_start(tmp_path):
     async with Group(tmp_path, **SETTINGS) as group:
         broker = await filled(group)
-        broker.store.expiry.expired_before = lambda *_, **__: broker.store.commitlog.max_offset
+        log = broker.store.commitlog
+        broker.store.expiry.expired = lambda *_, **__: Expired(log.max_offset, log.max_offset)
         for _ in range(2):
             await group.send(broker, "T", b"x")
             await broker.keeper.write_snapshot()

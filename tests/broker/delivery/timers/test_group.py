@@ -9,6 +9,7 @@ from raftmq.broker.errors import OutcomeUnknown, busy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC
 from raftmq.store.properties import decode_properties
+from raftmq.store.retention import Expired
 from tests.broker.cluster import PATIENCE_S, Group
 from tests.broker.delivery.test_delay_group import PATIENT, TOPIC, everything, keys_of
 from tests.broker.replication.ha.pair import Classic
@@ -202,8 +203,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         assert log.min_offset == queue.min_offset == 0
         # Retention is asked ten times a second, and goes as far as snapshots and timers let it.
         for broker in group.brokers.values():  # a majority has to agree
-            broker.retention.expired_before = lambda at_once=False: log.max_offset
-            broker.retention.expired_by_age = lambda: log.max_offset
+            broker.retention.expired = lambda at_once=False: Expired(log.max_offset, log.max_offset)
         while log.max_offset < 1024 * KIB:
             answer = await group.send(leader, "Filler", bytes(60 * KIB))
             assert answer.code == 0
@@ -212,7 +212,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         await until(lambda: leader.timers.rolled_count >= 5 and wheel.first_offset >= 5)
         await until(lambda: queue.min_offset >= 5)
         # Nothing more may go: who is refilled would be too late for it again.
-        leader.retention.expired_before = lambda at_once=False: log.min_offset
+        leader.retention.expired = lambda at_once=False: Expired(log.min_offset, 0)
         await start_again(group, away)
         other = group.brokers[away]
         await until(lambda: other.state.applied_index >= leader.state.applied_index)

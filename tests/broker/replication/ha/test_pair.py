@@ -23,6 +23,7 @@ from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.errors import FlushUnderWay
 from raftmq.store.identity import WrongIdentity
 from raftmq.store.record import decode_record, walk_records
+from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
@@ -1120,8 +1121,8 @@ async def test_retention(tmp_path):
     async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
         await filled(pair, 40, size=20_000)
         broker = pair.master
-        broker.store.expiry.expired_before = lambda *_, **__: (
-            broker.store.commitlog.segments()[-1].start
+        broker.store.expiry.expired = lambda *_, **__: Expired(
+            broker.store.commitlog.segments()[-1].start, 0
         )
         await broker.keeper.retain()
         low = broker.store.commitlog.min_offset

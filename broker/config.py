@@ -39,7 +39,7 @@ from raftmq.ops.ports import Listener, check_ports, http_port
 from raftmq.ops.settings import gather, parse_properties, repeated
 from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
-from raftmq.remoting.names import address_problem, name_problem
+from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
 from raftmq.web.loopback import is_loopback
 
 __all__ = [
@@ -657,6 +657,10 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         match = re.fullmatch(r"([A-Za-z0-9_]+)[-=](\[[^\]]+\]|[^:\s]+):(\d{1,5})", part)
         if match is None or not 0 < int(match[3]) < 65536:
             raise ValueError(f"{part!r} is not id-host:port")
+        try:
+            match[2].encode("idna")  # as it is resolved
+        except UnicodeError as error:
+            raise ValueError(f"{part!r} names no host: {error}") from error
         peer = Peer(match[1], match[2].strip("[]"), int(match[3]))
         if peer.node_id in {other.node_id for other in peers}:
             raise ValueError(f"peer id {peer.node_id!r} appears twice")
@@ -701,6 +705,11 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
     for name in ("broker_name", "broker_cluster_name"):
         if problem := name_problem("name", getattr(config, name)):
             fail(name, problem)
+    for name in ("region_id", "dleger_group"):
+        if (size := len(getattr(config, name).encode())) > NAME_LENGTH_MAX:
+            fail(name, f"is {size} bytes long, the longest is {NAME_LENGTH_MAX}")
+    if address_problem("address", f"{config.broker_ip1}:1"):
+        fail("broker_ip1", "is no host")
     for name, addresses in (
         ("namesrv_addr", config.name_servers),
         ("ha_master_address", (config.ha_master_address,)),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -92,6 +93,8 @@ class Option:
         if self.choices and text not in self.choices:
             near = nearest(text.upper(), self.choices) or nearest(text, self.choices)
             raise ConfigError(f"{what}: expected one of {', '.join(self.choices)}{near}")
+        if (at := _unfit(text)) is not None:
+            raise ConfigError(f"{what}: no text has such a character ({one_line(text[at])})")
         # A path would be another one then, and an empty store at it looks like a new one.
         if not self.secret and _COMMENT.search(text):
             raise ConfigError(f"{what}: a comment needs a line of its own")
@@ -153,6 +156,18 @@ class Option:
             return self.text(value)
         escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
+
+
+def _unfit(text: str) -> int | None:
+    """Return where the text has a character that would part a line of a file or a log, or end a
+    property on the wire, or half a character, which stands for a byte that is not UTF-8."""
+    wrong = ("Cc", "Cs", "Zl", "Zp")
+    return next((at for at, c in enumerate(text) if unicodedata.category(c) in wrong), None)
+
+
+def one_line(text: str) -> str:
+    """Return the text with what cannot be printed escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 VARIABLE_PREFIX = "RAFTMQ_"
@@ -228,7 +243,7 @@ class Setting:
 
     def __str__(self) -> str:
         value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        return f"{self.place}: {self.key}={value}"
+        return one_line(f"{self.place}: {self.key}={value}")
 
 
 def parse_settings(

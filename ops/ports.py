@@ -1,4 +1,4 @@
-"""Finds two listeners of one process that are configured for the same port. Pure.
+"""Finds what no listener of a process can listen at, and two with the same port. Pure.
 
 A start would fail with "Address already in use", and be repeated for ever by what keeps the process
 running, as if somebody else had the port.
@@ -30,10 +30,15 @@ def check_ports(
     places: Mapping[str, str],
     listeners: Iterable[Listener],
 ) -> None:
-    """Raise ConfigError, which names both keys, if one of `listeners` would find its port taken by
-    one before it."""
+    """Raise ConfigError if the address of one of `listeners` is none, or if it would find its port
+    taken by one before it: then it names both keys."""
     before: list[Listener] = []
     for one in listeners:
+        try:
+            one.address.encode("idna")  # as it is resolved
+        except UnicodeError as error:
+            why = f"{one.address!r} is no address: {error}"
+            raise wrong_value(options, config, places, one.name, why) from error
         for other in before if one.port else ():
             if one.port == other.port and _meet(one.address, other.address):
                 key = next(o.key for o in options.values() if o.name == other.name)

@@ -84,7 +84,8 @@ def address_problem(what: str, address: str) -> str:
         return f"{shown} is {len(address)} characters long, the longest is {ADDRESS_LENGTH_MAX}"
     try:
         host, port = parse_address(address)
-    except ConnectError:
+        host.encode("idna")  # as it is resolved
+    except (ConnectError, UnicodeError):
         return f"{shown} is no host:port"
     if not _HOST.fullmatch(host) or address != address.strip():
         return f"{shown} is no host:port"

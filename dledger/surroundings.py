@@ -188,7 +188,7 @@ class Surroundings:
 
     def _tell(self, peers: Iterable[NodeId]) -> None:
         first, expired = self._log.commitlog.min_offset, self._expired_position
-        wall_ms, data = max(0, self._wall_ms()), encode_settings(self._settings())
+        wall_ms, data = self._wall_ms(), encode_settings(self._settings())
         for peer in peers:
             self._send(Circumstances(self._core.node_id, peer, wall_ms, first, expired, data))
 

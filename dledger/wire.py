@@ -156,7 +156,7 @@ class Circumstances:
 
     sender: NodeId
     to: NodeId
-    wall_ms: int  # its clock
+    wall_ms: int  # its clock; negative: before 1970
     first_position: int  # where its log begins
     expired_position: int  # up to here its log has expired, by its clock and settings
     data: bytes  # its settings that should be alike, as lines key=value, UTF-8
@@ -202,6 +202,7 @@ class _Kind:
         self.flags_at = held.index("flag0") if "flag0" in held else None
         self.terms = [at for at, what in enumerate(held) if what == "term"]
         self.numbers = [at for at, what in enumerate(held) if what in ("number", "offset")]
+        self.times = [at for at, what in enumerate(held) if what == "time"]
         # Of several attributes the getter makes a tuple, of one it does not.
         self._attributes = attrgetter("to", *[name for name, _ in pairs])
 
@@ -223,13 +224,24 @@ class _Kind:
             terms |= fields[at]
         for at in self.numbers:
             numbers |= fields[at]
+        for at in self.times:
+            numbers |= fields[at] ^ fields[at] >> 63  # ~it, if it is negative
         if terms >> _TERM_BITS or numbers >> _NUMBER_BITS:
             raise WireError(f"message kind {_KIND_OF[self.message]} of {fields}")
 
 
-# How struct writes what a field holds. Terms, numbers and offsets have limits. A "flag1" is the
-# second bit of the byte whose first one is the "flag0" before it.
-_LETTERS = {"term": "q", "number": "q", "offset": "i", "choice": "B", "id": "Q", "flag0": "B"}
+# How struct writes what a field holds. Terms, numbers and offsets have limits, and so has a "time",
+# which may be negative: before 1970. A "flag1" is the second bit of the byte whose first one is the
+# "flag0" before it.
+_LETTERS = {
+    "term": "q",
+    "number": "q",
+    "time": "q",
+    "offset": "i",
+    "choice": "B",
+    "id": "Q",
+    "flag0": "B",
+}
 _KINDS: dict[int, _Kind] = {
     1: _Kind(
         VoteRequest,
@@ -264,7 +276,7 @@ _KINDS: dict[int, _Kind] = {
     12: _Kind(Milestone, "index:number index_term:term header_crc:id"),
     13: _Kind(
         Circumstances,
-        "wall_ms:number first_position:number expired_position:number",
+        "wall_ms:time first_position:number expired_position:number",
         SETTINGS_SIZE_BYTES_MAX,
     ),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),

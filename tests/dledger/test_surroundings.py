@@ -26,6 +26,7 @@ from raftmq.dledger.wire import (
     SETTINGS_SIZE_BYTES_MAX,
     Circumstances,
     MessageReader,
+    WireError,
     encode_message,
 )
 
@@ -35,6 +36,8 @@ DAY_MS = 86_400_000
 
 class Replica:
     """Replica a of a group of the replicas `names`."""
+
+    wall_ms = NOW_MS
 
     def __init__(self, names: str = "abc", **versions: int) -> None:
         self.settings = {"maxMessageSize": "100", "fileReservedTime": "72"}
@@ -55,7 +58,7 @@ class Replica:
             core,
             cast(Any, SimpleNamespace(commitlog=SimpleNamespace(min_offset=4096))),
             lambda: self.settings,
-            lambda: NOW_MS,
+            lambda: self.wall_ms,
             lambda peer: versions.get(peer, CIRCUMSTANCES_VERSION),
             self.told.append,
         )
@@ -185,6 +188,31 @@ def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) 
     replica.hear("b")
     assert replica.events(caplog) == []
     assert replica.surroundings.status("b")["ahead_ms"] == 0
+
+
+def test_clocks_before_1970_are_told_as_they_are_and_agree_with_none() -> None:
+    told = []
+    for wall_ms in (-DAY_MS, -90 * DAY_MS):
+        other = Replica()
+        other.wall_ms = wall_ms
+        other.surroundings.opened("b")
+        (said,) = other.told
+        assert MessageReader("a", "b").receive_data(b"".join(encode_message(said))) == [said]
+        told.append(said.wall_ms)
+    assert told == [-DAY_MS, -90 * DAY_MS]
+    replica = Replica()
+    for name, wall_ms in zip("bc", told, strict=True):
+        replica.hear(name, ahead_ms=wall_ms - NOW_MS)
+    assert not replica.surroundings.clock_is_wrong  # it was, by two that were told as 0
+    assert replica.surroundings.status("b")["ahead_ms"] == -DAY_MS - NOW_MS
+
+
+@pytest.mark.parametrize("wall_ms", [1 << 62, -1 - (1 << 62), -1 << 63])
+def test_a_clock_of_another_age_of_the_world_is_refused(wall_ms: int) -> None:
+    """Its difference to this one's would be no number for those who read the status."""
+    said = b"".join(encode_message(Circumstances("b", "a", wall_ms, 0, 0, b"")))
+    with pytest.raises(WireError):
+        MessageReader("b", "a").receive_data(said)
 
 
 def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCaptureFixture) -> None:

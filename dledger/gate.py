@@ -21,7 +21,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from raftmq.dledger.network import Factory, Listening, Network
+from raftmq.dledger.network import Factory, Network
 from raftmq.dledger.proof import (
     RANDOM_SIZE_BYTES,
     Accepting,
@@ -31,6 +31,7 @@ from raftmq.dledger.proof import (
     Purpose,
     Secret,
 )
+from raftmq.ops.listening import Listening
 
 log = logging.getLogger("raftmq.dledger.gate")
 
@@ -188,6 +189,7 @@ class GuardedListening:
     """A listener that closes its gate with itself."""
 
     def __init__(self, listening: Listening, gate: Gate) -> None:
+        self.sockets = listening.sockets
         self._listening = listening
         self._gate = gate
 

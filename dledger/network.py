@@ -12,20 +12,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from raftmq.dledger.messages import NodeId
-from raftmq.ops.listening import PlainListening, listen_plain
+from raftmq.ops.listening import Listening, PlainListening, listen_plain
 
 # Marks a log record that a peer can cause any number of times (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}
 
 Factory = Callable[[], asyncio.Protocol]
-
-
-class Listening(Protocol):
-    """A listener, as asyncio.Server."""
-
-    def close(self) -> None: ...
-
-    async def wait_closed(self) -> None: ...
 
 
 class Network(Protocol):

@@ -25,7 +25,7 @@ from raftmq.dledger.errors import ONE_ID
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import WAS_REMOVED, Accepted, Incoming
 from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import FROM_PEER, Listening
+from raftmq.dledger.network import FROM_PEER
 from raftmq.dledger.state import Random
 from raftmq.dledger.wire import (
     INTRODUCTION_VERSION,
@@ -35,6 +35,7 @@ from raftmq.dledger.wire import (
     MessageReader,
     encode_message,
 )
+from raftmq.ops.listening import Listening
 
 __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 

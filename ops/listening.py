@@ -1,4 +1,4 @@
-"""Listens for plain connections, and closes without losing one. Shell.
+"""Listens for plain connections, and closes without losing one; what any listener can. Shell.
 
 Before Python 3.12 asyncio loses a connection that it has accepted but not yet made when its server
 closes: it stays open, and nobody owns it.
@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Listening(Protocol):
+    """A listener, as asyncio.Server."""
+
+    @property
+    def sockets(self) -> Sequence[Any]: ...
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
 
 
 class PlainListening:

@@ -85,7 +85,9 @@ OF_THE_LOCK = {
 # What clients need of remoting stands on its own, and so does Raft. These files of servers listen,
 # say what they read of a process's configuration, and what they add to its metrics.
 OF_SERVERS = {
+    "dledger/gate.py": {"ops.listening"},
     "dledger/network.py": {"ops.listening"},
+    "dledger/peers.py": {"ops.listening"},
     "remoting/budgetfigures.py": {"ops.metrics"},
     "remoting/processtls.py": {"ops.tlsoptions"},
     "remoting/server.py": {"ops.listening"},

@@ -21,13 +21,13 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
-from raftmq.ops.listening import listen_plain
+from raftmq.ops.listening import Listening, listen_plain
 from raftmq.ops.versions import Condition
 from raftmq.web.auth import Access, WebSettings, allow
 from raftmq.web.docspage import FILES, content_of
@@ -92,17 +92,6 @@ class RawRoute:
     pattern: str
     handler: RawHandler
     role: Callable[[web.Request], Role | None]
-
-
-class Listening(Protocol):
-    """The part of asyncio.Server's interface that another listener must have."""
-
-    @property
-    def sockets(self) -> Sequence[Any]: ...
-
-    def close(self) -> None: ...
-
-    async def wait_closed(self) -> None: ...
 
 
 # A way to listen with TLS: (protocol factory, host, port, a bound socket or None).

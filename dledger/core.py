@@ -239,7 +239,7 @@ class RaftCore:
         (recollection.py). What it had said and not sent yet is not sent. `incarnation` is one that
         no process of this node has used."""
         self._outbox.messages.clear()
-        self._following.note_held(0)
+        self._following.forget_held()
         if self._leading is not None:
             self.step_down(reason)
         elif self.role is not Role.FOLLOWER:

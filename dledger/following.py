@@ -61,8 +61,13 @@ class Following:
         self._ack_due = False
 
     def note_held(self, index: int) -> None:
-        """Never truncate frames up to `index`, which are here; 0: forget that."""
-        self._held_index = max(self._held_index, index) if index else 0
+        """Never truncate frames up to `index`, which are here."""
+        self._held_index = max(self._held_index, index)
+
+    def forget_held(self) -> None:
+        """Let any leader truncate what is not committed again: what is here may not be what was
+        promised."""
+        self._held_index = 0
 
     # -- appends ----------------------------------------------------------------------------
 

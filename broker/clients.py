@@ -1,5 +1,8 @@
 """Connected producers and consumers by group, from heartbeats. In the memory of one broker only.
 
+Consumers heartbeat every broker of a route, producers those that lead, so each broker tells of its
+own clients (38, 203, 204, 328), and no proof of leadership would make that newer.
+
 A client that sends a request (request-reply) is also remembered by its connection: Java's producers
 heartbeat a broker only up to 30 s after they first send there.
 

@@ -4,6 +4,10 @@ A leader that was deposed and does not know it yet has old data. What it finds t
 and stays true. But that something is not there, or ends somewhere, is answered by a leader only
 behind a read barrier, for all requests here. The barrier comes first for queries whose every answer
 says so. For others it follows the refusal: nobody else led, then, when the handler looked.
+
+Without a barrier stays what is no group's state: which clients are there (38, 203, 204, 328) each
+broker knows for itself (broker.clients), and what queues a client gets follows from it (400,
+broker.popping.assignment).
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ Clients of 5.x with `clientRebalance` off ask this instead of computing it. For 
 the answer is what the client's strategy would have computed. For one that pops, it is every broker
 group with queue id -1 (any queue); with a `popShareQueueNum`, the client's own queues and those of
 so many neighbours. The mode of a (topic, group) is replicated; nothing set means PULL.
+
+Any replica answers 400, and a leader does not prove first that it leads: a deposed one may say for
+a second what was right before, until the client asks again. A refusal would last: Java's client
+shares a topic out by itself from then on, and pulls where its group pops.
 """
 
 from __future__ import annotations

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
-from raftmq.broker.operating.accountchanges import AccountChanges
+from raftmq.broker.operating.accountchanges import AccountChanges, LastAdministrator
 from raftmq.remoting.acl import Account, AclError
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid, not_found
 from raftmq.web.resources.accounts import (
     AccountBody,
     AccountPath,
+    AccountQuery,
     AccountsView,
     AccountView,
     WhiteAddressesBody,
 )
 
+LAST_ADMINISTRATOR = "LAST_ADMINISTRATOR"
 _WRITE = (404, 409, 503, 504)
 
 
@@ -33,10 +35,11 @@ class AccountOperations:
                       "All accounts with their permissions, without their secrets.",
                       self.accounts, role=admin, answer=AccountsView),
             Operation("PUT", account, "putAccount", "Create or change an account.", self.put,
-                      role=admin, parameters=AccountPath, body=AccountBody, answer=AccountView,
-                      problems=_WRITE),
+                      role=admin, parameters=AccountPath, query=AccountQuery, body=AccountBody,
+                      answer=AccountView, problems=_WRITE),
             Operation("DELETE", account, "deleteAccount", "Delete an account.", self.delete,
-                      role=admin, parameters=AccountPath, status=204, problems=_WRITE),
+                      role=admin, parameters=AccountPath, query=AccountQuery, status=204,
+                      problems=_WRITE),
             Operation("PUT", "/api/v1/white-addresses", "putWhiteAddresses",
                       "Replace the addresses from which nobody needs an account.", self.put_white,
                       role=admin, body=WhiteAddressesBody, answer=AccountsView, problems=_WRITE),
@@ -60,7 +63,14 @@ class AccountOperations:
         body: AccountBody = call.body
         key: str = call.parameters.access_key
         try:
-            await self._changes.put(key, msgspec.to_builtins(body), call.caller.name)
+            await self._changes.put(
+                key,
+                msgspec.to_builtins(body),
+                call.caller.name,
+                last_administrator=call.query.last_administrator,
+            )
+        except LastAdministrator as error:
+            raise conflict(_plain(error), LAST_ADMINISTRATOR) from error
         except AclError as error:
             raise invalid([("", _plain(error))]) from error
         found = self._changes.accounts.by_key.get(key)
@@ -74,7 +84,11 @@ class AccountOperations:
         if key not in self._changes.accounts.by_key:
             raise not_found(f"there is no account {key}")
         try:
-            await self._changes.delete(key, call.caller.name)
+            await self._changes.delete(
+                key, call.caller.name, last_administrator=call.query.last_administrator
+            )
+        except LastAdministrator as error:
+            raise conflict(_plain(error), LAST_ADMINISTRATOR) from error
         except AclError as error:
             raise not_found(_plain(error)) from error
         return Reply(status=204)

@@ -1,7 +1,7 @@
 """Requests of admins about accounts: 50 to 54 of Apache 4.x.
 
     50 UPDATE_AND_CREATE_ACL_CONFIG    an account; fields that the request lacks stay as they are
-    51 DELETE_ACL_CONFIG
+    51 DELETE_ACL_CONFIG               (both: the last administrator with lastAdministrator=true)
     52 GET_BROKER_CLUSTER_ACL_INFO     the version of the accounts
     53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG
     54 GET_BROKER_CLUSTER_ACL_CONFIG   all accounts, their secrets as ******
@@ -30,7 +30,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
-from raftmq.remoting.fields import text, text_or
+from raftmq.remoting.fields import boolean_or, text, text_or
 
 # ResponseCode has other names for these numbers; only the request tells which is meant.
 UPDATE_FAILED = 209
@@ -108,7 +108,12 @@ class AclAdmin:
             if name in value:
                 value[name] = split(value[name])
         try:
-            await self._changes.put(key, value, self._access.who(connection))
+            await self._changes.put(
+                key,
+                value,
+                self._access.who(connection),
+                last_administrator=_of_the_last(request),
+            )
         except AclError as error:
             return RemotingCommand.response_to(request, UPDATE_FAILED, str(error))
         return RemotingCommand.response_to(request)
@@ -117,7 +122,9 @@ class AclAdmin:
         """51: delete an account."""
         key = text(request.ext, "accessKey")
         try:
-            await self._changes.delete(key, self._access.who(connection))
+            await self._changes.delete(
+                key, self._access.who(connection), last_administrator=_of_the_last(request)
+            )
         except AclError as error:
             return RemotingCommand.response_to(request, DELETE_FAILED, str(error))
         return RemotingCommand.response_to(request)
@@ -152,6 +159,11 @@ class AclAdmin:
         masked = [one.to_config(masked=True) for _, one in sorted(accounts.by_key.items())]
         body = {"globalWhiteAddrs": list(accounts.white_addresses), "plainAccessConfigs": masked}
         return RemotingCommand.response_to(request, ext={}, body=orjson.dumps(body))
+
+
+def _of_the_last(request: RemotingCommand) -> bool:
+    """Return whether a request may take away the last administrator (ours)."""
+    return boolean_or(request.ext, "lastAdministrator", False)
 
 
 def switched_off(_: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -245,8 +245,9 @@ class Changes:
 
 def _queried(call: Call) -> dict[str, str] | None:
     """Return the query parameters that are the brokers' to know."""
-    offsets = getattr(call.query, "offsets", None)
-    return {"offsets": "true"} if offsets else None
+    names = {"offsets": "offsets", "last_administrator": "lastAdministrator"}
+    told = {key: "true" for name, key in names.items() if getattr(call.query, name, False)}
+    return told or None
 
 
 def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:

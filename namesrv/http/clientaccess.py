@@ -11,7 +11,15 @@ from typing import Any
 from raftmq.namesrv.http.changes import Body, Everywhere
 from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.inputs import CONSUMERS, Name, OfName, OneGroup, filled, items_of
+from raftmq.namesrv.http.inputs import (
+    CONSUMERS,
+    AccountQuery,
+    Name,
+    OfName,
+    OneGroup,
+    filled,
+    items_of,
+)
 from raftmq.namesrv.http.merging import with_group
 from raftmq.namesrv.http.reads import none_has
 from raftmq.namesrv.http.views import AccountsOfGroups, ChangedInGroups, ModesOfGroups
@@ -44,15 +52,16 @@ class ClientAccess:
             "role": admin, "query": OneGroup, "problems": (404, 409, 502, 503, 504),
             "answer": ChangedInGroups, "also": (207,),
         }  # fmt: skip
+        account_change = {**change, "query": AccountQuery}
         account = f"/api/v1{ACCOUNT}".replace("access_key", "accessKey")
         return [
             Operation("GET", "/api/v1/accounts", "listAccounts",
                       "The accounts of clients, without their secrets.", self.accounts, role=admin,
                       query=OneGroup, answer=AccountsOfGroups, problems=(404, 503)),
             Operation("PUT", account, "putAccount", "Make or change an account.", self.put_account,
-                      parameters=AccountPath, body=Body, body_told=AccountBody, **change),
+                      parameters=AccountPath, body=Body, body_told=AccountBody, **account_change),
             Operation("DELETE", account, "deleteAccount", "Delete an account.",
-                      self._everywhere.at(ACCOUNT), parameters=AccountPath, **change),
+                      self._everywhere.at(ACCOUNT), parameters=AccountPath, **account_change),
             Operation("PUT", "/api/v1/white-addresses", "putWhiteAddresses",
                       "Replace the addresses from which nobody needs an account.",
                       self._everywhere.at("/white-addresses"), body=Body,

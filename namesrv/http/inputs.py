@@ -64,6 +64,14 @@ class OneGroup(Input, frozen=True):
     group: OptionalName = ""
 
 
+class AccountQuery(Input, frozen=True):
+    """`group`: only in this broker group. `lastAdministrator`: the account of the only
+    administrator may be deleted, or lose that right."""
+
+    group: OptionalName = ""
+    last_administrator: bool = False
+
+
 class TopicsQuery(Input, frozen=True):
     """`q`: names that contain it, in any case. `group`: a broker group's only. `kind`: own, retry,
     dead (dead letters), or system (the brokers' own); "": all."""

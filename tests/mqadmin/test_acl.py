@@ -90,9 +90,9 @@ async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_pa
             assert (await mqadmin("deleteAclConfig", "-a", "somebody-new", *every))[0] == 0
             assert "No acl config" in (await send(leader, new)).remark
             last = await mqadmin("deleteAclConfig", "-a", "administrator", *every)
-            assert last[0] == 1 and "the last administrator at" in last[1]
+            assert last[0] == 1 and "administrator is the last administrator: " in last[1]
             demoted = await mqadmin("updateAclConfig", "-a", "administrator", "-m", "false", *one)
-            assert demoted[0] == 1 and "the last administrator at" in demoted[1]
+            assert demoted[0] == 1 and "administrator is the last administrator: " in demoted[1]
             made = ("-a", boss.access_key, "-s", boss.secret_key, "-m", "true")
             assert (await mqadmin("updateAclConfig", *made, *every))[0] == 0
             # Who signs is gone with the first change.
@@ -103,5 +103,7 @@ async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_pa
             versions = await mqadmin("clusterAclConfigVersion", *every, "--json")
             assert versions[0] == 0 and versions[1].count('"group-a"') == 3
             assert isinstance(leader.access, Access) and leader.access.refused_count
+            forced = await mqadmin("deleteAclConfig", "-a", "administrator", "--force", *every)
+            assert forced == (0, "there is no account administrator any more\n")
         finally:
             await server.stop()

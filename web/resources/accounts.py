@@ -21,6 +21,13 @@ class AccountPath(Input, frozen=True, kw_only=True):
     access_key: AccessKey
 
 
+class AccountQuery(Input, frozen=True, kw_only=True):
+    """`lastAdministrator`: the account of the only administrator may be deleted, or lose that
+    right; nobody can change accounts or topics by the protocol of clients then."""
+
+    last_administrator: bool = False
+
+
 class AccountBody(Input, frozen=True, kw_only=True):
     """What is not said stays as it is; a new account needs a secretKey. `topicPerms`, `groupPerms`:
     name=permission, for those that the default does not hold for."""

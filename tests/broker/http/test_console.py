@@ -211,6 +211,24 @@ async def test_accounts_are_made_changed_and_deleted_and_secrets_never_shown(tmp
             assert (await client.delete(one)).status == 404
 
 
+async def test_the_last_administrator_goes_only_if_that_is_said(tmp_path):
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    async with Group(tmp_path / "brokers", 1, aclEnable=True, aclFile=str(file)) as group:
+        broker = await group.leading()
+        one = "/api/v1/accounts/operator-1"
+        async with Client(broker.http.address) as client:
+            for refused in (await client.delete(one), await client.put(one, {"admin": False})):
+                assert (refused.status, refused.code) == (409, "LAST_ADMINISTRATOR")
+                assert "lastAdministrator=true" in refused.body.decode()
+            assert (await client.put(one, {"defaultTopicPerm": "SUB"})).status == 200
+            other = {"secretKey": "secret-0002", "admin": True}
+            assert (await client.put("/api/v1/accounts/operator-2", other)).status == 200
+            assert (await client.put(one, {"admin": False})).status == 200
+            two = "/api/v1/accounts/operator-2?lastAdministrator=true"
+            assert (await client.delete(two)).status == 204
+
+
 async def test_without_access_control_there_are_no_accounts_to_change(client):
     assert (await client.get("/api/v1/accounts")).json == {
         "items": [], "next": None, "enabled": False, "whiteAddresses": [],

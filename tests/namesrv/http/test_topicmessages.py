@@ -114,6 +114,8 @@ async def test_an_account_is_one_item_with_each_groups_view(
     status, value, _ = await call("PUT", "/accounts/shop-0001", body)
     assert (status, [one["outcome"] for one in value["results"]]) == (200, ["ok", "ok"])
     assert cluster.nodes["n3"].last[2] == body
+    await call("PUT", "/accounts/shop-0001?lastAdministrator=true", {"admin": False})
+    assert cluster.nodes["n3"].last[1] == "/api/v1/accounts/shop-0001?lastAdministrator=true"
 
 
 async def test_a_secret_is_not_sent_to_a_broker_that_is_not_trusted(

@@ -97,7 +97,8 @@ class Option:
             raise ConfigError(f"{what}: no text has such a character ({one_line(text[at])})")
         # A path would be another one then, and an empty store at it looks like a new one.
         if not self.secret and _COMMENT.search(text):
-            raise ConfigError(f"{what}: a comment needs a line of its own")
+            why = "a comment needs a line of its own, and no value has a # behind a blank"
+            raise ConfigError(f"{what}: {why}")
         if not self.secret and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
             raise ConfigError(f"{what}: quotes would be a part of it: leave them out")
         return text

@@ -107,7 +107,10 @@ def test_wrong_toml_explains_itself(tmp_path: Path, text: str, parts: list[str])
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("/data/n0 # on the new disk", "a comment needs a line of its own"),
+        (
+            "/data/n0 # on the new disk",
+            "a comment needs a line of its own, and no value has a # behind a blank",
+        ),
         ('"/data/n0"', "quotes would be a part of it: leave them out"),
         ("'/data/n0'", "quotes would be a part of it: leave them out"),
     ],
@@ -123,6 +126,8 @@ def test_no_path_takes_a_comment_or_quotes_for_a_part_of_it(
     assert str(caught.value) == f"{path}:1: storePathRootDir={value}: {why}"
     path.write_text("storePathRootDir=/data/#0\npeerSecret='sixteen bytes # at least'\n")
     assert load(str(path)).config.store_path_root_dir == "/data/#0"
+    path.write_text("storePathRootDir=/data\\new\\\\0\\\n")
+    assert load(str(path)).config.store_path_root_dir == "/data\\new\\\\0\\"
 
 
 TEXTS = [
@@ -259,6 +264,10 @@ with a unit may be written as text: `"64MiB"` (B, KiB, MiB, GiB, TiB), `"5s"` (m
 capitals with underscores: `listenPort` is `RAFTMQ_LISTEN_PORT`, `dLegerPeers` is
 `RAFTMQ_DLEGER_PEERS`. Keys marked "Live." may be changed while the process runs
 (`PATCH /api/v1/config`).
+
+No text can have a control character, a `#` behind a blank, or quotes around all of it: such values
+are refused, in either format, since they are mostly mistakes, and there is no way to write them. In
+properties a backslash is itself, not an escape as in Java's.
 
 ```toml
 [identity]

@@ -296,16 +296,9 @@ class Dialer:
                 pass  # the back-off is over: the usual case
 
     async def _connect(self) -> Dialled:
-        """Resolve, connect and be welcomed, all within the time-out. Raises OSError, WireError."""
-        config, address = self._local.config, self._turn()
+        """Be welcomed at the address whose turn it is. Raises OSError, WireError."""
         try:
-            async with asyncio.timeout(config.connect_timeout_ms / 1000):
-                connection = await config.network.dial(
-                    self._dialled, address.host, address.port, address.node_id
-                )
-                assert isinstance(connection, Dialled), connection
-                await connection.welcome
-                return connection
+            return await _welcomed(self._local, self._turn(), self._dialled)
         except BaseException:
             if self.connection is not None:
                 self.connection.give_up()
@@ -329,6 +322,36 @@ class Dialer:
         if text != self._told.get(self.at):  # once per reason, not once per attempt
             log.warning("peer_unreachable peer=%s reason=%s", self.address.node_id, text)
         self._told[self.at] = self.error = text
+
+
+async def _welcomed(local: Local, address: PeerAddress, make: Callable[[], Dialled]) -> Dialled:
+    """Resolve, connect and be welcomed, all within the time-out. Raises OSError, WireError; the
+    caller gives up what was made."""
+    config = local.config
+    async with asyncio.timeout(config.connect_timeout_ms / 1000):
+        connection = await config.network.dial(make, address.host, address.port, address.node_id)
+        assert isinstance(connection, Dialled), connection
+        await connection.welcome
+        return connection
+
+
+async def why_not_at(local: Local, address: PeerAddress) -> str:
+    """Return why a replica is not reached at this address; "" if it is. One connection is made, and
+    closed at once."""
+    made: list[Dialled] = []
+
+    def dialled() -> Dialled:
+        made.append(Dialled(local, address.node_id, lambda _: None, lambda _: None))
+        return made[-1]
+
+    try:
+        await _welcomed(local, address, dialled)
+    except (OSError, WireError) as error:  # TimeoutError is an OSError
+        return str(error) or type(error).__name__
+    finally:
+        for connection in made:
+            connection.give_up()
+    return ""
 
 
 def now_ms() -> float:

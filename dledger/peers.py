@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from raftmq.dledger.configuration import place_of
 from raftmq.dledger.connections import LinkConfig, LinkHandler, PeerAddress, Reader
-from raftmq.dledger.dialer import Dialer, Local, now_ms
+from raftmq.dledger.dialer import Dialer, Local, now_ms, why_not_at
 from raftmq.dledger.errors import ONE_ID
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import WAS_REMOVED, Accepted, Incoming
@@ -188,6 +188,14 @@ class PeerLinks:
                 return False
             known = self._dialers[node_id].at
         return place_of(address) == place_of(f"{known.host}:{known.port}")
+
+    async def why_not_at(self, node_id: NodeId, address: str) -> str:
+        """Return why that replica is not reached at this address (host:port); "" if it is, or is
+        this one, which cannot dial itself."""
+        if node_id == self.local.node_id or self.is_at(node_id, address):
+            return ""
+        host, port = place_of(address)
+        return await why_not_at(self.local, PeerAddress(node_id, host, int(port)))
 
     def dropped(self, peer: NodeId) -> int:
         """Return how many writes to `peer` were dropped at the buffer's limit."""

@@ -239,8 +239,9 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         if op == "list":
             return [Table([_member(row) for row in await admin.broker.members(leader)])]
         node_id, where = arguments.text("memberId"), arguments.text("memberAddress")
+        change, force = admin.broker.change_members, arguments.on("force")
         try:
-            rows = await admin.broker.change_members(leader, MEMBER_OPS[op], node_id, where)
+            rows = await change(leader, MEMBER_OPS[op], node_id, where, force)
         except BrokerRefused as error:  # a learner may not have caught up yet
             if error.outcome_unknown or time.monotonic() >= deadline:
                 raise

@@ -22,11 +22,13 @@ from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.replication.preferred import PreferredLeader
 from raftmq.broker.service import Service
 from raftmq.dledger.configuration import Change, ChangeKind, Configuration
+from raftmq.dledger.errors import ChangeRefused
 from raftmq.dledger.member import RaftMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fields import boolean_or
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -58,7 +60,8 @@ class Members:
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Change or list members. Ext `op` (add-learner, promote, remove, move; list), `memberId`,
         and `memberAddress` (host:port of its Raft listener) with add-learner and move. Op `prefer`:
-        this voter should lead when it can; without `memberId`: nobody in particular.
+        this voter should lead when it can; without `memberId`: nobody in particular. A member moves
+        only to where it is found, unless `force` is true.
 
         A change is answered once it is committed, with ext `index` (of its frame). The body of
         every answer: {"index", "members", "preferred"}, as this replica has them now. Only the
@@ -71,9 +74,24 @@ class Members:
         if op == LIST:
             return RemotingCommand.response_to(request, body=dumps(self._body(engine)))
         wanted = change_of(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
+        if wanted.kind is ChangeKind.MOVE and not boolean_or(ext, "force", False):
+            await self._find(wanted)
         index = await self.make(wanted)
         body = dumps(self._body(engine))
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
+
+    async def _find(self, change: Change) -> None:
+        """Dial the address that a member is to get. Raises Refused, ChangeRefused, NotLeader."""
+        engine = self.engine()
+        if not self._context.roles.leading:
+            raise not_leader()
+        engine.core.membership.after(change)  # there is such a member, and it is an address
+        why = await engine.links.why_not_at(change.node_id, change.address)
+        if why:
+            raise ChangeRefused(
+                f"{change.node_id} was not found at {change.address}: {why}; with force (--force of"
+                " mqadmin) it is moved there all the same"
+            )
 
     async def make(self, change: Change) -> int:
         """Make a change; return the committed frame's index. Raises Refused, RaftError."""

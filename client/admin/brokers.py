@@ -105,15 +105,17 @@ class BrokerAdmin:
         return list(body.get("members") or ())
 
     async def change_members(
-        self, address: str, op: str, member_id: str, member_address: str = ""
+        self, address: str, op: str, member_id: str, member_address: str = "", force: bool = False
     ) -> list[dict[str, Any]]:
         """Change the Raft group's members (30002), asking the leader at `address`. `op` is
         add-learner, promote, remove, move, or prefer (as leader; "": nobody); add-learner and move
-        take `member_address` (host:port of its Raft listener). Returns the members once the change
-        is committed."""
+        take `member_address` (host:port of its Raft listener). A member moves only to where the
+        leader finds it, unless `force`. Returns the members once the change is committed."""
         ext = {"op": op, "memberId": member_id}
         if member_address:
             ext["memberAddress"] = member_address
+        if force:
+            ext["force"] = "true"
         code = RequestCode.CHANGE_MEMBERS
         body = await self._requests.json(address, code, ext, MEMBERS_TIMEOUT_MS)
         return list(body.get("members") or ())

@@ -52,13 +52,12 @@ class Growing(Group):
         self.joiners.add(name)
         return await self.start(name)
 
-    async def change(self, op, member, address=""):
+    async def change(self, op, member, address="", force=""):
         """Ask whoever leads until it is done."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                answer = await self.ask(
-                    await self.leading(), RequestCode.CHANGE_MEMBERS, fields(op, member, address)
-                )
+                wanted = fields(op, member, address, force)
+                answer = await self.ask(await self.leading(), RequestCode.CHANGE_MEMBERS, wanted)
                 if answer.code == ResponseCode.SUCCESS:
                     return answer
                 assert "OUTCOME_UNKNOWN" not in answer.remark, answer.remark
@@ -69,8 +68,8 @@ class Growing(Group):
         return orjson.loads(answer.body)["table"]
 
 
-def fields(op, member="", address=""):
-    wanted = {"op": op, "memberId": member, "memberAddress": address}
+def fields(op, member="", address="", force=""):
+    wanted = {"op": op, "memberId": member, "memberAddress": address, "force": force}
     return {key: value for key, value in wanted.items() if value}
 
 
@@ -159,9 +158,39 @@ async def test_what_is_refused_is_told_in_words_and_a_member_is_moved(tmp_path):
             assert words in answer.remark
             assert [row["node_id"] for row in broker.engine.members] == ["n0"]
         await single.change("add-learner", "n9", "127.0.0.1:1")
-        moved = await single.change("move", "n9", "127.0.0.1:2")
+        moved = await single.change("move", "n9", "127.0.0.1:2", "true")
         rows = orjson.loads(moved.body)["members"]
         assert [row["address"] for row in rows][1:] == ["127.0.0.1:2"]
+
+
+async def test_a_member_moves_only_to_where_it_is_found_unless_that_is_said(tmp_path):
+    async with Group(tmp_path, count=3) as group:
+        first = await group.leader()
+        leader, engine = group.brokers[first], group.brokers[first].engine
+        one, two = (name for name in group.names if name != first)
+        links, there = engine.links, f"127.0.0.1:{group.ports[one]}"
+        await until(lambda: links.is_at(one, there))
+
+        async def move(member, address, force=""):
+            wanted = fields("move", member, address, force)
+            return await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
+
+        other = f"localhost:{group.ports[two]}"
+        for where, why in (("127.0.0.1:1", "connect"), (other, f"this is {two}, not {one}")):
+            answer = await move(one, where)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            said = f"{one} was not found at {where}: "
+            assert said in answer.remark and why in answer.remark.lower()
+        assert [row["address"] for row in engine.members][int(one[1:])] == there
+        assert (await move("n9", there)).remark.startswith("n9 is no member")
+        for wanted in (
+            (one, f"localhost:{group.ports[one]}", ""),
+            (first, f"127.0.0.1:{group.ports[first]}", ""),
+            (two, "127.0.0.1:1", "true"),
+        ):
+            async with asyncio.timeout(PATIENCE_S):  # who was moved answers again soon
+                while (await move(*wanted)).code != ResponseCode.SUCCESS:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
 
 
 async def test_a_follower_lists_and_does_not_change(tmp_path):

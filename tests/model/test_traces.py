@@ -77,8 +77,8 @@ def test_more_real_runs_are(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("planted", "kind", "event"),
     [
-        (certified_without_a_barrier, Kind.LOSING, "recover"),
         (recovering_copies_counted, Kind.LOSING, "commit"),
+        pytest.param(certified_without_a_barrier, Kind.LOSING, "recover", marks=pytest.mark.long),
         pytest.param(old_stores_believed, Kind.SET_BACK, "observe", marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "__name__", value),

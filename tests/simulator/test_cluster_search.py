@@ -4,6 +4,7 @@ and that a changed schedule repeats."""
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from tests.simulator.cluster.schedule import Schedule, drawn, from_json, to_json
 from tests.simulator.cluster.search import KeptFile, Search
 from tests.simulator.cluster.shellbreaks import sync_skipped
 from tests.simulator.cluster.shrink import shrink
-from tests.simulator.cluster.world import Wish
+from tests.simulator.cluster.world import ClusterWorld, Wish
 
 QUICK = {"replicas": 3, "faults_s": 3.0, "half_healed": False, "refilled": False, "operated": False}
 FAULTS = ("isolate", "split", "freeze", "kill_leader")
@@ -53,10 +54,14 @@ def find_and_shrink() -> None:
 
 def test_states_grow_with_faults() -> None:
     quick = Wish(faults=FAULTS, profile=QUICK)
-    struck, calm = apart(play, Case(0), quick), apart(play, Case(0, schedule=()), quick)
+    struck, calm = apart(each_played, (Case(0), Case(0, schedule=())), quick)
     assert not struck.failure
     assert not calm.failure
     assert len(struck.states) > 2 * len(calm.states)
+
+
+def each_played(cases: Sequence[Case], base: Wish) -> list[Outcome]:
+    return [play(case, base) for case in cases]
 
 
 def test_a_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
@@ -65,13 +70,15 @@ def test_a_changed_schedule_repeats_to_the_bit_in_any_process() -> None:
     assert case.schedule != parent.schedule
     traces = replays(shlex.split(case.command)[1:], ("1", "2"))
     assert b"'operations'" in traces[0]
+    assert b"\ndigest " in traces[0]
     assert traces[0] == traces[1]
 
 
 def test_a_strike_less_changes_nothing_about_the_others() -> None:
     strikes = schedule_of(5)
-    outcome = apart(play, Case(5, strikes[:3] + strikes[4:], QUICK))
-    assert outcome.schedule == strikes[:3] + strikes[4:]
+    world = ClusterWorld(5, wish=Case(5, strikes[:3] + strikes[4:], QUICK).wish(Wish()))
+    world.loop.close()
+    assert world.plan.schedule == strikes[:3] + strikes[4:]
 
 
 def test_mutations_are_bounded_and_in_order() -> None:

@@ -71,7 +71,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(shell.names_unsynced, faults=CUTS, profile=DURABLE),
     Break(shell.applies_uncommitted, faults=SPLITS),
-    Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=1),
+    Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=10),
     Break(shell.old_stores_believed, faults=SETTING_BACK, profile={"operated": False}, long=True),
     Break(shell.notes_taken_unchecked, faults=FLIPPING, first=253, long=True),
     Break(
@@ -195,7 +195,13 @@ BREAKS: tuple[Break, ...] = (
     Break(retention.retention_takes_nothing, profile=FILLED),
     Break(retention.readers_behind_are_led_to_the_end, profile=FILLED, long=True),
     Break(retention.queues_keep_what_the_log_lost, profile=FILLED, long=True),
-    Break(retention.popped_messages_go_with_any_trim, load=WAITING, profile=FILLED | NEW, first=1),
+    Break(
+        retention.popped_messages_go_with_any_trim,
+        load=WAITING,
+        profile=FILLED | NEW,
+        first=1,
+        long=True,
+    ),
     Break(retention.halves_go_with_any_trim, load=WAITING, profile=FILLED | NEW, long=True),
     Break(guests.the_dead_stay_members, profile=VISITED, first=6),
     Break(

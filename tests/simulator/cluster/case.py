@@ -83,7 +83,7 @@ def play(
 ) -> Outcome:
     """Play a world to its end or its first broken promise."""
     with patch.object(sys, "unraisablehook", lambda _: None):
-        outcome = _outcome(ClusterWorld(case.seed, trace, case.wish(base or Wish())))
+        outcome = _outcome(ClusterWorld(case.seed, trace, case.wish(base or Wish()), covers=True))
         logging.disable(logging.CRITICAL)
         gc.collect()  # what is left of dead processes complains when it is collected
         logging.disable(logging.NOTSET)

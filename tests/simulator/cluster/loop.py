@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulator.cluster.process import Process
 
 _numbers = itertools.count()
+RESOLUTION_S = 1e-9
 PROCESS: ContextVar[Process | None] = ContextVar("simulated process", default=None)
 
 
@@ -35,17 +37,8 @@ class Stuck(Exception):
     """Nothing is ready and no timer is set: the world has come to a standstill."""
 
 
-def _begins(handle: asyncio.Handle, process: Process | None) -> bool:
-    """Return whether a callback of this process (None: of the world) may run now; if so, note for
-    its loop whose it is."""
-    if process is not None and not process.admits(handle):
-        return False
-    handle._loop.at_work = process  # type: ignore[attr-defined]
-    return True
-
-
 class SimHandle(asyncio.Handle):
-    """A callback of a process."""
+    """A callback of a process; None: of the world."""
 
     def __init__(
         self,
@@ -58,13 +51,9 @@ class SimHandle(asyncio.Handle):
         super().__init__(callback, args, loop, context)
         self.process = context.get(PROCESS)
 
-    def _run(self) -> None:
-        if _begins(self, self.process):
-            super()._run()
-
 
 class SimTimerHandle(asyncio.TimerHandle):
-    """A timer of a process."""
+    """A timer of a process; None: of the world."""
 
     def __init__(
         self,
@@ -77,28 +66,6 @@ class SimTimerHandle(asyncio.TimerHandle):
         context = copy_context() if context is None else context
         super().__init__(when, callback, args, loop, context)
         self.process = context.get(PROCESS)
-        self._number = next(_numbers)  # timers for one moment run in the order they were set
-
-    def __lt__(self, other: Any) -> bool:
-        return (self._when, self._number) < (other._when, other._number)  # type: ignore[attr-defined]
-
-    def _run(self) -> None:
-        if _begins(self, self.process):
-            super()._run()
-
-
-class _Clock:
-    """The loop's selector: waiting for it lets the time pass."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout_s: float | None) -> list[Any]:
-        if timeout_s is None:
-            raise Stuck
-        if timeout_s > 0:
-            self._loop.now_s += timeout_s
-        return []
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -110,8 +77,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self.network: Network | None = None
         self.callbacks = 0
         self.at_work: Process | None = None  # whose callback runs
-        self._selector = _Clock(self)
-        self._clock_resolution = 1e-9
+        self._due: deque[SimHandle | SimTimerHandle] = deque()
+        # Timers for one moment run in the order they were set. Tuples, whose comparing is cheap.
+        self._timers: list[tuple[float, int, SimTimerHandle]] = []
         self.set_task_factory(_made)
 
     def time(self) -> float:
@@ -126,26 +94,55 @@ class SimLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    def _call_soon(
-        self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None
+    def _run_once(self) -> None:
+        """Run what is ready now; nothing that becomes ready by that. If nothing is, let the time
+        pass to the next timer. This is a seventh of a world's work: asyncio's own does more."""
+        due, timers = self._due, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not due:
+            if not timers:
+                raise Stuck
+            self.now_s += max(0.0, timers[0][0] - self.now_s)
+        while timers and timers[0][0] < self.now_s + RESOLUTION_S:
+            due.append(heapq.heappop(timers)[2])
+        for _ in range(len(due)):
+            handle = due.popleft()
+            process = handle.process
+            if not handle.cancelled() and (process is None or process.admits(handle)):
+                self.at_work = process
+                handle._run()
+
+    def close(self) -> None:
+        self._due.clear()
+        self._timers.clear()
+        super().close()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass  # it is dropped when its time has come
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> SimHandle:
+        self._check_closed()  # type: ignore[attr-defined]
         self.callbacks += 1
         handle = SimHandle(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
+        self._due.append(handle)
         return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> SimTimerHandle:
         self.callbacks += 1
         timer = SimTimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._timers, (when, next(_numbers), timer))
         return timer
 
     def put_back(self, handle: asyncio.Handle) -> None:
         """Let a callback that was held run after those that are ready."""
-        self._ready.append(handle)  # type: ignore[attr-defined]
+        self._due.append(handle)  # type: ignore[arg-type]
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

@@ -161,7 +161,11 @@ class ClusterWorld:
     """See the module's docstring."""
 
     def __init__(
-        self, seed: int, trace: Callable[[str], None] | None = None, wish: Wish | None = None
+        self,
+        seed: int,
+        trace: Callable[[str], None] | None = None,
+        wish: Wish | None = None,
+        covers: bool = False,  # whether the states that it reaches are wanted
     ) -> None:
         self.seed = seed
         self.wish = wish = wish or Wish()
@@ -194,7 +198,7 @@ class ClusterWorld:
         self.invariants = Invariants(self)
         self.contents = Contents(self.broken)
         self.complaints = Complaints(self)
-        self.coverage = Coverage(self)
+        self.coverage = Coverage(self, covers)
         self.healed = False
         self.refills = 0
         self.emptied: set[str] = set()  # machines with a new disk

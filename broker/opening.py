@@ -121,6 +121,7 @@ async def open_store(
             files.load()
         elif config.engine == "dledger":  # pysyncobj's log loses what such tables reflect
             covered = snapshot.load(disk, state)
+            snapshot.put_right(disk, state)
         accounts = load_account_file(config, state.acl)
         port = config.advertised_port or claim.port
         web = replace(web_settings(config, claim.port), port=claim.http_port)

@@ -60,6 +60,7 @@ class ConfigFiles:
                 " snapshot_damaged): put a copy there, a slave's or a backup's, or remove it to"
                 " begin without what it said"
             )
+        snapshot.put_right(self._disk, self._state)
         if self._commitlog.max_offset:
             for name in EXPECTED:
                 if not any(self._disk.exists(f"{snapshot.DIRECTORY}/{n}") for n in both(name)):
@@ -73,7 +74,8 @@ class ConfigFiles:
                 file.close()
 
     def _is_lost(self, name: str) -> bool:
-        there = [n for n in both(name) if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
+        versions = (*both(name), name + snapshot.BESIDE)
+        there = [n for n in versions if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
         return bool(there) and all(n in self._state.damaged for n in there)
 
     def defined(self) -> asyncio.Future[None]:

@@ -10,7 +10,8 @@ without them the tables are rebuilt from the frames that the log still holds. A 
 atomically: the new one is written beside it and synced, the old one renamed to .bak, the new one
 renamed into place, the directory synced. The .bak is read when the file is missing (killed between
 the two renames) or damaged; its older index only means a longer replay, which retention leaves
-possible.
+possible. If the .bak cannot be read either, the new one beside it is whole if the kill was between
+the renames. `put_right` then sees to it that what was read is not written over by damage.
 
 `capture` runs on the loop and copies; `write` may run in a thread.
 """
@@ -39,6 +40,7 @@ DIRECTORY = "config"
 INDEX_KEY = "raftAppliedIndex"
 FILES_KEY = "raftFiles"
 CHECKSUM_KEY = "raftChecksum"
+COPY, BESIDE = ".bak", ".tmp"  # the version before; the next, until it is whole
 log = logging.getLogger("raftmq.broker.snapshot")
 GROUP_ID, WRITERS, POPS = "groupId.json", "writers.json", "pops.json"
 _SORTED = orjson.OPT_SORT_KEYS
@@ -189,16 +191,17 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
     """Fill the tables from config/; return the index from which on frames must be applied again.
     Classic mode's files, which an Apache broker may have written, have no index (0).
 
-    A missing or damaged file falls back to its .bak, and without that leaves its table empty at
-    index 0; damage is logged, and noted in `state.damaged`. The caller must check that the log
-    still holds every frame above the returned index.
+    A missing or damaged file falls back to its .bak, a damaged .bak to what stands beside it, and
+    without that its table stays empty at index 0; damage is logged, and noted in `state.damaged`.
+    The caller must check that the log still holds every frame above the returned index.
     """
     there: set[str] = set()
     noted: set[str] = set()  # some file says that there were these
     for name, table in _files(state):
-        for path in (f"{DIRECTORY}/{name}", f"{DIRECTORY}/{name}.bak"):
-            if not disk.exists(path):
-                continue
+        for suffix in ("", COPY, BESIDE):
+            path = f"{DIRECTORY}/{name}{suffix}"
+            if not disk.exists(path) or (suffix == BESIDE and name not in there):
+                continue  # alone, it was not finished
             there.add(name)
             files = _load_table(disk, path, table, indexed)
             if files is not None:
@@ -211,6 +214,21 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
             log.warning("snapshot_missing path=%s/%s", DIRECTORY, name)
         _lacks(state, [name for name in NEWER if name not in there | noted])
     return state.applied_index
+
+
+def put_right(disk: Disk, state: BrokerState) -> None:
+    """After `load`: take damaged files away where another was read in their place, so that the next
+    version does not push them over it. Raises OSError."""
+    damaged = {f"{DIRECTORY}/{name}" for name in state.damaged}
+    for name in FILES:
+        path = f"{DIRECTORY}/{name}"
+        if path + COPY in damaged:
+            if path + BESIDE not in damaged and disk.exists(path + BESIDE):
+                disk.rename(path + BESIDE, path)
+        elif path in damaged and disk.exists(path + COPY):
+            disk.remove(path)
+    if damaged:
+        disk.sync_directory(DIRECTORY)
 
 
 def behind(state: BrokerState, index: int) -> list[str]:
@@ -246,7 +264,7 @@ def _checksum(value: dict[str, Any]) -> int:
 def replace(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
     """Replace the file's content, keeping the version before as .bak; durable on return. Raises
     OSError."""
-    beside = path + ".tmp"
+    beside = path + BESIDE
     if disk.exists(beside):
         disk.remove(beside)  # left by a crash
     file = disk.open(beside)
@@ -259,6 +277,6 @@ def replace(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
     finally:
         file.close()
     if disk.exists(path):
-        disk.rename(path, path + ".bak")
+        disk.rename(path, path + COPY)
     disk.rename(beside, path)
     disk.sync_directory(DIRECTORY)

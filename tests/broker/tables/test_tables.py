@@ -3,7 +3,9 @@
 import asyncio
 import random
 import struct
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -17,6 +19,7 @@ from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.operating.rates import Rates
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.acltable import delete_account, put_account, seed
+from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.pops import pop_command
@@ -40,6 +43,7 @@ from raftmq.remoting.errors import BodyError
 from raftmq.store.disk import OsDisk
 from raftmq.store.properties import java_string_hash
 from tests.broker.doubles import FakeConnection
+from tests.simulator.disk import SimCrash, SimDisk
 
 COMMANDS = [
     put_topic(TopicConfig("T", 4, 4)),
@@ -149,6 +153,68 @@ def test_snapshot_is_a_copy_and_falls_back_to_the_one_before(tmp_path):
         assert snapshot.load(disk, loaded) == 4
         assert loaded.topics.applied_index == len(COMMANDS)
         assert loaded.offsets.get("T", "g", 0) == 5
+
+
+@pytest.mark.parametrize("name", ["pops.json", "topics.json", "consumerOffset.json"])
+@pytest.mark.parametrize("started_anew", [False, True])
+def test_a_damaged_file_and_a_kill_in_the_next_writing_lose_no_table(name, started_anew):
+    """The damaged file takes the copy's place in it, if nobody knows of the damage."""
+    for operations in range(1, 80):
+        disk = twice_written()
+        assert disk.spoil(f"config/{name}", 9, lambda rest: bytes(len(rest)))
+        if started_anew:
+            reloaded(disk)
+        disk.crash_after(operations)
+        with suppress(SimCrash):
+            snapshot.write(disk, snapshot.capture(applied(COMMANDS)))
+        disk.kill_process()
+        for _ in range(2):  # a start that is killed, and the next
+            assert reloaded(disk).applied_index >= AGES[0]
+            disk.crash_after(2)
+            with suppress(SimCrash):
+                snapshot.write(disk, snapshot.capture(applied(COMMANDS)))
+            disk.kill_process()
+
+
+def test_a_file_found_damaged_does_not_take_the_place_of_its_copy():
+    disk = twice_written()
+    for _ in range(2):
+        assert disk.spoil("config/topics.json", 9, lambda rest: bytes(len(rest)))
+        assert reloaded(disk).topics.applied_index >= AGES[0]
+        snapshot.write(disk, snapshot.capture(applied(COMMANDS)))
+
+
+def test_classic_mode_reads_what_a_kill_left_beside_a_damaged_copy():
+    disk = SimDisk(random.Random(1))
+    for age in AGES:
+        files = snapshot.capture(applied(COMMANDS[:age]))
+        snapshot.write_changed(disk, files, {}, snapshot.FILES)
+    topics = "config/topics.json"
+    disk.rename(topics, f"{topics}.tmp")
+    disk.sync_directory("config")
+    assert disk.spoil(f"{topics}.bak", 9, lambda rest: bytes(len(rest)))
+    state = BrokerState()
+    ConfigFiles(disk, state, None, SimpleNamespace(max_offset=0)).load()
+    assert state.topics.get("T") == applied(COMMANDS[: AGES[1]]).topics.get("T")
+    assert disk.exists(topics)
+
+
+AGES = (12, 15)
+
+
+def twice_written() -> SimDisk:
+    disk = SimDisk(random.Random(1))
+    for age in AGES:
+        snapshot.write(disk, snapshot.capture(applied(COMMANDS[:age])))
+    return disk
+
+
+def reloaded(disk) -> BrokerState:
+    """Return the tables as a start finds them."""
+    state = BrokerState()
+    snapshot.load(disk, state)
+    snapshot.put_right(disk, state)
+    return state
 
 
 @pytest.mark.parametrize("topics", [0, 1, 499, 500, 1_001])

@@ -72,6 +72,7 @@ from raftmq.store.frame import Frame
 class RaftCore:
     """One replica: its role, and the parts that hold all else. `unfit`: why it must not lead (its
     disk); `is_willing`: to lead, set by the shell; if not, it does only if nobody else can.
+    `founders_differ`, set by the shell: a peer would found another group (founders.py).
     Times are milliseconds of one clock that never goes back (stallclock.py).
 
     Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
@@ -98,6 +99,7 @@ class RaftCore:
         self.leader: NodeId | None = None
         self.unfit: str | None = None
         self.is_willing = True
+        self.founders_differ = False
         self._takes_frames = True
         self._now_ms = now_ms
         self._outbox = outbox = Outbox(log_index.last_index)
@@ -154,7 +156,7 @@ class RaftCore:
                 self._following.answer_append(message)
             else:
                 self._accept_leader(sender)
-                if self._takes_frames:  # else as if it had been lost
+                if self._takes_frames and not self._waits:  # else as if it had been lost
                     self._following.take_append(message)
         elif isinstance(message, Heartbeat):
             if message.term < self.ballot.term:
@@ -432,8 +434,17 @@ class RaftCore:
     # -- elections --------------------------------------------------------------------------
 
     @property
+    def _waits(self) -> bool:
+        """True if this replica must not begin: neither found a group, nor be of one."""
+        return self.founders_differ and self.last_index == 0
+
+    @property
     def _may_campaign(self) -> bool:
-        return self.ballot.term < TERM_MAX and self.membership.may_campaign(self.ballot.recovered)
+        return (
+            self.ballot.term < TERM_MAX
+            and not self._waits
+            and self.membership.may_campaign(self.ballot.recovered)
+        )
 
     def _hears_leader(self) -> bool:
         return self._leading is not None or self.timer.hears(self.leader, self._now_ms)
@@ -500,6 +511,7 @@ class RaftCore:
         granted = (
             request.term == ballot.term
             and self.leader is None
+            and not self._waits
             and ballot.is_free_for(sender, request.incarnation)
             and self._log.is_matched_by(request.last_term, request.last_index)
         )
@@ -511,6 +523,7 @@ class RaftCore:
     def _on_pre_vote_request(self, request: VoteRequest) -> None:
         granted = (
             request.term > self.ballot.term
+            and not self._waits
             and not self._hears_leader()
             and self._log.is_matched_by(request.last_term, request.last_index)
         )

@@ -169,9 +169,18 @@ class GroupIdentity:
         if self._note((peer, b"", False), text, now_ms):
             log.warning("same_id_twice %s", text, extra=FROM_PEER)
 
+    def founders_differ(self, peer: NodeId, text: str, now_ms: float) -> None:
+        """Note that a peer founds, or has founded, by other members (founders.py); without a text
+        that it does not any more."""
+        key = peer, b"founders", False
+        if not text:
+            self._foreign.pop(key, None)
+        elif self._note(key, text, now_ms):
+            log.warning("founders_differ %s", text, extra=FROM_PEER)
+
     def foreign(self, now_ms: float) -> list[str]:
-        """Return the reasons for which this replica refused peers of other groups, and which ids
-        two processes have, of the last FOREIGN_MS."""
+        """Return the reasons for which this replica refused peers of other groups, which ids two
+        processes have, and which founders differ, of the last FOREIGN_MS."""
         for key, (seen_ms, _) in list(self._foreign.items()):
             if now_ms - seen_ms > FOREIGN_MS:
                 del self._foreign[key]

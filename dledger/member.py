@@ -27,6 +27,7 @@ from raftmq.dledger.applier import Application, Applier
 from raftmq.dledger.chores import Chores
 from raftmq.dledger.configuration import Change, Configurations
 from raftmq.dledger.core import RaftCore
+from raftmq.dledger.dialer import now_ms
 from raftmq.dledger.diskwatch import DiskWatch
 from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
 from raftmq.dledger.errors import NotLeader, StateTooOld
@@ -303,6 +304,7 @@ class RaftMember:
                 self._wall_ms,
                 self.links.version,
                 partial(self._tell, CIRCUMSTANCES_VERSION),
+                self._founders_differ,
             ),
             self._pool,
             clock_ms,
@@ -651,6 +653,9 @@ class RaftMember:
 
     def _other_history(self, peer: NodeId, reason: str) -> None:
         self.links.part(peer, reason)
+
+    def _founders_differ(self, peer: NodeId, text: str) -> None:
+        self.identity.founders_differ(peer, text, now_ms())
 
     def _send(self, message: RepairRequest | RepairResponse | InstallMessage) -> None:
         self.links.send(message.to, encode_message(message), droppable=True)

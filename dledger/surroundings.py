@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from raftmq.dledger.core import RaftCore
+from raftmq.dledger.founders import TOLD_AS, Founders
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER
@@ -63,15 +64,17 @@ class Surroundings:
         wall_ms: Callable[[], int],
         version: Callable[[NodeId], int],
         send: Callable[[Circumstances], None],
+        founders_differ: Callable[[NodeId, str], None],
     ) -> None:
         """`settings` returns this replica's, which may change. `version(peer)` is that of the
-        peer's protocol, 0 if it was never reached."""
+        peer's protocol, 0 if it was never reached. `founders_differ` is for `Founders`."""
         self._core = core
         self._log = log
         self._settings = settings
         self._wall_ms = wall_ms
         self._version = version
         self._send = send
+        self._founders = Founders(core, founders_differ, KNOWN_MS)
         self._peers: dict[NodeId, _Peer] = {}
         self._expired_position = 0
         self._agreed_position = 0  # so far a majority has agreed since the start
@@ -94,7 +97,8 @@ class Surroundings:
                 for name, peer in self._peers.items()
                 if name in peers and now_ms - peer.heard_ms < KNOWN_MS
             }
-            self._tell(peers)
+            self._founders.look(now_ms)
+            self._tell({*peers, *self._founders.differing})
 
     def agree(self, expired_position: int) -> int:
         """Note up to which position this log has expired by this replica's clock and settings; 0:
@@ -127,14 +131,15 @@ class Surroundings:
 
     def take(self, told: Circumstances) -> None:
         """Note what a peer tells."""
-        sender = told.sender
+        sender, settings = told.sender, decode_settings(told.data)
+        self._founders.take(sender, settings.get(TOLD_AS, ""), self._now_ms)
         if sender not in self._core.membership.peers:
             return
         ahead_ms, before = told.wall_ms - self._wall_ms(), self._peers.get(sender)
         peer = self._peers[sender] = before or _Peer(told, ahead_ms, ahead_ms)
         peer.told, peer.heard_ms = told, self._now_ms
         self._compare_clocks(sender, peer, ahead_ms)
-        self._compare_settings(sender, peer)
+        self._compare_settings(sender, peer, settings)
 
     def status(self, peer: NodeId) -> dict[str, object]:
         """Return what is known of a peer: `ahead_ms`, its clock's lead over this one;
@@ -170,8 +175,8 @@ class Surroundings:
             log.info("clocks_agree peer=%s", sender, extra=FROM_PEER)
         peer.is_apart = is_apart
 
-    def _compare_settings(self, sender: NodeId, peer: _Peer) -> None:
-        here, there = _cut(self._settings()), decode_settings(peer.told.data)
+    def _compare_settings(self, sender: NodeId, peer: _Peer, there: Settings) -> None:
+        here = _cut(self._settings())
         differing = {
             key: (there[key], value)
             for key, value in here.items()
@@ -188,7 +193,8 @@ class Surroundings:
 
     def _tell(self, peers: Iterable[NodeId]) -> None:
         first, expired = self._log.commitlog.min_offset, self._expired_position
-        wall_ms, data = self._wall_ms(), encode_settings(self._settings())
+        data = encode_settings({**self._founders.told, **self._settings()})
+        wall_ms = self._wall_ms()
         for peer in peers:
             self._send(Circumstances(self._core.node_id, peer, wall_ms, first, expired, data))
 

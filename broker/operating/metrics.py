@@ -402,7 +402,8 @@ class BrokerMetrics:
         if isinstance(foreign, list):
             families.gauge(
                 "raft_foreign_peers",
-                "Replicas of other groups, and ids of two processes, met in the last half minute.",
+                "Replicas of other groups or with other founders, and ids of two processes, met in"
+                " the last half minute.",
                 len(foreign),
             )
         last = status.get("last_index")

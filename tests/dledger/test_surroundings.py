@@ -42,6 +42,7 @@ class Replica:
     def __init__(self, names: str = "abc", **versions: int) -> None:
         self.settings = {"maxMessageSize": "100", "fileReservedTime": "72"}
         self.told: list[Circumstances] = []
+        self.differing: list[tuple[str, str]] = []
         core = RaftCore(
             "a",
             Configurations(0, founding((name, "") for name in names)),
@@ -61,6 +62,7 @@ class Replica:
             lambda: self.wall_ms,
             lambda peer: versions.get(peer, CIRCUMSTANCES_VERSION),
             self.told.append,
+            lambda *told: self.differing.append(told),
         )
 
     def hear(
@@ -150,7 +152,7 @@ def test_replicas_that_are_too_old_to_tell_do_not_count() -> None:
 def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> None:
     replica = Replica()
     replica.surroundings.opened("b")
-    data = b"maxMessageSize=100\nfileReservedTime=72\n"
+    data = b"founders=a;b;c\nmaxMessageSize=100\nfileReservedTime=72\n"
     assert replica.told == [Circumstances("a", "b", NOW_MS, 4096, 0, data)]
     replica.told.clear()
     for at_ms, count in ((0, 2), (TOLD_MS - 1, 2), (TOLD_MS, 4)):
@@ -230,10 +232,13 @@ def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCapture
     assert replica.surroundings.status("b")["settings_differ"] == {}
 
 
-def test_who_is_no_member_is_not_heard() -> None:
-    replica = Replica()
-    replica.hear("stranger", ahead_ms=DAY_MS, expired=1_000)
+def test_who_is_no_member_is_not_heard_but_for_the_founders_it_names() -> None:
+    replica = Replica("a")
+    replica.hear("stranger", ahead_ms=DAY_MS, expired=1_000, data=b"founders=a;stranger")
     assert replica.surroundings.status("stranger")["ahead_ms"] is None
+    assert [peer for peer, _ in replica.differing] == ["stranger"]
+    replica.surroundings.look(0)
+    assert [told.to for told in replica.told] == ["stranger"]  # so that it hears of it, too
 
 
 def test_settings_keep_within_what_a_message_holds() -> None:

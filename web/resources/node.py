@@ -134,10 +134,11 @@ class NodeView(View, frozen=True, kw_only=True):
     factor by which the configured election time-outs are multiplied at present; 1 unless the group
     is starved; `election_halved`: they are halved, as the leader has been heard without a pause
     for a while. `group_id`: null while the group has none. `foreign`: replicas of other groups that
-    were refused in the last half minute, in words. `peers_prove_themselves`: no replica is accepted
-    as a peer without a proof that it has the group's secret. `recovered`: false while this replica
-    may have lost promises; `recovering` then says why. Until version 0.2 `whole` and
-    `election_patience` are the old names of `recovered` and `election_backoff`."""
+    were refused in the last half minute, or that name other founders, in words.
+    `peers_prove_themselves`: no replica is accepted as a peer without a proof that it has the
+    group's secret. `recovered`: false while this replica may have lost promises; `recovering` then
+    says why. Until version 0.2 `whole` and `election_patience` are the old names of `recovered`
+    and `election_backoff`."""
 
     name: str
     group: str

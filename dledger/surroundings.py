@@ -98,7 +98,7 @@ class Surroundings:
                 if name in peers and now_ms - peer.heard_ms < KNOWN_MS
             }
             self._founders.look(now_ms)
-            self._tell({*peers, *self._founders.differing})
+            self._tell(dict.fromkeys((*peers, *self._founders.differing)))
 
     def agree(self, expired_position: int) -> int:
         """Note up to which position this log has expired by this replica's clock and settings; 0:

@@ -3,7 +3,9 @@
 It must answer, and: a leader is ready, a follower knows its leader, a classic slave follows its
 master; and the name servers that answer do not all refuse to list it. The cause is told if the
 broker knows it: peers of another group, peers that it does not reach, a store that lost promises, a
-bad disk. Containers run it every few seconds as `python -m raftmq.broker.health`, so it imports
+bad disk. What is wrong with one that serves is printed, too, and changes no exit status: peers of
+another group or with other founders, two processes with one id, clocks and settings that differ.
+Containers run it every few seconds as `python -m raftmq.broker.health`, so it imports
 little.
 """
 
@@ -12,8 +14,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from raftmq.remoting.command import RemotingCommand
 
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
@@ -40,15 +46,24 @@ def health(address: str | None, timeout_s: float) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
+    warnings: list[str] = []
+
+    def judge(answer: RemotingCommand) -> str:
+        info = loads_object(answer.body).get("table") or {}
+        warnings.extend(warnings_of(info))
+        return why_not(info)
+
     reason = complaint(
         address,
         RequestCode.GET_BROKER_RUNTIME_INFO,
         timeout_s,
-        lambda answer: why_not(loads_object(answer.body).get("table") or {}),
+        judge,
         context=lambda: context_of(os.environ),
         credentials=credentials,
     )
     click.echo(f"{address}: {reason or 'healthy'}")
+    for warning in warnings if not reason else ():
+        click.echo(f"{address}: warning: {warning}")
     sys.exit(1 if reason else 0)
 
 
@@ -61,6 +76,14 @@ def why_not(info: Mapping[str, str]) -> str:
     if refused:
         causes.append(f"in no route: {refused}")
     return "; ".join(part for part in (reason, *causes) if part)
+
+
+def warnings_of(info: Mapping[str, str]) -> list[str]:
+    """Return what somebody should look at although the broker with this runtime info serves."""
+    found = [info.get("raftForeign", "")]
+    if info.get("raftDiffers"):
+        found.append(f"not as this replica's: {info['raftDiffers']}")
+    return [text for text in found if text]
 
 
 def _standing(info: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raftmq import __version__
-from raftmq.broker.health import why_not
+from raftmq.broker.health import warnings_of, why_not
 from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.runtime import runtime_info
 from raftmq.broker.relief import disk_state
@@ -91,10 +91,11 @@ class NodeOperations:
         parts = self._parts
         if not parts.context.life.serving or parts.context.life.stopping:
             raise unavailable("the broker is starting or stopping", STARTING)
-        reason = why_not(runtime_info(parts))
+        info = runtime_info(parts)
+        reason = why_not(info)
         if reason:
             raise unavailable(reason, "NOT_READY")
-        return ReadyView(role=role_of(parts))
+        return ReadyView(role=role_of(parts), warnings=tuple(warnings_of(info)))
 
     async def node(self, _: Call) -> NodeView:
         return node_view(self._parts, self._members, self._leader_http())

@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.health import health as broker_health
-from raftmq.broker.health import why_not
+from raftmq.broker.health import warnings_of, why_not
+from raftmq.dledger.dialer import now_ms
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.health import health as namesrv_health
 from raftmq.namesrv.server import NameServer
@@ -16,6 +17,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout
 from raftmq.remoting.fastjson import loads_object
 from tests.broker.cluster import Group
+from tests.broker.http.client import Client
 from tests.waiting import until
 
 
@@ -45,6 +47,39 @@ async def test_a_name_server_is_healthy():
     finally:
         await server.stop()
     assert (await run(namesrv_health, address)).exit_code == 1
+
+
+LEADS = {"raftRole": "leader", "raftLeaderReady": "true"}
+
+
+@pytest.mark.parametrize(
+    ("info", "warnings"),
+    [
+        (LEADS, []),
+        (LEADS | {"raftForeign": "", "raftDiffers": ""}, []),
+        (LEADS | {"raftForeign": "two processes say"}, ["two processes say"]),
+        (
+            LEADS | {"raftDiffers": "n1: clock +3600 s, maxMessageSize", "raftForeign": "n2"},
+            ["n2", "not as this replica's: n1: clock +3600 s, maxMessageSize"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_broker_that_serves_is_told(info, warnings):
+    assert (why_not(info), warnings_of(info)) == ("", warnings)
+
+
+async def test_warnings_are_printed_and_end_nothing(tmp_path):
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        identity = broker.engine.identity
+        identity.founders_differ("n9", "n9 names others", now_ms())
+        found = await run(broker_health, broker.address)
+        where = broker.address
+        told = f"{where}: healthy\n{where}: warning: n9 names others\n"
+        assert (found.exit_code, found.output) == (0, told)
+        async with Client(broker.http.address) as client:
+            ready = await client.get("/health/ready")
+        assert (ready.status, ready.json["warnings"]) == (200, ["n9 names others"])
 
 
 @pytest.mark.parametrize("command", [broker_health, namesrv_health])

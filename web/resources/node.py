@@ -17,8 +17,11 @@ class LiveView(View, frozen=True, kw_only=True):
 
 
 class ReadyView(View, frozen=True, kw_only=True):
+    """A server that serves; `warnings`: what somebody should look at all the same, in words."""
+
     status: Literal["ready"] = "ready"
     role: str
+    warnings: tuple[str, ...] = ()
 
 
 class LogView(View, frozen=True, kw_only=True):

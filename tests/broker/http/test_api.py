@@ -26,7 +26,11 @@ async def sent(client, topic, body, **more):
 
 async def test_health_and_the_nodes_own_view(client, broker):
     assert (await client.get("/health/live")).json == {"status": "live"}
-    assert (await client.get("/health/ready")).json == {"status": "ready", "role": "leader"}
+    assert (await client.get("/health/ready")).json == {
+        "status": "ready",
+        "role": "leader",
+        "warnings": [],
+    }
     node = (await client.get("/api/v1/node")).json
     assert (node["name"], node["mode"], node["role"], node["leader"]) == (
         "n0", "raft", "leader", "n0",

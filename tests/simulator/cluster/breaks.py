@@ -36,6 +36,8 @@ OPERATED = {"operated": True, "refilled": False}
 SETTING_BACK = ("set_back", "set_back", "kill_leader", "isolate", "kill")
 FLIPPING = ("flip_bits", "kill_leader", "isolate")
 ROTTING = ("rot", "kill", "kill_leader", "power_cut_fragile", "isolate")
+SPOILING = ("spoil_snapshot", "spoil_snapshot", "stop_planned")
+LONGER = {"faults_s": 8.0, "durable": True, "half_healed": False}
 REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
 NEW = {"version": VERSION}  # nobody pops before all replicas know it
@@ -178,6 +180,7 @@ BREAKS: tuple[Break, ...] = (
     Break(repair.installs_no_tables, profile=REFILLS, first=2),
     Break(repair.applies_twice, profile=REFILLS, long=True),
     Break(repair.installs_over_more, profile=REFILLS, long=True),
+    Break(repair.snapshots_taken_unchecked, faults=SPOILING, profile=AS_FOUNDED | LONGER, first=2),
     Break(pops.pops_answered_before_they_are_logged, load=POPS, profile=NEW, long=True),
     Break(pops.pops_acknowledged_in_memory, load=POPS, profile=NEW, long=True),
     Break(pops.pops_never_again, load=POPS, profile=NEW, long=True),

@@ -24,6 +24,7 @@ from tests.simulator.cluster import programs
 from tests.simulator.cluster.network import Flips
 from tests.simulator.cluster.restorer import Restorer
 from tests.simulator.cluster.schedule import Schedule, Strike, drawn, without
+from tests.simulator.cluster.spoiling import spoil_snapshot
 
 if TYPE_CHECKING:
     from tests.simulator.cluster.machine import Machine
@@ -45,11 +46,13 @@ OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
 OF_VERSIONS = ("upgrade",)
+OF_SNAPSHOTS = ("spoil_snapshot",)  # of the tables (spoiling.py)
+SPOILED = (2, 4)  # seeds that leave these remainders when divided by 8 have it
 MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
 FAULTS = (
     *(EVERYWHERE + OF_CLOCKS + OF_WIRES + OF_POWER),
-    *(OF_MEMORY + OF_PAST + OF_GROUPS + OF_VERSIONS),
+    *(OF_MEMORY + OF_PAST + OF_GROUPS + OF_VERSIONS + OF_SNAPSHOTS),
 )
 
 
@@ -61,6 +64,7 @@ class FaultPlan:
         self._world = world
         self._rng = rng = Random(world.rng.random())  # then of the strike that is under way
         self.kinds: dict[str, int] = {}
+        self.spoiled = 0  # files of snapshots
         self.over = False
         self._restored: set[str] = set()  # machines that have a restored store, too
         names = [*EVERYWHERE]
@@ -84,6 +88,9 @@ class FaultPlan:
         elif not world.profile.operated and not of_memory:
             chosen += OF_GROUPS if rng.random() < 0.15 else ()
             names += OF_GROUPS
+        names += OF_SNAPSHOTS
+        if world.seed % 8 in SPOILED:  # drawn with the rest, it would make other worlds of all
+            chosen += OF_SNAPSHOTS * 2
         faults = world.wish.faults or chosen
         self.schedule: Schedule = drawn(rng, faults, world.profile.every_s, world.profile.faults_s)
         if world.wish.schedule is not None:
@@ -416,6 +423,16 @@ class FaultPlan:
         if queues:
             machine.disk.lose_file(self._rng.choice(queues))
         self._later(self._soon_s(), self._start, machine)
+
+    def _spoil_snapshot(self) -> None:
+        """Files of a replica's snapshot are damaged or gone; while it is down, or before it is."""
+        machine = self._victim()
+        if self._rng.random() < 0.6:
+            machine.kill()
+            self._later(self._soon_s(), self._start, machine)
+        for what in spoil_snapshot(machine.disk, self._rng, not machine.processes):
+            self.spoiled += 1
+            self._world.note(f"{machine.name}: {what}")
 
     # -- network ----------------------------------------------------------------------------------
 

@@ -172,3 +172,13 @@ def carried_out(marker_behind: int) -> Planted:
         snapshot.write(disk, tables)
 
     return instead(snapshotinstall, "carry_out", carries_out)
+
+
+def snapshots_taken_unchecked() -> Planted:
+    """I. Whatever parses in a file of the tables' snapshot is taken."""
+
+    class Anything(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    return instead(snapshot, "_checksum", lambda value: Anything())

@@ -727,6 +727,7 @@ class ClusterWorld:
                 "popped": int("pop" in self.load.names),
                 "checks without evidence": self.without_evidence,
                 "set back": self.set_back_count,
+                "files spoiled": self.plan.spoiled,
                 "members replaced": self.operator.changes,
                 **self.invariants.numbers(),
                 **{f"fault {name}": count for name, count in self.plan.kinds.items()},

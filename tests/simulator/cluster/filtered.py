@@ -43,8 +43,11 @@ CHANGES = {  # each from one to the other and back
     "shortPollingTimeMills": ("200", "1000"),
     "maxTransferCountOnMessageInMemory": ("8", "1024"),
     "maxTransferBytesOnMessageInMemory": ("4096", "262144"),
+    "notifyConsumerIdsChangedEnable": ("false", "true"),
+    "topicsMax": ("1", "200000"),  # what there is already stays, and is used
+    "groupsMax": ("1", "100000"),
 }
-WEIGHTS = (4, 1, 1, 1, 1)  # the first is of what is consumed here
+WEIGHTS = (4, 1, 1, 1, 1, 1, 1, 1)  # the first is of what is consumed here
 REFUSED = (("listenPort", "1"), ("maxTransferCountOnMessageInMemory", "0"))
 
 

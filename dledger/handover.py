@@ -48,6 +48,12 @@ class Succession:
         """Begin to hand leadership to `target`. Raises NotLeader, UnknownTarget, Busy."""
         self.pump.ask(self.pump.core.transfer, target, self.pump.core_ms())
 
+    def objection(self, target: NodeId) -> str:
+        """Return why `target` would hand leadership back as soon as it had it; "" if it would
+        not, as far as this leader knows."""
+        progress = self.pump.core.progress.get(target)
+        return unwilling(target) if progress is not None and progress.no_room else ""
+
     def best(self) -> NodeId | None:
         """Return the follower that could lead at once and has most of the log, one with room on its
         disk first; None if nobody could."""
@@ -187,8 +193,13 @@ def hindrance_of(
     elif lag_bytes > core.config.learner_lag_bytes_max:
         words = f"{peer} lacks {lag_bytes} bytes of the log"
     elif progress.no_room:
-        words = f"the disk of {peer} is short of room, or slow"
+        words = unwilling(peer)
     return words, core.last_index - progress.match_index <= LAG_FRAMES_MAX
+
+
+def unwilling(peer: NodeId) -> str:
+    """Return the words for a peer that has said that it should not lead."""
+    return f"{peer} should not lead: its disk is short of room or slow, or its clock is wrong"
 
 
 def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:

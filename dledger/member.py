@@ -455,6 +455,11 @@ class RaftMember:
             raise NotLeader(None)
         self._parts.succession.transfer(target)
 
+    def objection(self, target: NodeId) -> str:
+        """Return why `target` would hand leadership back as soon as it had it; "" if it would
+        not, as far as this leader knows."""
+        return self.parts.succession.objection(target) if self.life.running else ""
+
     def successor(self) -> NodeId | None:
         """Return the follower to which this leader should `transfer` if it is asked to hand over to
         whoever is best; None if nobody could lead at once."""

@@ -214,7 +214,9 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     name = arguments.text("brokerName")
     leader = await _leader_of(admin, name)
-    target = await admin.broker.transfer_leadership(leader, arguments.text("target"))
+    target = await admin.broker.transfer_leadership(
+        leader, arguments.text("target"), force=arguments.on("force")
+    )
     deadline = time.monotonic() + TRANSFER_WAIT_S
     while time.monotonic() < deadline:
         for replica in replicas(await admin.cluster.info()):

@@ -122,7 +122,9 @@ COMMANDS = (
     Command("transferLeader", "Hand the leadership of a Raft group over, and wait for it.",
         (Flag("b", "brokerName", "The broker group.", required=True),
          Flag("t", "target", "The replica that shall lead (n1); none: of the voters that could at"
-              " once the one that has most.")),
+              " once the one that has most."),
+         Flag("", "force", "Even to one that should not lead, for its disk or its clock.",
+              Kind.SWITCH)),
         "brokers:transfer_leader", CHANGES),
     Command("members", "Show who belongs to a Raft group, or change that.",
         (Flag("b", "brokerName", "The broker group.", required=True),

@@ -138,7 +138,7 @@ class NodeOperations:
 
     async def transfer(self, call: Call) -> Reply:
         context = self._parts.context
-        target = context.log.hand_over(call.body.target or "")
+        target = context.log.hand_over(call.body.target or "", anyhow=call.body.force)
         context.events.tell("transfer", {"to": target, "by": call.caller.name})
         return Reply(TransferView(target=target), status=202)
 

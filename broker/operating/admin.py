@@ -280,10 +280,13 @@ class Admin:
         return "".join(f"{key}={value}\n" for key, value in told.items())
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Begin to hand leadership over: ext `target` (node id; none: the best follower).
+        """Begin to hand leadership over: ext `target` (node id; none: the best follower), `force`
+        (true: even to one that would hand it back).
         Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
         (28)."""
-        target = self.context.log.hand_over((request.ext or {}).get("target", ""))
+        ext = request.ext or {}
+        anyhow = ext.get("force") == "true"
+        target = self.context.log.hand_over(ext.get("target", ""), anyhow=anyhow)
         return RemotingCommand.response_to(request, ext={"target": target})
 
     def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -154,9 +154,9 @@ class ReplicatedLog:
 
     # ---- handing over -------------------------------------------------------------------------
 
-    def hand_over(self, target: str) -> str:
+    def hand_over(self, target: str, *, anyhow: bool = False) -> str:
         """Begin to transfer leadership to `target`; "" means the follower that has most of those
-        that could lead at once.
+        that could lead at once. `anyhow`: even to one that would hand it back.
 
         Returns the target chosen. Raises Refused, RaftError."""
         if not self._roles.leading:
@@ -165,6 +165,9 @@ class ReplicatedLog:
         if chosen is None:
             words = "no follower is within reach that could lead at once"
             raise Refused(ResponseCode.SYSTEM_ERROR, words, retriable=True)
+        objection = self.raft.objection(target) if self.raft and not anyhow else ""
+        if objection:
+            raise Refused(ResponseCode.SYSTEM_ERROR, objection)
         self.engine.transfer(chosen)
         self._handing_over = True
         return chosen

@@ -90,10 +90,13 @@ class BrokerAdmin:
         kept = int(ext.get("keptBytes", "0"))
         return DeletedLog(int(ext["deletedBytes"]), kept, ext.get("keptFor", ""))
 
-    async def transfer_leadership(self, address: str, target: str = "") -> str:
+    async def transfer_leadership(self, address: str, target: str = "", force: bool = False) -> str:
         """Start a leadership transfer (30001, ours) to `target`, or, if "", to the voter that
-        has most of those that could lead at once. Returns the target."""
+        has most of those that could lead at once. `force`: even to one that would hand it back.
+        Returns the target."""
         ext = {"target": target} if target else {}
+        if force:
+            ext["force"] = "true"
         response = await self._requests.ask(address, RequestCode.TRANSFER_LEADERSHIP, ext)
         return (response.ext or {}).get("target", "")
 

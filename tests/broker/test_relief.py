@@ -9,7 +9,7 @@ import pytest
 from raftmq.dledger import slowwrites, surroundings
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.following import Following
-from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.disk import DiskUsage
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
@@ -198,15 +198,32 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         await until(lambda: not group.brokers[first].roles.leading)
         second = await group.leader()
         engine = group.brokers[second].engine
-        await until(
-            lambda: (
-                engine.status()["preferred_reason"]
-                == f"the disk of {first} is short of room, or slow"
-            )
-        )
+        words = f"{first} should not lead: its disk is short of room or slow"
+        await until(lambda: words in engine.status()["preferred_reason"])
         assert await group.leader() == second
         await fill(group, {first: ROOMY})  # and it leads again when dledger/preference.py says so
         await until(lambda: "short of room" not in engine.status()["preferred_reason"])
+
+
+async def test_leadership_is_not_handed_to_one_that_would_hand_it_back(tmp_path):
+    """It led for half a second, with two elections; and whoever asked was told nothing."""
+    async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as group:
+        first = await group.leader()
+        full = next(name for name in group.brokers if name != first)
+        await fill(group, {full: FULL})
+        leader = group.brokers[first]
+        await until(lambda: leader.engine.objection(full))
+        term = leader.engine.core.term
+
+        async def asked(**ext):
+            return await group.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)
+
+        answer = await asked(target=full)
+        assert answer.code != 0 and f"{full} should not lead" in answer.remark, answer
+        assert (leader.engine.core.term, leader.roles.leading) == (term, True)
+        assert (await asked(target=full, force="true")).code == 0
+        await until(lambda: not leader.roles.leading and leader.engine.core.term > term)
+        await until(lambda: any(broker.roles.leading for broker in group.brokers.values()))
 
 
 async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, monkeypatch):

@@ -178,7 +178,11 @@ NOW_MS = 10_000.0
         ({"heard_ms": NOW_MS - CoreConfig().election_ms_min}, "", True),
         ({"heard_ms": NOW_MS - CoreConfig().election_ms_min - 1}, "n1 is silent", True),
         ({"open": False}, "n1 is not connected", True),
-        ({"no_room": True}, "the disk of n1 is short of room, or slow", True),
+        (
+            {"no_room": True},
+            "n1 should not lead: its disk is short of room or slow, or its clock is wrong",
+            True,
+        ),
     ],
 )
 def test_what_hinders_a_replica(changes: dict[str, object], words: str, at_hand: bool) -> None:

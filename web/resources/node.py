@@ -185,7 +185,10 @@ class NodeView(View, frozen=True, kw_only=True):
 
 
 class TransferBody(Input, frozen=True, kw_only=True):
+    """`force`: even to a replica that should not lead, and would hand leadership back."""
+
     target: NodeName | None = None
+    force: bool = False
 
 
 class TransferView(View, frozen=True, kw_only=True):

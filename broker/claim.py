@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from dataclasses import replace
+from ipaddress import ip_address
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import web_settings
@@ -38,6 +39,14 @@ def described(config: BrokerConfig) -> str:
     """Return how the broker is described to others, for example to a second process that asks for
     the same store."""
     return f"mqbroker {config.node_name} of {config.group_name}"
+
+
+def _is_name_of_loopback(host: str, bound: BoundPort) -> bool:
+    """Return whether a name that others may know this machine by is one of itself alone here, as
+    installers write it into /etc/hosts."""
+    if host.lower() in ("", "localhost", *bound.hosts):
+        return False
+    return all(ip_address(number.split("%")[0]).is_loopback for number in bound.hosts)
 
 
 class Claim:
@@ -120,6 +129,15 @@ class Claim:
             self._bind(
                 "replication", f"dLegerPeers={own.node_id}-{host}:{own.port}", host, own.port
             )
+            if len(config.peers) > 1 and _is_name_of_loopback(host, self._ports["replication"]):
+                log.warning(
+                    "replication_on_loopback host=%s addresses=%s: no other machine reaches this"
+                    " replica there; have this machine resolve %s as the others do, or set"
+                    " dLegerBindAddress",
+                    host,
+                    ",".join(self._ports["replication"].hosts),
+                    host,
+                )
         elif not config.is_slave:
             where = f"bindAddress={config.bind_address} haListenPort={config.ha_port}"
             self._bind("replication", where, config.bind_address, config.ha_port)

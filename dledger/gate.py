@@ -337,7 +337,10 @@ class _Leaving(asyncio.Protocol):
         if self._side.answered:
             why = Unproven("closed at our proof: the other end has another secret")
         else:
-            text = "closed at our challenge: the other end has no secret, or an older program"
+            text = (
+                "closed at our challenge: the other end has no secret, or an older program, or is"
+                " another replica than the address in dLegerPeers is of"
+            )
             why = _Unanswered(text)
         self.passed.set_exception(why)
 

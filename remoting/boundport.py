@@ -32,6 +32,7 @@ class BoundPort:
             self.close()
             raise
         self.port = int(self._sockets[0].getsockname()[1])
+        self.hosts = [str(one.getsockname()[0]) for one in self._sockets]  # as numbers
 
     def take(self) -> socket.socket | None:
         """Return the socket, to listen on. If there is more than one address, unbind all and return

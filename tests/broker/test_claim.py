@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.broker import open_broker
+from raftmq.broker.claim import Claim
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
 from raftmq.chaos.cluster.ports import HeldPorts
@@ -43,6 +44,35 @@ def config_of(root, mode="raft", **changes):
         values |= {"enableDLegerCommitLog": "true", "dLegerPeers": f"n0-127.0.0.1:{free_port()}"}
     values |= {key: str(value) for key, value in changes.items()}
     return build_config([Setting(key, value, "test") for key, value in values.items()])
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "is_told"),
+    [
+        ("nodea", "", True),
+        ("nodea", "127.0.0.1", False),
+        ("localhost", "", False),
+        ("127.0.0.1", "", False),
+    ],
+)
+def test_a_name_that_is_loopback_on_its_own_machine_is_told(
+    tmp_path, monkeypatch, caplog, host, bind, is_told
+):
+    """As installers write it into /etc/hosts: the others resolve it to where nobody listens."""
+    resolve, port = socket.getaddrinfo, free_port()
+
+    def resolved(name, *rest, **more):
+        return resolve("127.0.1.1" if name == "nodea" else name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    peers = f"n0-{host}:{port};n1-nodeb:{port};n2-nodec:{port}"
+    config = config_of(tmp_path, dLegerPeers=peers, dLegerSelfId="n0", dLegerBindAddress=bind)
+    claim = Claim(config, SteadyDisk(config.store_path_root_dir), None, replicates=True)
+    try:
+        claim.take()
+    finally:
+        claim.release()
+    assert ("replication_on_loopback host=nodea addresses=127.0.1.1" in caplog.text) is is_told
 
 
 async def broker_of(config, **more):

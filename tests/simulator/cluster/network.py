@@ -217,7 +217,7 @@ class BoundPort:
         network = cast(SimLoop, asyncio.get_running_loop()).network
         assert network is not None
         self._network = network
-        self.port = network.bind(port)
+        self.port, self.hosts = network.bind(port), [host]
         self._taken = False
 
     def take(self) -> SimSocket:

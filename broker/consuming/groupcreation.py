@@ -50,6 +50,14 @@ class GroupCreation:
         except Refused as refused:  # its next heartbeat is told the same
             log.info("group_not_created group=%s: %s", name, refused)
 
+    def _is_full(self, groups_max: int) -> bool:
+        """Return whether there are as many groups as there may be, with those that are coming."""
+        known, coming = self._context.state.groups.entries, self._being_created
+        if len(known) + len(coming) < groups_max:
+            return False
+        # One that is there counts as coming until its proposer is told, or has its retry topic.
+        return len(known) + sum(name not in known for name in coming) >= groups_max
+
     def _ensure(self, name: str, *, retry: bool) -> None:
         state = self._context.state
         if not self._context.roles.leading or name in self._being_created:
@@ -58,7 +66,7 @@ class GroupCreation:
         group = state.groups.get(name)
         if group is None and self._context.config.auto_create_subscription_group:
             groups_max = self._context.config.groups_max
-            if len(state.groups.entries) + len(self._being_created) >= groups_max:
+            if self._is_full(groups_max):
                 raise busy(f"there are {groups_max} consumer groups already; none was created")
             group = SubscriptionGroup(name)
             commands.append(put_group(group, if_absent=True))

@@ -51,8 +51,9 @@ def test_no_promise_is_broken(chunk: int) -> None:
     assert totals["read late"] > 0
     assert totals["guests"] > 0
     assert totals["asked"] > 0
-    assert totals["files spoiled"] > 0
-    if chunk % 2:  # what one world of sixteen has
+    if not chunk % 2:  # what a few worlds of sixteen have
+        assert totals["files spoiled"] > 0
+    else:
         assert totals["settings changed"] > 0
         assert totals["taken while they waited"] > 0
 

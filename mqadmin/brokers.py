@@ -204,6 +204,7 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             "whole": info.get("raftWhole", ""),  # the old name, until version 0.2
             "disk": info.get("raftDiskState", ""),
             "differs": info.get("raftDiffers", ""),
+            "foreign": info.get("raftForeign", ""),
         }
         rows.append(row | figures)
     if not rows:

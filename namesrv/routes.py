@@ -17,6 +17,9 @@ Rules of registration (103):
   (`RegistrationRefused`), and so is any registration older than what the same node said before. The
   term is forgotten with the group, when its last address goes, and CLAIM_MS after its claimant is
   gone: a claim outlives its connection by no more than that.
+- A replica takes no other id from an address that is there and said a higher term: two processes
+  have one dLegerSelfId, and the one that no leader has reached is the stray. One that moved gets in
+  with the term that it had, or that its leader tells it.
 - Raft groups say their id, too. The first id that comes with a name holds it, for as long as a
   broker of that name is there. Brokers of another id are refused, whatever their term, and what
   such a broker's address registered before is dropped. Those that say no id are refused, too,
@@ -216,6 +219,7 @@ class RouteTable:
         group = self._check_group(claim, group, now_ms)
         self._check_term(claim, group)
         self._check_master(claim, group, now_ms)
+        self._check_replica(claim, group, now_ms)
         topics = self._check_size(claim)
         changed = self._place(claim, now_ms)
         group = self._groups[claim.broker_name]
@@ -505,6 +509,23 @@ class RouteTable:
             " slave brokerRole=SLAVE, a Raft group's replicas enableDLegerCommitLog=true"
         )
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, master.address)
+
+    def _check_replica(self, claim: Registration, group: BrokerGroup | None, now_ms: int) -> None:
+        """Refuse a replica whose id is that of another address, which is there in a higher term."""
+        if group is None or claim.broker_id == LEADER_ID:
+            return
+        other = self._live.get(group.addresses.get(claim.broker_id, claim.address))
+        if other is None or claim.term >= other.term or claim.signed > other.signed:
+            return
+        if other.address == claim.address or now_ms - other.last_seen_ms > other.timeout_ms:
+            return
+        text = (
+            f"[OTHER_REPLICA] {claim.address} registers as brokerId {claim.broker_id} of"
+            f" {group.name} in term {claim.term}, as {other.address} does, which is there in term"
+            f" {other.term}: each replica has a dLegerSelfId of its own"
+        )
+        leader = group.addresses.get(LEADER_ID, "")
+        raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
     def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
         """Check the limits; return the topics. Unsigned claims take no room of signed ones."""

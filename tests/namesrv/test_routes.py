@@ -18,7 +18,7 @@ from raftmq.namesrv.views import cluster_body
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.registration import DataVersion, TopicConfig
 
-N0, N1, N2 = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
+N0, N1, N2, N3 = (f"10.0.0.{number}:10911" for number in range(1, 5))
 V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)
 
 
@@ -199,6 +199,32 @@ def test_a_master_that_apaches_controller_chose_replaces_the_one_before() -> Non
     table.register(claim(N1, 0, version=DataVersion(1, 2, 5)), 1)
     assert addresses(table) == {0: N1}
     assert why_refused(table, claim(N0, 0, version=DataVersion(9, 1, 6)), 2)
+
+
+def test_a_stray_does_not_take_the_place_of_a_replica_that_is_there() -> None:
+    """A copied dLegerSelfId and an empty store: no leader reaches it, so it knows no term."""
+    table = group_of_three()
+    stray = why_refused(table, claim(N3, 3, 4, channel="ch3"), 1)
+    assert stray.startswith(f"[OTHER_REPLICA] {N3} registers as brokerId 3 of g in term 4, as {N2}")
+    assert addresses(table) == {0: N0, 2: N1, 3: N2}
+    table.register(claim(N2, 3, 5, channel="ch2"), 2)
+
+
+@pytest.mark.parametrize("how", ["same term", "closed", "silent", "same address"])
+def test_a_replica_that_moved_takes_its_place(how: str) -> None:
+    table = group_of_three()
+    term, now_ms, address = 4, 1, N3
+    if how == "same term":
+        term = 5
+    elif how == "closed":
+        table.channel_closed("ch2", 1)
+    elif how == "silent":
+        now_ms = EXPIRY_MS + 1
+    else:
+        table.unregister(N2, "g", 1)
+        address = N2
+    table.register(claim(address, 3, term, channel="ch3"), now_ms)
+    assert addresses(table)[3] == address
 
 
 def test_routes_say_which_groups_are_raft_groups() -> None:

@@ -118,9 +118,11 @@ class RaftKeeper:
                 engine.frame_is_damaged(bad_position)  # if it is, this begins its repair
 
     async def write_snapshot(self) -> None:
-        """Write a snapshot of the tables (order: broker.housekeeping). Raises OSError."""
+        """Write a snapshot of the tables (order: broker.housekeeping), and once more when nothing
+        changes any more: retention needs a .bak that is as new. Raises OSError."""
         copies = snapshot.capture(self._state)
-        if copies.applied_index <= self.covered_index:
+        index = copies.applied_index
+        if index < self.covered_index or index == self.covered_index == self.fallback_index:
             return
         engine = self._context.log.framed
         waited_ms = 0

@@ -273,6 +273,32 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
         assert broker.state.offsets.get("T", "cg", 0) == 1
 
 
+async def test_retention_needs_no_new_frame_after_a_restart(tmp_path):
+    """A disk that is full refuses sends; what it waits for must not be one of them."""
+    settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
+    async with Group(tmp_path, flushDiskType="SYNC_FLUSH", **settings) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        for _ in range(30):
+            await group.send(broker, "T", b"x" * 30_000)
+        await until(lambda: broker.state.group.value)  # nothing more is applied by itself
+        await group.stop("n0")
+        broker = await group.start("n0")
+        await group.leading()
+        keeper, log = broker.keeper, broker.store.commitlog
+        await until(lambda: broker.state.applied_index == broker.engine.log.last_index)
+        broker.store.expiry.expired = lambda *_, **__: Expired(log.max_offset, log.max_offset)
+        for _ in range(2):
+            await keeper.write_snapshot()
+        assert keeper.fallback_index == keeper.covered_index == broker.state.applied_index
+        table = tmp_path / "n0" / "config" / "topics.json"
+        written = table.stat().st_ino
+        await keeper.write_snapshot()
+        assert table.stat().st_ino == written, "written without a reason"
+        await keeper.retain()
+        assert log.min_offset > 0
+
+
 async def test_retention_deletes_only_what_a_durable_snapshot_covers(tmp_path):
     settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
     async with Group(tmp_path, flushDiskType="SYNC_FLUSH", **settings) as group:

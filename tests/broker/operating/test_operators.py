@@ -18,6 +18,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
 from tests.ops.scrape import Scrape
+from tests.waiting import until
 
 DAY_S = 86_400
 
@@ -86,6 +87,7 @@ async def test_how_far_a_group_that_broadcasts_has_come_is_not_known_here(group)
             {"clientID": model, "producerDataSet": [], "consumerDataSet": consumers}
         )
         assert (await group.ask(broker, RequestCode.HEART_BEAT, None, body)).code == 0
+        await until(lambda: "all" in broker.state.groups.entries)
         code, found = await asked(group, broker, RequestCode.GET_CONSUME_STATS, consumerGroup="all")
         assert code == 0 and sum(of.topic == "T" for of in found["offsetTable"]) == queues
         _, found = await asked(group, broker, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")

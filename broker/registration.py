@@ -61,9 +61,10 @@ class Identity:
 
     broker_id: int
     term: int  # 0: of no Raft group
-    role: str  # leader, follower; "": of no Raft group
+    role: str  # leader, follower, or NO_LEADER; "": of no Raft group
     member: bool = True  # if not, it does not belong into the routes
     group_id: str = ""  # in hex, or NO_GROUP_ID; "": its engine has none
+    own_id: int = 0  # a Raft leader's broker id when it does not lead
 
 
 class Registrar:
@@ -293,6 +294,7 @@ class Registrar:
             raft_term=identity.term or None,
             raft_role=identity.role or None,
             raft_group_id=identity.group_id or None,
+            raft_own_id=identity.own_id or None,
             topic_delta=base is not None,
             delta_base=base,
             http_address=self._http_address,

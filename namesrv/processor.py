@@ -34,6 +34,7 @@ from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
 from raftmq.remoting.names import name_problem
 from raftmq.remoting.registration import (
     NO_GROUP_ID,
+    NO_LEADER,
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -202,6 +203,8 @@ class NameServerProcessor:
             term=header.raft_term or 0,
             group_id=(header.raft_group_id or "").replace(NO_GROUP_ID, ""),
             any_group=header.raft_group_id is None and header.raft_role is not None,
+            follows=header.raft_role != NO_LEADER,
+            own_id=header.raft_own_id or 0,
             timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
             channel=connection,
             http_address=header.http_address,

@@ -17,9 +17,10 @@ Rules of registration (103):
   (`RegistrationRefused`), and so is any registration older than what the same node said before. The
   term is forgotten with the group, when its last address goes, and CLAIM_MS after its claimant is
   gone: a claim outlives its connection by no more than that.
-- A replica takes no other id from an address that is there and said a higher term: two processes
-  have one dLegerSelfId, and the one that no leader has reached is the stray. One that moved gets in
-  with the term that it had, or that its leader tells it.
+- A replica takes no id from another address that is there while it knows no leader, or said a lower
+  term: two processes have one dLegerSelfId, and the one that no leader reaches is the stray. A
+  leader says which id it has otherwise (`own_id`); that one is not free, either. A replica that
+  moved gets in as soon as it follows its leader, or when its old connection is closed.
 - Raft groups say their id, too. The first id that comes with a name holds it, for as long as a
   broker of that name is there. Brokers of another id are refused, whatever their term, and what
   such a broker's address registered before is dropped. Those that say no id are refused, too,
@@ -112,6 +113,8 @@ class Registration:
     term: int = 0  # 0: not a Raft group
     group_id: str = ""  # of its Raft group, in hex; "": it said none
     any_group: bool = False  # it cannot say an id, and may be of the group that holds the name
+    follows: bool = True  # False: it says that it knows no leader
+    own_id: int = 0  # of a Raft leader, when it does not lead; 0: not said
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
     http_address: str = ""  # of the broker's node API
@@ -147,6 +150,7 @@ class LiveBroker:
     broker_id: int = LEADER_ID
     ha_address: str = ""
     term: int = 0
+    own_id: int = 0
     version: DataVersion = NO_VERSION
     timeout_ms: int = EXPIRY_MS
     last_seen_ms: int = 0
@@ -511,20 +515,25 @@ class RouteTable:
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, master.address)
 
     def _check_replica(self, claim: Registration, group: BrokerGroup | None, now_ms: int) -> None:
-        """Refuse a replica whose id is that of another address, which is there in a higher term."""
+        """Refuse a replica that has the id of another one, which is there, and that no leader, or
+        an earlier one, has reached."""
         if group is None or claim.broker_id == LEADER_ID:
             return
-        other = self._live.get(group.addresses.get(claim.broker_id, claim.address))
-        if other is None or claim.term >= other.term or claim.signed > other.signed:
+        leader = group.addresses.get(LEADER_ID, "")
+        other = self._live.get(leader)
+        if other is None or other.own_id != claim.broker_id:
+            other = self._live.get(group.addresses.get(claim.broker_id, ""))
+        if other is None or other.address == claim.address or claim.signed > other.signed:
             return
-        if other.address == claim.address or now_ms - other.last_seen_ms > other.timeout_ms:
+        reached = claim.follows and claim.term >= other.term
+        if reached or now_ms - other.last_seen_ms > other.timeout_ms:
             return
         text = (
             f"[OTHER_REPLICA] {claim.address} registers as brokerId {claim.broker_id} of"
-            f" {group.name} in term {claim.term}, as {other.address} does, which is there in term"
-            f" {other.term}: each replica has a dLegerSelfId of its own"
+            f" {group.name} in term {claim.term}{'' if claim.follows else ' without a leader'},"
+            f" as {other.address} does, which is there in term {other.term}: each replica has a"
+            " dLegerSelfId of its own"
         )
-        leader = group.addresses.get(LEADER_ID, "")
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
     def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
@@ -571,6 +580,7 @@ class RouteTable:
         live.broker_id = claim.broker_id
         live.ha_address = claim.ha_address
         live.term = claim.term
+        live.own_id = claim.own_id if claim.broker_id == LEADER_ID else 0
         live.version = claim.version
         live.timeout_ms = claim.timeout_ms
         live.last_seen_ms = now_ms
@@ -590,6 +600,8 @@ class RouteTable:
             group.claimant, group.claim_ends_ms = claim.address, None
         before = dict(group.addresses)
         addresses = {i: a for i, a in before.items() if a != claim.address}
+        if live.own_id:
+            addresses.pop(live.own_id, None)  # its double's
         addresses[claim.broker_id] = claim.address
         group.addresses = addresses
         if addresses != before:

@@ -5,9 +5,11 @@ The body is JSON, or a zlib stream of (all integers int32, big-endian):
     size, DataVersion as JSON | topic count, per topic: size, "name readQ writeQ perm filter[ at]"
     | size, filter server list as JSON | 5.x only: count, per queue mapping: size, JSON
 
-Our additions, all in ext, so that Apache's side ignores them: `raftTerm`, `raftRole`; `raftGroupId`
-(hex, "none" while the replica knows none; absent: of no Raft group, or a version or an engine that
-tells none); `topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed
+Our additions, all in ext, so that Apache's side ignores them: `raftTerm`; `raftRole` (leader,
+follower, "none" while the replica knows no leader; earlier versions say follower then, too);
+`raftOwnId`, from a leader: the broker id that it has when it does not lead; `raftGroupId` (hex,
+"none" while the replica knows none; absent: of no Raft group, or a version or an engine that tells
+none); `topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed
 since the DataVersion in `topicDeltaBase`, and a topic without read and write queues was deleted;
 `httpAddr`: the address of the broker's HTTP node API.
 """
@@ -39,6 +41,7 @@ BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
 HEAD_BYTES = 4_096  # of a packed body, enough to unpack its version
 NO_GROUP_ID = "none"  # raftGroupId of a replica that knows none yet
+NO_LEADER = "none"  # raftRole of a replica that knows no leader
 _INT32 = struct.Struct(">i")
 _GROUP_ID = re.compile("[0-9a-f]{32}|" + NO_GROUP_ID)
 _MESSAGE_TYPE = re.compile("[A-Z_]{1,32}")  # newer brokers may have more than we know
@@ -147,6 +150,7 @@ class RegisterBrokerHeader(NamedTuple):
     raft_term: Annotated[int | None, "raftTerm"] = None
     raft_role: Annotated[str | None, "raftRole"] = None
     raft_group_id: Annotated[str | None, "raftGroupId"] = None
+    raft_own_id: Annotated[int | None, "raftOwnId"] = None
     # None: not stated (Apache's brokers); it may be either
     topic_delta: Annotated[bool | None, "topicDelta", Absent(None)] = False
     # `parse` and `to_ext` translate these two: the wire has another form of them.
@@ -208,6 +212,8 @@ def header_problem(header: RegisterBrokerHeader) -> str:
         return "raftGroupId is no id of a group"
     if not 0 <= header.broker_id <= BROKER_ID_MAX:
         return f"brokerId {header.broker_id} is not in 0..{BROKER_ID_MAX}"
+    if not 0 <= (header.raft_own_id or 0) <= BROKER_ID_MAX:
+        return f"raftOwnId {header.raft_own_id} is not in 0..{BROKER_ID_MAX}"
     return (
         name_problem("brokerName", header.broker_name)
         or name_problem("clusterName", header.cluster)

@@ -22,7 +22,7 @@ from raftmq.dledger.errors import RaftError
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.registration import NO_GROUP_ID
+from raftmq.remoting.registration import NO_GROUP_ID, NO_LEADER
 
 
 class ReplicatedLog:
@@ -95,12 +95,14 @@ class ReplicatedLog:
         leading = self._roles.leading
         if self._config.is_classic:
             return Identity(self._config.registration_id(leading), 0, "")
-        own_id, place, member = self._config.registration_id(leading), self.place, True
-        raft, role = self.raft, "leader" if leading else "follower"
+        own_id, place, member = self._config.registration_id(False), self.place, True
+        raft, role = self.raft, "follower" if self._roles.leader else NO_LEADER
         group_id = "" if raft is None else raft.identity.group_id.hex() or NO_GROUP_ID
         if place is not None:
             member = place.broker_id is not None
-            own_id = 0 if leading else place.broker_id or own_id
+            own_id = place.broker_id or own_id
+        if leading:
+            return Identity(0, self._roles.term, "leader", member, group_id, own_id)
         return Identity(own_id, self._roles.term, role, member, group_id)
 
     # ---- what only the leader can do ----------------------------------------------------------

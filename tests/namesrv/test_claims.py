@@ -403,7 +403,8 @@ async def test_made_up_registrations_leave_nothing(server, seed):
         if kind == 0:
             ext[rng.choice(names)] = made_up_text(rng)
         elif kind == 1:
-            ext["raftTerm"] = str(rng.choice([-1, TERM_MAX + 1, (1 << 63) - 1, 1 << 64, "x"]))
+            name, text = rng.choice([("raftOwnId", "-1"), ("raftTerm", str(TERM_MAX + 1))])
+            ext[name] = rng.choice([text, "-1", str((1 << 63) - 1), str(1 << 64), "x"])
         elif kind == 2:
             numbers = [-1, 65_537, 1 << 31]
             topic = rng.choice([

@@ -210,6 +210,34 @@ def test_a_stray_does_not_take_the_place_of_a_replica_that_is_there() -> None:
     table.register(claim(N2, 3, 5, channel="ch2"), 2)
 
 
+def test_a_copy_does_not_take_turns_with_the_replica_that_it_is_a_copy_of() -> None:
+    """A whole machine or store was copied: it has the term, and no leader speaks to it."""
+    table = group_of_three()
+    copy = claim(N3, 3, 5, channel="ch3", follows=False)
+    why = why_refused(table, copy, 1)
+    assert why.startswith(f"[OTHER_REPLICA] {N3} registers as brokerId 3 of g in term 5 without a ")
+    assert table.register(claim(N2, 3, 5, channel="ch2", follows=False), 2).changed is False
+    assert why_refused(table, copy, 3), "an election is no occasion"
+    table.channel_closed("ch2", 4)
+    assert why_refused(table, copy, 5) == ""
+
+
+@pytest.mark.parametrize("double_first", [True, False])
+def test_a_leaders_double_does_not_get_the_id_that_the_leader_has_otherwise(
+    double_first: bool,
+) -> None:
+    table = RouteTable()
+    double = claim(N3, 2, 0, channel="ch3", follows=False)
+    if double_first:  # at a name server that was restarted
+        table.register(double, 0)
+    table.register(claim(N1, 0, 5, channel="ch1", own_id=2), 1)
+    assert why_refused(table, double, 2).startswith(f"[OTHER_REPLICA] {N3} registers as brokerId 2")
+    assert addresses(table) == {0: N1}
+    moved = claim(N3, 2, 6, channel="ch3")  # its machine is gone, and the connection lingers
+    assert why_refused(table, moved, 3) == ""
+    assert addresses(table) == {0: N1, 2: N3}
+
+
 @pytest.mark.parametrize("how", ["same term", "closed", "silent", "same address"])
 def test_a_replica_that_moved_takes_its_place(how: str) -> None:
     table = group_of_three()

@@ -155,6 +155,19 @@ async def test_failover_and_the_stale_leader(caller: Caller) -> None:
     assert await caller.addresses() == {"0": "n1:1", "1": "n0:1"}
 
 
+async def test_a_replica_without_a_leader_takes_nobodys_id(caller: Caller) -> None:
+    said: dict[str, Any] = {"raft_term": 5, "raft_group_id": "0a" * 16}
+    await caller.register("n0:1", 0, raft_role="leader", raft_own_id=1, **said)
+    await caller.register("n1:1", 2, raft_role="follower", **said)
+    for broker_id in (1, 2):
+        answer = await caller.register("copy:1", broker_id, raft_role="none", **said)
+        text = f"[OTHER_REPLICA] copy:1 registers as brokerId {broker_id} of "
+        assert (answer.remark or "").startswith(text)
+    assert await caller.addresses() == {"0": "n0:1", "2": "n1:1"}
+    await caller.register("moved:1", 2, raft_role="follower", **said)
+    assert await caller.addresses() == {"0": "n0:1", "2": "moved:1"}
+
+
 async def test_a_group_of_another_id_is_refused_and_who_says_none_by_its_version(
     caller: Caller,
 ) -> None:

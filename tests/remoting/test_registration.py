@@ -141,7 +141,7 @@ def test_a_bomb_is_not_inflated() -> None:
 def test_the_headers() -> None:
     header = RegisterBrokerHeader(
         "b", "127.0.0.1:10911", "c", "127.0.0.1:10912", 2, True, 5, 9000, 7, "leader",
-        "0a" * 16, True, VERSION, "127.0.0.1:10915",
+        "0a" * 16, 3, True, VERSION, "127.0.0.1:10915",
     )  # fmt: skip
     assert RegisterBrokerHeader.parse(header.to_ext()) == header
     apache = {k: v for k, v in header.to_ext().items() if k not in ("topicDelta", "topicDeltaBase")}

@@ -116,6 +116,9 @@ def test_a_leader_is_awaited_while_one_is_not_ready_and_after_a_hand_over(world:
 
 def test_only_a_ready_leader_registers_as_broker_0(world: World) -> None:
     before = world.log.identity
-    assert (before.broker_id, before.role) == (1, "follower")
+    assert (before.broker_id, before.role, before.own_id) == (1, "none", 0)
+    world.roles.change(FOLLOWS)
+    assert (world.log.identity.broker_id, world.log.identity.role) == (1, "follower")
     world.roles.change(LEADS)
-    assert (world.log.identity.broker_id, world.log.identity.role) == (0, "leader")
+    led = world.log.identity
+    assert (led.broker_id, led.role, led.own_id) == (0, "leader", 1)

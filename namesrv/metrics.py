@@ -75,6 +75,11 @@ class NameServerMetrics:
             ("signed",),
             [(("true",), signed), (("false",), table.broker_count - signed)],
         )
+        families.counter(
+            "rocketmq_namesrv_groups_founded_anew_total",
+            "Broker names that came back with another group id, after all their brokers had gone.",
+            table.founded_anew_count,
+        )
         unpacking = self._unpacking
         families.gauge(
             "rocketmq_namesrv_decompressed_bytes_peak",

@@ -190,6 +190,7 @@ class RouteTable:
         self._watchers: list[Callable[[BrokerGroup], None]] = []
         self._topic_watchers: list[Callable[[str], None]] = []
         self._group_ids: dict[str, str] = {}  # the last one of each broker name
+        self.founded_anew_count = 0  # registrations that brought a name another group id
         self.topics_version = 0  # grows when a topic name appears or goes; for caches
 
     # --- from brokers
@@ -413,7 +414,10 @@ class RouteTable:
         if len(self._group_ids) >= GROUP_IDS_MAX:
             del self._group_ids[next(iter(self._group_ids))]  # which was named longest ago
         self._group_ids[claim.broker_name] = claim.group_id
-        return before if before != claim.group_id else ""
+        if before in ("", claim.group_id):
+            return ""
+        self.founded_anew_count += 1
+        return before
 
     def _check_signed(self, claim: Registration, group: BrokerGroup | None) -> None:
         if claim.signed:

@@ -190,7 +190,7 @@ async def test_a_group_of_another_id_is_refused_and_who_says_none_by_its_version
 
 
 async def test_a_name_that_comes_back_with_another_id_is_logged_once(
-    caller: Caller, caplog: pytest.LogCaptureFixture
+    server: NameServer, caller: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     own: dict[str, Any] = {"raft_term": 1, "raft_role": "leader"}
     await caller.register("n0:1", 0, **own, raft_group_id="0a" * 16)
@@ -201,6 +201,7 @@ async def test_a_name_that_comes_back_with_another_id_is_logged_once(
         answer = await caller.register("n0:1", 0, **own, raft_group_id="0b" * 16)
         assert answer.code == 0
     (line,) = [r.getMessage() for r in caplog.records if "group_founded_anew" in r.getMessage()]
+    assert server.table.founded_anew_count == 1
     assert f"address=n0:1 id={'0b' * 16} before={'0a' * 16}: if nobody meant it" in line
 
 

@@ -96,3 +96,9 @@ class Line:
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+
+def ip_of(transport: asyncio.BaseTransport | None) -> str:
+    """Return the IP address of a connection's other end; "" if it has none."""
+    name = transport and transport.get_extra_info("peername")
+    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple | list) else ""

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from raftmq.dledger.connections import Line, LinkHandler, Reader
+from raftmq.dledger.connections import Line, LinkHandler, Reader, ip_of
 from raftmq.dledger.dialer import Local, now_ms
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER
@@ -99,7 +99,7 @@ class Incoming:
         if dialer is not None:
             doubt = self._local.config.network.doubt
             doubts = [doubt(transport, host) for host in dialer.hosts]
-            return doubts[0] if all(doubts) else ""
+            return doubts[0] if all(doubts) else self._usurps(hello.sender, transport)
         if not self._local.config.strangers:
             return f"{hello.sender} is no member of group {group}"
         strangers = self._by_peer.keys() - self._local.dialers.keys() - {hello.sender}
@@ -132,10 +132,30 @@ class Incoming:
         """Two processes with one member's id take each other's place for ever."""
         if peer not in self._local.dialers:
             return  # anybody can claim to be a stranger
-        now, last = now_ms(), self._takeovers.setdefault(peer, deque(maxlen=TAKEOVERS_MAX))
-        if len(last) == TAKEOVERS_MAX and now - last[0] < TAKEOVERS_MS:
-            self._local.identity.doubled(peer, (old.where, new.where), now)
-        last.append(now)
+        if self._is_contested(peer):
+            self._local.identity.doubled(peer, (old.where, new.where), now_ms())
+        self._tried(peer)
+
+    def _usurps(self, peer: NodeId, transport: asyncio.BaseTransport) -> str:
+        """Return why a connection does not take the place of the one that brings a peer's messages;
+        "" if it does. Of two processes with one id, that keeps it whose address is dialled."""
+        old, dialled = self.line(peer), self._local.dialers[peer].transport
+        if old is None or dialled is None or not self._is_contested(peer):
+            return ""
+        own, here = ip_of(dialled), ip_of(transport)
+        if own == here or own != ip_of(old.transport):
+            return ""
+        self._tried(peer)
+        self._local.identity.doubled(peer, (old.where, here), now_ms())
+        return f"{peer} is at {own}: {here} has another process with its dLegerSelfId"
+
+    def _is_contested(self, peer: NodeId) -> bool:
+        """Return whether a peer's place was taken, or wanted, too often of late to be by chance."""
+        last = self._takeovers.get(peer, deque())
+        return len(last) == TAKEOVERS_MAX and now_ms() - last[0] < TAKEOVERS_MS
+
+    def _tried(self, peer: NodeId) -> None:
+        self._takeovers.setdefault(peer, deque(maxlen=TAKEOVERS_MAX)).append(now_ms())
 
     def lost(self, connection: Accepted) -> None:
         """Note that a connection is closed; report it if it brought messages."""

@@ -42,6 +42,20 @@ class World:
     def refusal(self, hello: Hello) -> str:
         return self.incoming.refusal(hello, asyncio.BaseTransport())
 
+    def dial_in(self, ip: str) -> str:
+        """Come from this address as n1, and take its place; return why that is refused."""
+        why = self.incoming.refusal(Hello("g", "n1", "n0"), from_ip(ip))
+        if not why:
+            self.accept("n1").line.transport = cast(Any, from_ip(ip))
+        return why
+
+
+def from_ip(ip: str) -> asyncio.BaseTransport:
+    """A transport whose other end has this IP address."""
+    made = SimpleNamespace(abort=lambda: None)
+    made.get_extra_info = lambda name: (ip, 7) if name == "peername" else None
+    return cast(Any, made)
+
 
 @pytest.mark.parametrize(
     ("hello", "why"),
@@ -87,6 +101,35 @@ async def test_two_processes_with_one_id_are_told_of(caplog: pytest.LogCaptureFi
     assert caplog.text.count("same_id_twice") == 1
 
 
+@pytest.mark.parametrize(
+    ("dialled", "real", "double", "kept"),
+    [
+        ("10.0.0.1", "10.0.0.1", "10.0.0.9", True),
+        ("10.0.0.1", "::ffff:10.0.0.1", "::ffff:10.0.0.9", True),
+        ("10.0.0.1", "10.0.0.1", "10.0.0.1", False),  # on one machine nothing tells them apart
+        ("10.0.0.1", "10.0.0.2", "10.0.0.9", False),  # its machine has several addresses
+    ],
+)
+async def test_of_two_with_one_id_that_keeps_the_place_whose_address_is_dialled(
+    dialled: str, real: str, double: str, kept: bool
+) -> None:
+    world = World()
+    world.local.dialers["n1"] = cast(
+        Any, SimpleNamespace(hurry=lambda: None, hosts=["n1"], transport=from_ip(dialled))
+    )
+    refused = [world.dial_in(real if n % 2 else double) for n in range(2 * TAKEOVERS_MAX)]
+    assert not any(refused[:TAKEOVERS_MAX])  # a replica that dials again
+    assert any(refused) == kept
+    if kept:
+        why = f"n1 is at {dialled}: 10.0.0.9 has another process with its dLegerSelfId"
+        assert [world.dial_in(double) for _ in range(3)] == [why] * 3
+        assert not world.dial_in(real)
+        line = world.incoming.line("n1")
+        assert line is not None
+        assert line.where == f"{real}:7"
+    assert "two processes say that they are n1" in world.local.identity.foreign(0.0)[0]
+
+
 async def test_a_peer_that_dials_again_now_and_then_is_one() -> None:
     world = World()
     for _ in range(3 * TAKEOVERS_MAX):
@@ -117,7 +160,7 @@ async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> Non
 async def test_strangers_are_refused_where_nobody_joins() -> None:
     world = World(LinkConfig(strangers=False))
     assert world.refusal(Hello("g", "stranger", "n0")) == "stranger is no member of group g"
-    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"]))
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"], transport=None))
     assert world.refusal(Hello("g", "n1", "n0")) == ""
 
 
@@ -127,5 +170,5 @@ async def test_strangers_are_bounded_in_number_and_keep_no_member_out() -> None:
         world.accept(f"s{number}")
     assert world.refusal(Hello("g", "one-more", "n0")) == "too many strangers are connected"
     assert world.refusal(Hello("g", "s0", "n0")) == ""  # it dials again
-    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"]))
+    world.local.dialers["n1"] = cast(Any, SimpleNamespace(hosts=["127.0.0.1"], transport=None))
     assert world.refusal(Hello("g", "n1", "n0")) == ""

@@ -75,15 +75,18 @@ class Roster:
     def starting(self, raft_log: RaftLog) -> Configurations:
         """Return the configurations of a log that is open. Blocking. Raises ConfigurationLost,
         MembersDiffer, OSError, FrameDamaged."""
-        self._check_founding(raft_log)
-        return starting_configurations(self._saved, self._file.damaged, self.founding, raft_log)
+        founding = self._checked_founding(raft_log)
+        return starting_configurations(self._saved, self._file.damaged, founding, raft_log)
 
-    def _check_founding(self, raft_log: RaftLog) -> None:
-        """Compare the founding configuration with the one of the first start, or note it."""
+    def _checked_founding(self, raft_log: RaftLog) -> Configuration:
+        """Return the founding configuration, compared with the one of the first start, which counts
+        where the log has a change of members that is not in the file yet; or note it."""
         index, noted = self._saved or (0, Configuration())
         founding = self.founding
         if index or self._file.damaged or not founding.members or noted.ids == founding.ids:
-            return
+            return founding
+        if noted.members and any(i <= raft_log.last_index for i in raft_log.configuration_indexes):
+            return noted
         if noted.members and raft_log.last_index:
             were, are = (", ".join(sorted(each.ids)) for each in (noted, founding))
             raise MembersDiffer(
@@ -97,6 +100,7 @@ class Roster:
                 raise
             log.warning("configuration_not_saved: %s", error)  # the next start tries again
         self._saved = 0, founding
+        return founding
 
     def before_the_core(self, links: PeerLinks, healer: Healer) -> None:
         """Dial and ask all members of the file and of broker.conf while the log is mended."""

@@ -9,7 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.configuration import Configurations
+from raftmq.dledger.configuration import (
+    Configuration,
+    Configurations,
+    encode_configuration,
+    founding,
+)
 from raftmq.dledger.configurationfile import MembersDiffer
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.peers import PeerAddress
@@ -18,14 +23,21 @@ from raftmq.dledger.settings import MemberConfig
 from raftmq.store.disk import OsDisk
 
 
-def starts(root: Path, names: str, frames: int, *, port: int = 1) -> Configurations:
-    """Start replica a with these members in its file, and a log of so many frames."""
+def starts(
+    root: Path, names: str, frames: int, *, port: int = 1, changed: Configuration | None = None
+) -> Configurations:
+    """Start replica a with these members in its file, and a log of so many frames, the last of
+    which makes the members `changed`."""
     peers = {name: PeerAddress(name, f"host-{name}", port) for name in names}
     config = replace(MemberConfig("a", "g", peers), directory="raft")
     roster = Roster(config, OsDisk(str(root)), lambda reason, error: None)
     roster.load()
     log = SimpleNamespace(
-        configuration_indexes=[], index=LogIndex(), last_index=frames, first_index=1
+        configuration_indexes=[frames] if changed else [],
+        frames=lambda *_: [SimpleNamespace(payload=encode_configuration(changed))],
+        index=LogIndex(),
+        last_index=frames,
+        first_index=1,
     )
     return roster.starting(cast(Any, log))
 
@@ -54,6 +66,19 @@ def test_a_list_may_be_put_right_until_there_is_a_frame_and_addresses_always(
         starts(tmp_path, "ab", 5)
     found = addresses(starts(tmp_path, "cba", 5, port=2))
     assert found == {name: f"host-{name}:2" for name in "abc"}
+
+
+def test_after_a_change_that_only_the_log_has_another_list_is_no_fault(tmp_path: Path) -> None:
+    """The file is written a moment after the log; a change that is taken back leaves the list."""
+    OsDisk(str(tmp_path)).makedirs("raft")
+    starts(tmp_path, "ab", 0)
+    changed = founding([("a", "x:1"), ("b", "y:1"), ("c", "z:1")])
+    found = starts(tmp_path, "abc", 5, changed=changed)
+    assert found.settled[1].ids == {"a", "b"}
+    assert found.index == 5
+    assert found.current == changed
+    with pytest.raises(MembersDiffer):
+        starts(tmp_path, "abc", 5)
 
 
 def test_a_store_of_a_program_that_noted_nothing_is_believed_once(tmp_path: Path) -> None:

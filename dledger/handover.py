@@ -51,8 +51,13 @@ class Succession:
     def objection(self, target: NodeId) -> str:
         """Return why `target` would hand leadership back as soon as it had it; "" if it would
         not, as far as this leader knows."""
-        progress = self.pump.core.progress.get(target)
-        return unwilling(target) if progress is not None and progress.no_room else ""
+        core = self.pump.core
+        progress = core.progress.get(target)
+        if progress is None or not progress.no_room:
+            return ""
+        # It goes on leading where nobody else should lead, either.
+        others = core.is_willing or with_room(core, self.pump.links.is_open)
+        return unwilling(target) if others else ""
 
     def best(self) -> NodeId | None:
         """Return the follower that could lead at once and has most of the log, one with room on its

@@ -226,6 +226,21 @@ async def test_leadership_is_not_handed_to_one_that_would_hand_it_back(tmp_path)
         await until(lambda: any(broker.roles.leading for broker in group.brokers.values()))
 
 
+async def test_leadership_is_handed_over_where_no_disk_has_room(tmp_path):
+    """An operator takes the leader off a machine; nobody would hand it back."""
+    async with Group(tmp_path, count=3, diskSpaceWarningLevelRatio=90) as group:
+        first = await group.leader()
+        leader, brokers = group.brokers[first], group.brokers
+        full, other = (name for name in brokers if name != first)
+        await fill(group, {full: FULL, other: FULL})
+        await until(lambda: leader.engine.objection(full))
+        await fill(group, {first: FULL})
+        await until(lambda: not leader.engine.objection(full))
+        ext = {"target": full}
+        assert (await group.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)).code == 0
+        await until(lambda: brokers[full].roles.leading)
+
+
 async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, monkeypatch):
     """As 70644ff: it neither tells of its room nor hands over for want of it. Leadership goes there
     once; there sends are refused, as that version has it, and it does not come back and forth."""

@@ -34,7 +34,9 @@ def starts(
     roster.load()
     log = SimpleNamespace(
         configuration_indexes=[frames] if changed else [],
-        frames=lambda *_: [SimpleNamespace(payload=encode_configuration(changed))],
+        frames=lambda *_: [
+            SimpleNamespace(payload=encode_configuration(changed or Configuration()))
+        ],
         index=LogIndex(),
         last_index=frames,
         first_index=1,

@@ -106,7 +106,7 @@ class BrokerConfig(PeerTlsOptions):
         " and ends ([mqproxy](proxy.md)); 0: nowhere. Larger clusters run proxies of their own.",
         low=0, high=65535)
     namesrv_addr: str = option("network", "namesrvAddr", "",
-        "The name servers, `host:port;host:port` (in TOML a list, too).", alike=True)
+        "The name servers, `host:port;host:port` (in TOML a list, too).", alike=True, spread=True)
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
         "Between two registrations.", unit=MS, low=1_000, high=60_000)
     register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,
@@ -147,7 +147,7 @@ class BrokerConfig(PeerTlsOptions):
     flush_interval_commit_log: int = option("store", "flushIntervalCommitLog", 500,
         "ASYNC_FLUSH: between two fdatasyncs.", unit=MS, low=1)
     delete_when: str = option("store", "deleteWhen", "04",
-        "Hours of the day at which expired segments go, separated by `;`.")
+        "Hours of the day at which expired segments go, separated by `;`.", spread=True)
     file_reserved_time: int = option("store", "fileReservedTime", 72,
         "Age at which a segment expires.", unit=HOURS, low=0, alike=True)
     clean_resource_interval: int = option("store", "cleanResourceInterval", 10_000,
@@ -215,7 +215,7 @@ class BrokerConfig(PeerTlsOptions):
         "How long the messages of delay levels 1, 2, … wait; units s, m, h, d and ms. The same on"
         " all replicas: when a message is due is noted as it is stored. Each less than"
         " `fileReservedTime`. With fewer levels than before what waits on the others stays there.",
-        alike=True)
+        alike=True, spread=True)
     timer_wheel_enable: bool = option("messages", "timerWheelEnable", True,
         "Take timer messages (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS); else such a send"
         " is refused.", alike=True)
@@ -353,7 +353,7 @@ class BrokerConfig(PeerTlsOptions):
         "Raft mode: the broker group is a Raft group. Else classic master and slaves.")
     dleger_group: str = option("raft", "dLegerGroup", "", "The Raft group; empty: `brokerName`.")
     dleger_peers: str = option("raft", "dLegerPeers", "",
-        "All replicas, `n0-host:port;n1-host:port` (in TOML a list, too).")
+        "All replicas, `n0-host:port;n1-host:port` (in TOML a list, too).", spread=True)
     dleger_self_id: str = option("raft", "dLegerSelfId", "n0", "Which of the peers this is.")
     dleger_bind_address: str = option("raft", "dLegerBindAddress", "",
         "The address listened on for peers; empty: the host of this replica's entry in"
@@ -412,7 +412,7 @@ class BrokerConfig(PeerTlsOptions):
     inner_client_authentication_credentials: str = option(
         "acl", "innerClientAuthenticationCredentials", "",
         "What this node signs its own requests to name servers and brokers with:"
-        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True)
+        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True, spread=True)
 
     # [http]
     http_enable: bool = option("http", "httpEnable", True, "Serve the HTTP API and `/metrics`.")

@@ -131,7 +131,8 @@ class NameServerConfig(TlsOptions):
         "File of the client's secret, which signs sessions, too: alike at all name servers.")
     oidc_roles: str = option("oidc", "oidcRoles", "",
         "Who is what: `role=value of the claim`, separated by semicolons, as in"
-        " `admin=platform;operator=on call;viewer=*`. `*` is everybody whom the provider knows.")
+        " `admin=platform;operator=on call;viewer=*`. `*` is everybody whom the provider knows.",
+        spread=True)
     oidc_roles_claim: str = option("oidc", "oidcRolesClaim", "groups",
         "The claim of the ID token that has these values, with dots into objects"
         " (`realm_access.roles`).")

@@ -39,6 +39,7 @@ _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
     PERCENT: ({"%": 1}, 1),
 }
 _EXAMPLES = {BYTES: "64MiB", MS: "5s", HOURS: "72h", PERCENT: "75%"}
+_BREAK = re.compile(r"\s*[\t\r\n]\s*")
 _COMMENT = re.compile(r"\s#")  # behind a value; a file's comments are whole lines
 NEAR_KEY = 0.6  # difflib's similarity from which on a key is suggested
 NEAR_VALUE = 0.4
@@ -67,6 +68,7 @@ class Option:
     also: str = ""  # another name of the key: Apache's, if ours differs
     secret: bool = False  # its value is never shown
     alike: bool = False  # should be the same on all replicas of a group
+    spread: bool = False  # of several parts, between which line breaks and tabs mean a blank
 
     @property
     def kind(self) -> str:
@@ -93,8 +95,14 @@ class Option:
         if self.choices and text not in self.choices:
             near = nearest(text.upper(), self.choices) or nearest(text, self.choices)
             raise ConfigError(f"{what}: expected one of {', '.join(self.choices)}{near}")
-        if (at := _unfit(text)) is not None:
-            raise ConfigError(f"{what}: no text has such a character ({one_line(text[at])})")
+        if self.spread:
+            text = _BREAK.sub(" ", text).strip()
+        # A secret stays what it is for the others that have it, its line break too.
+        checked = _BREAK.sub(" ", text) if self.secret else text
+        if (at := _unfit(checked)) is not None:
+            where = " at its end" if at == len(checked) - 1 else ""
+            shown = one_line(checked[at])
+            raise ConfigError(f"{what}: no text has such a character{where} ({shown})")
         # A path would be another one then, and an empty store at it looks like a new one.
         if not self.secret and _COMMENT.search(text):
             why = "a comment needs a line of its own, and no value has a # behind a blank"
@@ -189,6 +197,7 @@ def option(
     also: str = "",
     secret: bool = False,
     alike: bool = False,
+    spread: bool = False,
 ) -> Any:
     """Declare a field of a configuration's dataclass. `doc` is Markdown, for
     docs/configuration.md."""
@@ -205,6 +214,7 @@ def option(
         also=also,
         secret=secret,
         alike=alike,
+        spread=spread,
     )
     return dataclasses.field(default=default, repr=not secret, metadata={"option": declared})
 

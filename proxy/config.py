@@ -39,10 +39,10 @@ class ProxyConfig(TlsOptions):
 
     # [network]
     namesrv: str = option("network", "namesrvAddr", "127.0.0.1:9876",
-        "The name servers of the cluster, as `host1:9876;host2:9876`.")
+        "The name servers of the cluster, as `host1:9876;host2:9876`.", spread=True)
     broker_address_map: str = option("network", "brokerAddressMap", "",
         "Where brokers are reached from here if not at the addresses that they tell clients:"
-        " `127.0.0.1:10911=broker-a0:10911;…`.")
+        " `127.0.0.1:10911=broker-a0:10911;…`.", spread=True)
     bind: str = option("network", "bindAddress", LOOPBACK,
         "The address listened on. With `aclEnable` the default is `0.0.0.0`.")
     port: int = option("network", "grpcServerPort", 8081,
@@ -103,7 +103,7 @@ class ProxyConfig(TlsOptions):
     inner_client_authentication_credentials: str = option(
         "acl", "innerClientAuthenticationCredentials", "",
         'The account with which the proxy speaks to brokers and name servers:'
-        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True)
+        ' `{"accessKey":"…","secretKey":"…"}`, an admin\'s. Never shown.', secret=True, spread=True)
 
     # [http]
     http_enable: bool = option("http", "httpEnable", True,

@@ -147,12 +147,42 @@ def test_no_text_has_a_character_that_would_part_or_spoil_it(unfit: str) -> None
     """On the wire, in a file's name, or in a line of a file or a log."""
     assert len(TEXTS) > 50
     for load_, option in TEXTS:
+        if (option.spread or option.secret) and unfit == "\n":
+            continue
         with pytest.raises(ConfigError) as caught:
             load_(None, [], {option.variable: f"a{unfit}b"})
         said = str(caught.value)
         value = "******" if option.secret else f"a{ascii(unfit)[1:-1]}b"
         why = f"no text has such a character ({ascii(unfit)[1:-1]})"
         assert said == f"env {option.variable}: {option.key}={value}: {why}"
+
+
+def test_what_has_parts_may_be_spread_over_lines() -> None:
+    """As YAML, TOML and a secret made by `echo` have it; a path with a line break is a mistake."""
+    peers, name_servers = "n0-a:1;\n\tn1-b:1;\r\nn2-c:1\n", "a:9876;\n  b:9876\n"
+    found = load(
+        None,
+        [],
+        {
+            "RAFTMQ_PEER_SECRET": f"{'s' * 32}\n",
+            "RAFTMQ_ENABLE_DLEGER_COMMIT_LOG": "true",
+            "RAFTMQ_DLEGER_PEERS": peers,
+            "RAFTMQ_NAMESRV_ADDR": name_servers,
+            "RAFTMQ_MESSAGE_DELAY_LEVEL": "1s\t5s\n10s\n",
+            "RAFTMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS": (
+                '{"accessKey": "a",\n "secretKey": "s  3"}\n'
+            ),
+        },
+    ).config
+    assert found.peer_secret == f"{'s' * 32}\n"  # as the replicas of a version before have it
+    assert [(peer.node_id, peer.host) for peer in found.peers] == [
+        ("n0", "a"), ("n1", "b"), ("n2", "c")
+    ]  # fmt: skip
+    assert found.name_servers == ("a:9876", "b:9876")
+    assert found.delay_levels_ms == (1_000, 5_000, 10_000)
+    assert '"s  3"' in found.inner_client_authentication_credentials
+    with pytest.raises(ConfigError, match="no text has such a character at its end"):
+        load(None, [], {"RAFTMQ_STORE_PATH_ROOT_DIR": "/data\n"})
 
 
 @pytest.mark.parametrize(
@@ -266,7 +296,9 @@ capitals with underscores: `listenPort` is `RAFTMQ_LISTEN_PORT`, `dLegerPeers` i
 (`PATCH /api/v1/config`).
 
 No text can have a control character, a `#` behind a blank, or quotes around all of it: such values
-are refused, in either format, since they are mostly mistakes, and there is no way to write them. In
+are refused, in either format, since they are mostly mistakes, and there is no way to write them. Lists,
+levels and JSON may be spread over several lines where the source has such values (TOML, the
+environment). In
 properties a backslash is itself, not an escape as in Java's.
 
 ```toml

@@ -218,15 +218,16 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
 
 def put_right(disk: Disk, state: BrokerState) -> None:
     """After `load`: take damaged files away where another was read in their place, so that the next
-    version does not push them over it. Raises OSError."""
+    version does not push them over it; and let one that stood beside them be the file, because the
+    next version begins with its removal. Raises OSError."""
     damaged = {f"{DIRECTORY}/{name}" for name in state.damaged}
     for name in FILES:
         path = f"{DIRECTORY}/{name}"
-        if path + COPY in damaged:
+        if path in damaged and path + COPY not in damaged and disk.exists(path + COPY):
+            disk.remove(path)
+        elif damaged & {path, path + COPY}:
             if path + BESIDE not in damaged and disk.exists(path + BESIDE):
                 disk.rename(path + BESIDE, path)
-        elif path in damaged and disk.exists(path + COPY):
-            disk.remove(path)
     if damaged:
         disk.sync_directory(DIRECTORY)
 

@@ -176,6 +176,27 @@ def test_a_damaged_file_and_a_kill_in_the_next_writing_lose_no_table(name, start
             disk.kill_process()
 
 
+@pytest.mark.parametrize("name", ["pops.json", "topics.json", "consumerOffset.json"])
+@pytest.mark.parametrize("wrong", [("",), ("", ".bak"), (".bak",)])
+def test_the_only_whole_version_stands_beside_and_outlives_a_kill_in_the_next_writing(name, wrong):
+    """Of the file and its copy, those of `wrong` are damaged, and there is no other."""
+    path = f"config/{name}"
+    for operations in range(1, 80):
+        disk = twice_written()
+        disk.rename(path, f"{path}.tmp")
+        disk.rename(f"{path}.bak", path + wrong[0])
+        if len(wrong) == 2:
+            disk.open(path + wrong[1]).sync()
+        disk.sync_directory("config")
+        assert disk.spoil(path + wrong[0], 9, lambda rest: bytes(len(rest)))
+        disk.crash_after(operations)
+        with suppress(SimCrash):
+            reloaded(disk)
+            snapshot.write(disk, snapshot.capture(applied(COMMANDS)))
+        disk.kill_process()
+        assert reloaded(disk).applied_index >= AGES[1]
+
+
 def test_a_file_found_damaged_does_not_take_the_place_of_its_copy():
     disk = twice_written()
     for _ in range(2):

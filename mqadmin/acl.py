@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from raftmq.client.admin import Admin
+from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
 from raftmq.mqadmin.targets import Replica, named, nobody_leads, replicas
@@ -93,11 +94,21 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, str]) -> None:
-    """Have every broker that is meant make the change."""
+    """Have every broker that is meant make the change. If one does not, the error says which have
+    made it."""
+    addresses = await _asked(admin, arguments)
     if arguments.on("force"):
         ext["lastAdministrator"] = "true"
-    for address in await _asked(admin, arguments):
-        await admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
+    elif code == RequestCode.DELETE_ACL_CONFIG or ext.get("admin") == "false":
+        for address in addresses:
+            await _check_not_last(admin, address, ext["accessKey"])
+    for count, address in enumerate(addresses):
+        try:
+            await admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
+        except ClientError as error:
+            if count:
+                error.add_note(f"already changed: {', '.join(addresses[:count])}")
+            raise
 
 
 async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
@@ -117,3 +128,18 @@ async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
             del members[1:]
         addresses += [replica.address for replica in members]
     return addresses
+
+
+async def _check_not_last(admin: Admin, address: str, key: str) -> None:
+    """Raise CommandError if this broker shows that no other account is an administrator. Ours look
+    themselves, and at the moment of the change; older ones and Apache's do not."""
+    try:
+        response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+    except BrokerRefused:
+        return  # it shows nothing; what it makes of the change is its own affair
+    accounts = loads_object(response.body).get("plainAccessConfigs") or []
+    if {one.get("accessKey") for one in accounts if one.get("admin")} == {key}:
+        raise CommandError(
+            f"{key} is the last administrator at {address}: nobody could change accounts or topics"
+            " there any more; --force does it all the same"
+        )

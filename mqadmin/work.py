@@ -123,7 +123,8 @@ async def _guarded(
         found = said_of(error, command.manner)
         if found is None:
             raise
-        return _complain(*found)
+        words, status = found
+        return _complain("; ".join([words, *getattr(error, "__notes__", [])]), status)
 
 
 def _status(part: Part) -> int:

@@ -1,16 +1,19 @@
 """mqadmin's credentials, and its commands for accounts, against brokers with access control."""
 
 import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.access import Access
+from raftmq.broker.operating import accountchanges
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.credentials import Given, find
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
-from tests.broker.test_access import ADMIN, EXCEPTION, PLAIN_ACL, WRITER, guarded, send
+from raftmq.remoting.codes import RequestCode
+from tests.broker.test_access import ADMIN, EXCEPTION, PLAIN_ACL, WRITER, ask, guarded, send
 from tests.waiting import until
 
 
@@ -90,9 +93,17 @@ async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_pa
             assert (await mqadmin("deleteAclConfig", "-a", "somebody-new", *every))[0] == 0
             assert "No acl config" in (await send(leader, new)).remark
             last = await mqadmin("deleteAclConfig", "-a", "administrator", *every)
-            assert last[0] == 1 and "administrator is the last administrator: " in last[1]
+            why = f"administrator is the last administrator at {leader.address}: "
+            assert last[0] == 1 and why in last[1]
             demoted = await mqadmin("updateAclConfig", "-a", "administrator", "-m", "false", *one)
-            assert demoted[0] == 1 and "administrator is the last administrator: " in demoted[1]
+            why = f"administrator is the last administrator at {follower.address}: "
+            assert demoted[0] == 1 and why in demoted[1]
+            for code, ext in (
+                (RequestCode.DELETE_ACL_CONFIG, {}),
+                (RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, {"admin": "false"}),
+            ):  # the broker's own check, as for tools that do not look
+                answer = await ask(follower, ADMIN, code, {"accessKey": ADMIN.access_key} | ext)
+                assert "administrator is the last administrator: " in answer.remark
             made = ("-a", boss.access_key, "-s", boss.secret_key, "-m", "true")
             assert (await mqadmin("updateAclConfig", *made, *every))[0] == 0
             # Who signs is gone with the first change.
@@ -107,3 +118,56 @@ async def test_accounts_of_a_group_through_any_replica_and_of_all_at_once(tmp_pa
             assert forced == (0, "there is no account administrator any more\n")
         finally:
             await server.stop()
+
+
+@asynccontextmanager
+async def two_groups(tmp_path):
+    """Yield a name server's address and the leaders of two groups of one. The second has one
+    administrator; the first another, too, and an account that the second does not know."""
+    more = """
+  - {accessKey: another-boss, secretKey: sesame-open-5, admin: true}
+  - {accessKey: of-first, secretKey: sesame-open-6}
+"""
+    async with AsyncExitStack() as stack:
+        config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+        server = await stack.enter_async_context(NameServer(config))
+        leaders = []
+        for name, accounts in (("group-a", PLAIN_ACL + more), ("group-b", PLAIN_ACL)):
+            path = tmp_path / f"{name}.yml"
+            path.write_text(accounts)
+            settings = {"aclFile": path, "namesrvAddr": server.address, "brokerName": name}
+            own = tmp_path / name
+            own.mkdir()
+            group = await stack.enter_async_context(guarded(own, **settings))
+            leaders.append(await group.leading())
+        await until(lambda: all(broker.registrar.registered for broker in leaders))
+        yield server.address, leaders
+
+
+UNMADE = [("deleteAclConfig",), ("updateAclConfig", "-m", "false")]
+
+
+@pytest.mark.parametrize("command", UNMADE)
+async def test_last_administrator_stays_at_brokers_that_do_not_look(tmp_path, monkeypatch, command):
+    """Older ones, and Apache's: nothing is changed anywhere if one of them shows no other."""
+    monkeypatch.setattr(accountchanges, "_check_not_last", lambda accounts, key: None)
+    async with two_groups(tmp_path) as (server, (first, second)):
+        asked = (*command, "-a", "administrator", "-n", server)
+        why = f"mqadmin: administrator is the last administrator at {second.address}: "
+        for where in (("-b", second.address), ("-c", "TestCluster")):
+            status, said = await mqadmin(*asked, *where)
+            assert status == 1 and said.startswith(why) and "--force" in said
+        for broker in (first, second):
+            assert (await ask(broker, ADMIN, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)).code == 0
+        assert (await mqadmin(*asked, "-c", "TestCluster", "--force"))[0] == 0
+
+
+async def test_a_change_that_a_later_broker_refuses_says_where_it_was_made(tmp_path):
+    async with two_groups(tmp_path) as (server, (first, second)):
+        every = ("-c", "TestCluster", "-n", server)
+        status, said = await mqadmin("updateAclConfig", "-a", "of-first", "-t", "T=PUB", *every)
+        assert status == 1 and said.startswith(f"mqadmin: {second.address} answered: ")
+        assert said.endswith(f"; already changed: {first.address}\n")
+        alone = ("-b", second.address, "-n", server)
+        status, said = await mqadmin("updateAclConfig", "-a", "of-first", "-t", "T=PUB", *alone)
+        assert status == 1 and "already changed" not in said

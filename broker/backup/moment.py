@@ -1,16 +1,18 @@
 """Which frame was a log's last one at some moment. Pure.
 
 A frame is stamped by its leader's clock, and no stamp is below one before it. So while a clock was
-ahead, be it for a second, its stamp is that of all frames until the time has come that it said: a
-moment in between cannot be told by the stamps. What speaks against them then: frames stamped later
-than the backup was taken, tables that were there already, and messages that producers had made
-before the moment.
+ahead, be it for a second, its stamp is that of all frames until the time has come that it said; and
+while a clock was behind, the last right stamp is that of all frames. A moment in between cannot be
+told by the stamps. What speaks against them then: frames stamped later than the backup was taken,
+tables that were there already, and messages of one stamp that producers had made before the moment,
+though it is later, or after it, though it is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from raftmq.broker.backup.manifest import BackupError, Manifest, iso
 from raftmq.store.frame import Frame
@@ -33,17 +35,33 @@ def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment
     BackupError if the stamps behind it are no times."""
     index, next_ms = manifest.first_index - 1, None
     by_producers = index  # the last one before messages that were born later
-    doubted = 0  # frames of one stamp whose messages were born before
+    stamp_ms, same = 0, 0  # of the frame before, and how many of one stamp were born before
+    doubted = 0  # the most of them
+    newer = 0  # the first frame of the last stamp whose messages were all born later
     for frame in frames:
-        if next_ms is None and frame.timestamp_ms <= time_ms:
+        again = frame.timestamp_ms == stamp_ms
+        stamp_ms = frame.timestamp_ms
+        if next_ms is None and stamp_ms <= time_ms:
             index = by_producers = frame.index
+            if not again:
+                newer = 0
+            elif not newer and _born_ms(frame, min, 0) > time_ms + APART_MS:
+                newer = frame.index
             continue
-        next_ms = next_ms or frame.timestamp_ms
-        born_ms = _newest_born_ms(frame)
+        next_ms = next_ms or stamp_ms
+        born_ms = _born_ms(frame, max, None)
         if born_ms is not None and born_ms > time_ms:
             break
         by_producers = frame.index
-        doubted += born_ms is not None and frame.timestamp_ms == next_ms
+        same = (same if again else 0) + (born_ms is not None)
+        doubted = max(doubted, same)
+    if newer:
+        raise BackupError(
+            f"which frame was the last one at {iso(time_ms)} is not known: the frames from {newer}"
+            f" to {index} are stamped as if they were older, by a clock that was behind;"
+            f" --to-index {newer - 1} restores to the last one before messages that are newer by"
+            f" their producers' clocks, --to-index {index} to the last one that was stamped by then"
+        )
     if next_ms is not None:
         there = max(
             (s.index for s in manifest.states if s.time_ms + APART_MS <= time_ms), default=0
@@ -61,8 +79,8 @@ def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment
     return Moment(index, next_ms)
 
 
-def _newest_born_ms(frame: Frame) -> int | None:
-    """Return when its newest message was born; None if it has no messages."""
+def _born_ms(frame: Frame, which: Callable[..., Any], default: Any) -> Any:
+    """Return when its newest (max) or oldest (min) message was born; `default` if it has none."""
     data = frame.data
     walk = walk_records(data, check_body=False)
-    return max((born_timestamp_at(data, at) for at, _ in walk), default=None)
+    return which((born_timestamp_at(data, at) for at, _ in walk), default=default)

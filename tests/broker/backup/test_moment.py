@@ -56,14 +56,26 @@ def test_nothing_is_left_out_at_the_end():
     assert (moment.index, moment.next_ms) == (60, None)
 
 
+@pytest.mark.parametrize("seconds", [1, 5])
 @pytest.mark.parametrize("taken", [at(70), at(0) + 2 * HOUR_MS], ids=["soon", "afterwards"])
-def test_a_clock_that_was_ahead_for_a_moment_is_found(taken):
+def test_a_clock_that_was_ahead_for_a_moment_is_found(taken, seconds):
     """Else all that came in the hour behind it would be left out in silence."""
-    there = frames(*AHEAD)
+    there = frames(*((at(s) + HOUR_MS * (10 <= s < 10 + seconds), at(s) - 5) for s in range(60)))
     assert last_by(there, manifest(taken), at(9)).index == 10
     with pytest.raises(BackupError) as refused:
         last_by(there, manifest(taken), at(40))
     assert re.findall(r"--to-index (\d+)", str(refused.value)) == ["10", "41"]
+
+
+def test_a_clock_that_was_set_back_is_found():
+    """Else what was sent in the hour after the moment would be restored with it, in silence."""
+    minutes = range(0, 90 * 60, 60)
+    there = frames(*((at(s) - HOUR_MS * (600 <= s < 4_200), at(s) - 5) for s in minutes))
+    for minute in (5, 8, 80):
+        assert last_by(there, manifest(at(9_000)), at(60 * minute)).index == minute + 1
+    with pytest.raises(BackupError, match="a clock that was behind") as refused:
+        last_by(there, manifest(at(9_000)), at(20 * 60))
+    assert re.findall(r"--to-index (\d+)", str(refused.value)) == ["22", "70"]
 
 
 def test_tables_that_were_there_before_are_believed_more_than_stamps():
@@ -79,3 +91,8 @@ def test_a_message_that_was_delayed_is_no_sign_of_a_wrong_clock():
     late = [*RIGHT, (at(3_000), at(2)), (at(3_001), at(3_001))]
     moment = last_by(frames(*late), manifest(at(4_000)), at(100))
     assert (moment.index, moment.next_ms) == (60, at(3_000))
+
+
+def test_a_producer_whose_clock_is_ahead_is_no_sign_of_a_wrong_stamp():
+    theirs = [(stamp, born + HOUR_MS) for stamp, born in RIGHT]
+    assert last_by(frames(*theirs), manifest(at(70)), at(30)).index == 31

@@ -104,8 +104,8 @@ class Pending:
 
     def failed_attempt(self, code: int, reason: str, unknown: bool) -> None:
         """Take note that the current attempt ended without success."""
-        self.code = code
-        self.reason = reason
+        if unknown or not self.unknown:  # the attempt that made it unknown says why
+            self.code, self.reason = code, reason
         self.unknown = self.unknown or unknown
         self.channel = None
 

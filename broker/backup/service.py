@@ -265,8 +265,9 @@ class Backups:
         if engine is None:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                "this broker is no replica of a Raft group: backups are of Raft groups. Stop a"
-                " classic master and copy its storePathRootDir instead",
+                "this broker is no replica of a Raft group (engine=dledger): backups are of Raft"
+                " groups. Stop a classic master, or all replicas of another engine, and copy"
+                " storePathRootDir instead",
             )
         return engine
 

@@ -37,6 +37,7 @@ log = logging.getLogger("raftmq.dledger.gate")
 
 HANDSHAKING_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication.engine)
+REFUSES = "refuses our certificate, or "
 NAMES_MAX = 64  # of proven nodes; more than a group ever has
 
 Connect = Callable[[Factory], Awaitable[asyncio.BaseProtocol]]
@@ -331,15 +332,17 @@ class _Leaving(asyncio.Protocol):
             _hand_over(transport, inner, side.rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        transport, self._transport = self._transport, None
         if self.passed.done():
             return
         if self._side.answered:
             why = Unproven("closed at our proof: the other end has another secret")
         else:
+            # With TLS 1.3 a dialler is through before its certificate is judged.
+            tls = transport is not None and transport.get_extra_info("ssl_object") is not None
             text = (
-                "closed at our challenge: the other end has no secret, or an older program, or is"
-                " another replica than the address in dLegerPeers is of"
+                f"closed at our challenge: the other end {REFUSES if tls else ''}has no secret, or"
+                " an older program, or is another replica than the address in dLegerPeers is of"
             )
             why = _Unanswered(text)
         self.passed.set_exception(why)

@@ -212,7 +212,8 @@ def words_of(error: BaseException) -> str:
         # asyncio's own text repeats the address, and has an errno.
         return os.strerror(error.errno or 0)
     if isinstance(error, ConnectionResetError) and not error.args:  # uvloop gives no text
-        return "closed by the other side during the handshake: perhaps it does not take TLS"
+        why = "perhaps it does not take TLS, or refuses our certificate"
+        return f"closed by the other side during the handshake: {why}"
     return str(error) or type(error).__name__
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvloop
@@ -188,6 +188,29 @@ def test_on_uvloop_it_is_the_same() -> None:
 
     uvloop.run(scenario(accept=False))
     uvloop.run(scenario(accept=True))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_who_hangs_up_over_tls_may_have_refused_the_certificate(tls: bool) -> None:
+    """With TLS 1.3 a dialler learns of it after the handshake, as the end of the connection."""
+
+    async def hang_up(factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+        link = factory()
+        link.connection_made(Mute({"ssl_object": object()} if tls else {}))
+        link.connection_lost(None)
+        return link
+
+    with pytest.raises(ConnectionError) as raised:
+        await Gate(SECRET, Purpose.RAFT, "g", "n0").dial(hang_up, asyncio.Protocol, "n1")
+    assert ("refuses our certificate" in str(raised.value)) == tls
+
+
+class Mute(asyncio.Transport):
+    def write(self, data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
 
 
 async def test_a_dial_that_is_given_up_leaves_nothing_open(net: Net) -> None:

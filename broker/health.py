@@ -4,9 +4,9 @@ It must answer, and: a leader is ready, a follower knows its leader, a classic s
 master; and the name servers that answer do not all refuse to list it. The cause is told if the
 broker knows it: peers of another group, peers that it does not reach, a store that lost promises, a
 bad disk. What is wrong with one that serves is printed, too, and changes no exit status: peers of
-another group or with other founders, two processes with one id, clocks and settings that differ.
-Containers run it every few seconds as `python -m raftmq.broker.health`, so it imports
-little.
+another group or with other founders, two processes with one id, clocks and settings that differ,
+certificates that expire. Containers run it every few seconds as `python -m raftmq.broker.health`,
+so it imports little.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def warnings_of(info: Mapping[str, str]) -> list[str]:
     found = [info.get("raftForeign", "")]
     if info.get("raftDiffers"):
         found.append(f"not as this replica's: {info['raftDiffers']}")
+    if info.get("tlsCertificatesExpire"):
+        found.append(f"TLS: {info['tlsCertificatesExpire']}")
     return [text for text in found if text]
 
 

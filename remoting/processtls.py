@@ -92,7 +92,7 @@ class ProcessTls:
         self.peers = PeerTls(policy, dialling)
 
     def start(self) -> None:
-        """Begin to look for changed files, on the running loop."""
+        """Begin to look for changed files and for the end of certificates, on the running loop."""
         if self._contexts:
             self._task = asyncio.get_running_loop().create_task(self._look_forever())
 
@@ -130,11 +130,17 @@ class ProcessTls:
         """Return in one line why new files are not in use; "" if they are."""
         return "; ".join(f"{one.name}: {one.error}" for one in self._contexts if one.error)
 
+    @property
+    def expiring(self) -> str:
+        """Return in one line which certificates expire soon or expired; "" if none."""
+        said = [(one.name, one.expiry) for one in self._contexts]
+        return "; ".join(f"{name}: {expiry}" for name, expiry in said if expiry)
+
     async def _look_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._keys.tls_reload_interval_ms / 1000)
             for one in self._contexts:
                 await asyncio.to_thread(one.look)
+            await asyncio.sleep(self._keys.tls_reload_interval_ms / 1000)
 
     def _policy(
         self, mode: str, name: str, settings: ServerTls, limits: ArrivalLimits | None = None

@@ -8,7 +8,8 @@ file.
 `Renewed` is a context that follows its files: `look` (blocking, call it periodically) makes a new
 one if they changed, which new connections use. Files that cannot be used change nothing, are
 logged once, and stay visible in `error`. The same holds for files with an expired certificate,
-unless the current one is no better.
+unless the current one is no better. That the certificate in use expires soon, and that it has
+expired, is logged once each, too, and visible in `expiry`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import ssl
 import time
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from raftmq.remoting.codes import ResponseCode
@@ -27,6 +28,7 @@ from raftmq.remoting.errors import RemotingError
 LOG = logging.getLogger("raftmq.remoting.tls")
 
 HANDSHAKE_ROUNDS_MAX = 10  # in a trial; TLS needs three
+EXPIRES_SOON_S = 14 * 86_400  # as the alert RaftmqCertificateExpires has it
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: an expired certificate must not
 # fail the trial as a wrong one does.
 NO_CHECK_TIME = 0x200000
@@ -81,6 +83,14 @@ class ClientTls:
     check_host_name: bool = True  # the certificate must be for the host that was dialled
 
 
+class Expiry(IntEnum):
+    """How near the end of a certificate is; as time goes by, it grows."""
+
+    FAR = 0
+    SOON = 1
+    PAST = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """A summary of one of our certificates, for operators. Times in seconds since the epoch."""
@@ -92,6 +102,16 @@ class Certificate:
 
     def usable_at(self, now_s: float) -> bool:
         return self.not_before_s <= now_s < self.not_after_s
+
+    def expiry_at(self, now_s: float) -> Expiry:
+        left_s = self.not_after_s - now_s
+        if left_s <= 0:
+            return Expiry.PAST
+        return Expiry.SOON if left_s < EXPIRES_SOON_S else Expiry.FAR
+
+    @property
+    def end(self) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.not_after_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +171,29 @@ class Renewed:
         self._seen = self._state_of_files()
         built = self._build()
         self.context, self.certificate = built.context, built.certificate
+        self._told = self.certificate, Expiry.FAR  # the last that was logged
         if self.certificate is not None and not self.certificate.usable_at(time.time()):
             LOG.error("tls_certificate_not_valid_now for=%s %s", name, self._validity())
 
     def look(self) -> None:
-        """Load the files again if they changed. Blocking; one call at a time."""
+        """Load the files again if they changed, and log if the certificate expires. Blocking; one
+        call at a time."""
+        self._load_changed()
+        self._tell_expiry()
+
+    @property
+    def expiry(self) -> str:
+        """Return when the certificate expires, if that is soon, or expired; "" if it is far."""
+        certificate = self.certificate
+        if certificate is None:
+            return ""
+        expiry = certificate.expiry_at(time.time())
+        if expiry is Expiry.FAR:
+            return ""
+        word = "expired" if expiry is Expiry.PAST else "expires"
+        return f"the certificate {word} at {certificate.end}"
+
+    def _load_changed(self) -> None:
         seen = self._state_of_files()
         if seen == self._seen:
             return
@@ -171,6 +209,20 @@ class Renewed:
         self.context, self.certificate = built.context, built.certificate
         self.renewed_count += 1
         LOG.info("tls_renewed for=%s %s", self.name, self._validity())
+
+    def _tell_expiry(self) -> None:
+        certificate = self.certificate
+        if certificate is None:
+            return
+        told_of, told = self._told
+        expiry = certificate.expiry_at(time.time())
+        if certificate == told_of and expiry <= told:
+            return
+        self._told = certificate, expiry
+        if expiry is Expiry.PAST:
+            LOG.error("tls_certificate_expired for=%s %s", self.name, self._validity())
+        elif expiry is Expiry.SOON:
+            LOG.warning("tls_certificate_expires for=%s %s", self.name, self._validity())
 
     def _build(self) -> Built:
         settings = self._settings
@@ -190,8 +242,7 @@ class Renewed:
         certificate = self.certificate
         if certificate is None:
             return "certificate=none"
-        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(certificate.not_after_s))
-        return f"certificate={certificate.subject!r} until={until}"
+        return f"certificate={certificate.subject!r} until={certificate.end}"
 
     def _state_of_files(self) -> list[tuple[int, ...]]:
         settings = self._settings

@@ -23,13 +23,19 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.path)
 
     def issue(
-        self, name: str, *hosts: str, expired: bool = False, password: str = ""
+        self,
+        name: str,
+        *hosts: str,
+        expired: bool = False,
+        days: int | None = None,
+        password: str = "",
     ) -> tuple[str, str]:
         """Paths of a certificate (for this machine unless `hosts` says otherwise) and of its key;
-        written over what had that name."""
+        written over what had that name. `days`: until it expires."""
+        left = -1 if expired else days
         now = datetime.datetime.now(datetime.UTC)
-        past = now - datetime.timedelta(days=1) if expired else None
-        made = self._ca.issue_cert(*(hosts or LOCAL), not_after=past)
+        end = None if left is None else now + datetime.timedelta(days=left)
+        made = self._ca.issue_cert(*(hosts or LOCAL), not_after=end)
         cert, key = (str(self._directory / f"{name}{end}") for end in (".crt", ".key"))
         Path(cert).write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
         locked = serialization.BestAvailableEncryption(password.encode() or b"-")

@@ -62,6 +62,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "aclRefused": str(parts.access.refused_count),
         "aclDropped": str(parts.access.dropped_count),
         "tlsFilesRefused": parts.context.tls.error,
+        "tlsCertificatesExpire": parts.context.tls.expiring,
         "registrationRefused": parts.registrar.refused,
     }
     if config.is_classic:

@@ -62,6 +62,10 @@ LEADS = {"raftRole": "leader", "raftLeaderReady": "true"}
             LEADS | {"raftDiffers": "n1: clock +3600 s, maxMessageSize", "raftForeign": "n2"},
             ["n2", "not as this replica's: n1: clock +3600 s, maxMessageSize"],
         ),
+        (
+            {"tlsCertificatesExpire": "http: the certificate expired at 2026"},
+            ["TLS: http: the certificate expired at 2026"],
+        ),
     ],
 )
 def test_what_is_wrong_with_a_broker_that_serves_is_told(info, warnings):

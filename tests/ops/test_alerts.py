@@ -25,6 +25,7 @@ from raftmq.namesrv.server import NameServer
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
+from tests.certificates import Authority
 from tests.ops.scrape import well_named
 from tests.waiting import until
 
@@ -43,7 +44,7 @@ GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
 OF_THE_TARGET = {"job", "instance", "le"}  # what Prometheus itself puts on
 FUNCTIONS = {
     "abs", "sum", "min", "max", "count", "group", "topk", "rate", "increase", "deriv", "changes",
-    "histogram_quantile", "last_over_time", "vector", "by", "on",
+    "histogram_quantile", "last_over_time", "time", "vector", "by", "on",
 }  # fmt: skip
 
 Known = dict[str, set[str]]
@@ -72,13 +73,27 @@ async def expositions(tmp_path: Path) -> list[str]:
     async with Classic(tmp_path / "classic") as classic:
         await classic.followed()
         found += [broker.metrics.render()[0].decode() for broker in classic.brokers.values()]
-    config = NameServerConfig("127.0.0.1", 0, http_enable=False)
+    cert, key = Authority(tmp_path).issue("server")
+    config = NameServerConfig(
+        "127.0.0.1",
+        0,
+        http_enable=False,
+        tls_server_mode="permissive",
+        tls_server_cert_path=cert,
+        tls_server_key_path=key,
+    )
     async with Group(tmp_path / "one", 1) as group, NameServer(config) as namesrv:
         leader = await group.leading()
-        group.settings = {"namesrvAddr": f"127.0.0.1:{namesrv.port}"}
+        group.settings = {
+            "namesrvAddr": f"127.0.0.1:{namesrv.port}",
+            "tlsServerMode": "permissive",
+            "tlsServerCertPath": cert,
+            "tlsServerKeyPath": key,
+        }
         await group.stop("n0")
         await group.start("n0")
         await until(lambda: namesrv.table.broker_count)
+        found.append(group.brokers["n0"].metrics.render()[0].decode())
         found.append(namesrv.metrics.render()[0].decode())
     return found
 

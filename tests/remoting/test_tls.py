@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
+import time
 from pathlib import Path
 
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from raftmq.remoting.tls import (
+    EXPIRES_SOON_S,
     ClientAuth,
     ClientTls,
     Renewed,
@@ -190,6 +193,58 @@ def test_an_expired_certificate_replaces_none_that_is_valid(
     renewed.look()
     assert renewed.context is good
     assert "the certificate has expired" in renewed.error
+
+
+def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
+    ca: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each, although the files do not change."""
+    cert, key = ca.issue("server")
+    renewed = Renewed(ServerTls(cert, key, "", ca.path, ClientAuth.REQUIRE), "server")
+    assert renewed.certificate is not None
+    end_s = renewed.certificate.not_after_s
+
+    def told_at(now_s: float, renewed: Renewed = renewed) -> list[tuple[int, str]]:
+        monkeypatch.setattr(time, "time", lambda: now_s)
+        caplog.clear()
+        for _ in range(3):
+            renewed.look()
+        return [(one.levelno, one.getMessage().split()[0]) for one in caplog.records]
+
+    soon = [(logging.WARNING, "tls_certificate_expires")]
+    over = [(logging.ERROR, "tls_certificate_expired")]
+    assert (told_at(end_s - EXPIRES_SOON_S), renewed.expiry) == ([], "")
+    assert told_at(end_s - EXPIRES_SOON_S + 1) == soon
+    assert renewed.expiry.startswith("the certificate expires at ")
+    assert "for=server certificate=" in caplog.text
+    Path(ca.path).touch()
+    assert told_at(end_s - 1) == []  # the same certificate, loaded again
+    assert renewed.renewed_count == 1
+    assert told_at(end_s) == over
+    assert renewed.expiry.startswith("the certificate expired at ")
+    assert told_at(end_s - 1) == []  # a clock that was set back
+    assert told_at(end_s + 1) == []
+    assert told_at(end_s, Renewed(ServerTls(cert, key), "again")) == over  # after a restart
+    assert told_at(end_s - 1, Renewed(ServerTls(cert, key), "again")) == soon
+
+
+def test_a_new_certificate_is_told_of_anew(ca: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    cert, key = ca.issue("server", days=13)
+    renewed = Renewed(ServerTls(cert, key), "server")
+    renewed.look()
+    ca.issue("server", days=12)
+    renewed.look()
+    assert caplog.text.count("tls_certificate_expires for=server") == 2
+    ca.issue("server", days=15)
+    renewed.look()
+    assert caplog.text.count("tls_certificate_expires for=server") == 2
+    assert renewed.expiry == ""
+
+
+def test_who_shows_no_certificate_has_none_that_expires(ca: Authority) -> None:
+    renewed = Renewed(ClientTls(ca.path), "client")
+    renewed.look()
+    assert renewed.expiry == ""
 
 
 def test_reasons_in_words() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from raftmq.broker.health import warnings_of
 from raftmq.client import Message, Producer
 from raftmq.client.instance import InstanceConfig
 from raftmq.namesrv.server import NameServer
@@ -137,6 +138,36 @@ async def test_a_classic_slave_follows_over_tls(world: World, tmp_path: Path) ->
         assert counts is not None
         assert (counts.plain, counts.plain_refused) == (0, 0)
         assert counts.tls >= 3  # the test, the HA link, the tables
+
+
+async def test_a_certificate_that_expires_is_told_while_the_broker_serves(tmp_path: Path) -> None:
+    """Of every port and link; and no more when there is another."""
+    world = World(tmp_path)
+    world.ca.issue("server", days=13, password=PASSWORD)
+    world.group_ca.issue("peer", days=12)
+    async with secure_group(world, tmp_path, "", count=1) as group:
+        broker = await group.leading()
+
+        async def warnings() -> list[str]:
+            answer = await group.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO)
+            return warnings_of(loads_object(answer.body)["table"])
+
+        (said,) = await warnings()
+        parts = [part.partition(": the certificate expires at 2") for part in said.split("; ")]
+        assert [name for name, _, _ in parts] == [
+            "TLS: server",
+            "http",
+            "raft server",
+            "raft client",
+        ]
+        url = f"{broker.http.address}/health/ready"
+        async with aiohttp.ClientSession() as session:
+            async with session.get(url, ssl=world.client.context) as answer:
+                assert (answer.status, (await answer.json())["warnings"]) == (200, [said])
+        world.ca.issue("server", password=PASSWORD)
+        world.group_ca.issue("peer")
+        await until(lambda: not broker.tls.expiring)
+        assert await warnings() == []
 
 
 async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:

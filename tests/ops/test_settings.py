@@ -296,9 +296,8 @@ capitals with underscores: `listenPort` is `RAFTMQ_LISTEN_PORT`, `dLegerPeers` i
 (`PATCH /api/v1/config`).
 
 No text can have a control character, a `#` behind a blank, or quotes around all of it: such values
-are refused, in either format, since they are mostly mistakes, and there is no way to write them. Lists,
-levels and JSON may be spread over several lines where the source has such values (TOML, the
-environment). In
+are refused, in either format, since they are mostly mistakes, and there is no way to write them.
+Lists, levels and JSON may be spread over several lines in TOML and in the environment. In
 properties a backslash is itself, not an escape as in Java's.
 
 ```toml

@@ -96,7 +96,6 @@ async def test_a_replica_that_acknowledges_its_removal_late_is_still_told(
         with monkeypatch.context() as silence:
             silence.setattr(gone.member.links, "send", lambda *_, **__: True)
             await change(group, ChangeKind.REMOVE, gone.node_id)  # the other two commit it
-            assert not gone.member.status()["configuration_committed"]
         await group.until(lambda: bool(gone.member.status()["configuration_committed"]))
         await group.until(lambda: gone.member.links.told_removed)
 

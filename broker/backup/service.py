@@ -266,8 +266,8 @@ class Backups:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "this broker is no replica of a Raft group (engine=dledger): backups are of Raft"
-                " groups. Stop a classic master, or all replicas of another engine, and copy"
-                " storePathRootDir instead",
+                " groups. Stop a classic master, or all replicas of another engine, and"
+                " copy its storePathRootDir instead",
             )
         return engine
 

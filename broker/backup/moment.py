@@ -10,9 +10,8 @@ though it is later, or after it, though it is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from raftmq.broker.backup.manifest import BackupError, Manifest, iso
 from raftmq.store.frame import Frame
@@ -45,11 +44,11 @@ def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment
             index = by_producers = frame.index
             if not again:
                 newer = 0
-            elif not newer and _born_ms(frame, min, 0) > time_ms + APART_MS:
+            elif not newer and min(_births_ms(frame), default=0) > time_ms + APART_MS:
                 newer = frame.index
             continue
         next_ms = next_ms or stamp_ms
-        born_ms = _born_ms(frame, max, None)
+        born_ms = max(_births_ms(frame), default=None)
         if born_ms is not None and born_ms > time_ms:
             break
         by_producers = frame.index
@@ -79,8 +78,7 @@ def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment
     return Moment(index, next_ms)
 
 
-def _born_ms(frame: Frame, which: Callable[..., Any], default: Any) -> Any:
-    """Return when its newest (max) or oldest (min) message was born; `default` if it has none."""
+def _births_ms(frame: Frame) -> list[int]:
+    """Return when its messages were born."""
     data = frame.data
-    walk = walk_records(data, check_body=False)
-    return which((born_timestamp_at(data, at) for at, _ in walk), default=default)
+    return [born_timestamp_at(data, at) for at, _ in walk_records(data, check_body=False)]

@@ -95,10 +95,9 @@ class Option:
         if self.choices and text not in self.choices:
             near = nearest(text.upper(), self.choices) or nearest(text, self.choices)
             raise ConfigError(f"{what}: expected one of {', '.join(self.choices)}{near}")
-        if self.spread:
-            text = _BREAK.sub(" ", text).strip()
-        # A secret stays what it is for the others that have it, its line break too.
-        checked = _BREAK.sub(" ", text) if self.secret else text
+        checked = _BREAK.sub(" ", text) if self.spread or self.secret else text
+        if self.spread:  # else a secret stays what it is for the others that have it
+            text = checked.strip()
         if (at := _unfit(checked)) is not None:
             where = " at its end" if at == len(checked) - 1 else ""
             shown = one_line(checked[at])

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from raftmq.dledger.gate import Gate
 from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import Network, PlainNetwork, tune
+from raftmq.dledger.network import Network, PlainNetwork, other_end, tune
 from raftmq.dledger.wire import PeerMessage
 
 
@@ -75,8 +75,7 @@ class Line:
     @property
     def where(self) -> str:
         """The other end's address."""
-        name = self.transport and self.transport.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
+        return other_end(self.transport)
 
     def made(self, transport: asyncio.BaseTransport, config: LinkConfig) -> asyncio.Transport:
         """Note that the connection is there; return its transport."""
@@ -96,9 +95,3 @@ class Line:
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
-
-
-def ip_of(transport: asyncio.BaseTransport | None) -> str:
-    """Return the IP address of a connection's other end; "" if it has none."""
-    name = transport and transport.get_extra_info("peername")
-    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple | list) else ""

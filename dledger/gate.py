@@ -21,7 +21,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from raftmq.dledger.network import Factory, Network
+from raftmq.dledger.network import Factory, Network, other_end
 from raftmq.dledger.proof import (
     RANDOM_SIZE_BYTES,
     Accepting,
@@ -37,7 +37,6 @@ log = logging.getLogger("raftmq.dledger.gate")
 
 HANDSHAKING_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication.engine)
-REFUSES = "refuses our certificate, or "
 NAMES_MAX = 64  # of proven nodes; more than a group ever has
 
 Connect = Callable[[Factory], Awaitable[asyncio.BaseProtocol]]
@@ -286,8 +285,7 @@ class _Arriving(asyncio.Protocol):
 
     @property
     def _where(self) -> str:
-        name = self._transport and self._transport.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
+        return other_end(self._transport)
 
     def _pass(self, transport: asyncio.Transport) -> None:
         self._handshakes.end(self)
@@ -340,9 +338,10 @@ class _Leaving(asyncio.Protocol):
         else:
             # With TLS 1.3 a dialler is through before its certificate is judged.
             tls = transport is not None and transport.get_extra_info("ssl_object") is not None
+            refuses = "refuses our certificate, or " if tls else ""
             text = (
-                f"closed at our challenge: the other end {REFUSES if tls else ''}has no secret, or"
-                " an older program, or is another replica than the address in dLegerPeers is of"
+                f"closed at our challenge: the other end {refuses}has no secret, or an older"
+                " program, or is another replica than the address in dLegerPeers is of"
             )
             why = _Unanswered(text)
         self.passed.set_exception(why)

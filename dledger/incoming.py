@@ -12,10 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from raftmq.dledger.connections import Line, LinkHandler, Reader, ip_of
+from raftmq.dledger.connections import Line, LinkHandler, Reader
 from raftmq.dledger.dialer import Local, now_ms
 from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import FROM_PEER
+from raftmq.dledger.network import FROM_PEER, ip_of
 from raftmq.dledger.wire import (
     GROUP_ID_VERSION,
     Hello,

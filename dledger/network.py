@@ -60,6 +60,17 @@ class PlainNetwork:
         return ""
 
 
+def other_end(transport: asyncio.BaseTransport | None) -> str:
+    """Return the address of a connection's other end, as host:port; "None" if it has none."""
+    name = transport and transport.get_extra_info("peername")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
+
+
+def ip_of(transport: asyncio.BaseTransport | None) -> str:
+    """Return the IP address of a connection's other end; "" if it has none."""
+    return other_end(transport).rpartition(":")[0].removeprefix("::ffff:")
+
+
 def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
     """Turn Nagle off, and let TCP give up on a silent peer in seconds, not in minutes.
 

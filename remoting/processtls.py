@@ -133,8 +133,7 @@ class ProcessTls:
     @property
     def expiring(self) -> str:
         """Return in one line which certificates expire soon or expired; "" if none."""
-        said = [(one.name, one.expiry) for one in self._contexts]
-        return "; ".join(f"{name}: {expiry}" for name, expiry in said if expiry)
+        return "; ".join(one.expiry for one in self._contexts if one.expiry)
 
     async def _look_forever(self) -> None:
         while True:

@@ -9,7 +9,8 @@ file.
 one if they changed, which new connections use. Files that cannot be used change nothing, are
 logged once, and stay visible in `error`. The same holds for files with an expired certificate,
 unless the current one is no better. That the certificate in use expires soon, and that it has
-expired, is logged once each, too, and visible in `expiry`.
+expired, is logged once each, too, and visible in `expiry`; so it is for the CAs of a trust file,
+once the last of them ends (while CAs are changed, the older one may).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import logging
 import os
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -116,10 +118,12 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A context, and the certificate that it shows, if any."""
+    """A context, the certificate that it shows, and of the CAs in its trust file the one that ends
+    last; None: there is none."""
 
     context: ssl.SSLContext
     certificate: Certificate | None
+    authority: Certificate | None
 
 
 def build_server(settings: ServerTls) -> Built:
@@ -136,7 +140,8 @@ def build_server(settings: ServerTls) -> Built:
         context.verify_mode = (
             ssl.CERT_REQUIRED if settings.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
         )
-    return Built(context, _certificate(settings, ssl.Purpose.SERVER_AUTH))
+    certificate = _certificate(settings, ssl.Purpose.SERVER_AUTH)
+    return Built(context, certificate, _last_authority(context))
 
 
 def build_client(settings: ClientTls) -> Built:
@@ -148,14 +153,15 @@ def build_client(settings: ClientTls) -> Built:
         context.verify_mode = ssl.CERT_NONE
     elif settings.trust_path:
         _load_trust(context, settings.trust_path)
-    else:
+    authority = _last_authority(context)
+    if settings.auth_server and not settings.trust_path:
         context.load_default_certs()
     if not settings.cert_path:
         if settings.key_path:
             raise TlsError(f"key file {settings.key_path}: no certificate file is named for it")
-        return Built(context, None)
+        return Built(context, None, authority)
     _load_identity(context, settings.cert_path, settings.key_path, settings.key_password)
-    return Built(context, _certificate(settings, ssl.Purpose.CLIENT_AUTH))
+    return Built(context, _certificate(settings, ssl.Purpose.CLIENT_AUTH), authority)
 
 
 class Renewed:
@@ -171,9 +177,10 @@ class Renewed:
         self._seen = self._state_of_files()
         built = self._build()
         self.context, self.certificate = built.context, built.certificate
-        self._told = self.certificate, Expiry.FAR  # the last that was logged
+        self.authority = built.authority
+        self._told: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
         if self.certificate is not None and not self.certificate.usable_at(time.time()):
-            LOG.error("tls_certificate_not_valid_now for=%s %s", name, self._validity())
+            LOG.error("tls_certificate_not_valid_now for=%s %s", name, _validity(self.certificate))
 
     def look(self) -> None:
         """Load the files again if they changed, and log if the certificate expires. Blocking; one
@@ -182,16 +189,21 @@ class Renewed:
         self._tell_expiry()
 
     @property
+    def watched(self) -> list[tuple[str, Certificate]]:
+        """The certificates whose end is the end of new connections, each with what it is for."""
+        found = ((self.name, self.certificate), (f"{self.name} CA", self.authority))
+        return [(name, certificate) for name, certificate in found if certificate is not None]
+
+    @property
     def expiry(self) -> str:
-        """Return when the certificate expires, if that is soon, or expired; "" if it is far."""
-        certificate = self.certificate
-        if certificate is None:
-            return ""
-        expiry = certificate.expiry_at(time.time())
-        if expiry is Expiry.FAR:
-            return ""
-        word = "expired" if expiry is Expiry.PAST else "expires"
-        return f"the certificate {word} at {certificate.end}"
+        """Return which of the certificates expire soon, or expired; "" if none."""
+        found = []
+        for name, certificate in self.watched:
+            expiry = certificate.expiry_at(time.time())
+            if expiry is not Expiry.FAR:
+                word = "expired" if expiry is Expiry.PAST else "expires"
+                found.append(f"{name}: the certificate {word} at {certificate.end}")
+        return "; ".join(found)
 
     def _load_changed(self) -> None:
         seen = self._state_of_files()
@@ -207,22 +219,21 @@ class Renewed:
             return
         self.error = ""
         self.context, self.certificate = built.context, built.certificate
+        self.authority = built.authority
         self.renewed_count += 1
-        LOG.info("tls_renewed for=%s %s", self.name, self._validity())
+        LOG.info("tls_renewed for=%s %s", self.name, _validity(self.certificate))
 
     def _tell_expiry(self) -> None:
-        certificate = self.certificate
-        if certificate is None:
-            return
-        told_of, told = self._told
-        expiry = certificate.expiry_at(time.time())
-        if certificate == told_of and expiry <= told:
-            return
-        self._told = certificate, expiry
-        if expiry is Expiry.PAST:
-            LOG.error("tls_certificate_expired for=%s %s", self.name, self._validity())
-        elif expiry is Expiry.SOON:
-            LOG.warning("tls_certificate_expires for=%s %s", self.name, self._validity())
+        for name, certificate in self.watched:
+            told_of, told = self._told.get(name, (certificate, Expiry.FAR))
+            expiry = certificate.expiry_at(time.time())
+            if certificate == told_of and expiry <= told:
+                continue
+            self._told[name] = certificate, expiry
+            if expiry is Expiry.PAST:
+                LOG.error("tls_certificate_expired for=%s %s", name, _validity(certificate))
+            elif expiry is Expiry.SOON:
+                LOG.warning("tls_certificate_expires for=%s %s", name, _validity(certificate))
 
     def _build(self) -> Built:
         settings = self._settings
@@ -237,12 +248,6 @@ class Renewed:
             return
         words = "has expired" if new.not_after_s <= now_s else "is not valid yet"
         raise TlsError(f"certificate file {self._settings.cert_path}: the certificate {words}")
-
-    def _validity(self) -> str:
-        certificate = self.certificate
-        if certificate is None:
-            return "certificate=none"
-        return f"certificate={certificate.subject!r} until={certificate.end}"
 
     def _state_of_files(self) -> list[tuple[int, ...]]:
         settings = self._settings
@@ -266,6 +271,12 @@ def words_of(error: BaseException) -> str:
         why = "perhaps it does not take TLS, or refuses our certificate"
         return f"closed by the other side during the handshake: {why}"
     return str(error) or type(error).__name__
+
+
+def _validity(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return "certificate=none"
+    return f"certificate={certificate.subject!r} until={certificate.end}"
 
 
 def _file_state(path: str) -> tuple[int, ...]:
@@ -342,11 +353,22 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
         raise TlsError(f"certificate file {path}: of no use: {error.reason or error}") from error
     shown = (of_server if judge is server else of_client).getpeercert()
     assert shown, "a verified certificate is told"
+    return _summary(shown)
+
+
+def _last_authority(context: ssl.SSLContext) -> Certificate | None:
+    """Return of a context's CAs the one that ends last."""
+    found = [_summary(told) for told in context.get_ca_certs()]
+    return max(found, key=lambda authority: authority.not_after_s, default=None)
+
+
+def _summary(told: Mapping[str, Any]) -> Certificate:
+    """Return a certificate as ssl tells it."""
     return Certificate(
-        _name(shown.get("subject")),
-        _name(shown.get("issuer")),
-        float(ssl.cert_time_to_seconds(str(shown["notBefore"]))),
-        float(ssl.cert_time_to_seconds(str(shown["notAfter"]))),
+        _name(told.get("subject")),
+        _name(told.get("issuer")),
+        float(ssl.cert_time_to_seconds(told["notBefore"])),
+        float(ssl.cert_time_to_seconds(told["notAfter"])),
     )
 
 

@@ -16,9 +16,10 @@ def tell(families: Families, prefix: str, tls: ProcessTls) -> None:
     contexts = tls.contexts()
     families.gauges(
         f"{prefix}_tls_certificate_not_after_seconds",
-        "When a certificate of this process ends, in seconds since the epoch.",
+        "When a certificate of this process ends, or the last CA of a trust file, in seconds since"
+        " the epoch.",
         ("context",),
-        [((c.name,), c.certificate.not_after_s) for c in contexts if c.certificate is not None],
+        [((name,), found.not_after_s) for c in contexts for name, found in c.watched],
     )
     families.gauges(
         f"{prefix}_tls_files_refused",

@@ -50,22 +50,9 @@ class Authority:
 
 def self_signed(directory: Path, usage: x509.ObjectIdentifier) -> tuple[str, str]:
     """Paths of a certificate that may be used for one thing, and of its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "alone")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    made, key = _signed_by_itself("alone", 1, x509.ExtendedKeyUsage([usage]))
     paths = directory / "alone.crt", directory / "alone.key"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[0].write_bytes(made)
     paths[1].write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -74,3 +61,30 @@ def self_signed(directory: Path, usage: x509.ObjectIdentifier) -> tuple[str, str
         )
     )
     return str(paths[0]), str(paths[1])
+
+
+def trust_of(path: Path, *days: int) -> str:
+    """Write a trust file with a CA for each of `days` until it ends; return its path."""
+    is_ca = x509.BasicConstraints(ca=True, path_length=None)
+    path.write_bytes(b"".join(_signed_by_itself(f"in {left}", left, is_ca)[0] for left in days))
+    return str(path)
+
+
+def _signed_by_itself(
+    name: str, days: int, extension: x509.ExtensionType
+) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(names)
+        .issuer_name(names)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(extension, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return made.public_bytes(serialization.Encoding.PEM), key

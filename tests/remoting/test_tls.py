@@ -22,7 +22,7 @@ from raftmq.remoting.tls import (
     build_server,
     words_of,
 )
-from tests.certificates import Authority, self_signed
+from tests.certificates import Authority, self_signed, trust_of
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
     ca: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once each, although the files do not change."""
-    cert, key = ca.issue("server")
+    cert, key = ca.issue("server", days=90)
     renewed = Renewed(ServerTls(cert, key, "", ca.path, ClientAuth.REQUIRE), "server")
     assert renewed.certificate is not None
     end_s = renewed.certificate.not_after_s
@@ -215,13 +215,13 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
     over = [(logging.ERROR, "tls_certificate_expired")]
     assert (told_at(end_s - EXPIRES_SOON_S), renewed.expiry) == ([], "")
     assert told_at(end_s - EXPIRES_SOON_S + 1) == soon
-    assert renewed.expiry.startswith("the certificate expires at ")
+    assert renewed.expiry.startswith("server: the certificate expires at ")
     assert "for=server certificate=" in caplog.text
     Path(ca.path).touch()
     assert told_at(end_s - 1) == []  # the same certificate, loaded again
     assert renewed.renewed_count == 1
     assert told_at(end_s) == over
-    assert renewed.expiry.startswith("the certificate expired at ")
+    assert renewed.expiry.startswith("server: the certificate expired at ")
     assert told_at(end_s - 1) == []  # a clock that was set back
     assert told_at(end_s + 1) == []
     assert told_at(end_s, Renewed(ServerTls(cert, key), "again")) == over  # after a restart
@@ -239,6 +239,22 @@ def test_a_new_certificate_is_told_of_anew(ca: Authority, caplog: pytest.LogCapt
     renewed.look()
     assert caplog.text.count("tls_certificate_expires for=server") == 2
     assert renewed.expiry == ""
+
+
+def test_the_end_of_the_last_ca_that_is_trusted_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While CAs are changed, a trust file has both, and the older one may end."""
+    path = tmp_path / "trust.pem"
+    renewed = Renewed(ClientTls(trust_of(path, 5, 90)), "raft client")
+    renewed.look()
+    assert (renewed.expiry, caplog.text) == ("", "")
+    trust_of(path, 5, 3)
+    renewed.look()
+    assert "tls_certificate_expires for=raft client CA certificate='commonName=in 5'" in caplog.text
+    assert renewed.expiry.startswith("raft client CA: the certificate expires at ")
+    ((name, authority),) = renewed.watched
+    assert (name, authority.subject) == ("raft client CA", "commonName=in 5")
 
 
 def test_who_shows_no_certificate_has_none_that_expires(ca: Authority) -> None:

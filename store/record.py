@@ -179,6 +179,14 @@ def born_timestamp_at(buffer: Buffer, offset: int) -> int:
     return int(_LONG.unpack_from(buffer, offset + 40)[0])
 
 
+def born_host_at(buffer: Buffer, offset: int) -> bytes:
+    """Return BORNHOST, address and port, of the record at `offset`, of which 68 bytes must be
+    there."""
+    sys_flag = _INT.unpack_from(buffer, offset + 36)[0]
+    size = 20 if sys_flag & SYS_BORN_HOST_V6 else 8
+    return bytes(memoryview(buffer)[offset + 48 : offset + 48 + size])
+
+
 def store_timestamp_at(buffer: Buffer, offset: int) -> int:
     """Return STORETIMESTAMP of the record at `offset`, of which 76 bytes must be there."""
     sys_flag = _INT.unpack_from(buffer, offset + 36)[0]

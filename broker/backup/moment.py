@@ -4,21 +4,31 @@ A frame is stamped by its leader's clock, and no stamp is below one before it. S
 ahead, be it for a second, its stamp is that of all frames until the time has come that it said; and
 while a clock was behind, the last right stamp is that of all frames. A moment in between cannot be
 told by the stamps. What speaks against them then: frames stamped later than the backup was taken,
-tables that were there already, and messages of one stamp that producers had made before the moment,
-though it is later, or after it, though it is not.
+tables that were there already, and the producers' clocks (`_Producers`): frames behind the moment's
+that were made before it, or frames up to it that were made after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from statistics import median_low
 
 from raftmq.broker.backup.manifest import BackupError, Manifest, iso
 from raftmq.store.frame import Frame
-from raftmq.store.record import born_timestamp_at, walk_records
+from raftmq.store.record import born_host_at, born_timestamp_at, walk_records
 
 APART_MS = 60_000  # clocks that differ by less count as one
-DOUBTED_MIN = 2  # a single frame may be of messages that were delayed
+DOUBTED_MIN = 2  # frames; a single one may be of a producer whose clock was set
+SURE_MIN = 2  # frames in a row that are as they should be: what is behind them is, too
+RECORDS_MAX = 4  # looked at in one frame
+PORT_SIZE_BYTES = 4  # of a born host
+SKEW_MS = 20_000  # producers' clocks are known as multiples of this
+SKEW_MIN = 3  # messages by which the skew of a machine's clock is known
+SKEWS_MAX = 100  # of one machine
+NAMED_MAX = 10_000  # connections, and machines, that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +41,44 @@ class Moment:
 
 def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment:
     """Return the last frame stamped at or before `time_ms`. `frames`: all of the backup's. Raises
-    BackupError if the stamps behind it are no times."""
+    BackupError if the stamps around it are no times."""
     index, next_ms = manifest.first_index - 1, None
-    by_producers = index  # the last one before messages that were born later
-    stamp_ms, same = 0, 0  # of the frame before, and how many of one stamp were born before
-    doubted = 0  # the most of them
-    newer = 0  # the first frame of the last stamp whose messages were all born later
+    by_producers = index  # the last one before those that were made later
+    late, early, sure = _Late(), 0, 0
+    producers = _Producers()
     for frame in frames:
-        again = frame.timestamp_ms == stamp_ms
-        stamp_ms = frame.timestamp_ms
-        if next_ms is None and stamp_ms <= time_ms:
+        made_ms = producers.made_ms(frame)
+        apart = made_ms is not None and abs(made_ms - frame.timestamp_ms) > APART_MS
+        later = made_ms is not None and made_ms > time_ms
+        if next_ms is None and frame.timestamp_ms <= time_ms:
             index = by_producers = frame.index
-            if not again:
-                newer = 0
-            elif not newer and min(_births_ms(frame), default=0) > time_ms + APART_MS:
-                newer = frame.index
+            if made_ms is not None:
+                late.see(frame.index, apart and later)
             continue
-        next_ms = next_ms or stamp_ms
-        born_ms = max(_births_ms(frame), default=None)
-        if born_ms is not None and born_ms > time_ms:
+        next_ms = next_ms or frame.timestamp_ms
+        if later:
+            sure += 1
+        elif made_ms is not None:
+            sure = 0
+        if sure >= SURE_MIN:
             break
-        by_producers = frame.index
-        same = (same if again else 0) + (born_ms is not None)
-        doubted = max(doubted, same)
-    if newer:
+        if not sure:
+            by_producers = frame.index
+            early += apart
+    if late.count >= DOUBTED_MIN:
         raise BackupError(
-            f"which frame was the last one at {iso(time_ms)} is not known: the frames from {newer}"
-            f" to {index} are stamped as if they were older, by a clock that was behind;"
-            f" --to-index {newer - 1} restores to the last one before messages that are newer by"
-            f" their producers' clocks, --to-index {index} to the last one that was stamped by then"
+            f"which frame was the last one at {iso(time_ms)} is not known: the frames from"
+            f" {late.first} to {index} are stamped as if they were older, by a clock that was"
+            f" behind; --to-index {late.first - 1} restores to the last one before messages that"
+            f" are newer by their producers' clocks, --to-index {index} to the last one that was"
+            " stamped by then"
         )
     if next_ms is not None:
         there = max(
             (s.index for s in manifest.states if s.time_ms + APART_MS <= time_ms), default=0
         )
-        stands_still = doubted >= DOUBTED_MIN and next_ms > time_ms + APART_MS
         is_future = by_producers > index and next_ms > manifest.taken_ms + APART_MS
-        if there > index or stands_still or is_future:
+        if there > index or early >= DOUBTED_MIN or is_future:
             raise BackupError(
                 f"which frame was the last one at {iso(time_ms)} is not known: the one behind frame"
                 f" {index} is stamped {iso(next_ms)}, and so are later ones, by a clock that was"
@@ -78,7 +89,70 @@ def last_by(frames: Iterable[Frame], manifest: Manifest, time_ms: int) -> Moment
     return Moment(index, next_ms)
 
 
-def _births_ms(frame: Frame) -> list[int]:
-    """Return when its messages were born."""
-    data = frame.data
-    return [born_timestamp_at(data, at) for at, _ in walk_records(data, check_body=False)]
+@dataclass(slots=True)
+class _Late:
+    """The last frames, as far as they were made too late."""
+
+    first: int = 0  # index of the first of them
+    count: int = 0
+    _sure: int = 0
+
+    def see(self, index: int, late: bool) -> None:
+        if late:
+            self.first, self._sure = self.first or index, 0
+            self.count += 1
+        else:
+            self._sure += 1
+            if self._sure >= SURE_MIN:
+                self.first = self.count = 0
+
+
+class _Producers:
+    """When frames were made, as far as the clocks of the messages' producers tell.
+
+    A message's birth tells it only if it is the latest of its connection: others were delayed,
+    retried or copied. A machine whose clock is wrong is known by how far its births are mostly from
+    stamps. Only stamps that move are compared: one that stands still is no time."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, int] = {}  # by born host: its last birth
+        self._skews: dict[bytes, Counter[int]] = {}  # by address: how often its clock was how wrong
+        self._stamp_ms = 0
+
+    def made_ms(self, frame: Frame) -> int | None:
+        """Return when the frame was made; None: its messages do not tell. Take frames in order."""
+        moves, self._stamp_ms = frame.timestamp_ms > self._stamp_ms, frame.timestamp_ms
+        found = []
+        for born_host, born_ms in self._fresh(frame):
+            address = born_host[:-PORT_SIZE_BYTES]
+            found.append(born_ms - self._skew_ms(address))
+            if moves:
+                self._note(address, born_ms - frame.timestamp_ms)
+        return median_low(found) if found else None
+
+    def _fresh(self, frame: Frame) -> Iterator[tuple[bytes, int]]:
+        """Yield born host and birth of messages that are the latest of their connections."""
+        data = frame.data
+        for at, _ in islice(walk_records(data, check_body=False), RECORDS_MAX):
+            born_host, born_ms = born_host_at(data, at), born_timestamp_at(data, at)
+            latest = self._latest.get(born_host)
+            if latest is None and len(self._latest) >= NAMED_MAX:
+                self._latest.clear()
+            if latest is None or born_ms > latest:
+                self._latest[born_host] = born_ms
+                if latest is not None:  # the first one of a connection may be a copy
+                    yield born_host, born_ms
+
+    def _note(self, address: bytes, skew_ms: int) -> None:
+        if len(self._skews) >= NAMED_MAX and address not in self._skews:
+            self._skews.clear()
+        skews = self._skews.setdefault(address, Counter())
+        if len(skews) >= SKEWS_MAX:
+            skews.clear()
+        skews[round(skew_ms / SKEW_MS)] += 1
+
+    def _skew_ms(self, address: bytes) -> int:
+        skews = self._skews.get(address)
+        if skews is None or skews.total() < SKEW_MIN:
+            return 0  # most clocks are right
+        return max(skews, key=skews.__getitem__) * SKEW_MS

@@ -13,17 +13,22 @@ from tests.store.make import record
 
 HOUR_MS = 3_600_000
 NOON_MS = 1_700_000_000_000
+HOST, OTHER, THIRD = ("10.0.0.1", 5001), ("10.0.0.2", 5002), ("10.0.0.3", 5003)
 
 
 def frames(*stamped):
-    """A frame a second: its stamp (None: as it was), of a message unless `born` is None."""
+    """A frame a second: its stamp (None: as it was), and its messages' births, each one's or with
+    the host that it comes from; None: it has no message."""
     made, position, stamp = [], 0, 0
-    for index, (at, born) in enumerate(stamped, 1):
+    for index, (at, *births) in enumerate(stamped, 1):
         stamp = max(stamp, at)  # as brokers stamp
-        payload = b"" if born is None else encode_record(record(body=b"x", born_timestamp_ms=born))
-        kind = FrameKind.NOOP if born is None else FrameKind.MESSAGES
-        count = 0 if born is None else 1
-        made.append(seal_frame(index, 1, position, stamp, kind, count, payload))
+        born = [one if isinstance(one, tuple) else (one, HOST) for one in births if one is not None]
+        payload = b"".join(
+            encode_record(record(body=b"x", born_timestamp_ms=ms, born_host=host))
+            for ms, host in born
+        )
+        kind = FrameKind.MESSAGES if born else FrameKind.NOOP
+        made.append(seal_frame(index, 1, position, stamp, kind, len(born), payload))
         position = made[-1].end
     return made
 
@@ -75,7 +80,79 @@ def test_a_clock_that_was_set_back_is_found():
         assert last_by(there, manifest(at(9_000)), at(60 * minute)).index == minute + 1
     with pytest.raises(BackupError, match="a clock that was behind") as refused:
         last_by(there, manifest(at(9_000)), at(20 * 60))
-    assert re.findall(r"--to-index (\d+)", str(refused.value)) == ["22", "70"]
+    assert re.findall(r"--to-index (\d+)", str(refused.value)) == ["21", "70"]
+
+
+@pytest.mark.parametrize("skew_ms", [2 * HOUR_MS, -24 * HOUR_MS])
+def test_a_producer_whose_clock_is_wrong_hides_no_wrong_stamp(skew_ms):
+    """Nor does it where it sends alone, or in the same frames as others."""
+
+    def births(second):
+        yield at(second) - 5
+        if second % 5 == 1:
+            yield at(second) + skew_ms, OTHER
+
+    there = frames(*((at(s) + HOUR_MS * (20 <= s < 25), *births(s)) for s in range(90)))
+    assert last_by(there, manifest(at(2 * 3_600)), at(19)).index == 20
+    with pytest.raises(BackupError, match="a clock that was ahead"):
+        last_by(there, manifest(at(2 * 3_600)), at(60))
+    minutes = range(0, 90 * 60, 60)
+    there = frames(
+        *(
+            (at(s) - HOUR_MS * (600 <= s < 4_200), at(s) - 5, (at(s) + skew_ms, OTHER))
+            for s in minutes
+        )
+    )
+    with pytest.raises(BackupError, match="a clock that was behind"):
+        last_by(there, manifest(at(9_000)), at(20 * 60))
+    alone = frames(
+        *((at(s) + HOUR_MS * (20 <= s < 25), (at(s) + skew_ms, OTHER)) for s in range(90))
+    )
+    with pytest.raises(BackupError, match="a clock that was ahead"):
+        last_by(alone, manifest(at(2 * 3_600)), at(60))
+
+
+def test_a_leader_whose_clock_is_ahead_is_found_though_clients_dial_it_anew():
+    """After a failover each connection has another port."""
+
+    def host(second):
+        return ("10.0.0.1", 5_000 + (second >= 20))
+
+    there = frames(*((at(s) + HOUR_MS * (20 <= s < 25), (at(s) - 5, host(s))) for s in range(90)))
+    with pytest.raises(BackupError, match="a clock that was ahead"):
+        last_by(there, manifest(at(2 * 3_600)), at(60))
+
+
+NIGHT = 60 + 3_600  # seconds; nothing was sent since the last second of RIGHT
+MORNING = [(at(NIGHT + second), at(NIGHT + second) - 5) for second in range(5)]
+
+
+@pytest.mark.parametrize("skew_ms", [HOUR_MS, -HOUR_MS])
+@pytest.mark.parametrize("first", ["delayed", "births that are none", "of a wrong clock"])
+def test_a_quiet_time_is_no_wrong_clock(first, skew_ms):
+    """Whatever comes behind it, in however many frames of one millisecond."""
+    before = ((at(s), at(s) - 5, (at(s) + skew_ms, THIRD)) for s in range(60))
+    births = {
+        "delayed": [at(10), at(11), at(12)],
+        "births that are none": [0, 0, 0],
+        "of a wrong clock": [(at(NIGHT) + skew_ms + n, THIRD) for n in (1, 2, 3)],
+    }
+    there = frames(*before, *((at(NIGHT), born) for born in births[first]), *MORNING)
+    taken = manifest(at(NIGHT + 100))
+    for second in (59, 61, 1_800, NIGHT - 1):
+        assert last_by(there, taken, at(second)).index == 60
+    assert last_by(there, taken, at(NIGHT)).index == 64
+
+
+def test_a_step_of_some_milliseconds_back_is_no_wrong_clock():
+    there = frames(
+        *RIGHT,
+        (at(60), at(60)),
+        (at(60) - 20, (at(60) + HOUR_MS, OTHER)),
+        (at(60) - 10, (at(60) + HOUR_MS + 10, OTHER)),
+        (at(62), at(62)),
+    )
+    assert last_by(there, manifest(at(70)), at(61)).index == 63
 
 
 def test_tables_that_were_there_before_are_believed_more_than_stamps():

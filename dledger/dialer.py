@@ -28,6 +28,7 @@ from raftmq.dledger.wire import (
     encode_identity,
     encode_message,
 )
+from raftmq.ops.dialling import within
 
 log = logging.getLogger("raftmq.dledger.peers")
 
@@ -328,7 +329,7 @@ async def _welcomed(local: Local, address: PeerAddress, make: Callable[[], Diall
     """Resolve, connect and be welcomed, all within the time-out. Raises OSError, WireError; the
     caller gives up what was made."""
     config = local.config
-    async with asyncio.timeout(config.connect_timeout_ms / 1000):
+    async with within(config.connect_timeout_ms):
         connection = await config.network.dial(make, address.host, address.port, address.node_id)
         assert isinstance(connection, Dialled), connection
         await connection.welcome

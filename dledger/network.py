@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from raftmq.dledger.messages import NodeId
+from raftmq.ops.dialling import dial
 from raftmq.ops.listening import Listening, PlainListening, listen_plain
 
 # Marks a log record that a peer can cause any number of times (ops.logs bounds those).
@@ -53,8 +54,7 @@ class PlainNetwork:
     async def dial(
         self, factory: Factory, host: str, port: int, peer: NodeId
     ) -> asyncio.BaseProtocol:
-        _, protocol = await asyncio.get_running_loop().create_connection(factory, host, port)
-        return protocol
+        return await dial(factory, host, port)
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
         return ""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from raftmq.ops.dialling import dial, within
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.command import RemotingCommand
@@ -144,19 +145,12 @@ class RemotingClient:
             address=address,
             credentials=self._credentials,
         )
-        loop = asyncio.get_running_loop()
+        context = None if self._tls is None else self._tls.context
         try:
-            async with asyncio.timeout(self._connect_timeout_ms / 1000):
-                if self._tls is None:
-                    await loop.create_connection(lambda: connection, host, port)
-                else:
-                    context = self._tls.context
-                    await loop.create_connection(lambda: connection, host, port, ssl=context)
-        except TimeoutError as error:
-            connection.abort("connect timed out")
-            message = f"connecting to {address}: no answer in {self._connect_timeout_ms:g} ms"
-            raise ConnectError(message) from error
-        except OSError as error:
+            async with within(self._connect_timeout_ms):
+                await dial(lambda: connection, host, port, context)
+        except OSError as error:  # TimeoutError is one
+            connection.abort("not connected")
             raise ConnectError(f"connecting to {address}: {words_of(error)}") from error
         except asyncio.CancelledError:
             connection.abort("connect was cancelled")

@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from raftmq.ops.dialling import dial
 from raftmq.remoting.processtls import PeerTls
 from raftmq.remoting.tls import TlsMode, words_of
 from raftmq.remoting.tlslistener import TlsListener
@@ -46,11 +47,9 @@ class TlsLinks:
     async def dial(self, factory: Factory, host: str, port: int, peer: str) -> asyncio.BaseProtocol:
         """Dial a peer. Raises OSError, whose text has TLS's finding. The certificate is checked for
         `host`; `peer` is not used."""
-        loop = asyncio.get_running_loop()
         context = self._tls.client.context
         try:
-            _, protocol = await loop.create_connection(factory, host, port, ssl=context)
-            return protocol
+            return await dial(factory, host, port, context)
         except ConnectionRefusedError:
             raise
         except (ssl.SSLError, ConnectionError) as error:
@@ -60,8 +59,7 @@ class TlsLinks:
         self.fallen_back_count += 1
         if self.fallen_back_count & (self.fallen_back_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             LOG.warning("peer_dialled_in_the_clear peer=%s:%d reason=%s", host, port, reason)
-        _, protocol = await loop.create_connection(factory, host, port)
-        return protocol
+        return await dial(factory, host, port)
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
         certificate = transport.get_extra_info("peercert")

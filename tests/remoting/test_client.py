@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raftmq.ops import dialling
 from raftmq.remoting.address import format_address, parse_address, parse_address_list
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
@@ -109,23 +110,20 @@ async def test_a_name_is_resolved_at_every_connect() -> None:
     async with serving({1: echo}) as (server, _):
         client = RemotingClient()
         asked = []
-        loop = asyncio.get_running_loop()
-        dial = loop.create_connection
+        resolve = dialling.addresses_of
 
-        async def watched(factory: Any, host: str, port: int) -> object:
+        async def watched(host: str, port: int) -> Any:
             asked.append(host)
-            return await dial(factory, host, port)
+            return await resolve(host, port)
 
-        try:
-            loop.create_connection = watched  # type: ignore[method-assign,assignment]
-        except AttributeError:
-            pass  # uvloop's methods cannot be replaced; the connects below still count
         address = f"localhost:{server.port}"
-        for _ in range(2):
-            assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
-            (await client.connect(address)).close()
-            await until(lambda: client.connection(address) is None)
-        assert asked in ([], ["localhost", "localhost"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dialling, "addresses_of", watched)
+            for _ in range(2):
+                assert (await client.invoke(address, REQUEST(1), 60_000)).code == 0
+                (await client.connect(address)).close()
+                await until(lambda: client.connection(address) is None)
+        assert asked == ["localhost", "localhost"]
         await client.close()
 
 

@@ -27,6 +27,7 @@ from raftmq.broker.replication.ha.protocol import (
     TransferReader,
 )
 from raftmq.dledger.gate import Gate
+from raftmq.ops.dialling import dial, within
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls import Renewed
@@ -132,7 +133,7 @@ class HaSlave:
         try:
             host, port = parse_address(address)
             await self._verify()
-            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+            async with within(CONNECT_TIMEOUT_MS):
                 link = await self._connected(host, port)
         except LogsDiffer as error:
             self._refuse(str(error))
@@ -161,12 +162,10 @@ class HaSlave:
 
     async def _connected(self, host: str, port: int) -> MasterLink:
         """Connect to that address; with a gate, to a proven master. Raises OSError."""
-        loop = asyncio.get_running_loop()
         context = None if self._tls is None else self._tls.context
 
         async def connect(factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
-            _, protocol = await loop.create_connection(factory, host, port, ssl=context)
-            return protocol
+            return await dial(factory, host, port, context)
 
         def factory() -> MasterLink:
             return MasterLink(self)

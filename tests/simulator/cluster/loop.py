@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import socket
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
@@ -191,6 +192,9 @@ class SimLoop(asyncio.BaseEventLoop):
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Server:  # type: ignore[override]  # fmt: skip  # noqa: E501
         assert self.network is not None
         return self.network.listen(protocol_factory, port, options.get("sock"))
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]  # takes no turn
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # fmt: skip  # noqa: E501
         assert self.network is not None

@@ -1,12 +1,12 @@
 """`mqbroker health`: check whether a broker works; exit status 0, or 1 with the reason.
 
-It must answer, and: a leader is ready, a follower knows its leader, a classic slave follows its
-master; and the name servers that answer do not all refuse to list it. The cause is told if the
-broker knows it: peers of another group, peers that it does not reach, a store that lost promises, a
-bad disk. What is wrong with one that serves is printed, too, and changes no exit status: peers of
-another group or with other founders, two processes with one id, clocks and settings that differ,
-certificates that expire. Containers run it every few seconds as `python -m raftmq.broker.health`,
-so it imports little.
+It must answer, and: a leader is ready, a follower knows its leader and takes its frames, a classic
+slave follows its master; and the name servers that answer do not all refuse to list it. The cause
+is told if the broker knows it: frames that it refuses, peers of another group, peers that it does
+not reach, a store that lost promises, a bad disk. What is wrong with one that serves is printed,
+too, and changes no exit status: peers of another group or with other founders, two processes with
+one id, clocks and settings that differ, certificates that expire. Containers run it every few
+seconds as `python -m raftmq.broker.health`, so it imports little.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
-CAUSES = ("raftForeign", "raftUnreachable", "raftRecovering", "raftDiskReason")
+CAUSES = (
+    "raftTakesNoFrames",
+    "raftForeign",
+    "raftUnreachable",
+    "raftRecovering",
+    "raftDiskReason",
+)
 
 
 @click.command("health")
@@ -101,7 +107,9 @@ def _standing(info: Mapping[str, str]) -> str:
     if role == "leader":
         return "" if info.get("raftLeaderReady") == "true" else "leads but is not ready yet"
     if role == "follower":
-        return "" if info.get("raftLeader") else "knows no leader"
+        if not info.get("raftLeader"):
+            return "knows no leader"
+        return "takes no frames of its leader" if info.get("raftTakesNoFrames") else ""
     return f"is {role}"
 
 

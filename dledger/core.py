@@ -156,7 +156,7 @@ class RaftCore:
                 self._following.answer_append(message)
             else:
                 self._accept_leader(sender)
-                if self._takes_frames and not self._waits:  # else as if it had been lost
+                if self.takes_frames:  # else as if it had been lost
                     self._following.take_append(message)
         elif isinstance(message, Heartbeat):
             if message.term < self.ballot.term:
@@ -591,6 +591,12 @@ class RaftCore:
     def last_index(self) -> int:
         """The last frame accepted, written or not."""
         return self._log.index.last_index
+
+    @property
+    def takes_frames(self) -> bool:
+        """False while this replica drops the frames of any leader: its disk is full, or it must not
+        begin."""
+        return self._takes_frames and not self._waits
 
     @property
     def leader_ready(self) -> bool:

@@ -32,6 +32,7 @@ from raftmq.dledger.diskwatch import DiskWatch
 from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
 from raftmq.dledger.errors import NotLeader, StateTooOld
 from raftmq.dledger.flusher import FlushMode, LogFlusher
+from raftmq.dledger.founders import Settings
 from raftmq.dledger.framereads import FrameReads
 from raftmq.dledger.handover import Succession
 from raftmq.dledger.healer import Healer
@@ -50,6 +51,7 @@ from raftmq.dledger.proposer import Proposer
 from raftmq.dledger.pump import Life, Pump
 from raftmq.dledger.reads import Reads
 from raftmq.dledger.recollection import Recollection
+from raftmq.dledger.refusals import Refusals
 from raftmq.dledger.repair import RepairRequest, RepairResponse
 from raftmq.dledger.roles import Roles
 from raftmq.dledger.roster import Roster, members_of
@@ -68,7 +70,7 @@ from raftmq.dledger.snapshotmarker import pending
 from raftmq.dledger.stallclock import StallAwareClock
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
-from raftmq.dledger.surroundings import Settings, Surroundings
+from raftmq.dledger.surroundings import Surroundings
 from raftmq.dledger.wire import (
     CIRCUMSTANCES_VERSION,
     LANDMARK_VERSION,
@@ -96,6 +98,7 @@ class Parts:
     installer: Installer
     chores: Chores
     succession: Succession
+    refusals: Refusals
 
 
 class RaftMember:
@@ -275,6 +278,7 @@ class RaftMember:
         )
         flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms)
         pump = self._make_pump(core, core_ms, flusher, applied_index)
+        refusals = Refusals(core)
         installer = Installer(
             config,
             self._disk,
@@ -285,6 +289,7 @@ class RaftMember:
             self._source,
             send=self._send,
             silence=pump.silence,
+            refuse=lambda peer, reason: refusals.note(peer, reason, clock_ms()),
             # Not `_fail`: this member is silent by then, and the process has to begin again.
             on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
         )
@@ -310,7 +315,7 @@ class RaftMember:
             clock_ms,
         )
         succession = Succession(pump, installer, Preference(config.preference), clock_ms)
-        return Parts(pump, flusher, installer, chores, succession)
+        return Parts(pump, flusher, installer, chores, succession, refusals)
 
     def _make_pump(
         self, core: RaftCore, core_ms: StallAwareClock, flusher: LogFlusher, applied_index: int
@@ -587,7 +592,9 @@ class RaftMember:
             return view | group
         surroundings = parts.chores.surroundings
         view = status_of(config, parts.pump, surroundings, healing | parts.installer.status())
-        return view | {"preferred_reason": parts.succession.preference.reason} | group
+        takes_none = parts.refusals.why(self._clock_ms())
+        reason = parts.succession.preference.reason
+        return view | {"preferred_reason": reason, "takes_no_frames": takes_none} | group
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
         """Change the group; the future gives the frame's index once it is committed and applied
@@ -654,6 +661,7 @@ class RaftMember:
             self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
+        self.parts.refusals.note(peer, reason, self._clock_ms())
         self.links.refuse(peer, reason)
 
     def _other_history(self, peer: NodeId, reason: str) -> None:

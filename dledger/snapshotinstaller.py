@@ -90,10 +90,12 @@ class Installer:
         *,
         send: Callable[[InstallMessage], None],
         silence: Callable[[str], None],
+        refuse: Callable[[NodeId, str], None],
         on_failed: Callable[[str, BaseException], None],
     ) -> None:
         """Without a `source` nothing is offered or taken. `silence(reason)` stops the member's
-        sending and receiving. `on_failed` is called when the disk failed."""
+        sending and receiving. `refuse(peer, reason)` is called if the peer's state does not fit,
+        `on_failed` when the disk failed."""
         self._config = config
         self._disk = disk
         self._log = raft_log
@@ -103,6 +105,7 @@ class Installer:
         self._source = source
         self._send = send
         self._silence = silence
+        self._refuse = refuse
         self._on_failed = on_failed
         first = 1 + secrets.randbelow(1 << 60)
         self._donor = Donor(config.node_id, config.install, first)
@@ -248,12 +251,10 @@ class Installer:
             return
         size = self._log.commitlog.segment_size_bytes
         if found.segment_size_bytes != size:
-            log.error(
-                "installation_refused: segments of %d bytes at %s, of %d here",
-                found.segment_size_bytes,
-                chunk.sender,
-                size,
-            )
+            theirs = found.segment_size_bytes
+            reason = f"segments of {theirs} bytes at {chunk.sender}, of {size} here"
+            log.error("installation_refused: %s", reason)
+            self._refuse(chunk.sender, reason)
             return
         if self._is_wanted(found.first_index, found.previous_term) and self._work is None:
             self._note(found, data)

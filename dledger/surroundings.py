@@ -16,11 +16,11 @@ to tell does not count.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raftmq.dledger.core import RaftCore
-from raftmq.dledger.founders import TOLD_AS, Founders
+from raftmq.dledger.founders import Founders, Settings
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER
@@ -36,8 +36,6 @@ TOLD_MS = 5_000
 KNOWN_MS = 6 * TOLD_MS
 CLOCKS_APART_MS = 60_000  # next to hours of age and delays of minutes, less does not matter
 VALUE_SIZE_MAX = 256  # characters of a setting's value; what is behind is not compared
-
-Settings = Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class Surroundings:
         self._wall_ms = wall_ms
         self._version = version
         self._send = send
-        self._founders = Founders(core, founders_differ, KNOWN_MS)
+        self._founders = Founders(core, settings, founders_differ, KNOWN_MS)
         self._peers: dict[NodeId, _Peer] = {}
         self._expired_position = 0
         self._agreed_position = 0  # so far a majority has agreed since the start
@@ -132,7 +130,7 @@ class Surroundings:
     def take(self, told: Circumstances) -> None:
         """Note what a peer tells."""
         sender, settings = told.sender, decode_settings(told.data)
-        self._founders.take(sender, settings.get(TOLD_AS, ""), self._now_ms)
+        self._founders.take(sender, settings, self._now_ms)
         if sender not in self._core.membership.peers:
             return
         ahead_ms, before = told.wall_ms - self._wall_ms(), self._peers.get(sender)

@@ -85,6 +85,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "disk_state": "raftDiskState",
         "disk_reason": "raftDiskReason",
         "behind_bytes": "raftBehindBytes",
+        "takes_no_frames": "raftTakesNoFrames",
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))

@@ -101,6 +101,10 @@ def test_half_an_account_is_told(command, monkeypatch):
         ({"raftRole": "leader", "raftLeaderReady": "false"}, "not ready"),
         ({"raftRole": "follower", "raftLeader": "n1"}, ""),
         ({"raftRole": "follower", "raftLeader": ""}, "no leader"),
+        (
+            {"raftRole": "follower", "raftLeader": "n1", "raftTakesNoFrames": "its disk is full"},
+            "takes no frames of its leader; its disk is full",
+        ),
         ({"raftRole": "repairing"}, "repairing"),
         ({}, ""),
         ({"registrationRefused": "ns:1 answers 1: no"}, "in no route: ns:1 answers 1: no"),

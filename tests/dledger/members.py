@@ -17,6 +17,7 @@ from pathlib import Path
 
 from raftmq.dledger.errors import Busy, NotLeader
 from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.founders import SEGMENT_SIZE
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.dledger.peers import PeerAddress
@@ -184,6 +185,8 @@ class Node:
         self.snapshot_index = 0
         self.source: SnapshotSource | None = None
         self.settings: dict[str, object] = {}  # other than the group's
+        self.segment_size_bytes = group.segment_size_bytes
+        self.tells = True  # its peers how large its segments are
         self.sock = bound()
         self.port = self.sock.getsockname()[1]
         self.held = bound(self.port)  # nobody else is given the port while this node is down
@@ -198,7 +201,7 @@ class Node:
         self.commitlog = CommitLog(
             self.disk,
             "commitlog",
-            group.segment_size_bytes,
+            self.segment_size_bytes,
             checkpoint,
         )
         self.commitlog.open(restore=True)
@@ -214,6 +217,7 @@ class Node:
             on_fatal=self._on_fatal,
             listen_socket=sock,
             source=self.source,
+            settings=self._alike,
         )
         self.app.member = self.member
         self.running = True
@@ -238,6 +242,9 @@ class Node:
         self.member.life.running = False
         self.member.links.abort()
         await self.stop()
+
+    def _alike(self) -> dict[str, str]:
+        return {SEGMENT_SIZE: str(self.segment_size_bytes)} if self.tells else {}
 
     def _on_fatal(self, reason: str) -> None:
         self.fatal.append(reason)

@@ -11,7 +11,7 @@ import pytest
 
 from raftmq.dledger.configuration import Change, ChangeKind, Configurations, founding
 from raftmq.dledger.core import RaftCore
-from raftmq.dledger.founders import TOLD_AS, TOLD_BY_MAX, Founders
+from raftmq.dledger.founders import SEGMENT_SIZE, TOLD_AS, TOLD_BY_MAX, Founders
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import HardState, Role
 from raftmq.dledger.state import CoreConfig
@@ -41,7 +41,10 @@ class Replica:
             incarnation=1,
         )
         self.said: list[tuple[str, str]] = []
-        self.founders = Founders(self.core, lambda *each: self.said.append(each), KNOWN_MS)
+        own = {SEGMENT_SIZE: "1024"}
+        self.founders = Founders(
+            self.core, lambda: own, lambda *each: self.said.append(each), KNOWN_MS
+        )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_lists_that_concern_each_other_are_compared(
     own: str, sender: str, told: str, differ: bool
 ) -> None:
     replica = Replica([*own])
-    replica.founders.take(sender, told, 0)
+    replica.founders.take(sender, {TOLD_AS: told}, 0)
     assert bool(replica.said) is differ
     assert replica.founders.differing == [sender] * differ
     assert replica.core.founders_differ is differ
@@ -69,7 +72,7 @@ def test_lists_that_concern_each_other_are_compared(
 
 def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
     replica = Replica(["a"], frames=1)
-    replica.founders.take("b", "a;b;c", 0)
+    replica.founders.take("b", {TOLD_AS: "a;b;c"}, 0)
     assert replica.said == [
         (
             "b",
@@ -78,7 +81,7 @@ def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
         )
     ]
     replica = Replica(["a", "b", "c"])
-    replica.founders.take("b", "b", 0)
+    replica.founders.take("b", {TOLD_AS: "b"}, 0)
     ((_, text),) = replica.said
     assert text == (
         "dLegerPeers names b at b, and a, b, c at a: a founds no group until both are alike"
@@ -87,11 +90,11 @@ def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
 
 def test_what_a_peer_takes_back_or_does_not_repeat_counts_no_more() -> None:
     replica = Replica(["a", "b"])
-    replica.founders.take("b", "b", 0)
-    replica.founders.take("b", "a;b", 1)
+    replica.founders.take("b", {TOLD_AS: "b"}, 0)
+    replica.founders.take("b", {TOLD_AS: "a;b"}, 1)
     assert not replica.core.founders_differ
     assert replica.said[1] == ("b", "")
-    replica.founders.take("b", "b", 2)
+    replica.founders.take("b", {TOLD_AS: "b"}, 2)
     replica.founders.look(KNOWN_MS + 1)
     assert replica.core.founders_differ
     replica.founders.look(KNOWN_MS + 2)
@@ -103,15 +106,43 @@ def test_a_long_list_is_compared_as_far_as_it_is_told() -> None:
     replica = Replica(names)
     told = replica.founders.told[TOLD_AS]
     assert len(told) == 256
-    replica.founders.take(names[1], told, 0)
+    replica.founders.take(names[1], {TOLD_AS: told}, 0)
     assert replica.said == []
 
 
 def test_strangers_without_number_are_not_remembered() -> None:
     replica = Replica(["a"])
     for number in range(2 * TOLD_BY_MAX):
-        replica.founders.take(f"n{number}", f"a;n{number}", 0)
+        replica.founders.take(f"n{number}", {TOLD_AS: f"a;n{number}"}, 0)
     assert len(replica.founders.differing) == TOLD_BY_MAX
+
+
+@pytest.mark.parametrize(
+    ("own", "frames", "sender", "told", "differ"),
+    [
+        ("abc", 0, "b", "2048", True),
+        ("abc", 0, "b", "1024", False),
+        ("abc", 0, "b", "", False),  # of a program that does not tell
+        ("abc", 0, "d", "2048", False),  # no founder: it is to join, and may be the wrong one
+        ("", 0, "d", "2048", True),  # this one is to join
+        ("abc", 1, "b", "2048", False),  # its store cannot be changed any more
+    ],
+)
+def test_an_empty_one_waits_while_its_segments_are_not_as_the_founders(
+    own: str, frames: int, sender: str, told: str, differ: bool
+) -> None:
+    replica = Replica([*own], frames)
+    replica.founders.take(sender, {SEGMENT_SIZE: told} if told else {}, 0)
+    assert replica.core.founders_differ is differ
+    if differ:
+        ((peer, text),) = replica.said
+        assert (peer, text) == (
+            sender,
+            f"mappedFileSizeCommitLog is 2048 at {sender}, and 1024 at a: a, which is empty, takes"
+            " no part until both are alike",
+        )
+        replica.founders.take(sender, {SEGMENT_SIZE: "1024"}, 0)
+        assert replica.said[1:] == [(sender, "")]
 
 
 def test_one_without_a_frame_neither_asks_for_votes_nor_gives_any() -> None:
@@ -213,3 +244,63 @@ async def test_who_was_left_out_by_mistake_may_be_added(tmp_path: Path) -> None:
         await group.until(lambda: other.member.core.recovered)
         assert not other.member.core.founders_differ
         assert foreign(alone) == foreign(other) == []
+
+
+def takes_none(node: Node) -> str:
+    told = node.member.status()["takes_no_frames"]
+    assert isinstance(told, str)
+    return told
+
+
+async def test_an_empty_one_with_other_segments_waits_until_it_is_corrected(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader, odd = group.nodes[0], group.nodes[2]
+        await group.leader()
+        await group.hand_over(leader)
+        await odd.lose_disk()
+        odd.segment_size_bytes *= 2
+        await odd.start()
+        await group.until(lambda: odd.member.leader == "n0" and len(foreign(odd)) == 2)
+        leader.app.send(b"a")
+        await group.until(lambda: leader.app.fates.get(b"a") == "stored")
+        assert foreign(odd)[0].startswith("mappedFileSizeCommitLog is 1048576 at n")
+        assert odd.member.core.last_index == 0
+        assert takes_none(odd) == "its founders differ"
+        await odd.lose_disk()
+        odd.segment_size_bytes = group.segment_size_bytes
+        await odd.start()
+        await group.until(lambda: odd.app.payloads == [b"a"])
+        assert (takes_none(odd), foreign(odd)) == ("", [])
+
+
+async def test_nobody_founds_while_segments_differ(tmp_path: Path) -> None:
+    group = Group(tmp_path)
+    odd = group.nodes[0]
+    odd.segment_size_bytes = 2 * group.segment_size_bytes
+    async with group:
+        await group.until(lambda: all(takes_none(node) for node in group.nodes))
+        assert [node.member.core.last_index for node in group.nodes] == [0, 0, 0]
+        await odd.stop()
+        odd.segment_size_bytes = group.segment_size_bytes
+        await odd.start()
+        await group.leader()
+
+
+async def test_one_with_frames_says_that_it_refuses_its_leaders(tmp_path: Path) -> None:
+    group = Group(tmp_path)
+    odd = group.nodes[2]
+    odd.segment_size_bytes, odd.tells = 1 << 16, False  # as of a program that does not tell it
+    async with group:
+        await group.leader()
+        await group.hand_over(group.nodes[0])
+        leader = group.nodes[0]
+        leader.app.send(b"a")
+        await group.until(lambda: all(node.app.payloads == [b"a"] for node in group.nodes))
+        assert takes_none(odd) == ""
+        for number in range(4):
+            leader.app.send(b"%d" % number * 20_000)
+            await group.until(lambda: len(leader.app.payloads) == number + 2)  # noqa: B023
+        await group.until(lambda: bool(takes_none(odd)))
+        assert takes_none(odd).startswith("it refuses those of n0: ")
+        assert "mappedFileSizeCommitLog is another one" in takes_none(odd)
+        assert takes_none(group.nodes[1]) == ""

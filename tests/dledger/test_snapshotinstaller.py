@@ -202,6 +202,7 @@ class Alone:
     def __init__(self, role: Role, index: LogIndex) -> None:
         self.sent: list[Any] = []
         self.silenced: list[str] = []
+        self.refused: list[tuple[str, str]] = []
         self.core = SimpleNamespace(
             role=role,
             term=7,
@@ -223,6 +224,7 @@ class Alone:
             cast(Any, SimpleNamespace(capture=lambda: Counted(9))),
             send=self.sent.append,
             silence=self.silenced.append,
+            refuse=lambda *each: self.refused.append(each),
             on_failed=cast(Any, None),
         )
 

@@ -1,12 +1,14 @@
 """Groups one of whose replicas has other settings than the others."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import orjson
 
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from tests.broker.cluster import Group
+from tests.broker.http.client import Client
 from tests.waiting import until
 
 HOURS = ";".join(f"{hour:02}" for hour in range(24))
@@ -75,3 +77,39 @@ async def test_what_has_expired_for_a_majority_goes(tmp_path):
         async with asyncio.timeout(120):
             while not all(log.min_offset for log in logs):
                 await more()
+
+
+class OtherSegments(Group):
+    """n2's file says another size of segments while `wrong`."""
+
+    wrong = False
+
+    def config(self, name):
+        config = super().config(name)
+        size = config.mapped_file_size_commit_log * (2 if self.wrong and name == OTHER else 1)
+        return replace(config, mapped_file_size_commit_log=size)
+
+
+async def test_an_empty_one_with_other_segments_is_not_ready_and_takes_nothing(tmp_path):
+    async with OtherSegments(tmp_path, 3) as group:
+        await group.leading()
+        await group.stop(OTHER)
+        shutil.rmtree(tmp_path / OTHER)
+        group.wrong = True
+        other = await group.start(OTHER)
+        leader = await group.leading()
+        await group.create_topic(leader, "T")
+        await until(lambda: other.engine.leader and len(other.engine.status()["foreign"]) == 2)
+        async with Client(other.http.address) as client:
+            ready = await client.get("/health/ready")
+            assert ready.status == 503
+            assert ready.json["detail"].startswith(
+                "takes no frames of its leader; its founders differ; mappedFileSizeCommitLog is"
+            )
+        assert other.engine.log_index.last_index == 0
+        await group.stop(OTHER)
+        group.wrong = False
+        other = await group.start(OTHER)
+        await until(lambda: other.engine.applied_index >= leader.engine.core.commit_index)
+        async with Client(other.http.address) as client:
+            assert (await client.get("/health/ready")).status == 200

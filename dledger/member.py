@@ -460,10 +460,18 @@ class RaftMember:
             raise NotLeader(None)
         self._parts.succession.transfer(target)
 
-    def objection(self, target: NodeId) -> str:
+    def objection(self, target: NodeId, *, anyhow: bool = False) -> str:
         """Return why `target` would hand leadership back as soon as it had it; "" if it would
-        not, as far as this leader knows."""
-        return self.parts.succession.objection(target) if self.life.running else ""
+        not, as far as this leader knows. `anyhow`: only if its clock is wrong, since what it does
+        until then cannot be undone."""
+        if not self.life.running:
+            return ""
+        if self.parts.chores.surroundings.is_wrong_at(target):
+            return (
+                f"{target} should not lead: its clock is wrong, and timer messages would come early"
+                " or late; correct the clock"
+            )
+        return "" if anyhow else self.parts.succession.objection(target)
 
     def successor(self) -> NodeId | None:
         """Return the follower to which this leader should `transfer` if it is asked to hand over to

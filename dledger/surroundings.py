@@ -117,14 +117,20 @@ class Surroundings:
 
     @property
     def clock_is_wrong(self) -> bool:
-        """True if the clocks of a majority of voters are with each other, and this one is not with
-        them. Where there is no such majority nobody can tell who is right."""
+        """True if this replica's clock is wrong (`is_wrong_at`)."""
+        return self.is_wrong_at(self._core.node_id)
+
+    def is_wrong_at(self, node_id: NodeId) -> bool:
+        """Return whether the clocks of a majority of voters are with each other, and that replica's
+        is not with them. Where there is no such majority nobody can tell who is right."""
+        told = {name: peer.ahead_ms for name, peer in self._peers.items()}
+        told[self._core.node_id] = 0
         voters = self._core.membership.voters
-        ahead = [peer.ahead_ms for name, peer in self._peers.items() if name in voters]
-        return any(
+        ahead = [ahead_ms for name, ahead_ms in told.items() if name in voters]
+        return node_id in told and any(
             2 * sum(abs(other - one) <= CLOCKS_APART_MS for other in ahead) > len(voters)
             for one in ahead
-            if abs(one) > CLOCKS_APART_MS
+            if abs(one - told[node_id]) > CLOCKS_APART_MS
         )
 
     def take(self, told: Circumstances) -> None:

@@ -123,8 +123,7 @@ COMMANDS = (
         (Flag("b", "brokerName", "The broker group.", required=True),
          Flag("t", "target", "The replica that shall lead (n1); none: of the voters that could at"
               " once the one that has most."),
-         Flag("", "force", "Even to one that should not lead, for its disk or its clock.",
-              Kind.SWITCH)),
+         Flag("", "force", "Even to one that should not lead for its disk.", Kind.SWITCH)),
         "brokers:transfer_leader", CHANGES),
     Command("members", "Show who belongs to a Raft group, or change that.",
         (Flag("b", "brokerName", "The broker group.", required=True),

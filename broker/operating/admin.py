@@ -281,7 +281,7 @@ class Admin:
 
     async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Begin to hand leadership over: ext `target` (node id; none: the best follower), `force`
-        (true: even to one that would hand it back).
+        (true: even to one that would hand it back for its disk).
         Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
         (28)."""
         ext = request.ext or {}

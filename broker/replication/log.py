@@ -158,7 +158,7 @@ class ReplicatedLog:
 
     def hand_over(self, target: str, *, anyhow: bool = False) -> str:
         """Begin to transfer leadership to `target`; "" means the follower that has most of those
-        that could lead at once. `anyhow`: even to one that would hand it back.
+        that could lead at once. `anyhow`: even to one that would hand it back for its disk.
 
         Returns the target chosen. Raises Refused, RaftError."""
         if not self._roles.leading:
@@ -167,7 +167,7 @@ class ReplicatedLog:
         if chosen is None:
             words = "no follower is within reach that could lead at once"
             raise Refused(ResponseCode.SYSTEM_ERROR, words, retriable=True)
-        objection = self.raft.objection(target) if self.raft and not anyhow else ""
+        objection = self.raft.objection(chosen, anyhow=anyhow or not target) if self.raft else ""
         if objection:
             raise Refused(ResponseCode.SYSTEM_ERROR, objection)
         self.engine.transfer(chosen)

@@ -323,3 +323,17 @@ async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
     assert all(core(group, name).is_willing for name in group.names if name != first)
     group.ahead_ms.clear()
     await until(lambda: core(group, first).is_willing)
+
+
+async def test_leadership_is_handed_to_no_wrong_clock_even_by_force(group, monkeypatch):
+    """It led for a moment, in which timer messages came early."""
+    monkeypatch.setattr(surroundings, "TOLD_MS", 100)
+    first = await group.leader()
+    wrong, leader = others(group, first)[0], group.brokers[first]
+    group.ahead_ms[wrong] = 3_600_000
+    await until(lambda: leader.engine.objection(wrong, anyhow=True))
+    term = leader.engine.core.term
+    for ext in ({"target": wrong}, {"target": wrong, "force": "true"}):
+        answer = await group.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)
+        assert answer.code != 0 and f"{wrong} should not lead: its clock is wrong" in answer.remark
+    assert (leader.engine.core.term, leader.roles.leading) == (term, True)

@@ -274,3 +274,24 @@ def test_a_clock_is_wrong_if_those_of_a_majority_agree_without_it(
     for name, seconds in ahead_s.items():
         replica.hear(name, ahead_ms=seconds * 1000)
     assert replica.surroundings.clock_is_wrong is is_wrong
+
+
+@pytest.mark.parametrize(
+    ("names", "ahead_s", "wrong"),
+    [
+        ("abc", {"b": 3_600, "c": 0}, "b"),
+        ("abc", {"b": -3_600, "c": 10}, "b"),
+        ("abc", {"b": 3_600, "c": 3_600}, ""),  # this one's is
+        ("abc", {"b": 3_600}, ""),  # c has not told
+        ("ab", {"b": 3_600}, ""),
+        ("abcde", {"b": 3_600, "c": -3_600, "d": 0, "e": 0}, "bc"),
+    ],
+)
+def test_a_leader_knows_whose_clock_is_wrong(
+    names: str, ahead_s: dict[str, int], wrong: str
+) -> None:
+    replica = Replica(names)
+    for name, seconds in ahead_s.items():
+        replica.hear(name, ahead_ms=seconds * 1000)
+    found = "".join(name for name in names[1:] if replica.surroundings.is_wrong_at(name))
+    assert found == wrong

@@ -185,7 +185,7 @@ class NodeView(View, frozen=True, kw_only=True):
 
 
 class TransferBody(Input, frozen=True, kw_only=True):
-    """`force`: even to a replica that should not lead, and would hand leadership back."""
+    """`force`: even to a replica that should not lead for its disk, and would hand it back."""
 
     target: NodeName | None = None
     force: bool = False

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from raftmq.client.admin import Admin
-from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.admin.requests import at_each
+from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
 from raftmq.mqadmin.targets import Replica, named, nobody_leads, replicas
@@ -102,13 +103,9 @@ async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, 
     elif code == RequestCode.DELETE_ACL_CONFIG or ext.get("admin") == "false":
         for address in addresses:
             await _check_not_last(admin, address, ext["accessKey"])
-    for count, address in enumerate(addresses):
-        try:
-            await admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
-        except ClientError as error:
-            if count:
-                error.add_note(f"already changed: {', '.join(addresses[:count])}")
-            raise
+    await at_each(
+        addresses, lambda address: admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
+    )
 
 
 async def _asked(admin: Admin, arguments: Arguments) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from raftmq.client.admin import Admin
 from raftmq.client.admin.brokers import DeletedLog
+from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import (
@@ -140,8 +141,7 @@ async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if arguments.boolean("updateAllBroker") and not arguments.text("brokerAddr"):
         everybody = replicas(await admin.cluster.info(), arguments.text("clusterName"))
         addresses = [replica.address for replica in everybody]
-    for address in addresses:
-        await admin.broker.update_config(address, key, value)
+    await at_each(addresses, lambda address: admin.broker.update_config(address, key, value))
     return [
         Done(f"{key}={value} at {', '.join(addresses)}", {"key": key, "brokers": list(addresses)})
     ]
@@ -154,9 +154,8 @@ async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
-    return [
-        _deleted(address, await admin.broker.delete_expired_log(address)) for address in addresses
-    ]
+    found = await at_each(addresses, admin.broker.delete_expired_log)
+    return [_deleted(address, log) for address, log in found.items()]
 
 
 def _deleted(address: str, log: DeletedLog | None) -> Done:
@@ -172,8 +171,7 @@ async def _upkeep(
     admin: Admin, arguments: Arguments, do: Callable[[str], Awaitable[None]], done: str
 ) -> Sequence[Part]:
     addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
-    for address in addresses:
-        await do(address)
+    await at_each(addresses, do)
     return [Done(f"{done} at {', '.join(addresses)}")]
 
 

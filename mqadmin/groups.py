@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from raftmq.client.admin import Admin
+from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
 from raftmq.mqadmin.command import (
@@ -48,8 +49,7 @@ async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if arguments.text("attributes"):
         bean["attributes"] = _attributes(arguments.text("attributes"))
     addresses = await writable(admin, arguments)
-    for address in addresses:
-        await admin.group.put(address, bean)
+    await at_each(addresses, lambda address: admin.group.put(address, bean))
     return [Done(f"group {name} is as wanted at {', '.join(addresses)}", {"group": name})]
 
 
@@ -70,11 +70,14 @@ async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     there = [name in await admin.group.configs(address) for address in addresses]
     if not offsets and not any(there):  # offsets may be left of a group that is gone
         raise CommandError(f"there is no group {name} at {', '.join(addresses)}")
-    for address in addresses:
+
+    async def delete(address: str) -> None:
         await admin.group.delete(address, name, offsets=offsets)
         if arguments.text("clusterName"):
             for prefix in (RETRY_PREFIX, DLQ_PREFIX):
                 await admin.topic.delete(address, prefix + name)
+
+    await at_each(addresses, delete)
     if arguments.text("clusterName"):
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             await admin.name_server.forget_topic(prefix + name, arguments.text("clusterName"))
@@ -85,8 +88,8 @@ async def set_mode(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     group, topic = arguments.text("groupName"), arguments.text("topicName")
     mode, share = arguments.text("mode"), arguments.integer("popShareQueueNum") or 0
     addresses = await writable(admin, arguments)
-    for address in addresses:
-        await admin.group.set_mode(address, group, topic, mode, share=share)
+    change = admin.group.set_mode
+    await at_each(addresses, lambda address: change(address, group, topic, mode, share=share))
     done = f"group {group} gets {topic} by {mode} at {', '.join(addresses)}"
     return [Done(done, {"group": group, "topic": topic, "mode": mode, "popShareQueueNum": share})]
 

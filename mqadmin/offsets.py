@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftmq.client.admin import TO_END, Admin
+from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
 from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
@@ -115,7 +116,8 @@ async def clone(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     stats = await admin.group.stats(source, topic)
     if not stats.queues:
         raise CommandError(f"group {source} has committed nothing in topic {topic}")
-    for address in leaders.values():
-        await admin.offset.clone(address, source, target, topic)
+    await at_each(
+        leaders.values(), lambda address: admin.offset.clone(address, source, target, topic)
+    )
     values = {"from": source, "to": target, "topic": topic}
     return [Done(f"group {target} has the offsets of {source} in {topic}", values)]

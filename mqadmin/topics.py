@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftmq.client.admin import Admin, headless, leaders_in
+from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.mqadmin.command import (
     Arguments,
@@ -122,8 +123,7 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         attributes=arguments.text("attributes"),
     )
     addresses = await writable(admin, arguments)
-    for address in addresses:
-        await admin.topic.put(address, header)
+    await at_each(addresses, lambda address: admin.topic.put(address, header))
     if order and arguments.text("clusterName"):
         # Clients of order topics read from here which queues to keep to.
         names = sorted(r.broker_name for r in await leaders(admin, arguments.text("clusterName")))
@@ -138,13 +138,14 @@ async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic, perm = arguments.text("topic"), arguments.integer("perm")
     assert perm is not None  # required
     addresses = await writable(admin, arguments)
-    changed = []
-    for address in addresses:
+
+    async def change(address: str) -> dict[str, Any]:
         bean = await admin.topic.config(address, topic)
         before = int(bean.get("perm", 6))
         await admin.topic.put(address, TopicHeader.of_bean(topic, bean, perm))
-        changed.append({"address": address, "from": before, "to": perm})
-    return [Table(changed)]
+        return {"address": address, "from": before, "to": perm}
+
+    return [Table(list((await at_each(addresses, change)).values()))]
 
 
 async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -152,8 +153,7 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = [replica.address for replica in await leaders(admin, cluster)]
     if not await _is_anywhere(admin, topic, addresses):
         raise CommandError(f"cluster {cluster} has no topic {topic}")
-    for address in addresses:
-        await admin.topic.delete(address, topic)
+    await at_each(addresses, lambda address: admin.topic.delete(address, topic))
     await admin.name_server.forget_topic(topic, cluster)
     await admin.name_server.delete_kv(ORDER_NAMESPACE, topic)
     values = {"topic": topic, "brokers": addresses}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raftmq.client.admin.bodies import properties
+from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import NameServerUnreachable
 from raftmq.client.instance import ClientInstance, successful
 from raftmq.remoting.codes import RequestCode
@@ -32,29 +33,37 @@ class NameServerAdmin:
     ) -> dict[str, RemotingCommand]:
         """Send one request to every name server; return address → answer. Raises if one does not
         answer or refuses; those asked before it have carried out the request."""
-        answers = {}
-        for address in self.addresses:
-            command = RemotingCommand.request(code, dict(ext) if ext else None, body)
-            try:
-                response = await self._ask_one(address, command)
-            except RemotingError as error:
-                raise NameServerUnreachable(f"name server {address}: {error}") from error
-            answers[address] = successful(response, address)
-        return answers
+        return {a: await self._answer(a, code, ext, body) for a in self.addresses}
+
+    async def _change(
+        self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> dict[str, RemotingCommand]:
+        """Do as `ask` with a change: an error tells where it was made (`at_each`)."""
+        return await at_each(self.addresses, lambda a: self._answer(a, code, ext, body))
+
+    async def _answer(
+        self, address: str, code: int, ext: Mapping[str, str] | None, body: bytes
+    ) -> RemotingCommand:
+        command = RemotingCommand.request(code, dict(ext) if ext else None, body)
+        try:
+            response = await self._ask_one(address, command)
+        except RemotingError as error:
+            raise NameServerUnreachable(f"name server {address}: {error}") from error
+        return successful(response, address)
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Set a key of a namespace (100)."""
         ext = {"namespace": namespace, "key": key, "value": value}
-        await self.ask(RequestCode.PUT_KV_CONFIG, ext)
+        await self._change(RequestCode.PUT_KV_CONFIG, ext)
 
     async def delete_kv(self, namespace: str, key: str) -> None:
         """Delete a key of a namespace (102)."""
-        await self.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": namespace, "key": key})
+        await self._change(RequestCode.DELETE_KV_CONFIG, {"namespace": namespace, "key": key})
 
     async def forget_topic(self, topic: str, cluster: str = "") -> None:
         """Delete a topic (216)."""
         ext = {"topic": topic} | ({"clusterName": cluster} if cluster else {})
-        await self.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
+        await self._change(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
 
     async def set_write_perm(self, broker_name: str, writable: bool) -> dict[str, int]:
         """Set whether routes offer a broker's queues for writing (205, 327). Returns, by name
@@ -63,7 +72,7 @@ class NameServerAdmin:
         name = "wipeTopicCount"
         if writable:
             code, name = RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount"
-        answers = await self.ask(code, {"brokerName": broker_name})
+        answers = await self._change(code, {"brokerName": broker_name})
         return {address: int((a.ext or {}).get(name, "0")) for address, a in answers.items()}
 
     async def configs(self) -> dict[str, dict[str, str]]:
@@ -73,7 +82,7 @@ class NameServerAdmin:
 
     async def update_configs(self, key: str, value: str) -> None:
         """Set one configuration key (318)."""
-        await self.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={value}\n".encode())
+        await self._change(RequestCode.UPDATE_NAMESRV_CONFIG, body=f"{key}={value}\n".encode())
 
     async def _ask_one(self, address: str, command: RemotingCommand) -> RemotingCommand:
         """Send a request, signed if its code calls for it and there is a key. Raises

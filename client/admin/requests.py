@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.instance import ClientInstance, successful
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
+
+Answer = TypeVar("Answer")
+
+
+async def at_each(
+    addresses: Iterable[str], change: Callable[[str], Awaitable[Answer]]
+) -> dict[str, Answer]:
+    """Make a change at one address after the other; return the answers, by address. If one fails,
+    its error has a note that says where the change was made before."""
+    answers: dict[str, Answer] = {}
+    for address in addresses:
+        try:
+            answers[address] = await change(address)
+        except Exception as error:
+            if answers:
+                error.add_note(f"already changed: {', '.join(answers)}")
+            raise
+    return answers
 
 
 class Requests:

@@ -6,7 +6,7 @@ from typing import Any
 
 from raftmq.client.admin.bodies import TopicOffset, topic_offsets
 from raftmq.client.admin.cluster import ClusterAdmin
-from raftmq.client.admin.requests import Requests
+from raftmq.client.admin.requests import Requests, at_each
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.instance import ClientInstance, successful
 from raftmq.client.message import MessageQueue
@@ -98,8 +98,11 @@ class TopicAdmin:
     async def delete_writer(self, topic: str, writer: str) -> None:
         """Forget a writer and its watermarks (30006) at every broker group that has the topic."""
         ext = {"topic": topic, "op": "delete", "writer": writer}
-        for address in (await self._cluster.leaders_of(topic)).values():
-            await self._requests.ask(address, RequestCode.WRITERS, dict(ext))
+        leaders = await self._cluster.leaders_of(topic)
+        await at_each(
+            leaders.values(),
+            lambda address: self._requests.ask(address, RequestCode.WRITERS, dict(ext)),
+        )
 
     async def groups(self, address: str, topic: str) -> tuple[str, ...]:
         """Return the groups that consume the topic, or did so once (300)."""

@@ -24,7 +24,7 @@ from raftmq.store.messagestore import MessageStore
 log = logging.getLogger("raftmq.broker.keeper")
 
 DURABLE_POLL_MS = 20
-DURABLE_WAIT_MS = 5_000  # after that this round's snapshot is skipped
+DURABLE_WAIT_MS = 5_000  # after that this round's snapshot is skipped; that is told once
 QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
 
 # What expired segments are kept for.
@@ -82,6 +82,7 @@ class RaftKeeper:
         self._needed_from = needed_from
         self._waiting_for_others = 0  # the position told of last
         self._encoded: snapshot.Encoded = {}
+        self._skipped = False  # the last snapshot; with pysyncobj, which flushes nothing, for life
         self.covered_index = covered_index  # frames up to here are in durable snapshots
         self.fallback_index = 0  # the same of the .bak files, which are read if those are damaged
 
@@ -128,7 +129,9 @@ class RaftKeeper:
         waited_ms = 0
         while engine.durable_index < copies.applied_index:
             if waited_ms >= DURABLE_WAIT_MS:
-                log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
+                if not self._skipped:
+                    log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
+                self._skipped = True
                 return
             await asyncio.sleep(DURABLE_POLL_MS / 1000)
             waited_ms += DURABLE_POLL_MS
@@ -139,6 +142,7 @@ class RaftKeeper:
             loop.run_in_executor(self._pool, snapshot.write, self._disk, copies, self._encoded)
         )
         self.fallback_index = before
+        self._skipped = False
 
     async def retain(self, *, at_once: bool = False) -> Retained:
         """Delete old segments, as far as the snapshots and their .bak files cover them. Segments

@@ -7,6 +7,7 @@ import pytest
 
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.snapshot import FILES
+from raftmq.dledger.member import RaftMember
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
@@ -271,6 +272,25 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
         assert broker.application.recovered_index == covered
         await group.leading()
         assert broker.state.offsets.get("T", "cg", 0) == 1
+
+
+async def test_a_snapshot_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, caplog):
+    """For life with engine=pysyncobj, which flushes nothing; else until one is written again."""
+    monkeypatch.setattr("raftmq.broker.keeper.DURABLE_WAIT_MS", 0)
+    async with Group(tmp_path, flushDiskType="SYNC_FLUSH") as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T")
+        await until(lambda: broker.state.group.value)  # nothing more is applied by itself
+        for told in (1, 2):
+            with monkeypatch.context() as patch:
+                patch.setattr(RaftMember, "durable_index", 0)
+                for _ in range(3):
+                    await broker.keeper.write_snapshot()
+            assert caplog.text.count("snapshot_skipped") == told
+            before = broker.keeper.covered_index
+            await broker.keeper.write_snapshot()
+            assert broker.keeper.covered_index > before
+            await group.send(broker, "T")
 
 
 async def test_retention_needs_no_new_frame_after_a_restart(tmp_path):

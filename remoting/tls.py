@@ -179,7 +179,12 @@ class Renewed:
         self.context, self.certificate = built.context, built.certificate
         self.authority = built.authority
         self._told: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
-        if self.certificate is not None and not self.certificate.usable_at(time.time()):
+        now_s = time.time()
+        if self.certificate is None or self.certificate.usable_at(now_s):
+            return
+        if self.certificate.expiry_at(now_s) is Expiry.PAST:
+            self._tell_expiry()
+        else:
             LOG.error("tls_certificate_not_valid_now for=%s %s", name, _validity(self.certificate))
 
     def look(self) -> None:

@@ -184,7 +184,9 @@ def test_an_expired_certificate_replaces_none_that_is_valid(
 ) -> None:
     cert, key = ca.issue("server", expired=True)
     renewed = Renewed(ServerTls(cert, key), "server")  # better than no server at all
-    assert "tls_certificate_not_valid_now" in caplog.text
+    renewed.look()
+    told = [record.getMessage().split()[0] for record in caplog.records]
+    assert told == ["tls_certificate_expired"]  # once
     ca.issue("server")
     renewed.look()
     good = renewed.context
@@ -224,7 +226,10 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
     assert renewed.expiry.startswith("server: the certificate expired at ")
     assert told_at(end_s - 1) == []  # a clock that was set back
     assert told_at(end_s + 1) == []
-    assert told_at(end_s, Renewed(ServerTls(cert, key), "again")) == over  # after a restart
+    again = Renewed(ServerTls(cert, key), "again")  # after a restart: told at once
+    assert caplog.records[-1].getMessage().startswith("tls_certificate_expired for=again ")
+    assert told_at(end_s, again) == []
+    monkeypatch.setattr(time, "time", lambda: end_s - 1)
     assert told_at(end_s - 1, Renewed(ServerTls(cert, key), "again")) == soon
 
 

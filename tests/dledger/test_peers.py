@@ -402,8 +402,8 @@ async def test_a_dial_cut_short_as_it_succeeds_leaves_no_dead_link(
     create = loop.create_connection
     cut: list[asyncio.Transport] = []
 
-    async def cut_short(factory, host, port):
-        transport, protocol = await create(factory, host, port)
+    async def cut_short(factory, host, port, **options):
+        transport, protocol = await create(factory, host, port, **options)
         if port == net.peers["n1"].port and not cut:
             await protocol.welcome
             cut.append(transport)

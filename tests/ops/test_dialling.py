@@ -71,13 +71,12 @@ async def test_a_replica_passes_by_a_silent_address() -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, SECOND, 0)
     port = server.sockets[0].getsockname()[1]
-    with silent(FIRST, port), named(FIRST, SECOND):
+    with contextlib.closing(server), silent(FIRST, port), named(FIRST, SECOND):
         async with asyncio.timeout(60):
             link = await PlainNetwork().dial(Noted, NAME, port, "n1")
     assert isinstance(link, Noted)
     assert link.transport.get_extra_info("peername") == (SECOND, port)
     await link.end()
-    server.close()
 
 
 @pytest.mark.parametrize("hosts", [(SECOND,), (FIRST, SECOND)])
@@ -94,7 +93,7 @@ def test_the_certificate_is_checked_for_the_name(hosts: tuple[str, ...], of: str
         loop = asyncio.get_running_loop()
         server = await loop.create_server(asyncio.Protocol, SECOND, 0, ssl=shown)
         port = server.sockets[0].getsockname()[1]
-        with silent(FIRST, port), named(*hosts):
+        with contextlib.closing(server), silent(FIRST, port), named(*hosts):
             async with asyncio.timeout(60):
                 dialled = functools.partial(dialling.dial, Noted, NAME, port, trusting)
                 if of == NAME:
@@ -104,7 +103,6 @@ def test_the_certificate_is_checked_for_the_name(hosts: tuple[str, ...], of: str
                 else:
                     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
                         await dialled()
-        server.close()
 
     for loop_name in ("asyncio", "uvloop"):
         scenario(loop_name)
@@ -127,7 +125,7 @@ async def test_a_cancel_at_any_moment_ends_the_dial() -> None:
     server = await loop.create_server(asyncio.Protocol, SECOND, 0)
     port = server.sockets[0].getsockname()[1]
     ends = set()
-    with silent(FIRST, port), named(FIRST, SECOND) as patch:
+    with contextlib.closing(server), silent(FIRST, port), named(FIRST, SECOND) as patch:
         patch.setattr(dialling, "STAGGER_S_MAX", 0)
         for turns in range(40):
             dial = loop.create_task(dialling.dial(Noted, NAME, port))
@@ -143,7 +141,6 @@ async def test_a_cancel_at_any_moment_ends_the_dial() -> None:
                 await link.end()
                 ends.add("connected")
     assert ends == {"cancelled", "connected"}
-    server.close()
 
 
 @on_both_loops

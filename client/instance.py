@@ -112,15 +112,17 @@ class ClientInstance:
         self,
         heartbeat: Callable[[], Mapping[str, Any]] | None = None,
         handlers: Mapping[int, Any] | None = None,
+        tls: Renewed | None = None,
     ) -> None:
         """Start. `heartbeat()` returns the producer/consumer part of the HeartbeatData; `handlers`
-        serve requests that brokers send to this client. Raises TlsError."""
+        serve requests that brokers send to this client. `tls`: a context that its owner renews, in
+        place of the configuration's. Raises TlsError."""
         assert not self.running, "already started"
         self._loop = asyncio.get_running_loop()
         self.client_id = make_client_id()
-        tls = None
-        if self.config.tls is not None:
-            tls = await asyncio.to_thread(Renewed, self.config.tls, "client")
+        own_tls = None
+        if tls is None and self.config.tls is not None:
+            tls = own_tls = await asyncio.to_thread(Renewed, self.config.tls, "client")
         self._remoting = RemotingClient(
             credentials=self.config.credentials, tls=tls, reached_at=self.config.reached_at
         )
@@ -132,8 +134,8 @@ class ClientInstance:
         self._heartbeat = heartbeat
         self._leaving = False
         self.spawn(self._refresh_routes(), "route refresh")
-        if tls is not None:
-            self.spawn(_renew(tls), "tls renewal")
+        if own_tls is not None:
+            self.spawn(_renew(own_tls), "tls renewal")
         if heartbeat is not None:
             self._directory.watch_replicas(self._greet)
             self._directory.watch_leaders(self._greet_leader)

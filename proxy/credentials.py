@@ -1,74 +1,38 @@
-"""A gRPC server's certificate, from its files; changed files are taken over. Shell.
+"""A gRPC server's credentials, of the certificate that its `Renewed` took over from files. Shell.
 
-gRPC asks for the certificate at each handshake. Files that cannot be read then, or do not fit each
-other, change nothing: the certificate before stays in use.
+gRPC asks for the certificate at each handshake, in a thread of its own. It is handed what is in use
+by the log and the metrics; which files are taken over is decided in `Renewed` alone.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from typing import Any
 
 import grpc
 
-from raftmq.ops.tlsoptions import TlsOptions
-from raftmq.remoting.tls import ClientAuth, ServerTls, TlsError, build_server
-
-log = logging.getLogger("raftmq.proxy.tls")
+from raftmq.remoting.tls import ClientAuth, Pem, Renewed, TlsError
 
 
 class Certificates:
-    """Makes the server's credentials, and again when the files change."""
+    """Makes the credentials of gRPC's port."""
 
-    def __init__(self, keys: TlsOptions) -> None:
-        self._files = ServerTls(
-            keys.tls_server_cert_path,
-            keys.tls_server_key_path,
-            keys.tls_server_key_password,
-            keys.tls_server_trust_cert_path,
-            ClientAuth(keys.tls_server_need_client_auth),
-        )
-        self._stamp: object = None
+    def __init__(self, source: Renewed) -> None:
+        self._source = source
+        self._given: Pem | None = None  # what gRPC has
 
-    def load(self) -> Any:
-        """Return the credentials for gRPC's port. Blocking. Raises TlsError."""
-        if self._files.key_password:
+    def load(self, client_auth: ClientAuth, key_password: str) -> Any:
+        """Return the credentials. Raises TlsError."""
+        if key_password:
             raise TlsError("gRPC takes no key with a password")
-        first = self._read()
-        needs = self._files.client_auth is ClientAuth.REQUIRE
-        return grpc.dynamic_ssl_server_credentials(first, self._fetch, needs)
+        needs = client_auth is ClientAuth.REQUIRE
+        return grpc.dynamic_ssl_server_credentials(self._fetch(), self._fetch, needs)
 
     def _fetch(self) -> Any:
-        """Return a new configuration if the files have changed; None: the one before."""
-        try:
-            if self._stamp_now() == self._stamp:
-                return None
-            return self._read()
-        except (OSError, TlsError) as error:
-            log.error("tls_files_refused: %s", error)
+        """Return the configuration if it is new; None: the one before."""
+        pem = self._source.pem
+        if pem is self._given:
             return None
-
-    def _read(self) -> Any:
-        stamp = self._stamp_now()
-        build_server(self._files)  # which checks that they fit each other
-        self._stamp = stamp
-        files = self._files
-        trust = _content(files.trust_path) if files.client_auth is not ClientAuth.NONE else None
-        pair = (_content(files.key_path or files.cert_path), _content(files.cert_path))
-        return grpc.ssl_server_certificate_configuration([pair], trust)
-
-    def _stamp_now(self) -> object:
-        paths = (self._files.cert_path, self._files.key_path, self._files.trust_path)
-        try:
-            return [(p, os.stat(p).st_mtime_ns, os.stat(p).st_size) for p in paths if p]
-        except OSError as error:
-            raise TlsError(f"{error.filename}: {error.strerror}") from error
-
-
-def _content(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise TlsError(f"{path}: {error.strerror}") from error
+        assert pem is not None, "a server has a certificate"
+        self._given = pem
+        pair = (pem.key.encode(), pem.certificate.encode())
+        return grpc.ssl_server_certificate_configuration([pair], pem.trust.encode() or None)

@@ -27,7 +27,7 @@ from raftmq.proxy.transactions import Transactions
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.processtls import ProcessTls
-from raftmq.remoting.tls import ClientTls
+from raftmq.remoting.tls import ClientAuth
 
 log = logging.getLogger("raftmq.proxy")
 
@@ -86,7 +86,8 @@ class ProxyServer:
             handlers={
                 RequestCode.CHECK_TRANSACTION_STATE: transactions.asked,
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,  # nobody rebalances
-            }
+            },
+            tls=self._tls.client,
         )
         sends = self._sends = Sends(config, self._instance, brokers, clients, self._access)
         sends.engine.start()
@@ -160,10 +161,12 @@ class ProxyServer:
         )
         where = f"{config.bind}:{config.port}"
         try:
-            if config.tls_server_mode == "disabled":
+            if self._tls.server is None:
                 self.port = server.add_insecure_port(where)
             else:
-                credentials = await asyncio.to_thread(Certificates(config).load)
+                credentials = Certificates(self._tls.server.source).load(
+                    ClientAuth(config.tls_server_need_client_auth), config.tls_server_key_password
+                )
                 self.port = server.add_secure_port(where, credentials)
         except RuntimeError as error:  # gRPC's word for a port that is taken
             raise OSError(f"cannot listen on {where}: {error}") from error
@@ -207,19 +210,8 @@ class ProxyServer:
 
 def _instance_config(config: ProxyConfig) -> InstanceConfig:
     """Return how the proxy connects to brokers and name servers."""
-    tls = None
-    if config.tls_enable:
-        tls = ClientTls(
-            config.tls_client_trust_cert_path,
-            config.tls_client_cert_path,
-            config.tls_client_key_path,
-            config.tls_client_key_password,
-            config.tls_client_auth_server,
-            config.tls_client_check_host_name,
-        )
     return InstanceConfig(
         route_interval_ms=ROUTE_MS,
         credentials=config.inner_credentials,
-        tls=tls,
         reached_at=config.reached_at,
     )

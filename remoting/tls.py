@@ -117,13 +117,24 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
+class Pem:
+    """The contents of a server's files, for what cannot use an SSLContext. `trust` "": clients are
+    asked for no certificates."""
+
+    certificate: str
+    key: str = field(repr=False)
+    trust: str
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
     """A context, the certificate that it shows, and of the CAs in its trust file the one that ends
-    last; None: there is none."""
+    last; None: there is none. `pem`: of a server, the contents that it was built from."""
 
     context: ssl.SSLContext
     certificate: Certificate | None
     authority: Certificate | None
+    pem: Pem | None = None
 
 
 def build_server(settings: ServerTls) -> Built:
@@ -132,6 +143,7 @@ def build_server(settings: ServerTls) -> Built:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not settings.cert_path:
         raise TlsError("a TLS server needs a certificate: no file is named")
+    pem = _pem(settings)
     _load_identity(context, settings.cert_path, settings.key_path, settings.key_password)
     if settings.client_auth is not ClientAuth.NONE:
         if not settings.trust_path:
@@ -141,7 +153,9 @@ def build_server(settings: ServerTls) -> Built:
             ssl.CERT_REQUIRED if settings.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
         )
     certificate = _certificate(settings, ssl.Purpose.SERVER_AUTH)
-    return Built(context, certificate, _last_authority(context))
+    if _pem(settings) != pem:
+        raise TlsError(f"certificate file {settings.cert_path}: replaced while it was read")
+    return Built(context, certificate, _last_authority(context), pem)
 
 
 def build_client(settings: ClientTls) -> Built:
@@ -177,7 +191,7 @@ class Renewed:
         self._seen = self._state_of_files()
         built = self._build()
         self.context, self.certificate = built.context, built.certificate
-        self.authority = built.authority
+        self.authority, self.pem = built.authority, built.pem
         self._told: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
         now_s = time.time()
         if self.certificate is None or self.certificate.usable_at(now_s):
@@ -224,7 +238,7 @@ class Renewed:
             return
         self.error = ""
         self.context, self.certificate = built.context, built.certificate
-        self.authority = built.authority
+        self.authority, self.pem = built.authority, built.pem
         self.renewed_count += 1
         LOG.info("tls_renewed for=%s %s", self.name, _validity(self.certificate))
 
@@ -291,6 +305,16 @@ def _file_state(path: str) -> tuple[int, ...]:
     except OSError:
         return ()
     return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _pem(settings: ServerTls) -> Pem:
+    """Read the contents of a server's files."""
+    asks = settings.client_auth is not ClientAuth.NONE and settings.trust_path
+    return Pem(
+        _text(settings.cert_path, "certificate"),
+        _text(settings.key_path or settings.cert_path, "key"),
+        _text(settings.trust_path, "trust") if asks else "",
+    )
 
 
 def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) -> None:

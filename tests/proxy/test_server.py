@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import os
 import signal
+import ssl
 from pathlib import Path
 
 import aiohttp
@@ -14,14 +15,16 @@ from click.testing import CliRunner
 
 from raftmq.ops.options import ConfigError
 from raftmq.proxy import server
-from raftmq.proxy.config import load
+from raftmq.proxy.config import ProxyConfig, load
 from raftmq.proxy.health import health
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.client import RemotingClient
 from tests.certificates import Authority
 from tests.ops.scrape import Scrape
 from tests.ports import bound
-from tests.proxy.world import Caller, ProxyProcess, World, consumer, producer
+from tests.proxy.world import PROXY, Caller, ProxyProcess, World, consumer, producer
+from tests.waiting import until
 
 ACCOUNTS = """
 accounts:
@@ -168,26 +171,59 @@ async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
         assert broker.state.topics.get("%DLQ%own") is None
 
 
-async def test_tls_and_a_certificate_that_changes(tmp_path):
+async def test_tls_and_a_certificate_that_changes(tmp_path, caplog):
+    """What the log says is in use is what gRPC's port shows."""
+    caplog.set_level("INFO", "raftmq.remoting.tls")
     authority = Authority(tmp_path)
-    cert, key = authority.issue("server")
+    cert, key = authority.issue("server", days=3)
     settings = {
         "tls_server_mode": "enforcing",
         "tls_server_cert_path": cert,
         "tls_server_key_path": key,
+        "tls_reload_interval_ms": 100,
     }
     async with World(tmp_path / "b", proxy=settings) as world:
         await world.topic("T")
-        port = world.proxies[0].port
+        (proxy,) = world.proxies
         trusted = grpc.ssl_channel_credentials(content(authority.path))
-        for _ in range(2):
-            channel = grpc.aio.secure_channel(f"localhost:{port}", trusted)
-            async with Caller(world.proxies[0], channel=channel) as caller:
+
+        async def shown():
+            """Return the certificate that gRPC's port shows, with which a call succeeds."""
+            channel = grpc.aio.secure_channel(f"localhost:{proxy.port}", trusted)
+            async with Caller(proxy, channel=channel) as caller:
                 assert (await caller.send("T")).status.code == pb.Code.OK
-            authority.issue("server")
-        async with Caller(world.proxies[0]) as plain:
+            return await asyncio.to_thread(ssl.get_server_certificate, ("localhost", proxy.port))
+
+        first = await shown()
+        assert first.encode() in content(cert)
+        authority.issue("server", expired=True)
+        await until(lambda: "the certificate has expired; what was there is kept" in caplog.text)
+        assert await shown() == first
+        authority.issue("server")
+        await until(lambda: "tls_renewed" in caplog.text)
+        second = await shown()
+        assert second.encode() in content(cert)
+        refusals = [one for one in caplog.messages if "has expired" in one or "refused" in one]
+        assert len(refusals) == 1, refusals
+        async with Caller(proxy) as plain:
             with pytest.raises(grpc.aio.AioRpcError):
                 await plain.call("Heartbeat", timeout_s=1)
+
+
+async def test_the_proxys_own_connections_follow_their_files_once(tmp_path):
+    """They use what the log and the figures speak of."""
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("proxy")
+    settings = {
+        "tls_enable": True,
+        "tls_client_trust_cert_path": authority.path,
+        "tls_client_cert_path": cert,
+        "tls_client_key_path": key,
+        "tls_reload_interval_ms": 100,
+    }
+    async with ProxyServer(ProxyConfig(**PROXY, **settings)) as proxy:
+        assert proxy._instance.remoting._tls is proxy._tls.client
+        assert "tls renewal" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_a_call_or_a_message_too_large_and_one_client_too_many_are_refused(tmp_path):

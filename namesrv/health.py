@@ -1,14 +1,19 @@
 """`mqnamesrv health`: exit status 0 if a name server answers, or 1 with the reason.
 
-Containers run it every few seconds as `python -m raftmq.namesrv.health`, so it imports little.
+What is wrong with one that answers is printed, too, and changes no exit status. Containers run it
+every few seconds as `python -m raftmq.namesrv.health`, so it imports little.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from raftmq.remoting.command import RemotingCommand
 
 PORT = "9876"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
@@ -23,7 +28,7 @@ def health(address: str | None, timeout_s: float) -> None:
     Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
     """
     from raftmq.remoting.acl.signature import credentials_of_environment
-    from raftmq.remoting.ask import complaint
+    from raftmq.remoting.ask import WARNINGS, complaint
     from raftmq.remoting.codes import RequestCode
     from raftmq.remoting.tlsfile import context_of
 
@@ -32,15 +37,23 @@ def health(address: str | None, timeout_s: float) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
+    warnings: list[str] = []
+
+    def judge(answer: RemotingCommand) -> str:
+        warnings.extend((answer.ext or {}).get(WARNINGS, "").splitlines())
+        return ""
+
     reason = complaint(
         address,
         RequestCode.GET_BROKER_CLUSTER_INFO,
         timeout_s,
-        lambda _: "",
+        judge,
         context=lambda: context_of(os.environ),
         credentials=credentials,
     )
     click.echo(f"{address}: {reason or 'healthy'}")
+    for warning in warnings:
+        click.echo(f"{address}: warning: {warning}")
     sys.exit(1 if reason else 0)
 
 

@@ -26,6 +26,7 @@ from raftmq.namesrv.routes import (
 from raftmq.namesrv.settings import Settings
 from raftmq.namesrv.watchers import Changes, RouteWatchers
 from raftmq.ops.options import ConfigError
+from raftmq.remoting.ask import WARNINGS
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection, Handler
@@ -76,8 +77,10 @@ class NameServerProcessor:
         *,
         admins_only: bool,
         topics_max: int,
+        warnings: Callable[[], list[str]],
     ) -> None:
-        """`admins_only`: requests for changes were checked for an admin's signature."""
+        """`admins_only`: requests for changes were checked for an admin's signature. `warnings()`
+        returns what somebody should look at although it serves."""
         self.table = table
         self.kv = kv
         self._now_ms = now_ms
@@ -88,6 +91,7 @@ class NameServerProcessor:
         self.unpacking = unpacking
         self._admins_only = admins_only
         self._topics_max = topics_max
+        self._warnings = warnings
         self._watchers = watchers
         self._topic_list = b""  # encoded, of version:
         self._topic_list_version = -1
@@ -276,8 +280,10 @@ class NameServerProcessor:
         return _answer(request, body=body)
 
     def cluster_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """106: answer all brokers by cluster and name."""
-        return _answer(request, body=views.cluster_body(self.table))
+        """106: answer all brokers by cluster and name; warnings, for who asks after its health."""
+        warnings = self._warnings()
+        ext = {WARNINGS: "\n".join(warnings)} if warnings else {}
+        return _answer(request, ext=ext, body=views.cluster_body(self.table))
 
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """901: answer the members of one broker group."""

@@ -91,6 +91,7 @@ class NameServer:
             self._watchers,
             admins_only=self.access.enabled,
             topics_max=max(TOPICS_MAX, self._config.topics_max),
+            warnings=lambda: self.tls.warnings,
         )
         self._server = RemotingServer(
             self.metrics.counted(self.access.guarding(processor.handlers())),

@@ -10,6 +10,8 @@ from prometheus_client.metrics_core import Metric
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from raftmq.proxy.protocol.messaging_pb2 import Code
+from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.tlsfigures import tell
 
 TIMED = ("SendMessage", "AckMessage")  # what brokers answer at once
 
@@ -51,9 +53,10 @@ class Figures:
 class ProxyMetrics:
     """The metrics of one proxy. Call `start` once it serves."""
 
-    def __init__(self, counts: Counts, figures: Callable[[], Figures]) -> None:
+    def __init__(self, counts: Counts, figures: Callable[[], Figures], tls: ProcessTls) -> None:
         self._counts = counts
         self._figures = figures
+        self._tls = tls
         self._lag = LoopLag(Timings(LAG_BOUNDS_S))
         self._exposition = Exposition(self._collect)
 
@@ -127,6 +130,7 @@ class ProxyMetrics:
             "Calls refused for want of an account, a right signature or a permission.",
             now.unauthorized,
         )
+        tell(families, "rocketmq_proxy", self._tls)
         families.counter(
             "rocketmq_proxy_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
         )

@@ -1,7 +1,8 @@
 """`mqproxy health`: exit status 0 if a proxy can serve, or 1 with the reason.
 
-It asks the HTTP API, which needs no token for that and starts once gRPC's port is open. Containers
-run it every few seconds as `python -m raftmq.proxy.health`, so it imports little.
+It asks the HTTP API, which needs no token for that and starts once gRPC's port is open. What is
+wrong with a proxy that serves is printed, too, and changes no exit status. Containers run it every
+few seconds as `python -m raftmq.proxy.health`, so it imports little.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import click
 PORT = 8081  # grpcServerPort's default
 PORT_VARIABLE, HTTP_VARIABLE = "RAFTMQ_GRPC_SERVER_PORT", "RAFTMQ_HTTP_PORT"
 HTTP_ABOVE = 4
+ANSWER_BYTES_MAX = 64 * 1024
+REASON_BYTES_MAX = 1_000
 
 
 @click.command("health")
@@ -28,8 +31,11 @@ def health(address: str | None, timeout_s: float) -> None:
     """
     import http.client
 
+    from raftmq.remoting.errors import RemotingError
+    from raftmq.remoting.fastjson import loads_object
     from raftmq.remoting.tlsfile import context_of
 
+    warnings: list[str] = []
     http_port = os.environ.get(HTTP_VARIABLE) or str(
         int(os.environ.get(PORT_VARIABLE, PORT)) + HTTP_ABOVE
     )
@@ -44,10 +50,16 @@ def health(address: str | None, timeout_s: float) -> None:
         with contextlib.closing(connection):
             connection.request("GET", "/health/ready")
             answer = connection.getresponse()
-            reason = "" if answer.status == http.HTTPStatus.OK else answer.read(1_000).decode()
-    except (OSError, ValueError, http.client.HTTPException) as error:
+            body, reason = answer.read(ANSWER_BYTES_MAX), ""
+            if answer.status == http.HTTPStatus.OK:
+                warnings = loads_object(body).get("warnings", [])
+            else:
+                reason = body[:REASON_BYTES_MAX].decode()
+    except (OSError, ValueError, http.client.HTTPException, RemotingError) as error:
         reason = str(error) or type(error).__name__
     click.echo(f"{address}: {reason or 'healthy'}")
+    for warning in warnings:
+        click.echo(f"{address}: warning: {warning}")
     sys.exit(1 if reason else 0)
 
 

@@ -90,7 +90,7 @@ class ProxyApi:
             await self._instance.name_servers.invoke(request)
         except ClientError as error:
             return Reply({"status": "not ready", "reason": error.message}, status=503)
-        return Reply({"status": "ready"})
+        return Reply({"status": "ready", "warnings": self._tls.warnings})
 
     async def _shown(self, _: Call) -> Mapping[str, Any]:
         return {

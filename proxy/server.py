@@ -48,7 +48,7 @@ class ProxyServer:
     def __init__(self, config: ProxyConfig) -> None:
         self._config = config
         self._instance = ClientInstance(config.namesrv, _instance_config(config))
-        self._tls = ProcessTls(config)
+        self._tls = ProcessTls(config, by_grpc=True)
         self._access = Access(enabled=config.acl_enable, path=config.acl_file)
         self._tasks = Tasks()
         self._brokers = Brokers(self._instance, self._access, self._tasks.spawn)
@@ -57,7 +57,7 @@ class ProxyServer:
         self._sends: Sends | None = None
         self._receives: Receives | None = None
         self._service: Service | None = None
-        self._metrics: ProxyMetrics | None = None
+        self.metrics: ProxyMetrics | None = None  # until it is started
         self._server: grpc.aio.Server | None = None
         self._stopping = asyncio.Event()
         self.http: ProxyApi | None = None  # None: not started, or httpEnable=false
@@ -108,12 +108,12 @@ class ProxyServer:
         )
         await self._listen(service)
 
-        self._metrics = ProxyMetrics(counts, self.figures)
-        self._metrics.start()
+        self.metrics = ProxyMetrics(counts, self.figures, self._tls)
+        self.metrics.start()
         self._tls.start()
         tasks.spawn(self._look_forever(clients), "looks")
         if config.http_enable:
-            render = self._metrics.render
+            render = self.metrics.render
             self.http = ProxyApi(config, self.port, self._instance, render, self._tls)
             await self.http.start()
 
@@ -186,8 +186,8 @@ class ProxyServer:
             await self._server.stop(self._config.stop_ms / 1000)
         if self.http is not None:
             await self.http.stop()
-        if self._metrics is not None:
-            self._metrics.stop()
+        if self.metrics is not None:
+            self.metrics.stop()
         if self._sends is not None:
             self._sends.engine.stop()
         await self._tasks.stop()

@@ -23,6 +23,8 @@ from raftmq.remoting.errors import (
 from raftmq.remoting.tls import words_of
 
 RECEIVE_BYTES = 64 * 1024
+# In an answer's ext, a line each: what somebody should look at although the server serves.
+WARNINGS = "warnings"
 
 
 def ask(

@@ -43,15 +43,18 @@ class ProcessTls:
         keys: TlsOptions,
         peer_keys: PeerTlsOptions | None = None,
         limits: ArrivalLimits | None = None,
+        *,
+        by_grpc: bool = False,
     ) -> None:
         """`peer_keys`: only if the process is a replica of a Raft group. `limits`: of the ports for
-        clients and HTTP."""
+        clients and HTTP. `by_grpc`: gRPC serves the port for clients, and counts no arrivals."""
         self._limits = limits or ArrivalLimits()
-        self.server: TlsPolicy | None = None  # the ports of the remoting protocol
+        self.server: TlsPolicy | None = None  # the ports for clients
         self.client: Renewed | None = None  # own connections
         self.http: TlsPolicy | None = None
         self.peers: PeerTls | None = None
         self._dialling: Renewed | None = None
+        self._by_grpc = by_grpc
         self._keys = keys
         self._peer_keys = peer_keys
         self._contexts: list[Renewed] = []
@@ -110,7 +113,8 @@ class ProcessTls:
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
         """Return each port's counts with the name of its context."""
         peers = None if self.peers is None else self.peers.policy
-        found = (("server", self.server), ("http", self.http), ("raft server", peers))
+        clients = None if self._by_grpc else self.server
+        found = (("server", clients), ("http", self.http), ("raft server", peers))
         return [(name, policy.counts) for name, policy in found if policy is not None]
 
     @property
@@ -134,6 +138,12 @@ class ProcessTls:
     def expiring(self) -> str:
         """Return in one line which certificates expire soon or expired; "" if none."""
         return "; ".join(one.expiry for one in self._contexts if one.expiry)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what somebody should look at although the process serves, as health checks tell
+        it."""
+        return [f"TLS: {self.expiring}"] if self.expiring else []
 
     async def _look_forever(self) -> None:
         while True:

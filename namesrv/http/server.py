@@ -167,7 +167,8 @@ class ClusterApi:
 
     async def _ready(self, _: Call) -> Reply:
         # A name server without brokers serves: it answers requests for routes with "unknown".
-        return Reply({"status": "ready", "brokers": self.cluster.table.broker_count})
+        count = self.cluster.table.broker_count
+        return Reply({"status": "ready", "brokers": count, "warnings": self._tls.warnings})
 
     async def _caller(self, call: Call) -> Mapping[str, Any]:
         return {"name": call.caller.name, "role": call.caller.role.name.lower()}

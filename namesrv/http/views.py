@@ -382,8 +382,12 @@ class UpView(View, frozen=True, kw_only=True):
 
 
 class ServesView(View, frozen=True, kw_only=True):
+    """A name server that serves; `warnings`: what somebody should look at all the same, in
+    words."""
+
     status: str
     brokers: int
+    warnings: tuple[str, ...] = ()
 
 
 class OptionView(View, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout
 from raftmq.remoting.fastjson import loads_object
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
+from tests.certificates import Authority
 from tests.waiting import until
 
 
@@ -47,6 +48,38 @@ async def test_a_name_server_is_healthy():
     finally:
         await server.stop()
     assert (await run(namesrv_health, address)).exit_code == 1
+
+
+async def test_a_name_servers_certificate_that_expires_is_told_while_it_serves(
+    tmp_path, monkeypatch
+):
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server", days=13)
+    config = NameServerConfig(
+        bind="127.0.0.1",
+        port=0,
+        http_enable=True,
+        http_port=0,
+        tls_server_mode="permissive",
+        tls_server_cert_path=cert,
+        tls_server_key_path=key,
+        tls_reload_interval_ms=100,
+    )
+    monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
+    async with NameServer(config) as server, Client(server.http.address) as client:
+        address = server.address
+        found = await run(namesrv_health, address)
+        ready = await client.get("/health/ready")
+        (warning,) = ready.json["warnings"]
+        assert warning.startswith("TLS: server: the certificate expires at 2")
+        told = f"{address}: healthy\n{address}: warning: {warning}\n"
+        assert (found.exit_code, found.output) == (0, told)
+        assert (ready.status, ready.json["status"]) == (200, "ready")
+        authority.issue("server")
+        await until(lambda: not server.tls.expiring)
+        found = await run(namesrv_health, address)
+        assert (found.exit_code, found.output) == (0, f"{address}: healthy\n")
+        assert (await client.get("/health/ready")).json["warnings"] == []
 
 
 LEADS = {"raftRole": "leader", "raftLeaderReady": "true"}

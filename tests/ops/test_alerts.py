@@ -1,7 +1,7 @@
 """Alerts, runbooks and the dashboard speak of metrics, keys and log events that there are.
 
 The metrics are taken from real expositions: a Raft group's leader and follower after some traffic,
-a classic master and its slave, a name server.
+a classic master and its slave, a name server, a proxy.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,11 +23,15 @@ from raftmq.mqadmin.commands import COMMANDS
 from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
+from raftmq.proxy.config import ProxyConfig
+from raftmq.proxy.server import ProxyServer
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
 from tests.certificates import Authority
 from tests.ops.scrape import well_named
+from tests.proxy.world import Caller
+from tests.tidy.sources import product
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,7 +78,9 @@ async def expositions(tmp_path: Path) -> list[str]:
     async with Classic(tmp_path / "classic") as classic:
         await classic.followed()
         found += [broker.metrics.render()[0].decode() for broker in classic.brokers.values()]
-    cert, key = Authority(tmp_path).issue("server")
+    authority = Authority(tmp_path)
+    pem = Path(authority.path)
+    cert, key = authority.issue("server")
     config = NameServerConfig(
         "127.0.0.1",
         0,
@@ -95,6 +102,24 @@ async def expositions(tmp_path: Path) -> list[str]:
         await until(lambda: namesrv.table.broker_count)
         found.append(group.brokers["n0"].metrics.render()[0].decode())
         found.append(namesrv.metrics.render()[0].decode())
+        proxy = ProxyServer(
+            ProxyConfig(
+                namesrv=namesrv.address,
+                port=0,
+                http_port=0,
+                http_tls_mode="permissive",
+                tls_server_mode="enforcing",
+                tls_server_cert_path=cert,
+                tls_server_key_path=key,
+            )
+        )
+        async with proxy:
+            trusted = grpc.ssl_channel_credentials(await asyncio.to_thread(pem.read_bytes))
+            channel = grpc.aio.secure_channel(f"localhost:{proxy.port}", trusted)
+            async with Caller(proxy, channel=channel) as caller:
+                await caller.call("Heartbeat")
+            assert proxy.metrics is not None
+            found.append(proxy.metrics.render()[0].decode())
     return found
 
 
@@ -115,7 +140,8 @@ def known(scraped: list[str]) -> Known:
 
 HEAD = """# Metrics
 
-What brokers and name servers show at `GET /metrics` (a viewer's token, where there are tokens).
+What brokers, name servers and proxies show at `GET /metrics` (a viewer's token, where there are
+tokens).
 This file is written from real expositions by `RAFTMQ_REWRITE=1 pytest tests/ops/test_alerts.py`.
 A broker's figures carry the labels `cluster`, `broker` (brokerName, the group) and `node`. Figures
 that a mode does not have (`raft_…` in classic mode, `rocketmq_ha_…` in Raft mode) are absent.
@@ -138,6 +164,21 @@ def test_the_document_has_every_metric(scraped: list[str], known: Known) -> None
     if os.environ.get("RAFTMQ_REWRITE"):
         METRICS.write_text(text)
     assert METRICS.read_text() == text
+
+
+def test_every_program_tells_when_its_certificates_end_and_an_alert_asks_each(
+    known: Known,
+) -> None:
+    """A program more with TLS of its own has to stand in the expositions above, too."""
+    programs = {
+        path.relative_to(ROOT).parts[0] for path in product() if "ProcessTls(" in path.read_text()
+    }
+    assert programs >= {"broker", "namesrv", "proxy"}
+    (rule,) = (rule for rule in rules() if rule["alert"] == "RaftmqCertificateExpires")
+    prefixes = {"rocketmq" if each == "broker" else f"rocketmq_{each}" for each in programs}
+    wanted = {f"{each}_tls_certificate_not_after_seconds" for each in prefixes}
+    assert wanted <= known.keys()
+    assert set(METRIC.findall(rule["expr"])) == wanted
 
 
 def rules() -> list[dict[str, Any]]:

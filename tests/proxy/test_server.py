@@ -6,6 +6,7 @@ import hmac
 import os
 import signal
 import ssl
+import time
 from pathlib import Path
 
 import aiohttp
@@ -13,6 +14,8 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
+from raftmq.namesrv.config import NameServerConfig
+from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError
 from raftmq.proxy import server
 from raftmq.proxy.config import ProxyConfig, load
@@ -306,6 +309,41 @@ async def test_the_health_check_says_why_a_proxy_cannot_serve(tmp_path, monkeypa
         assert ill.exit_code == 1 and "not ready" in ill.output
     gone = await asked(port)
     assert gone.exit_code == 1 and "refused" in gone.output
+
+
+def test_the_health_check_says_what_is_wrong_with_its_own_file_of_tls(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAFTMQ_TLS_CONFIG_FILE", str(tmp_path / "none"))
+    found = CliRunner().invoke(health, ["--address", "127.0.0.1:1"])
+    assert found.exit_code == 1
+    assert found.output.endswith("none: No such file or directory\n")
+
+
+async def test_a_certificate_that_expires_is_told_while_the_proxy_serves(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
+    cert, key = Authority(tmp_path).issue("server", days=13)
+    settings = {
+        "http_enable": True,
+        "http_port": 0,
+        "tls_server_mode": "enforcing",
+        "tls_server_cert_path": cert,
+        "tls_server_key_path": key,
+    }
+    async with NameServer(NameServerConfig("127.0.0.1", 0, http_enable=False)) as names:
+        config = ProxyConfig(**(PROXY | {"namesrv": names.address} | settings))
+        async with ProxyServer(config) as proxy, aiohttp.ClientSession() as session:
+            async with session.get(f"{proxy.http.url}health/ready") as answer:
+                assert answer.status == 200
+                told = await answer.json()
+            (warning,) = told["warnings"]
+            assert warning.startswith("TLS: server: the certificate expires at 2")
+            address = f"127.0.0.1:{proxy.http.port}"
+            found = await asyncio.to_thread(CliRunner().invoke, health, ["--address", address])
+            words = f"{address}: healthy\n{address}: warning: {warning}\n"
+            assert (found.exit_code, found.output) == (0, words)
+            scrape = Scrape(proxy.metrics.render()[0].decode())
+            ends = "rocketmq_proxy_tls_certificate_not_after_seconds"
+            assert scrape.sum(ends, context="server") > time.time()
+            assert "rocketmq_proxy_tls_arrivals_total{" not in scrape.text, "gRPC tells none"
 
 
 @pytest.mark.parametrize(

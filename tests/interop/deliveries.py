@@ -34,6 +34,7 @@ from tests.interop.jvm import (
     patient_consumer,
     patient_producer,
     sent,
+    viewed,
 )
 from tests.interop.targets import make_topic, name_server
 
@@ -411,20 +412,9 @@ class Clients:
 
     def _look_up(self, result: JavaObject) -> None:
         for by, what in (("place", result.getOffsetMsgId()), ("id", result.getMsgId())):
-            found = self._found(topic("dressed"), what)
+            found = viewed(self.producer, topic("dressed"), what)
             assert found.getMsgId() == result.getMsgId()
             self.story.take(f"found by {by}", found)
-
-    def _found(self, name: str, what: str) -> JavaObject:
-        """Return the message; the index may come a little later."""
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return self.producer.viewMessage(name, what)
-            except Exception:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.05)
 
 
 def dress(message: JavaObject) -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyspark
@@ -38,6 +39,7 @@ DEFAULTS = {
     "rocketmq.client.rebalance.waitInterval": "2000",  # ms; else what failed is tried after 20 s
 }
 NO_ROUTE = "No route info of this topic"
+NO_MESSAGE = "query message by key finished, but no message"
 PACE_S = 0.05
 
 
@@ -153,13 +155,22 @@ def patient(client: JavaObject, namesrv: str) -> JavaObject:
 def sent(producer: JavaObject, *arguments: object) -> JavaObject:
     """Return what `producer.send` returns; again while it found no route, and so sent nothing:
     it waits 3 s, whatever it is set to, for another thread of its own that looks one up."""
+    return _again(producer.send, NO_ROUTE, *arguments)
+
+
+def viewed(producer: JavaObject, topic: str, message_id: str) -> JavaObject:
+    """Return what `producer.viewMessage` returns; again while nothing is found: it waits 3 s, and
+    takes a broker's silence for that."""
+    return _again(producer.viewMessage, NO_MESSAGE, topic, message_id)
+
+
+def _again(method: Callable[..., JavaObject], while_said: str, *arguments: object) -> JavaObject:
     deadline = time.monotonic() + PATIENCE_MS / 1000
     while True:
         try:
-            return producer.send(*arguments)
+            return method(*arguments)
         except Py4JJavaError as error:
-            said = error.java_exception.toString()
-            if NO_ROUTE not in said or time.monotonic() > deadline:
+            if while_said not in error.java_exception.toString() or time.monotonic() > deadline:
                 raise
         time.sleep(PACE_S)
 

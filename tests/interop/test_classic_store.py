@@ -38,7 +38,7 @@ from raftmq.store.properties import decode_properties, encode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
 from raftmq.store.selection import GetStatus
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
-from tests.interop.jvm import SHORT_LIVED, Jvm, java_command, sent
+from tests.interop.jvm import SHORT_LIVED, Jvm, java_command, sent, viewed
 from tests.store.make import PLAIN, append_classic
 from tests.waiting import wait_until
 
@@ -287,7 +287,7 @@ def java_finds(jvm: Jvm, loop: Loop, data: bytes, port: int, by_key: bool) -> No
     producer = jvm.producer(f"finder-{time.monotonic_ns()}", loop.namesrv)
     try:
         message_id = offset_message_id(("127.0.0.1", port), record.physical_offset)
-        seen = [producer.viewMessage(record.topic, message_id)]
+        seen = [viewed(producer, record.topic, message_id)]
         if by_key:
             key = properties["KEYS"].split(" ")[0]
             result = producer.queryMessage(record.topic, key, 32, 0, FOREVER_MS)

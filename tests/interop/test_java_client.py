@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raftmq.client import BlockingProducer, Message
-from tests.interop.jvm import Jvm, patient_consumer, patient_producer, sent
+from tests.interop.jvm import Jvm, patient_consumer, patient_producer, sent, viewed
 from tests.interop.targets import committed, ends
 from tests.waiting import wait_until
 
@@ -186,7 +186,7 @@ def test_java_sends_and_java_consumes(jvm: Jvm, cluster: Cluster) -> None:
             assert body == b"body-" + key[1:].encode()
         assert callback.told() == ["SEND_OK"]
 
-        seen = producer.viewMessage("JavaJava", last)
+        seen = viewed(producer, "JavaJava", last)
         assert bytes(seen.getBody()) == b"body-39"
         assert seen.getKeys() == "k39"
     finally:

@@ -17,7 +17,7 @@ from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
 from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
 from raftmq.mqadmin.targets import Replica, named, nobody_leads, replicas
-from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.fastjson import loads_object
 
 CHANGE_TIMEOUT_MS = 10_000  # a follower has to ask its leader
@@ -103,9 +103,12 @@ async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, 
     elif code == RequestCode.DELETE_ACL_CONFIG or ext.get("admin") == "false":
         for address in addresses:
             await _check_not_last(admin, address, ext["accessKey"])
-    await at_each(
-        addresses, lambda address: admin.ask(address, code, ext, timeout_ms=CHANGE_TIMEOUT_MS)
-    )
+
+    async def change(address: str) -> None:
+        kept = await _kept(admin, address, code, ext)
+        await admin.ask(address, code, ext | kept, timeout_ms=CHANGE_TIMEOUT_MS)
+
+    await at_each(addresses, change)
 
 
 async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
@@ -127,16 +130,33 @@ async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
     return addresses
 
 
+async def _kept(admin: Admin, address: str, code: int, ext: dict[str, str]) -> dict[str, str]:
+    """Return what an update has to say, too, for the account to stay as it is in all else: for
+    Apache's brokers `admin` is false if it is absent. Ours keep it, and those that do not lead may
+    list what was so a while ago."""
+    if code != RequestCode.UPDATE_AND_CREATE_ACL_CONFIG or "admin" in ext:
+        return {}
+    language, administrators = await _administrators(admin, address)
+    lost = language != LanguageCode.PYTHON and ext["accessKey"] in administrators
+    return {"admin": "true"} if lost else {}
+
+
 async def _check_not_last(admin: Admin, address: str, key: str) -> None:
     """Raise CommandError if this broker shows that no other account is an administrator. Ours look
     themselves, and at the moment of the change; older ones and Apache's do not."""
-    try:
-        response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
-    except BrokerRefused:
-        return  # it shows nothing; what it makes of the change is its own affair
-    accounts = loads_object(response.body).get("plainAccessConfigs") or []
-    if {one.get("accessKey") for one in accounts if one.get("admin")} == {key}:
+    if (await _administrators(admin, address))[1] == {key}:
         raise CommandError(
             f"{key} is the last administrator at {address}: nobody could change accounts or topics"
             " there any more; --force does it all the same"
         )
+
+
+async def _administrators(admin: Admin, address: str) -> tuple[int, set[str]]:
+    """Return the broker's language, and the administrators that it lists; none if it refuses: what
+    it makes of a change is its own affair."""
+    try:
+        response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+    except BrokerRefused:
+        return LanguageCode.OTHER, set()
+    accounts = loads_object(response.body).get("plainAccessConfigs") or []
+    return response.language, {one.get("accessKey") for one in accounts if one.get("admin")}

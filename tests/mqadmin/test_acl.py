@@ -12,7 +12,10 @@ from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.credentials import Given, find
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
-from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.server import RemotingServer
 from tests.broker.test_access import ADMIN, EXCEPTION, PLAIN_ACL, WRITER, ask, guarded, send
 from tests.waiting import until
 
@@ -171,3 +174,76 @@ async def test_a_change_that_a_later_broker_refuses_says_where_it_was_made(tmp_p
         alone = ("-b", second.address, "-n", server)
         status, said = await mqadmin("updateAclConfig", "-a", "of-first", "-t", "T=PUB", *alone)
         assert status == 1 and "already changed" not in said
+
+
+class ApachesAccounts:
+    """A broker that keeps accounts as Apache's 4.9 does: `admin` is false where an update has no
+    such field, all other fields stay. Where it does not `list` them it refuses 54."""
+
+    def __init__(self, *administrators, lists=True, language=LanguageCode.JAVA):
+        self.admin = dict.fromkeys(administrators, True) | {"orders": False}
+        self.updates = []
+        self._lists, self._language = lists, language
+        self._server = RemotingServer(
+            {
+                RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self._update,
+                RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG: self._list,
+            }
+        )
+
+    async def __aenter__(self):
+        await self._server.start("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.port}"
+        return self
+
+    async def __aexit__(self, *_):
+        await self._server.stop()
+
+    async def update(self, key, *fields):
+        """Have mqadmin change an account; return its exit status."""
+        where = ("-b", self.address, "-n", "127.0.0.1:1")
+        return (await mqadmin("updateAclConfig", "-a", key, *fields, *where))[0]
+
+    def _answer(self, request, *rest):
+        response = RemotingCommand.response_to(request, *rest)
+        response.language = self._language
+        return response
+
+    def _update(self, _, request):
+        key = request.ext["accessKey"]
+        self.updates.append({name: request.ext.get(name) for name in ("secretKey", "admin")})
+        self.admin[key] = request.ext.get("admin") == "true"
+        return self._answer(request)
+
+    def _list(self, _, request):
+        if not self._lists:
+            return self._answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        listed = [{"accessKey": key, "admin": admin} for key, admin in self.admin.items()]
+        body = dumps({"globalWhiteAddrs": [], "plainAccessConfigs": listed})
+        return self._answer(request, ResponseCode.SUCCESS, None, None, body)
+
+
+SECRET = ("-s", "rotated-secret")
+
+
+async def test_an_update_keeps_an_administrator_where_brokers_reset_what_is_not_named():
+    async with ApachesAccounts("administrator", "boss") as broker:
+        for key in ("administrator", "orders", "new-one"):
+            assert await broker.update(key, *SECRET) == 0
+        kept = [{"secretKey": SECRET[1], "admin": admin} for admin in ("true", None, None)]
+        assert broker.updates == kept
+        assert await broker.update("boss", "-m", "false") == 0
+        assert await broker.update("orders", "-m", "true") == 0
+        administrators = {"administrator": True, "orders": True}
+        assert broker.admin == {"boss": False, "new-one": False} | administrators
+    async with ApachesAccounts("administrator") as broker:
+        assert await broker.update("administrator", "-t", "T=PUB", "--force") == 0
+        assert broker.admin["administrator"]
+
+
+@pytest.mark.parametrize("kind", [{"lists": False}, {"language": LanguageCode.PYTHON}])
+async def test_an_update_says_nothing_of_admin_if_that_is_not_known_or_kept_by_the_broker(kind):
+    """Ours keeps it; and one that does not lead may list what was so a while ago."""
+    async with ApachesAccounts("administrator", **kind) as broker:
+        assert await broker.update("administrator", *SECRET) == 0
+        assert broker.updates == [{"secretKey": SECRET[1], "admin": None}]

@@ -127,7 +127,8 @@ async def test_a_cancel_at_any_moment_ends_the_dial() -> None:
     ends = set()
     with contextlib.closing(server), silent(FIRST, port), named(FIRST, SECOND) as patch:
         patch.setattr(dialling, "STAGGER_S_MAX", 0)
-        for turns in range(40):
+        turns = 0
+        while turns < 40 or "connected" not in ends:
             dial = loop.create_task(dialling.dial(Noted, NAME, port))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -140,6 +141,7 @@ async def test_a_cancel_at_any_moment_ends_the_dial() -> None:
                 assert isinstance(link, Noted)
                 await link.end()
                 ends.add("connected")
+            turns += max(1, turns - 40)  # each one at first; then however many a busy machine needs
     assert ends == {"cancelled", "connected"}
 
 

@@ -143,19 +143,19 @@ def build_server(settings: ServerTls) -> Built:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not settings.cert_path:
         raise TlsError("a TLS server needs a certificate: no file is named")
-    pem = _pem(settings)
+    pem, authority = _pem(settings), None
     _load_identity(context, settings.cert_path, settings.key_path, settings.key_password)
     if settings.client_auth is not ClientAuth.NONE:
         if not settings.trust_path:
             raise TlsError("client certificates are asked for, and no trust store is named")
-        _load_trust(context, settings.trust_path)
+        authority = _load_trust(context, settings.trust_path)
         context.verify_mode = (
             ssl.CERT_REQUIRED if settings.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
         )
     certificate = _certificate(settings, ssl.Purpose.SERVER_AUTH)
     if _pem(settings) != pem:
         raise TlsError(f"certificate file {settings.cert_path}: replaced while it was read")
-    return Built(context, certificate, _last_authority(context), pem)
+    return Built(context, certificate, authority, pem)
 
 
 def build_client(settings: ClientTls) -> Built:
@@ -163,12 +163,12 @@ def build_client(settings: ClientTls) -> Built:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = settings.auth_server and settings.check_host_name
+    authority = None
     if not settings.auth_server:
         context.verify_mode = ssl.CERT_NONE
     elif settings.trust_path:
-        _load_trust(context, settings.trust_path)
-    authority = _last_authority(context)
-    if settings.auth_server and not settings.trust_path:
+        authority = _load_trust(context, settings.trust_path)
+    else:
         context.load_default_certs()
     if not settings.cert_path:
         if settings.key_path:
@@ -189,9 +189,7 @@ class Renewed:
         self.renewed_count = 0
         self._settings = settings
         self._seen = self._state_of_files()
-        built = self._build()
-        self.context, self.certificate = built.context, built.certificate
-        self.authority, self.pem = built.authority, built.pem
+        self._built = self._build()
         self._told: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
         now_s = time.time()
         if self.certificate is None or self.certificate.usable_at(now_s):
@@ -200,6 +198,18 @@ class Renewed:
             self._tell_expiry()
         else:
             LOG.error("tls_certificate_not_valid_now for=%s %s", name, _validity(self.certificate))
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self._built.context
+
+    @property
+    def certificate(self) -> Certificate | None:
+        return self._built.certificate
+
+    @property
+    def pem(self) -> Pem | None:
+        return self._built.pem
 
     def look(self) -> None:
         """Load the files again if they changed, and log if the certificate expires. Blocking; one
@@ -210,7 +220,7 @@ class Renewed:
     @property
     def watched(self) -> list[tuple[str, Certificate]]:
         """The certificates whose end is the end of new connections, each with what it is for."""
-        found = ((self.name, self.certificate), (f"{self.name} CA", self.authority))
+        found = ((self.name, self.certificate), (f"{self.name} CA", self._built.authority))
         return [(name, certificate) for name, certificate in found if certificate is not None]
 
     @property
@@ -236,9 +246,7 @@ class Renewed:
             self.error = str(error)
             LOG.error("tls_not_renewed for=%s: %s; what was there is kept", self.name, error)
             return
-        self.error = ""
-        self.context, self.certificate = built.context, built.certificate
-        self.authority, self.pem = built.authority, built.pem
+        self.error, self._built = "", built
         self.renewed_count += 1
         LOG.info("tls_renewed for=%s %s", self.name, _validity(self.certificate))
 
@@ -342,13 +350,16 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
         raise TlsError(f"{where}: cannot be read: {reason}") from error
 
 
-def _load_trust(context: ssl.SSLContext, path: str) -> None:
+def _load_trust(context: ssl.SSLContext, path: str) -> Certificate | None:
+    """Load a trust file; return of its CAs the one that ends last."""
     if CERTIFICATE_LINE not in _text(path, "trust"):
         raise TlsError(f"trust file {path}: holds no certificate in PEM")
     try:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
         raise TlsError(f"trust file {path}: cannot be read: {error.reason or error}") from error
+    found = [_summary(told) for told in context.get_ca_certs()]
+    return max(found, key=lambda authority: authority.not_after_s, default=None)
 
 
 def _text(path: str, what: str) -> str:
@@ -383,12 +394,6 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
     shown = (of_server if judge is server else of_client).getpeercert()
     assert shown, "a verified certificate is told"
     return _summary(shown)
-
-
-def _last_authority(context: ssl.SSLContext) -> Certificate | None:
-    """Return of a context's CAs the one that ends last."""
-    found = [_summary(told) for told in context.get_ca_certs()]
-    return max(found, key=lambda authority: authority.not_after_s, default=None)
 
 
 def _summary(told: Mapping[str, Any]) -> Certificate:

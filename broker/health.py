@@ -12,11 +12,12 @@ seconds as `python -m raftmq.broker.health`, so it imports little.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
+
+from raftmq.ops import verdict
 
 if TYPE_CHECKING:
     from raftmq.remoting.command import RemotingCommand
@@ -67,10 +68,7 @@ def health(address: str | None, timeout_s: float) -> None:
         context=lambda: context_of(os.environ),
         credentials=credentials,
     )
-    click.echo(f"{address}: {reason or 'healthy'}")
-    for warning in warnings if not reason else ():
-        click.echo(f"{address}: warning: {warning}")
-    sys.exit(1 if reason else 0)
+    verdict.end(address, reason, warnings)
 
 
 def why_not(info: Mapping[str, str]) -> str:

@@ -7,10 +7,11 @@ every few seconds as `python -m raftmq.namesrv.health`, so it imports little.
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
+
+from raftmq.ops import verdict
 
 if TYPE_CHECKING:
     from raftmq.remoting.command import RemotingCommand
@@ -51,10 +52,7 @@ def health(address: str | None, timeout_s: float) -> None:
         context=lambda: context_of(os.environ),
         credentials=credentials,
     )
-    click.echo(f"{address}: {reason or 'healthy'}")
-    for warning in warnings:
-        click.echo(f"{address}: warning: {warning}")
-    sys.exit(1 if reason else 0)
+    verdict.end(address, reason, warnings)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 
 import click
+
+from raftmq.ops import verdict
 
 PORT = 8081  # grpcServerPort's default
 PORT_VARIABLE, HTTP_VARIABLE = "RAFTMQ_GRPC_SERVER_PORT", "RAFTMQ_HTTP_PORT"
@@ -57,10 +58,7 @@ def health(address: str | None, timeout_s: float) -> None:
                 reason = body[:REASON_BYTES_MAX].decode()
     except (OSError, ValueError, http.client.HTTPException, RemotingError) as error:
         reason = str(error) or type(error).__name__
-    click.echo(f"{address}: {reason or 'healthy'}")
-    for warning in warnings:
-        click.echo(f"{address}: warning: {warning}")
-    sys.exit(1 if reason else 0)
+    verdict.end(address, reason, warnings)
 
 
 if __name__ == "__main__":

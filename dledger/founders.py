@@ -40,7 +40,7 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What one peer told, and when."""
+    """The settings that a peer has told last, its founders among them, and when it told them."""
 
     settings: Settings
     at_ms: float

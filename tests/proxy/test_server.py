@@ -175,7 +175,7 @@ async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
 
 
 async def test_tls_and_a_certificate_that_changes(tmp_path, caplog):
-    """What the log says is in use is what gRPC's port shows."""
+    """gRPC's port shows the certificate that the log says is in use."""
     caplog.set_level("INFO", "raftmq.remoting.tls")
     authority = Authority(tmp_path)
     cert, key = authority.issue("server", days=3)

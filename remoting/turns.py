@@ -10,16 +10,23 @@ divided.
 A turn is over when the callback that its first arrival scheduled with `call_soon` runs.
 (`loop.time()` does not show it: it advances within a turn, also on uvloop, which may read 32 times
 256 KiB from every connection in one turn.)
+
+A request that needs more than a turn is a generator of small steps. `StepTurns` runs the steps of
+all such requests, for one `TURN_S` in each turn of the loop, however many requests there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Generator
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 TURN_S = 0.005  # < a fifteenth of a heartbeat
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]  # work that yields after each small step, and returns a result
 
 
 class Arrived(Protocol):
@@ -70,3 +77,51 @@ class Turns:
         finally:  # whatever one of them raises, the others get their turns
             if waiting:
                 self._loop.call_soon(self._run)
+
+
+class StepTurns:
+    """Runs steps of large work, in turns that all work of one loop shares."""
+
+    def __init__(self, turn_s: float = TURN_S) -> None:
+        self._turn_s = turn_s
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run the steps to their end and return their result. Raises whatever a step raises."""
+        try:
+            while True:
+                await self._turn()
+                ends_s = perf_counter() + self._turn_s
+                while perf_counter() < ends_s:
+                    next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    async def _turn(self) -> None:
+        """Wait for a turn of the loop in which no other work has one."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._next)
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        turn = self._waiting.popleft()
+        if not turn.done():
+            turn.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+def finish(steps: Steps[T]) -> T:
+    """Run steps to their end, without turns, and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result

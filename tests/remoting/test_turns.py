@@ -9,7 +9,7 @@ import uvloop
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
-from raftmq.remoting.turns import TURN_S, Turns
+from raftmq.remoting.turns import TURN_S, Steps, StepTurns, Turns, finish
 from tests.remoting.harness import RawPeer, on_both_loops, serving
 from tests.waiting import until
 
@@ -123,3 +123,36 @@ async def test_who_raises_in_a_turn_costs_the_others_none():
     turns.wait(Arrived(3))
     async with asyncio.timeout(60):
         await until(lambda: len(taken) == 4)
+
+
+@on_both_loops
+async def test_large_work_shares_one_turn_and_gives_its_results() -> None:
+    """20 requests of large work cost the loop one turn at a time, not one each."""
+    worked = 0
+
+    def work(number: int) -> Steps[int]:
+        nonlocal worked
+        for _ in range(4):
+            time.sleep(TURN_S / 2)
+            worked += 1
+            yield
+        if number == 7:
+            raise ValueError("of number 7")
+        return number
+
+    turns = StepTurns()
+    running = [asyncio.ensure_future(turns.run(work(number))) for number in range(20)]
+    running[3].cancel()
+    most_in_a_turn = seen = 0
+    while not all(one.done() for one in running):
+        most_in_a_turn = max(most_in_a_turn, worked - seen)
+        seen = worked
+        await asyncio.sleep(0)
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert most_in_a_turn <= 2  # the second step ends after the turn
+    assert isinstance(results[3], asyncio.CancelledError)
+    assert isinstance(results[7], ValueError)
+    assert [one for one in results if isinstance(one, int)] == [
+        number for number in range(20) if number not in (3, 7)
+    ]
+    assert finish(work(5)) == 5

@@ -47,6 +47,7 @@ class Incoming:
         """`make_reader(sender, this node)` makes the reader of a peer's messages."""
         self.handler = handler
         self.refusals = 0
+        self.met_itself = 0  # connections that this replica dialled to itself
         self.is_shut = False  # nobody is let in any more
         self._local = local
         self._make_reader = make_reader
@@ -92,6 +93,7 @@ class Incoming:
         if hello.receiver != node_id:
             return f"this is {node_id}, not {hello.receiver}"
         if hello.sender == node_id:
+            self.met_itself += 1
             return f"this is {node_id} itself"
         if hello.sender in self._removed:
             return f"{hello.sender} {WAS_REMOVED} {group}"

@@ -75,6 +75,7 @@ class PeerLinks:
             if peer != node_id:
                 self._dial(address)
         self._retired: list[Dialer] = []
+        self._reached_itself: PeerAddress | None = None  # it may be dialled there
         self._incoming = Incoming(local, handler, make_reader)
         self.started = False  # listens and dials
         self._server: Listening | None = None
@@ -180,22 +181,25 @@ class PeerLinks:
         return dialer is not None and dialer.transport is not None
 
     def is_at(self, node_id: NodeId, address: str) -> bool:
-        """Return whether that replica is reached at this address (host:port) now, or is this one,
-        which listens there."""
-        known = self.local.address
+        """Return whether that replica is reached at this address (host:port) now; for this replica,
+        whether it listens there or has reached itself there (`why_not_at`)."""
+        known = [self.local.address, self._reached_itself]
         if node_id != self.local.node_id:
-            if not self.is_open(node_id):
-                return False
-            known = self._dialers[node_id].at
-        return place_of(address) == place_of(f"{known.host}:{known.port}")
+            known = [self._dialers[node_id].at] if self.is_open(node_id) else []
+        return place_of(address) in [place_of(f"{at.host}:{at.port}") for at in known if at]
 
     async def why_not_at(self, node_id: NodeId, address: str) -> str:
-        """Return why that replica is not reached at this address (host:port); "" if it is, or is
-        this one, which cannot dial itself."""
-        if node_id == self.local.node_id or self.is_at(node_id, address):
-            return ""
+        """Return why that replica is not reached at this address (host:port); "" if it is."""
         host, port = place_of(address)
-        return await why_not_at(self.local, PeerAddress(node_id, host, int(port)))
+        at = PeerAddress(node_id, host, int(port))
+        if node_id != self.local.node_id:
+            return "" if self.is_at(node_id, address) else await why_not_at(self.local, at)
+        met = self._incoming.met_itself
+        why = await why_not_at(self.local, at)  # this replica refuses itself (`Incoming.refusal`)
+        if self._incoming.met_itself == met:
+            return why or "another process answers there"
+        self._reached_itself = at
+        return ""
 
     def dropped(self, peer: NodeId) -> int:
         """Return how many writes to `peer` were dropped at the buffer's limit."""

@@ -132,7 +132,7 @@ COMMANDS = (
          Flag("i", "memberId", "Whom: its dLegerSelfId (n3)."),
          Flag("a", "memberAddress", "add, move: host:port of its Raft listener."),
          Flag("w", "wait", "Ask again for so many seconds while it is refused.", Kind.INTEGER),
-         Flag("", "force", "move: even if the member is not found at its new address.",
+         Flag("", "force", "add, move: even if the member is not found at its address.",
               Kind.SWITCH)),
         "brokers:members", CHANGES),
     Command("topicList", "List all topics the name server knows.",

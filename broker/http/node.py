@@ -13,7 +13,7 @@ from raftmq.broker.operating.parts import Parts
 from raftmq.broker.operating.runtime import runtime_info
 from raftmq.broker.relief import disk_state
 from raftmq.broker.replication.members import Members, change_of
-from raftmq.dledger.configuration import ChangeKind
+from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.store.errors import StoreError
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid, not_found, unavailable
@@ -105,15 +105,16 @@ class NodeOperations:
 
     async def add_member(self, call: Call) -> Reply:
         body: MemberBody = call.body
-        await self._change(call, ChangeKind.ADD_LEARNER, body.id, body.address)
+        change = change_of(ChangeKind.ADD_LEARNER, body.id, body.address)
+        await self._change(call, change, force=body.force)
         return Reply(self._progress_of(body.id), status=201)
 
     async def promote_member(self, call: Call) -> MemberProgressView:
-        await self._change(call, ChangeKind.PROMOTE, self._known(call))
+        await self._change(call, change_of(ChangeKind.PROMOTE, self._known(call)))
         return self._progress_of(call.parameters.id)
 
     async def remove_member(self, call: Call) -> None:
-        await self._change(call, ChangeKind.REMOVE, self._known(call))
+        await self._change(call, change_of(ChangeKind.REMOVE, self._known(call)))
 
     def _known(self, call: Call) -> str:
         """Return the member's id. Raises ApiProblem (404) on a leader without such a member; a
@@ -124,11 +125,10 @@ class NodeOperations:
             raise not_found(f"{node_id} is no member of this group")
         return node_id
 
-    async def _change(self, call: Call, kind: ChangeKind, node_id: str, address: str = "") -> None:
-        await self._members.make(change_of(kind, node_id, address))
-        log.info(
-            "members_changed_by caller=%s op=%s member=%s", call.caller.name, kind.value, node_id
-        )
+    async def _change(self, call: Call, change: Change, *, force: bool = False) -> None:
+        await self._members.make(change, force=force)
+        caller, op = call.caller.name, change.kind.value
+        log.info("members_changed_by caller=%s op=%s member=%s", caller, op, change.node_id)
 
     def _progress_of(self, node_id: str) -> MemberProgressView:
         for row in _progress(self._members):

@@ -60,8 +60,8 @@ class Members:
     async def change(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Change or list members. Ext `op` (add-learner, promote, remove, move; list), `memberId`,
         and `memberAddress` (host:port of its Raft listener) with add-learner and move. Op `prefer`:
-        this voter should lead when it can; without `memberId`: nobody in particular. A member moves
-        only to where it is found, unless `force` is true.
+        this voter should lead when it can; without `memberId`: nobody in particular. `force`: as
+        for `make`.
 
         A change is answered once it is committed, with ext `index` (of its frame). The body of
         every answer: {"index", "members", "preferred"}, as this replica has them now. Only the
@@ -74,34 +74,39 @@ class Members:
         if op == LIST:
             return RemotingCommand.response_to(request, body=dumps(self._body(engine)))
         wanted = change_of(ChangeKind(op), ext.get("memberId", ""), ext.get("memberAddress", ""))
-        if wanted.kind is ChangeKind.MOVE and not boolean_or(ext, "force", False):
-            await self._find(wanted)
-        index = await self.make(wanted)
+        index = await self.make(wanted, force=boolean_or(ext, "force", False))
         body = dumps(self._body(engine))
         return RemotingCommand.response_to(request, ext={"index": str(index)}, body=body)
 
-    async def _find(self, change: Change) -> None:
-        """Dial the address that a member is to get. Raises Refused, ChangeRefused, NotLeader."""
+    async def make(self, change: Change, *, force: bool = False) -> int:
+        """Make a change; return the committed frame's index. A member gets an address only if it
+        answers there, with the proof that its group demands. `force` spares this check, but not for
+        the leader's own address. Raises Refused, RaftError."""
         engine = self.engine()
         if not self._context.roles.leading:
             raise not_leader()
-        engine.core.membership.after(change)  # there is such a member, and it is an address
-        why = await engine.links.why_not_at(change.node_id, change.address)
-        if why:
-            raise ChangeRefused(
-                f"{change.node_id} was not found at {change.address}: {why}; with force (--force of"
-                " mqadmin) it is moved there all the same"
-            )
-
-    async def make(self, change: Change) -> int:
-        """Make a change; return the committed frame's index. Raises Refused, RaftError."""
-        engine = self.engine()
-        if not self._context.roles.leading:
-            raise not_leader()
+        if change.kind in WITH_ADDRESS:
+            engine.core.membership.after(change)  # the member and the form of the address are valid
+            is_leader = change.node_id == engine.config.node_id
+            if is_leader or not force:
+                await self._find(change, is_leader)
         index = await engine.change_members(change)
         kind = change.kind.value
         log.info("members_changed op=%s member=%s index=%d", kind, change.node_id, index)
         return index
+
+    async def _find(self, change: Change, is_leader: bool) -> None:
+        """Dial the address that a member is to get. Raises ChangeRefused."""
+        why = await self.engine().links.why_not_at(change.node_id, change.address)
+        if not why:
+            return
+        anyway = (
+            "a leader moves only to where it is reached: hand leadership over first"
+            if is_leader
+            else "with force (--force of mqadmin) the change is made all the same"
+        )
+        text = f"{change.node_id} was not found at {change.address}: {why}; {anyway}"
+        raise ChangeRefused(text)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every member (dledger.roster.members_of); none where members do not change."""
@@ -186,7 +191,7 @@ class Members:
         }
 
 
-def change_of(kind: ChangeKind, node_id: str, address: str) -> Change:
+def change_of(kind: ChangeKind, node_id: str, address: str = "") -> Change:
     """Check and build a change. Raises Refused."""
     if not ID.fullmatch(node_id) and (kind is not ChangeKind.PREFER or node_id):
         raise _refused(f"memberId={node_id!r} is no id: letters, digits and _, as dLegerSelfId")

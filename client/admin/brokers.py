@@ -112,8 +112,9 @@ class BrokerAdmin:
     ) -> list[dict[str, Any]]:
         """Change the Raft group's members (30002), asking the leader at `address`. `op` is
         add-learner, promote, remove, move, or prefer (as leader; "": nobody); add-learner and move
-        take `member_address` (host:port of its Raft listener). A member moves only to where the
-        leader finds it, unless `force`. Returns the members once the change is committed."""
+        take `member_address` (host:port of its Raft listener). A member gets only an address
+        at which the leader finds it, unless `force`. Returns the members once the change is
+        committed."""
         ext = {"op": op, "memberId": member_id}
         if member_address:
             ext["memberAddress"] = member_address

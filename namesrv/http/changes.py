@@ -141,7 +141,8 @@ class Changes:
             op("DELETE", PREFERRED, "deletePreferredLeader", "Leave leadership where elections "
                "put it.", self.relay(PREFERRED_PATH), operator, conditional=True, **of_group,
                answer=GroupNamed),
-            op("POST", "/groups/{group}/members", "addMember", "Add a learner; {id, address}.",
+            op("POST", "/groups/{group}/members", "addMember", "Add a learner; "
+               "{id, address, force?}.",
                self.relay("/members"), admin, **of_group,
                answer=MemberProgressView, body_told=MemberBody),
             op("POST", "/groups/{group}/members/{member}/promote", "promoteMember",

@@ -135,7 +135,7 @@ async def has_another_one_lead(page: Page) -> None:
 async def changes_the_members(page: Page, cluster: Running) -> None:
     """A learner that does not answer is not promoted, and is removed after a second question."""
     group = await page.js("document.querySelector('[data-do=members]').dataset.group")
-    learner = {"id": "n9", "address": "127.0.0.1:1"}
+    learner = {"id": "n9", "address": "127.0.0.1:1", "force": True}
     await cluster.ask("POST", f"/groups/{group}/members", learner)
     members = "document.querySelector('.beliefs')?.textContent.includes('n9 (learner)')"
     await page.until(members)

@@ -166,7 +166,7 @@ EXAMPLES = (
     "raftStatus",
     "top --once",
     "members -b broker-a",
-    "members -b broker-a -o add -i n3 -a 127.0.0.1:1",
+    "members -b broker-a -o add -i n3 -a 127.0.0.1:1 --force",
     "members -b broker-a -o remove -i n3",
     "members -b broker-a -o prefer -i n1",
     "members -b broker-a -o prefer",

@@ -101,10 +101,11 @@ class MembersView(View, frozen=True, kw_only=True):
 
 
 class MemberBody(Input, frozen=True, kw_only=True):
-    """`address`: of its Raft listener, host:port."""
+    """`address`: of its Raft listener, host:port. `force`: even if it does not answer there."""
 
     id: NodeName
     address: Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+:[1-9][0-9]{0,4}$", max_length=255)]
+    force: bool = False
 
 
 class MemberPath(Input, frozen=True, kw_only=True):

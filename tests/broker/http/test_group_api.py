@@ -161,13 +161,16 @@ async def test_a_member_is_added_and_removed(tmp_path):
         first = await group.leader()
         other = next(name for name in group.names if name != first)
         follower = group.brokers[other]
-        body = {"id": "n9", "address": "127.0.0.1:1"}
+        dead = {"id": "n9", "address": "127.0.0.1:1"}
+        body = dead | {"force": True}
         await until(lambda: follower.members.watches)
         async with (
             Client(group.brokers[first].http.address) as client,
             Client(follower.http.address) as there,
         ):
             assert (await there.post("/api/v1/members", body)).code == "NOT_LEADER"
+            absent = await client.post("/api/v1/members", dead)
+            assert (absent.status, absent.code) == (409, "REFUSED")
             made = await client.post("/api/v1/members", body)
             assert (made.status, made.json["role"], made.json["brokerId"]) == (201, "learner", 4)
             for refused in (

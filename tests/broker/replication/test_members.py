@@ -157,7 +157,7 @@ async def test_what_is_refused_is_told_in_words_and_a_member_is_moved(tmp_path):
             assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
             assert words in answer.remark
             assert [row["node_id"] for row in broker.engine.members] == ["n0"]
-        await single.change("add-learner", "n9", "127.0.0.1:1")
+        await single.change("add-learner", "n9", "127.0.0.1:1", "true")
         moved = await single.change("move", "n9", "127.0.0.1:2", "true")
         rows = orjson.loads(moved.body)["members"]
         assert [row["address"] for row in rows][1:] == ["127.0.0.1:2"]
@@ -193,6 +193,45 @@ async def test_a_member_moves_only_to_where_it_is_found_unless_that_is_said(tmp_
                     await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("secret", [False, True])
+async def test_nothing_is_proposed_for_an_address_at_which_the_member_does_not_answer(
+    tmp_path, secret
+):
+    """The leader's own move to a dead address was made, answered OUTCOME_UNKNOWN, and left the
+    leader alone."""
+    settings = {"peerSecret": "0123456789abcdef"} if secret else {}
+    config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
+    async with (
+        NameServer(config) as names,
+        Growing(tmp_path / "a", 3, **settings) as group,
+        Group(tmp_path / "b", 1, brokerName="group-b", **settings) as stranger,
+    ):
+        await stranger.leading()
+        first = await group.leader()
+        leader, engine = group.brokers[first], group.brokers[first].engine
+        follower = next(name for name in group.names if name != first)
+        await group.join("n3")
+        elsewhere = {
+            "dead": "127.0.0.1:1",
+            "another group's broker": f"127.0.0.1:{stranger.ports['n0']}",
+            "a name server": f"127.0.0.1:{names.port}",
+            "another member": f"localhost:{group.ports[follower]}",
+        }
+        tried = [("add-learner", "n3", ""), ("move", first, ""), ("move", first, "true")]
+        for op, member, force in tried:
+            for where in elsewhere.values():
+                wanted = fields(op, member, where, force)
+                answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+                assert f"{member} was not found at {where}" in answer.remark
+                assert "OUTCOME_UNKNOWN" not in answer.remark
+                assert engine.core.membership.configurations.index == 0, "it was proposed"
+        assert "hand leadership over first" in answer.remark
+        await group.change("move", first, f"localhost:{group.ports[first]}")
+        await group.change("add-learner", "n3", f"127.0.0.1:{group.ports['n3']}")
+        assert await group.leader() == first
+
+
 async def test_a_follower_lists_and_does_not_change(tmp_path):
     async with Group(tmp_path, count=3) as group:
         first = await group.leader()
@@ -219,9 +258,9 @@ async def test_a_change_whose_outcome_is_not_known_is_told_as_such(tmp_path):
         others = [name for name in group.names if name != first]
         for name in others:  # they have answered just now, and will not again
             group.brokers[name].abandon("killed by the test")
-        wanted = fields("add-learner", "n9", "127.0.0.1:1")
+        wanted = fields("add-learner", "n9", "127.0.0.1:1", "true")
         change = Change(ChangeKind.ADD_LEARNER, "n9", "127.0.0.1:1")
-        made = asyncio.create_task(leader.members.make(change))
+        made = asyncio.create_task(leader.members.make(change, force=True))
         answer = await group.ask(leader, RequestCode.CHANGE_MEMBERS, wanted)
         assert "it was not done, because it could not be recorded" in answer.remark
         with pytest.raises(OutcomeUnknown):

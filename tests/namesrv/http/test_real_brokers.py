@@ -174,7 +174,7 @@ async def test_a_day_of_an_operator(api: tuple[Api, Group]) -> None:
     await call.change("POST", "/groups/group-a/transfer", {"target": follower})
     await call.until("/groups/group-a", lambda v: v["leader"] == follower)
     members = "/groups/group-a/members"
-    learner = {"id": "n9", "address": "127.0.0.1:1"}
+    learner = {"id": "n9", "address": "127.0.0.1:1", "force": True}
     made = await call.change("POST", members, learner)
     assert (made["role"], made["brokerId"]) == ("learner", 4)
     status, refused, _ = await call("POST", f"{members}/n9/promote")

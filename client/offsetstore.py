@@ -39,10 +39,15 @@ class OffsetStore:
         instance: ClientInstance,
         on_commit: OnCommit | None = None,
         on_committing: OnCommit | None = None,
+        *,
+        consumes: bool = True,
     ) -> None:
+        """`consumes` False: commits are an administrator's, which brokers accept instead of a reset
+        that no consumer has followed yet."""
         self.table = OffsetTable()
         self._group = group
         self._instance = instance
+        self._consumes = consumes
         self._on_commit = on_commit
         self._on_committing = on_committing
         self._at_once: dict[str, asyncio.Semaphore] = defaultdict(
@@ -156,7 +161,10 @@ class OffsetStore:
         return self._command(queue, offset)
 
     def _command(self, queue: MessageQueue, offset: int) -> RemotingCommand:
-        header = ConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
+        client_id = self._instance.client_id if self._consumes else None
+        header = ConsumerOffsetHeader(
+            self._group, queue.topic, queue.queue_id, offset, client_id=client_id
+        )
         return RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
 
 

@@ -155,13 +155,15 @@ class PullResponseHeader(NamedTuple):
 
 
 class ConsumerOffsetHeader(NamedTuple):
-    """14 QUERY_CONSUMER_OFFSET and 15 UPDATE_CONSUMER_OFFSET (which has `commit_offset`)."""
+    """14 QUERY_CONSUMER_OFFSET and 15 UPDATE_CONSUMER_OFFSET (which has `commit_offset`).
+    `client_id`: the consumer that commits, if it is ours; Apache's header does not have it."""
 
     consumer_group: Annotated[str, "consumerGroup"]
     topic: Annotated[str, "topic"]
     queue_id: Annotated[int, "queueId"]
     commit_offset: Annotated[int | None, "commitOffset"] = None
     zero_if_not_found: Annotated[bool, "setZeroIfNotFound"] = True  # 14 only
+    client_id: Annotated[str | None, "clientId"] = None  # 15 only
 
     @classmethod
     def parse(cls, ext: Ext) -> ConsumerOffsetHeader:

@@ -125,10 +125,12 @@ class Queries:
     ) -> RemotingCommand:
         """Commit an offset and answer. While a reset is pending (broker.consuming.resets), a
         consumer of the group is refused, and a tool's commit is a new reset, as Apache's does for a
-        single queue."""
+        single queue. A new leader has no heartbeat of most consumers yet: ours have their client id
+        in the request."""
         where = (header.topic, header.consumer_group, header.queue_id)
         pending = self.context.state.offsets.reset_of(*where) is not None
-        if pending and not self.clients.is_consumer(connection, header.consumer_group):
+        consumes = header.client_id or self.clients.is_consumer(connection, header.consumer_group)
+        if pending and not consumes:
             await self.resets.reset(header.consumer_group, header.topic, {header.queue_id: offset})
             return RemotingCommand.response_to(request)
         await self.commits.commit_and_wait(*where, offset)

@@ -44,7 +44,7 @@ class OffsetAdmin:
         """Commit an offset for a group (15) and wait for the broker's confirmation. A running
         consumer may overwrite it."""
         await self._instance.directory.route(queue.topic)
-        await OffsetStore(group, self._instance).write(queue, offset)
+        await OffsetStore(group, self._instance, consumes=False).write(queue, offset)
 
     async def reset(
         self,

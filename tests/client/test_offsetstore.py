@@ -19,12 +19,17 @@ from tests.simulator.cluster.loop import SimLoop
 class Leader:
     """Stands for a ClientInstance: answers each request when it is let."""
 
+    client_id = "c1"
+
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.clients: list[str | None] = []  # whose commits
         self._let: list[asyncio.Event] = []
 
     async def invoke_leader(self, _: str, command: Any, **__: Any) -> RemotingCommand:
-        self.asked.append(int(command().ext["commitOffset"]))
+        ext = command().ext
+        self.asked.append(int(ext["commitOffset"]))
+        self.clients.append(ext.get("clientId"))
         self._let.append(asyncio.Event())
         await self._let[-1].wait()
         return RemotingCommand(code=0)
@@ -66,6 +71,20 @@ async def test_a_commit_waits_for_an_older_one_of_its_queue_that_is_under_way() 
     assert store.table.dirty() == {}
 
 
+@pytest.mark.parametrize(("consumes", "client"), [(True, "c1"), (False, None)])
+async def test_commits_of_consumers_have_their_client_id(
+    consumes: bool, client: str | None
+) -> None:
+    """Brokers take a commit without one for an administrator's, which replaces a reset."""
+    leader = Leader()
+    store = OffsetStore("g", cast(ClientInstance, leader), consumes=consumes)
+    writing = asyncio.ensure_future(store.write(queue(0), 5))
+    await turns()
+    leader.answer()
+    await writing
+    assert leader.clients == [client]
+
+
 def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
     """Somebody else's late request may have set them back."""
     loop = SimLoop()
@@ -91,6 +110,8 @@ def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
 
 class Repeating:
     """Stands for a ClientInstance that has to ask three times before a leader answers."""
+
+    client_id = "c1"
 
     async def invoke_leader(self, _: str, command: Any, **__: Any) -> RemotingCommand:
         for _number in range(3):

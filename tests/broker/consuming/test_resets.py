@@ -163,6 +163,17 @@ async def test_a_tool_that_commits_while_a_reset_is_pending_resets_anew(group):
     assert broker.state.offsets.reset_of("T", "cg", 0) == 7
 
 
+async def test_a_consumer_without_a_heartbeat_yet_does_not_undo_a_reset(group):
+    """As after a failover: the new leader has heard of no consumer, and they commit."""
+    broker = await prepared(group)
+    assert (await reset(group, broker, OLDEST))[0] == 0
+    ext = ConsumerOffsetHeader("cg", "T", 0, 9, client_id="c1").to_ext()
+    refused = await group.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+    assert refused.remark.startswith("[RESET_PENDING]")
+    assert await committed(group, broker) == 0
+    assert broker.state.offsets.reset_of("T", "cg", 0) == 0
+
+
 async def test_a_clone_moves_the_other_group(group):
     broker = await prepared(group)
     ext = {"srcGroup": "cg", "destGroup": "other", "topic": "T"}

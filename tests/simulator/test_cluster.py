@@ -35,6 +35,11 @@ FOUND = (
     53,  # what a start had dropped from the queues was missed by the next, after a power cut
     752490,  # of two commits at the same time the one answered last was taken as the last
     102,  # of the restorer here: an operator who restored onto a full disk was no operator's error
+    9950038,  # a new leader took a consumer's commit for an administrator's, and undid a reset
+    9950156,  # the queues of a guest without power waited until the broker gave it up, 120 s
+    9900004,  # of the recorder here: a guest that lost power ended its work at the world's end
+    9950484,  # of the ports here: a broker with another's name by mistake had its address
+    12000160,  # of the complaints here: a broker was refused a store that its second start had
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
 BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.simulator.cluster.faults import OF_DISKS
+from tests.simulator.cluster.faults import MISNAMED, OF_DISKS, OF_STARTS
 from tests.simulator.cluster.loop import PROCESS
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ EXPLAINED = {
     "broker_failed": Why(OF_DISKS, "a disk that takes nothing more ends its broker"),
     "member_failed": Why(OF_DISKS, "so does a sync that failed, whose outcome nobody knows"),
     "start_failed": Why(OF_DISKS, "a full disk has no room for the files of a start"),
+    "start_failed StoreInUse": Why(OF_STARTS, "its second start came to the store first"),
     "stop_failed": Why(OF_DISKS, "nor for the last snapshot"),
     "chore_failed": Why(OF_DISKS, "a chore is tried again when there is room"),
     "foreign_group": Why(TWO_GROUPS, "it is there, and operators are to hear of it"),
@@ -51,7 +52,7 @@ EXPLAINED = {
     "revival_unread": Why(ROT, "so does what lets popped messages come again"),
     "delayed_unread": Why(ROT, "so does what delivers delayed messages"),
     "timers_unread": Why(ROT, "so does what delivers timer messages"),
-    "promises_lost": Why(("set_back",), "a replica is told that it has held more than it has"),
+    "promises_lost": Why(("set_back", MISNAMED), "a replica has held more than its store has now"),
     "queues_not_rebuilt": Why(ROT, "and the log from which it is made has a flipped bit before it"),
     "queue_damaged": Why(DAMAGE, "a queue's file is gone, and is made anew from the log"),
 }

@@ -39,6 +39,7 @@ EVERYWHERE = (
     "rolling_restart", "stranger", "slow_network",
 )  # fmt: skip
 OF_DISKS = ("fail_sync", "fill_disk")  # so that brokers end
+OF_STARTS = ("start_twice",)  # so that a broker cannot start
 OF_CLOCKS = ("jump_clock",)
 OF_WIRES = ("flip_bits",)  # by wish only, and by searches: seeds draw as they did without it
 OF_PAST = ("set_back",)  # the same
@@ -48,6 +49,7 @@ OF_GROUPS = ("foreign_group", "restore_beside")
 OF_VERSIONS = ("upgrade",)
 OF_SNAPSHOTS = ("spoil_snapshot",)  # of the tables (spoiling.py)
 SPOILED = (2, 4)  # seeds that leave these remainders when divided by 8 have it
+MISNAMED = "misnamed"  # a wrong store that was empty, so that its replica promised under that name
 MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
 FAULTS = (
@@ -106,8 +108,13 @@ class FaultPlan:
 
     @property
     def spoils_disks(self) -> bool:
-        """Whether disks have failed or were full: brokers end by that."""
+        """Whether disks have failed or were full."""
         return not self.kinds.keys().isdisjoint(OF_DISKS)
+
+    @property
+    def ends_brokers(self) -> bool:
+        """Whether brokers may have ended: of their disks, or a second start had the store."""
+        return self.spoils_disks or not self.kinds.keys().isdisjoint(OF_STARTS)
 
     def begin(self) -> None:
         for one in self.schedule:
@@ -232,6 +239,7 @@ class FaultPlan:
         machine, others = self._victim(), list(self._world.brokers.values())
         if programs.is_empty(machine.disk):
             others = [one for one in others if one.name in self.fragile] or [machine]
+            self.kinds[MISNAMED] = self.kinds.get(MISNAMED, 0) + 1
         other = self._rng.choice(others)
         other.kill()
         self._start_wrongly(machine, {"dLegerSelfId": other.name})

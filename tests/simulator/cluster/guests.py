@@ -110,6 +110,9 @@ class Guests:
     def kept(self, records: Iterable[Record], healed_ns: int) -> list[str]:
         """Return in words what did not become available to others in time."""
         records = list(records)
+        for name, died_ns in self.deaths.items():
+            own = (one for one in records if str(one.get("p", "")).endswith(name))
+            assert all(one["t_ns"] <= died_ns for one in own), f"{name} does things when it is dead"
         return [*self._popped(records, healed_ns), *self._undecided(records, healed_ns)]
 
     def _popped(self, records: list[Record], healed_ns: int) -> Iterator[str]:

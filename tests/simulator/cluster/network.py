@@ -121,6 +121,9 @@ class Network:
         self._bound[port] = process
         return port
 
+    def bound_by(self, port: int) -> Process | None:
+        return self._bound.get(port)
+
     def release(self, port: int) -> None:
         if self._bound.get(port) is PROCESS.get():
             del self._bound[port]

@@ -492,6 +492,7 @@ class ClusterWorld:
             raise self.failure
 
     def _let_go(self) -> None:
+        self.history.close()
         for machine in self._all_machines:
             machine.powered = False
             machine.kill()
@@ -521,7 +522,15 @@ class ClusterWorld:
     # -- programs ---------------------------------------------------------------------------------
 
     def start_broker(self, machine: Machine) -> None:
-        self._start(machine, self.settings(machine.name), self._broker_ended)
+        """Start its broker. While an operator's mistake on another machine has its address, which
+        on real machines is never the same, its supervisor waits."""
+        port = programs.raft_port(self.numbers[machine.name])
+        holder = self.network.bound_by(port)
+        if holder is not None and holder.machine is not machine:
+            self.restart_later(machine)
+        else:
+            self._empty_misnamed(machine)
+            self._start(machine, self.settings(machine.name), self._broker_ended)
 
     def start_wrong(self, machine: Machine, wrong: Mapping[str, str]) -> Process:
         """Start a broker as an operator should not; nobody starts it again when it ends."""
@@ -545,7 +554,11 @@ class ClusterWorld:
         for process in list(machine.processes):
             if process in self.mistakes:
                 process.kill()
-        if machine.name in self._misnamed and not machine.processes:
+        if not machine.processes:
+            self._empty_misnamed(machine)
+
+    def _empty_misnamed(self, machine: Machine) -> None:
+        if machine.name in self._misnamed:
             self._misnamed.discard(machine.name)
             machine.wipe()
 
@@ -586,7 +599,7 @@ class ClusterWorld:
         assert process.main is not None
         error = process.main.exception()
         self.note(f"{process} ended: {process.main.result() if error is None else repr(error)}")
-        self._check_end(process, (0, 1) if self.plan.spoils_disks else (0,))
+        self._check_end(process, (0, 1) if self.plan.ends_brokers else (0,))
         process.kill()
         self.restart_later(machine)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from raftmq.dledger.messages import NodeId
 from raftmq.ops.dialling import dial
+from raftmq.ops.keepalive import Keepalive
 from raftmq.ops.listening import Listening, PlainListening, listen_plain
 
 # Marks a log record that a peer can cause any number of times (ops.logs bounds those).
@@ -78,14 +79,6 @@ def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
     connection is there in milliseconds."""
     raw = transport.get_extra_info("socket")
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = (  # Linux has all of them; elsewhere what is missing only costs promptness
-        ("TCP_USER_TIMEOUT", unacknowledged_ms_max),
-        ("TCP_KEEPIDLE", 2),
-        ("TCP_KEEPINTVL", 1),
-        ("TCP_KEEPCNT", 3),
+    Keepalive(idle_s=2, interval_s=1, probes=3, unacknowledged_ms_max=unacknowledged_ms_max).apply(
+        raw
     )
-    for name, value in options:
-        option = getattr(socket, name, None)
-        if option is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, option, value)

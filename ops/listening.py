@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from raftmq.ops.keepalive import CLIENT_KEEPALIVE
+
 
 class Listening(Protocol):
     """A listener, as asyncio.Server."""
@@ -61,7 +63,9 @@ async def listen_plain(
     """Listen, on the socket `bound` if there is one. Raises OSError."""
     loop = asyncio.get_running_loop()
     if bound is not None:
-        return PlainListening(await loop.create_server(factory, sock=bound, backlog=backlog))
-    return PlainListening(
-        await loop.create_server(factory, host, port, backlog=backlog, reuse_address=True)
-    )
+        server = await loop.create_server(factory, sock=bound, backlog=backlog)
+    else:
+        server = await loop.create_server(factory, host, port, backlog=backlog, reuse_address=True)
+    for listener in server.sockets:
+        CLIENT_KEEPALIVE.apply(listener)
+    return PlainListening(server)

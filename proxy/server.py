@@ -38,7 +38,7 @@ ROUTE_MS = 10_000
 LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait for a client
 METADATA_BYTES_MAX = 16 * 1024
 UNREAD_BYTES = 256 << 10  # of a message: 5 MB a second over a connection at 50 ms a round trip
-PING_MS, PING_TIMEOUT_MS = 60_000, 20_000  # of connections that say nothing
+PING_MS, PING_TIMEOUT_MS = 8_000, 8_000  # a silent connection is closed after both
 PING_MS_MIN = 5_000  # clients may ping that often
 
 

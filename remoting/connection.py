@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
 
+from raftmq.ops.keepalive import CLIENT_KEEPALIVE
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import format_address
 from raftmq.remoting.budgets import TASK_BYTES, Budgets
@@ -305,7 +306,7 @@ class Connection(asyncio.Protocol):
         raw_socket = transport.get_extra_info("socket")
         if raw_socket is not None:
             raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            CLIENT_KEEPALIVE.apply(raw_socket)
         self._transport.set_write_buffer_limits(
             high=self.limits.write_high_bytes, low=self.limits.write_low_bytes
         )

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from raftmq.ops.keepalive import CLIENT_KEEPALIVE
 from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.tls import Renewed, TlsMode, words_of
 
@@ -128,6 +129,7 @@ class TlsListener:
                 raise
         for listener in self.sockets:
             listener.setblocking(False)
+            CLIENT_KEEPALIVE.apply(listener)
         self._accept_again()
 
     def close(self) -> None:

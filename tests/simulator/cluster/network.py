@@ -17,6 +17,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Container
 from contextvars import Context
+from math import ceil
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,7 +31,6 @@ HOST = "127.0.0.1"
 SOCKET_BYTES = 256 * 1024  # that the kernels at both ends take
 READ_BYTES_MAX = 256 * 1024
 SYN_AGAIN_S = 1.0
-KEEPALIVE_S = 5.0  # idle 2 s and three probes, as the links between replicas ask for
 FIRST_PORT = 40_000
 
 
@@ -195,7 +195,18 @@ class SimSocket:
         self.network = network
         self.port = port
         self.user_timeout_s = 0.0
-        self.keepalive = False
+        self._keepalive = {socket.TCP_KEEPIDLE: 0, socket.TCP_KEEPINTVL: 0, socket.TCP_KEEPCNT: 0}
+
+    @property
+    def keepalive_s(self) -> float:
+        """How long the kernel keeps a silent connection without answers to its probes; 0: for
+        ever. With TCP_USER_TIMEOUT that bounds the probes, not their count."""
+        idle_s, interval_s, probes = self._keepalive.values()
+        if not idle_s:
+            return 0.0
+        if not self.user_timeout_s:
+            return idle_s + interval_s * probes
+        return idle_s + interval_s * max(1, ceil((self.user_timeout_s - idle_s) / interval_s))
 
     def getsockname(self) -> tuple[str, int]:
         return HOST, self.port
@@ -206,8 +217,8 @@ class SimSocket:
     def setsockopt(self, level: int, option: int, value: Any) -> None:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
             self.user_timeout_s = value / 1000
-        elif (level, option) == (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE):
-            self.keepalive = True
+        elif level == socket.IPPROTO_TCP and option in self._keepalive:
+            self._keepalive[option] = value
 
     def close(self) -> None:
         self.network.release(self.port)
@@ -415,18 +426,18 @@ class Transport(asyncio.Transport):
 
     def maybe_give_up_later(self) -> None:
         """Set a timer if the kernel would give this connection up while it gets no answer."""
-        timeout_s = self._socket.user_timeout_s
-        if self.lost or self._giving_up or not (timeout_s or self._socket.keepalive):
+        timeout_s, keepalive_s = self._socket.user_timeout_s, self._socket.keepalive_s
+        if self.lost or self._giving_up or not (timeout_s or keepalive_s):
             return
         if not self._out_of_reach():
             return
         self._giving_up = True
-        wait_s = timeout_s if timeout_s and self._flying_bytes else KEEPALIVE_S
+        wait_s = timeout_s if timeout_s and self._flying_bytes else keepalive_s
         self._network.loop.call_later(wait_s, self._give_up, context=self.process.machine.context)
 
     def _give_up(self) -> None:
         self._giving_up = False
-        if not self.lost and self._out_of_reach():
+        if not self.lost and (self._out_of_reach() or self._is_forgotten()):
             self.lose(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
     def _out_of_reach(self) -> bool:
@@ -436,6 +447,11 @@ class Transport(asyncio.Transport):
             or link[::-1] in self._network.cut
             or (self.other.lost and not self.other.process.machine.powered)
         )
+
+    def _is_forgotten(self) -> bool:
+        """Return whether the other machine lost power and is on again: it resets the connection
+        when a probe arrives."""
+        return self.other.lost and not self.other._fin
 
     # -- bytes ------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 another replica takes over, or sends are refused.
 
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
-room, as in any planned transfer; so does one whose writes wait for the disk (dledger.slowwrites),
-and one whose clock is wrong, as most others say (dledger.surroundings). Until then it takes sends,
-because a disk that counts as full still has free blocks. dledger.relief decides which replicas are
-better, which are asked and for how long. If no replica has room, and always in classic mode and
-over pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are while the
-disks of so many other replicas are full to the last block that no majority takes frames. If all
-disks are slow, the leader stays. A replica that is short of room or slow, or whose clock is wrong,
-tells its group so, and is not made leader.
+room, as in any planned transfer; so does one under which commits take far longer than they would
+under another replica (dledger.pace), and one whose clock is wrong, as most others say
+(dledger.surroundings). Until then it takes sends, because a disk that counts as full still has free
+blocks. dledger.relief decides which replicas are better, which are asked and for how long. If no
+replica has room, and always in classic mode and over pysyncobj, sends are refused ([DISK_FULL])
+until there is room again; so they are while the disks of so many other replicas are full to the
+last block that no majority takes frames. A replica that is short of room or slow, or whose clock is
+wrong, tells its group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from raftmq.dledger.errors import RaftError
 log = logging.getLogger("raftmq.broker.disk")
 
 LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
-SLOW_LOOKS = 3
 TICK_MS = 100  # between looks for a replica that has room
 # The initiator named in the transfer's event
 BY_FULL = "full disk"
-BY_SLOW = "slow disk"
+BY_SLOW = "slow commits"
 BY_CLOCK = "wrong clock"
 
 
@@ -43,7 +42,7 @@ class Reliever:
         self._context = context
         self._sends = sends
         self._told = ("ok", "")
-        self._slow_looks = 0  # one after the other at which writes were slow
+        self._slow = ""  # why commits are slow under this replica
         self._clock_is_wrong = False
         self.room = DiskRoom()
 
@@ -59,7 +58,7 @@ class Reliever:
     @property
     def _rest_ms(self) -> float:
         engine = self._context.log.raft
-        wanted = self.room.full or self._slow_looks or self._clock_is_wrong
+        wanted = self.room.full or self._slow or self._clock_is_wrong
         idle = not (wanted or (engine and engine.full_voters))
         return IDLE_MS if idle else 0
 
@@ -75,15 +74,15 @@ class Reliever:
         )
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)
-        engine, slow_before = self._context.log.raft, self._slow_looks
+        engine, slow_before = self._context.log.raft, self._slow
         if engine is not None:
-            self._slow_looks = self._slow_looks + 1 if engine.writes_are_slow else 0
+            self._slow = engine.slow_reason
             clock_was_wrong, self._clock_is_wrong = self._clock_is_wrong, engine.clock_is_wrong
-            engine.be_willing(not (room.short or self._slow_looks or self._clock_is_wrong))
+            engine.be_willing(not (room.short or self._slow or self._clock_is_wrong))
             if self._clock_is_wrong != clock_was_wrong:
                 log.warning("clock_wrong=%s", self._clock_is_wrong)
-        if bool(self._slow_looks) != bool(slow_before):
-            log.warning("disk_slow=%s", bool(self._slow_looks))
+        if bool(self._slow) != bool(slow_before):
+            log.warning("slow=%s reason=%s", bool(self._slow), self._slow or "-")
         self.tick()
         self._tell()
 
@@ -100,9 +99,9 @@ class Reliever:
         room, sends, engine = self.room, self._sends, self._context.log.raft
         leading, hoped, others = self._context.roles.leading, False, ""
         if engine is not None:
-            # Slow disks of one storage system are slow together: the others are given time to say.
-            wanted = room.full or self._slow_looks >= SLOW_LOOKS or self._clock_is_wrong
-            target = engine.willing_successor(wanted and leading)
+            unfit = room.full or self._clock_is_wrong
+            wanted = leading and (unfit or bool(self._slow))
+            target = engine.willing_successor(wanted, faster=not unfit)
             hoped = engine.hopes_for_room
             others = ", ".join(engine.full_voters)
             if target is not None:
@@ -135,9 +134,9 @@ class Reliever:
         if self.room.full:
             by = BY_FULL
             log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
-        elif self._slow_looks:
+        elif self._slow:
             by = BY_SLOW
-            log.warning("slow_disk_hands_over name=%s", target)
+            log.warning("slow_leader_hands_over name=%s reason=%s", target, self._slow)
         else:
             by = BY_CLOCK
             log.warning("wrong_clock_hands_over name=%s", target)
@@ -145,6 +144,6 @@ class Reliever:
 
 
 def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:
-    """Return the disk's state (dledger.health, or "full" while sends are refused) and why."""
+    """Return the disk's state (dledger.disk_health, or "full" while sends are refused) and why."""
     state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
     return ("full", disk_full) if disk_full and state == "ok" else (state, reason)

@@ -24,6 +24,7 @@ from raftmq.dledger.flusher import LogFlusher
 from raftmq.dledger.healer import Healer
 from raftmq.dledger.milestones import Milestones
 from raftmq.dledger.oldstore import OldStores
+from raftmq.dledger.pace import Paces
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import Roster
 from raftmq.dledger.snapshotinstaller import Installer
@@ -54,6 +55,7 @@ class Chores:
     oldstores: OldStores
     milestones: Milestones
     surroundings: Surroundings
+    paces: Paces
     pool: Executor
     clock_ms: Callable[[], float]
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
@@ -117,15 +119,16 @@ class Chores:
             self.oldstores.look(now_ms, self.pool)
             self.milestones.look(now_ms)
             self.surroundings.look(now_ms)
+            self.paces.look(now_ms)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()
         self.roster.save(pump.core, self.pool)
         self.roster.look(pump.core, pump.links)
         self.enforcement.look(pump.core.membership.voters, pump.core.node_id, self.pool)
-        if pump.disk.health.is_full:
+        if pump.disk.is_full:
             pump.write_held()
-        pump.disk.trial.try_again()
+        pump.disk.read_again()
         if self._preparing is None and pump.log.wants_next_segment:
             prepare = pump.log.commitlog.prepare_next
             self._preparing = asyncio.get_running_loop().run_in_executor(self.pool, prepare)

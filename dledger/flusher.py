@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
+from raftmq.dledger.durations import Durations
 from raftmq.dledger.log import LogSyncTicket, RaftLog
 
 
@@ -38,6 +39,7 @@ class LogFlusher:
     _log: RaftLog
     mode: FlushMode
     _interval_ms: int
+    _durations: Durations
     syncs: int = field(default=0, init=False)
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)  # None: not started
     _on_durable: Callable[[int], None] | None = field(default=None, init=False)
@@ -106,6 +108,7 @@ class LogFlusher:
         ticket = self._log.begin_sync()
         if ticket is None:
             return False
+        self._durations.begin()
         self._busy = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
         self._busy.add_done_callback(partial(self._finished, ticket))
         return True
@@ -113,6 +116,7 @@ class LogFlusher:
     def _finished(self, ticket: LogSyncTicket, done: asyncio.Future[None]) -> None:
         self._busy = None
         self._begun_ms = None
+        self._durations.end()
         assert self._on_durable is not None
         assert self._on_failed is not None
         error = done.exception()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.messages import NodeId, Role
+from raftmq.dledger.pace import Paces
 from raftmq.dledger.preference import Preference, Seen
 from raftmq.dledger.progress import Progress
 from raftmq.dledger.pump import Pump
@@ -40,6 +41,7 @@ class Succession:
     pump: Pump
     installer: Installer
     preference: Preference
+    paces: Paces
     clock_ms: Callable[[], float]
     relief: Relief = field(default_factory=Relief)
     _leaving: bool = field(default=False, init=False)  # for a planned stop
@@ -89,9 +91,9 @@ class Succession:
         )
         return self.preference.look(seen, self.clock_ms())
 
-    def with_room(self, wanted: bool) -> NodeId | None:
+    def with_room(self, wanted: bool, faster: bool) -> NodeId | None:
         """Return the replica to which this leader should transfer because its own disk is full or
-        slow (`wanted`), else None."""
+        slow (`wanted`), else None; `faster`: only a replica with a lower cost (pace.py)."""
         core, is_open = self.pump.core, self.pump.links.is_open
         roomy: list[NodeId] = []
         able: list[Progress] = []
@@ -99,6 +101,8 @@ class Succession:
         wanted = wanted and not self._leaving
         if wanted:
             roomy = with_room(core, is_open)
+            if faster:
+                roomy = [peer for peer in roomy if self.paces.is_faster(peer)]
             able = [
                 progress
                 for progress in able_successors(core, is_open, self.pump.core_ms())

@@ -9,7 +9,7 @@ and handover.py finds successors.
 A failed write or fdatasync, and any broken assertion, ends this member for good (`Pump.fail`): the
 connections are cut so that the peers elect another leader at once, and `on_fatal` is called. A
 disk that fails a leader still lets it name its successor first. While the disk stalls or is full
-this member neither leads nor tries to (diskwatch.py).
+this member neither leads nor tries to (disk_health.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from raftmq.dledger.chores import Chores
 from raftmq.dledger.configuration import Change, Configurations
 from raftmq.dledger.core import RaftCore
 from raftmq.dledger.dialer import now_ms
-from raftmq.dledger.diskwatch import DiskWatch
+from raftmq.dledger.disk_health import DiskHealth
+from raftmq.dledger.durations import Durations
 from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
 from raftmq.dledger.errors import NotLeader, StateTooOld
 from raftmq.dledger.flusher import FlushMode, LogFlusher
@@ -43,6 +44,7 @@ from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import TERM_MAX, HardState, NodeId, Role
 from raftmq.dledger.milestones import Milestones
 from raftmq.dledger.oldstore import NOTES_FILE, OldStores
+from raftmq.dledger.pace import Pace, Paces
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.preference import Preference
 from raftmq.dledger.promises import Promises
@@ -58,7 +60,6 @@ from raftmq.dledger.roster import Roster, members_of
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.dledger.snapshotinstall import (
     InstallChunk,
     InstallMessage,
@@ -227,6 +228,7 @@ class RaftMember:
                 InstallChunk: take,
                 Milestone: parts.chores.milestones.take,
                 Circumstances: parts.chores.surroundings.take,
+                Pace: parts.chores.paces.take,
             },
         )
         self.life.running = True
@@ -276,7 +278,8 @@ class RaftMember:
             segment_end=self.log.segment_end,
             crc_of=self.log.header_crc,
         )
-        flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms)
+        flushes = Durations(clock_ms, lambda: 0.0)  # the wait for the loop is part of a flush
+        flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms, flushes)
         pump = self._make_pump(core, core_ms, flusher, applied_index)
         refusals = Refusals(core)
         installer = Installer(
@@ -292,6 +295,14 @@ class RaftMember:
             refuse=lambda peer, reason: refusals.note(peer, reason, clock_ms()),
             # Not `_fail`: this member is silent by then, and the process has to begin again.
             on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
+        )
+        paces = Paces(
+            config.node_id,
+            core.membership,
+            pump.writer.durations,
+            flushes if config.flush is FlushMode.SYNC else None,
+            clock_ms,
+            self._send_pace,
         )
         chores = Chores(
             pump,
@@ -311,10 +322,11 @@ class RaftMember:
                 partial(self._tell, CIRCUMSTANCES_VERSION),
                 self._founders_differ,
             ),
+            paces,
             self._pool,
             clock_ms,
         )
-        succession = Succession(pump, installer, Preference(config.preference), clock_ms)
+        succession = Succession(pump, installer, Preference(config.preference), paces, clock_ms)
         return Parts(pump, flusher, installer, chores, succession, refusals)
 
     def _make_pump(
@@ -345,10 +357,10 @@ class RaftMember:
             core=core,
             core_ms=core_ms,
             log=self.log,
-            writer=FrameWriter(self.log, SlowWrites(self._clock_ms)),
+            writer=FrameWriter(self.log, Durations(self._clock_ms)),
             promises=self._promises,
             saver=saver,
-            disk=DiskWatch(core, self.log, flusher, saver, config.sync_stall_ms, alone),
+            disk=DiskHealth(core, self.log, flusher, saver, config.sync_stall_ms, alone),
             links=self.links,
             applier=Applier(self.log, application, proposals, applied_index),
             proposer=proposer,
@@ -490,11 +502,11 @@ class RaftMember:
         if self.life.running:
             self.core.is_willing = is_willing
 
-    def willing_successor(self, wanted: bool) -> NodeId | None:
+    def willing_successor(self, wanted: bool, *, faster: bool = False) -> NodeId | None:
         """Return the replica to which this leader should `transfer` now because it is not willing
-        itself (`wanted`), else None. To be called a few times a second, on every replica
-        (relief.py)."""
-        return self.parts.succession.with_room(wanted) if self.life.running else None
+        itself (`wanted`), else None; `faster`: only a replica under which commits are made sooner
+        (pace.py). To be called a few times a second, on every replica (relief.py)."""
+        return self.parts.succession.with_room(wanted, faster) if self.life.running else None
 
     @property
     def clock_is_wrong(self) -> bool:
@@ -502,9 +514,10 @@ class RaftMember:
         return self.life.running and self.parts.chores.surroundings.clock_is_wrong
 
     @property
-    def writes_are_slow(self) -> bool:
-        """True while writes to the log wait for the disk (slowwrites.py)."""
-        return self.life.running and self.parts.pump.writer.speed.are_slow
+    def slow_reason(self) -> str:
+        """The reason why commits are slow under this replica as leader; "" if they are not, next to
+        other leaders (pace.py)."""
+        return self.parts.chores.paces.reason if self.life.running else ""
 
     @property
     def hopes_for_room(self) -> bool:
@@ -566,7 +579,7 @@ class RaftMember:
         return self.life.running and self.log.check(index) is not None
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Note that a read for a consumer failed; `again` repeats it (readtrial.py)."""
+        """Note that a read for a consumer failed; `again` repeats it (disk_health.py)."""
         if self._parts is not None:
             self._parts.pump.read_failed(error, again)
 
@@ -599,7 +612,8 @@ class RaftMember:
             view = repairing_status(config, self.log, self.links, self.life.failure, healing)
             return view | group
         surroundings = parts.chores.surroundings
-        view = status_of(config, parts.pump, surroundings, healing | parts.installer.status())
+        healing |= parts.installer.status()
+        view = status_of(config, parts.pump, surroundings, parts.chores.paces, healing)
         takes_none = parts.refusals.why(self._clock_ms())
         reason = parts.succession.preference.reason
         return view | {"preferred_reason": reason, "takes_no_frames": takes_none} | group
@@ -667,6 +681,9 @@ class RaftMember:
         """Send this to its receiver if that speaks the version that knows it."""
         if self.links.version(message.to) >= version:
             self.links.send(message.to, encode_message(message), droppable=False)
+
+    def _send_pace(self, message: Pace) -> None:
+        self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
         self.parts.refusals.note(peer, reason, self._clock_ms())

@@ -19,7 +19,7 @@ from typing import ParamSpec
 from raftmq.dledger.alarm import Alarm
 from raftmq.dledger.applier import Applier
 from raftmq.dledger.core import RaftCore
-from raftmq.dledger.diskwatch import DiskWatch
+from raftmq.dledger.disk_health import DiskHealth
 from raftmq.dledger.errors import FrameDamaged, NotLeader
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import AppendOrder, Landmark, NodeId, Outgoing, Ready, TimeoutNow
@@ -62,7 +62,7 @@ class Pump:
     writer: FrameWriter
     promises: Promises
     saver: HardStateSaver
-    disk: DiskWatch
+    disk: DiskHealth
     links: PeerLinks
     applier: Applier
     proposer: Proposer
@@ -265,7 +265,7 @@ class Pump:
                 try:
                     sent = self.log.frames(m.first_index, m.last_index)
                 except FrameDamaged as damage:
-                    self.disk.trial.check(damage.index, self.read_failed)
+                    self.disk.check(damage.index, self.read_failed)
                     continue  # the same: it is sent again, by then it may be mended
                 buffers = frames.setdefault(m.to, [])
                 if self._sent.get(m.to) != (m.term, m.prev_index):
@@ -297,9 +297,9 @@ class Pump:
         return encode_message(Landmark(self.core.node_id, order.to, order.term, index, term, crc))
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Note that a read for a consumer or peer failed; `again` repeats it (readtrial.py)."""
+        """Note that a read for a consumer or peer failed; `again` repeats it (disk_health.py)."""
         # Later: the caller may be at work for the pump.
-        asyncio.get_running_loop().call_soon(self.drive, self.disk.trial.failed, error, again)
+        asyncio.get_running_loop().call_soon(self.drive, self.disk.read_failed, error, again)
 
     def lose_promises(self, incarnation: int, reason: str) -> None:
         """Recover from now on (RaftCore.lose_promises), and send nothing of what waits for the vote
@@ -321,7 +321,7 @@ class Pump:
             return
         failure = life.failure = f"{reason}: {error!r}"
         if disk:
-            self.disk.health.failed(failure)
+            self.disk.failed(failure)
         log.critical("member_failed node=%s", self.core.node_id, exc_info=error)
         self._end()
         try:

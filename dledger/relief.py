@@ -14,7 +14,7 @@ second:
 
 When nobody has room leadership stays where it is. A replica counts as short of room until it is
 well below the mark at which its disk was full (broker.diskroom), and a slow one for a while
-(slowwrites.py), so two of them never take turns.
+(pace.py), so two of them never take turns.
 """
 
 from __future__ import annotations

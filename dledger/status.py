@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId
+from raftmq.dledger.pace import Paces
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import members_of, standing_in_group
@@ -12,7 +13,11 @@ from raftmq.dledger.surroundings import Surroundings
 
 
 def status_of(
-    config: MemberConfig, pump: Pump, surroundings: Surroundings, healing: dict[str, object]
+    config: MemberConfig,
+    pump: Pump,
+    surroundings: Surroundings,
+    paces: Paces,
+    healing: dict[str, object],
 ) -> dict[str, object]:
     """Return the view of a member whose core runs, by key:
 
@@ -32,7 +37,7 @@ def status_of(
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
       (electionbackoff.py); `election_halved`, whether they are halved (electionhalving.py)."""
     core, log = pump.core, pump.log
-    state, reason = pump.disk.health.told(slow=pump.writer.speed.are_slow)
+    state, reason = pump.disk.reported(paces.reason if paces.disk_is_slow else "")
     configurations = core.membership.configurations
     return {
         "node_id": core.node_id,

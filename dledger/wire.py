@@ -28,7 +28,7 @@ is only sent to peers that speak 4. To peers that speak 6 a dialler first says w
 dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
 (`Recollection`). To those that speak 8 a leader says which frame its frames stand behind
 (`Landmark`), and everybody which committed frame it has (`Milestone`). To those that speak 9
-everybody tells its `Circumstances`.
+everybody tells its `Circumstances`. Every replica reports its times (`Pace`).
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -63,6 +63,7 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
+from raftmq.dledger.pace import Pace
 from raftmq.dledger.recollection import (
     NOTES_SIZE_BYTES_MAX,
     NotesError,
@@ -172,6 +173,7 @@ PeerMessage = (
     | Recollection
     | Milestone
     | Circumstances
+    | Pace
 )
 
 
@@ -278,6 +280,11 @@ _KINDS: dict[int, _Kind] = {
         Circumstances,
         "wall_ms:time first_position:number expired_position:number",
         SETTINGS_SIZE_BYTES_MAX,
+    ),
+    14: _Kind(
+        Pace,
+        "sent_us:number echo_us:number held_us:number write_us:number flush_us:number"
+        " cost_us:number",
     ),
     20: _Kind(RepairRequest, "number:number index:number prev_term:term term:term offset:offset"),
     21: _Kind(

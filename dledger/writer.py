@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raftmq.dledger.durations import Durations
 from raftmq.dledger.log import RaftLog
-from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.store.frame import Frame
 from raftmq.store.shortage import passes
 
@@ -21,9 +21,9 @@ from raftmq.store.shortage import passes
 class FrameWriter:
     """Writes one member's frames into its log."""
 
-    def __init__(self, log: RaftLog, speed: SlowWrites) -> None:
+    def __init__(self, log: RaftLog, durations: Durations) -> None:
         self.held: list[Frame] = []
-        self.speed = speed
+        self.durations = durations
         self._log = log
 
     def append(self, frames: Sequence[Frame]) -> OSError | None:
@@ -32,7 +32,7 @@ class FrameWriter:
         if self.held:
             self.held += frames
             return None
-        self.speed.begin()
+        self.durations.begin()
         try:
             self._log.append(frames)
         except OSError as error:
@@ -40,7 +40,7 @@ class FrameWriter:
                 raise
             self.held = [frame for frame in frames if frame.index > self._log.last_index]
             return error
-        self.speed.end()
+        self.durations.end()
         return None
 
     def truncate(self, from_index: int) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raftmq.dledger import slowwrites, surroundings
+from raftmq.dledger import pace, surroundings
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.following import Following
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -247,7 +247,7 @@ async def test_a_follower_of_before_says_nothing_and_is_taken_for_roomy(group, m
     monkeypatch.setattr(Following, "_tell_no_room", lambda *_, **__: None)
     old = await group.leader()
     for name in others(group, old):
-        monkeypatch.setattr(group.brokers[name].engine, "willing_successor", lambda _: None)
+        monkeypatch.setattr(group.brokers[name].engine, "willing_successor", lambda *_, **__: None)
         monkeypatch.setattr(group.brokers[name].engine, "be_willing", lambda _: None)
     await fill(group, dict.fromkeys(others(group, old), FULL))
     await fill(group, {old: FULL})
@@ -276,18 +276,18 @@ def slow_writes(group, name, ms):
 
 
 async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
-    monkeypatch.setattr(slowwrites, "WINDOW_MS", 500)
-    monkeypatch.setattr(slowwrites, "REST_MS", 3_000)
+    for name, ms in {"PERIOD_MS": 100, "HOLD_MS": 500, "REST_MS": 1_000, "KNOWN_MS": 5_000}.items():
+        monkeypatch.setattr(pace, name, ms)
     first, sender = await group.leader(), Sender(group)
     for _ in range(20):
         await sender.one()
-    slow_writes(group, first, 40)
+    slow_writes(group, first, 15)
     await sender.until(lambda: not group.brokers[first].roles.leading)
     await sender.until(lambda: any(b.roles.leading for b in group.brokers.values()))
     second = await group.leader()
     assert second != first
     assert group.brokers[first].engine.status()["disk_state"] == "slow"
-    assert "writes" in group.brokers[first].engine.status()["disk_reason"]
+    assert f"with {first} as leader" in group.brokers[first].engine.status()["disk_reason"]
     for _ in range(20):
         await sender.one()
     assert all(remark.startswith("[NOT_LEADER]") for remark in sender.remarks)
@@ -297,11 +297,12 @@ async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
 
 
 async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
-    monkeypatch.setattr(slowwrites, "WINDOW_MS", 500)
     first, sender = await group.leader(), Sender(group)
     term = core(group, first).term
     for broker in group.brokers.values():
-        broker.engine.parts.pump.writer.speed._slow_until_ms = 1e12
+        paces = broker.engine.parts.chores.paces
+        monkeypatch.setattr(paces, "reason", "says the test")
+        monkeypatch.setattr(paces, "look", lambda _: None)
         broker.reliever.look()
     await until(lambda: all(p.no_room for p in core(group, first).progress.values()))
     for _ in range(20):

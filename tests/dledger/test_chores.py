@@ -84,8 +84,8 @@ class World:
             links=None,
             disk=SimpleNamespace(
                 look=note("disk"),
-                health=SimpleNamespace(is_full=False),
-                trial=SimpleNamespace(try_again=note("trial")),
+                is_full=False,
+                read_again=note("trial"),
             ),
             proposer=SimpleNamespace(expire=note("expire")),
             drive=lambda act: act(),
@@ -103,7 +103,9 @@ class World:
         parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement, oldstores)
         milestones = SimpleNamespace(look=note("tell milestones"))
         surroundings = SimpleNamespace(look=note("tell circumstances"))
-        self.chores: Chores = made(*parts, milestones, surroundings, self.pool, lambda: self.now_ms)
+        paces = SimpleNamespace(look=note("paces"))
+        later = (milestones, surroundings, paces)
+        self.chores: Chores = made(*parts, *later, self.pool, lambda: self.now_ms)
         self.chores.start()
 
     def note(self, what: str) -> Callable[..., None]:
@@ -141,6 +143,7 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "look for old stores",
         "tell milestones",
         "tell circumstances",
+        "paces",
     ]
     assert world.look(0) == always + healing + keeping
     assert world.look(HOUSEKEEPING_MS - 1) == always

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 import raftmq.dledger.saver
+from raftmq.dledger.durations import Durations
 from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.health import DiskHealth, DiskState
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.saver import HardStateSaver
 from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.slowwrites import SlowWrites
 from raftmq.dledger.writer import FrameWriter
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsDisk, OsFile
@@ -48,7 +47,7 @@ def written(root: Path, segments_max: int) -> tuple[SmallDisk, RaftLog, FrameWri
     commitlog.open()
     log = RaftLog(commitlog)
     log.open()
-    return disk, log, FrameWriter(log, SlowWrites(lambda: 0.0))
+    return disk, log, FrameWriter(log, Durations(lambda: 0.0))
 
 
 def frames(first: int, last: int, term: int = 1) -> list[Frame]:
@@ -104,29 +103,6 @@ def test_another_error_is_not_a_full_disk(tmp_path: Path) -> None:
     disk.error = errno.EIO
     with pytest.raises(OSError, match="says the test"):
         writer.append(frames(1, 4))
-
-
-def test_the_health_of_a_disk() -> None:
-    health = DiskHealth(100)
-    assert not health.synced(100.0)
-    assert health.synced(101.0)
-    assert (health.state, health.reason) == (
-        DiskState.STALLED,
-        "fdatasync has not returned for 101 ms",
-    )
-    assert not health.synced(500.0)
-    assert health.synced(0.0)
-    assert (health.state, health.reason) == (DiskState.OK, "")
-    health.full("no room")
-    assert health.is_full
-    assert not health.synced(500.0)  # it is bad already
-    health.has_room()
-    assert health.state is DiskState.OK
-    health.failed("gone")
-    health.full("no room")
-    health.has_room()
-    assert not health.synced(500.0)
-    assert (health.state, health.reason) == (DiskState.FAILED, "gone")
 
 
 async def test_votes_are_saved_off_the_loop_and_a_hang_is_seen(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
+from raftmq.dledger.pace import Pace
 from raftmq.dledger.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection
 from raftmq.dledger.repair import (
     RESPONSE_BYTES_MAX,
@@ -83,6 +84,7 @@ MESSAGES: list[PeerMessage] = [
     Milestone(A, B, 20, 6, 2**32 - 1),
     Circumstances(A, B, 2**62 - 1, 0, 0, b""),
     Circumstances(A, B, 0, 1, 2**62 - 1, b"x" * SETTINGS_SIZE_BYTES_MAX),
+    Pace(A, B, 2**62 - 1, 0, 1, 2, 3, 4),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
     RepairResponse(A, B, 1, 20, Outcome.FRAMES, Standing.LEADS, 30, 4, frame(20).data[5:], 7),

@@ -1,14 +1,17 @@
-"""A leader whose disk does not read: it steps down, and leads again when the same read works."""
+"""Whether a member may lead, by what its disk does: hang, fill, fail to read."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.health import DiskHealth, DiskState
+from raftmq.dledger.disk_health import DiskHealth, DiskState
+from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.messages import Role
 from raftmq.store.errors import OffsetOutOfRange
 from tests.dledger.members import Group
@@ -16,22 +19,91 @@ from tests.dledger.members import Group
 NOT_READ = OSError(errno.EIO, "cannot read, says the test")
 
 
-def test_the_health_of_a_disk_that_cannot_be_read() -> None:
-    health = DiskHealth(100)
-    assert health.unreadable("no")
-    assert not health.unreadable("again")
-    assert (health.state, health.reason) == (DiskState.UNREADABLE, "no")
-    assert not health.synced(500.0)  # it is bad already
-    health.readable()
-    assert (health.state, health.reason) == (DiskState.OK, "")
-    health.full("no room")
-    assert not health.unreadable("no")
-    health.readable()
-    assert health.is_full
-    health.failed("gone")
-    assert not health.unreadable("no")
-    health.readable()
-    assert health.state is DiskState.FAILED
+class World:
+    """A disk whose syncs last as long as `flush_ms` and `vote_ms` say."""
+
+    def __init__(self, mode: FlushMode = FlushMode.SYNC) -> None:
+        self.told: list[object] = []
+        self.flush_ms = self.vote_ms = 0.0
+        core = SimpleNamespace(
+            node_id="n0",
+            role=Role.LEADER,
+            disk_fails=lambda reason, takes_frames=True: self.told.append(takes_frames),
+            disk_works=lambda: self.told.append("works"),
+            durable=lambda index: self.told.append(("durable", index)),
+        )
+        flusher = SimpleNamespace(
+            mode=mode,
+            written=lambda: self.told.append("written"),
+            stalled_ms=lambda now_ms: self.flush_ms,
+        )
+        saver = SimpleNamespace(stalled_ms=lambda now_ms: self.vote_ms)
+        log = SimpleNamespace(last_index=7)
+        made = cast(Any, DiskHealth)  # of parts that only look like the real ones
+        self.disk: DiskHealth = made(core, log, flusher, saver, stall_ms=100, alone=False)
+
+
+@pytest.mark.parametrize("which", ["flush_ms", "vote_ms"])
+def test_a_sync_that_hangs_ends_leadership_until_it_returns(which: str) -> None:
+    world = World()
+    world.disk.look(1.0)
+    assert world.told == []
+    setattr(world, which, 101.0)
+    world.disk.look(2.0)
+    world.disk.look(3.0)
+    assert world.told == [True]
+    assert world.disk.state is DiskState.STALLED
+    setattr(world, which, 0.0)
+    world.disk.look(4.0)
+    assert world.told == [True, "works"]
+
+
+def test_a_full_disk_takes_no_frames_until_those_held_are_written() -> None:
+    world = World()
+    world.disk.full(OSError("no space"))
+    assert world.told == [False]
+    assert world.disk.is_full
+    world.disk.has_room()
+    assert world.told == [False, "works", "written"]
+    assert world.disk.state is DiskState.OK
+
+
+def test_frames_count_as_durable_at_once_only_in_async_flush() -> None:
+    world = World()
+    world.disk.written()
+    assert world.told == ["written"]
+    world = World(FlushMode.ASYNC)
+    world.disk.written()
+    assert world.told == ["written", ("durable", 7)]
+
+
+def test_a_bad_disk_keeps_the_state_that_it_has() -> None:
+    world = World()
+    disk, unread = world.disk, lambda: None
+    disk.full(OSError("no space"))
+    world.flush_ms = 500.0
+    disk.look(1.0)
+    disk.read_failed(NOT_READ, unread)
+    disk.read_again()
+    assert (disk.state, disk.reason) == (DiskState.FULL, "no room for the next frame: no space")
+    assert disk.reported("slow, too") == (disk.state, disk.reason)
+    world.flush_ms = 0.0
+    disk.has_room()
+    disk.read_failed(NOT_READ, unread)
+    disk.read_failed(OSError("again"), unread)
+    assert disk.reason == "reading the log failed: [Errno 5] cannot read, says the test"
+    world.flush_ms = 500.0
+    disk.look(2.0)
+    assert disk.state is DiskState.UNREADABLE
+    disk.read_again()
+    assert (disk.state, disk.reason) == (DiskState.OK, "")
+    assert disk.reported("writes wait") == (DiskState.SLOW, "writes wait")
+    disk.failed("gone")
+    disk.full(OSError("no space"))
+    disk.has_room()
+    disk.look(3.0)
+    disk.read_failed(NOT_READ, unread)
+    assert (disk.state, disk.reason) == (DiskState.FAILED, "gone")
 
 
 async def test_a_leader_that_cannot_read_for_a_follower_gives_leadership_up(tmp_path: Path) -> None:
@@ -102,14 +174,14 @@ async def test_reads_that_change_nothing(
         leader = await group.leader()
         node = leader if at_leader else group.others(leader)[0]
         calls: list[str] = []
-        trial = node.member.parts.pump.disk.trial
-        real = trial.failed
+        disk = node.member.parts.pump.disk
+        real = disk.read_failed
 
         def failed(error: OSError, again: Callable[[], object]) -> None:
             real(error, again)
             calls.append("failed")
 
-        trial.failed = failed  # type: ignore[method-assign]
+        disk.read_failed = failed  # type: ignore[method-assign]
         node.member.read_failed(OSError(number, "says the test"), lambda: calls.append("again"))
         await group.until(lambda: bool(calls))
         assert calls == ["failed"]

@@ -1,0 +1,85 @@
+"""Measures for how long writes to the log, or its syncs, hold up a message.
+
+Time counts that the thread slept in a call: the duration, less the time in which the thread
+computed or waited for a processor, as the kernel counts both (/proc/thread-self/schedstat). So a
+starved machine does not look like a slow disk. The kernel is asked only about calls that follow a
+call of SUSPECT_MS within SUSPECT_FOR_MS; a longer call that it was not asked about does not count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+SUSPECT_MS = 2.0  # a usual write takes 0.01 to 0.1 ms
+SUSPECT_FOR_MS = 10_000.0
+PERIODS = 4  # that an average goes back
+SCHEDSTAT = "/proc/thread-self/schedstat"
+_NS_PER_MS = 1e6
+
+
+def on_processor_ms() -> float | None:
+    """Return for how long this thread has computed or waited for a processor; None if the kernel
+    does not report it."""
+    try:
+        with open(SCHEDSTAT, "rb") as file:
+            run_ns, waited_ns, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return (run_ns + waited_ns) / _NS_PER_MS or None
+
+
+class Durations:
+    """Measures calls, at most one of which is under way at a time."""
+
+    def __init__(
+        self,
+        clock_ms: Callable[[], float],
+        on_processor_ms: Callable[[], float | None] = on_processor_ms,
+    ) -> None:
+        """`clock_ms` never goes back. Where `on_processor_ms` always returns the same number, all
+        time in a call counts."""
+        self._clock_ms = clock_ms
+        self._on_processor_ms = on_processor_ms
+        self._since_ms = self._begun_ms = clock_ms()
+        self._under_way = False
+        self._busy_ms: float | None = None  # on_processor_ms at the beginning of the call
+        self._suspect_until_ms = 0.0  # the kernel is asked about each call
+        self._count = 0
+        self._sum_ms = self._squares = 0.0
+        # The last periods: their length, count, sum and sum of squares.
+        self._periods: deque[tuple[float, int, float, float]] = deque(maxlen=PERIODS)
+
+    def begin(self) -> None:
+        """Note that a call begins."""
+        self._begun_ms = now_ms = self._clock_ms()
+        self._under_way = True
+        self._busy_ms = self._on_processor_ms() if now_ms < self._suspect_until_ms else None
+
+    def end(self) -> None:
+        """Note that the call has returned."""
+        now_ms = self._clock_ms()
+        self._under_way = False
+        slept_ms = now_ms - self._begun_ms
+        if slept_ms >= SUSPECT_MS:
+            self._suspect_until_ms = now_ms + SUSPECT_FOR_MS
+            busy_ms = None if self._busy_ms is None else self._on_processor_ms()
+            if self._busy_ms is None or busy_ms is None:
+                return
+            slept_ms = max(0.0, slept_ms - (busy_ms - self._busy_ms))
+        self._count += 1
+        self._sum_ms += slept_ms
+        self._squares += slept_ms * slept_ms
+
+    def period(self) -> float | None:
+        """End a period. Return for how many milliseconds a message is held up, on average over the
+        last periods: by its own call, and by the call that is under way when it arrives. None
+        without any call."""
+        now_ms = self._clock_ms()
+        self._periods.append((now_ms - self._since_ms, self._count, self._sum_ms, self._squares))
+        self._since_ms, self._count, self._sum_ms, self._squares = now_ms, 0, 0.0, 0.0
+        passed_ms, count, total_ms, squares = map(sum, zip(*self._periods, strict=True))
+        under_way_ms = now_ms - self._begun_ms if self._under_way else 0.0
+        if not count:
+            return under_way_ms or None
+        return max(under_way_ms, total_ms / count + squares / (2 * max(passed_ms, 1.0)))

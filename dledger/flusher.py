@@ -120,9 +120,14 @@ class LogFlusher:
         assert self._on_durable is not None
         assert self._on_failed is not None
         error = done.exception()
+        durable = None
         if error is None:
             self.syncs += 1
-            durable = self._log.finish_sync(ticket)
+            try:
+                durable = self._log.finish_sync(ticket)
+            except OSError as failure:  # of the note how far the log is durable
+                error = failure
+        if error is None:
             if self.mode is FlushMode.SYNC:
                 self._begin()  # first, so that the disk works while the loop does
                 if durable is not None:

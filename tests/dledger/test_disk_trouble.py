@@ -10,6 +10,7 @@ import pytest
 
 import raftmq.dledger.saver
 from raftmq.dledger.durations import Durations
+from raftmq.dledger.flusher import FlushMode, LogFlusher
 from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
@@ -203,3 +204,23 @@ def test_a_note_whose_creation_did_not_finish_is_created_again(
     file.save(b"two")
     file.close()
     assert SlotFile(OsDisk(str(tmp_path)), "raft/notes").load() == b"two"
+
+
+async def test_a_note_of_durability_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    """The error was lost in a callback: the leader went on, and never counted its own copy."""
+    _, log, writer = written(tmp_path, 1)
+    failures: list[Exception] = []
+    flusher = LogFlusher(log, FlushMode.SYNC, 500, Durations(lambda: 0.0))
+    flusher.start(lambda index: failures.append(AssertionError(index)), failures.append)
+    error = OSError(errno.EROFS, "says the test")
+
+    def finish(ticket: object) -> int:
+        raise error
+
+    log.finish_sync = finish  # type: ignore[method-assign]
+    writer.append(frames(1, 1))
+    flusher.written()
+    await until(lambda: bool(failures))
+    await flusher.stop()
+    assert failures == [error]
+    assert not flusher.all_durable

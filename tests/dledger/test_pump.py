@@ -79,7 +79,7 @@ class World:
                 SimpleNamespace(
                     written=note("sync"),
                     full=note("full"),
-                    health=SimpleNamespace(failed=note("disk failed")),
+                    failed=note("disk failed"),
                 ),
             ),
             links=cast(

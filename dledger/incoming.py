@@ -1,7 +1,8 @@
 """The links that peers dial: `Incoming` decides who is let in, `Accepted` is one connection. Shell.
 
-Limits: connections that have not said hello are bounded in number and in time, a hello in size. So
-is the number of connections from replicas that this one does not know: anybody can claim to be one.
+Limits: connections that have not said hello are bounded in number and in time, a hello in size. One
+too many closes an older one, of the address with the most, so nobody keeps a replica out. So is the
+number of connections from replicas that this one does not know: anybody can claim to be one.
 Malformed data closes the connection it came over, and does nothing else.
 """
 
@@ -27,6 +28,7 @@ from raftmq.dledger.wire import (
     encode_identity,
     spoken,
 )
+from raftmq.ops.fairness import Evictor
 
 log = logging.getLogger("raftmq.dledger.peers")
 
@@ -53,6 +55,7 @@ class Incoming:
         self._make_reader = make_reader
         self._removed: frozenset[NodeId] = frozenset()
         self._accepted: set[Accepted] = set()
+        self._silent: Evictor[Accepted] = Evictor(with_accounts=True)  # said no hello yet
         self._by_peer: dict[NodeId, Accepted] = {}
         self._takeovers: dict[NodeId, deque[float]] = {}  # when the last ones were
 
@@ -112,15 +115,21 @@ class Incoming:
         self.refusals += 1
 
     def opened(self, connection: Accepted) -> bool:
-        """Count a new connection; return False if too many have not said hello, or nobody is let
-        in."""
+        """Count a new connection, and close another one if too many have not said hello; return
+        False if nobody is let in."""
+        if not self.is_shut and len(self._silent) >= HANDSHAKING_MAX:
+            evicted = self._silent.choose(HANDSHAKING_MAX)
+            if evicted is not None:
+                self.refused()
+                evicted.line.abort()
         self._accepted.add(connection)
-        silent = len(self._accepted) - len(self._by_peer)
-        return silent <= HANDSHAKING_MAX and not self.is_shut
+        self._silent.added(connection)
+        return not self.is_shut
 
     def welcome(self, connection: Accepted, peer: NodeId) -> Reader:
         """Note that the connection brings messages of `peer` from now on; return their reader."""
         old = self.line(peer)
+        self._silent.removed(connection)
         self._by_peer[peer] = connection
         if old is not None:
             self._took_over(peer, old, connection.line)
@@ -162,6 +171,7 @@ class Incoming:
     def lost(self, connection: Accepted) -> None:
         """Note that a connection is closed; report it if it brought messages."""
         self._accepted.discard(connection)
+        self._silent.removed(connection)
         peer = connection.peer
         if peer is not None and self._by_peer.get(peer) is connection:
             del self._by_peer[peer]
@@ -182,10 +192,13 @@ class Accepted(asyncio.Protocol):
         self._reader: Reader | None = None
         self._opening = b""
         self._timer: asyncio.TimerHandle | None = None
+        # For the eviction of those that said no hello (ops.fairness).
+        self.is_open, self.is_busy, self.has_account = True, False, False
+        self.holder, self.last_active_s = "", 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         config = self._local.config
-        self.line.made(transport, config)
+        self.holder = ip_of(self.line.made(transport, config))
         if not self._door.opened(self):
             self._door.refused()
             self.line.abort()

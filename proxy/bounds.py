@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 
+from raftmq.ops.fairness import SharedLimit
 from raftmq.remoting.connection import FROM_PEER
 
 log = logging.getLogger("raftmq.proxy")
@@ -15,34 +15,31 @@ class Bound:
     """Counts calls from when they are taken until their task ends, which is when gRPC has written
     the answer: a caller that does not read it goes on counting."""
 
-    def __init__(self, kind: str, limit: int) -> None:
-        """`kind` is for the log and the metrics; `limit` is for each key."""
+    def __init__(self, kind: str, limit: int, share: float) -> None:
+        """`kind` is for the log and the metrics; `share` is each holder's of what is free."""
         self.kind = kind
-        self.limit = limit
         self.refused_count = 0
-        self._counts: Counter[str] = Counter()
+        self._shared = SharedLimit(limit, share)
+
+    @property
+    def limit(self) -> int:
+        return self._shared.limit
 
     @property
     def count(self) -> int:
-        return self._counts.total()
+        return self._shared.used
 
-    def take(self, peer: str, key: str = "") -> bool:
+    def take(self, peer: str, holder: str) -> bool:
         """Count the call that this task serves; return False, and log it, for one too many."""
-        if self._counts[key] >= self.limit:
+        if not self._shared.take(holder):
             self.refuse(peer)
             return False
         task = asyncio.current_task()
         assert task is not None
-        self._counts[key] += 1
-        task.add_done_callback(lambda _: self._give_back(key))
+        task.add_done_callback(lambda _: self._shared.give_back(holder))
         return True
 
     def refuse(self, peer: str) -> None:
         self.refused_count += 1
         words = "call_bound kind=%s limit=%d total=%d peer=%s"
         log.warning(words, self.kind, self.limit, self.refused_count, peer, extra=FROM_PEER)
-
-    def _give_back(self, key: str) -> None:
-        self._counts[key] -= 1
-        if not self._counts[key]:
-            del self._counts[key]

@@ -39,6 +39,7 @@ LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait
 METADATA_BYTES_MAX = 16 * 1024
 UNREAD_BYTES = 256 << 10  # of a message: 5 MB a second over a connection at 50 ms a round trip
 PING_MS, PING_TIMEOUT_MS = 8_000, 8_000  # a silent connection is closed after both
+HANDSHAKE_MS, IDLE_MS = 10_000, 120_000  # the latter as Apache's
 PING_MS_MIN = 5_000  # clients may ping that often
 
 
@@ -152,6 +153,9 @@ class ProxyServer:
                 # this, and of a message that is read all.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
+                # A connection that begins no HTTP/2, and one without calls, are closed.
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.keepalive_time_ms", PING_MS),
                 ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),

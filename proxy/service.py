@@ -51,7 +51,10 @@ STRANGER_S = 2.0  # to say something, before its stream is refused
 MESSAGE_S = 60.0  # for the message of a call to arrive: 16 MiB at 300 kB a second
 # Strangers that are being answered: each may have sent one message of the largest size.
 STRANGERS_MAX = 16
-CHECKS_MAX = 100  # health checks of one address that are being answered
+CHECKS_MAX = 200  # health checks that are being answered
+# Of the free calls: one account alone, or address (a load balancer's, perhaps) gets eight ninths.
+CALLS_SHARE = 8.0
+STRANGERS_SHARE = CHECKS_SHARE = 1.0  # of one address, likewise
 CALL_S_MAX = 120.0
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
 _ENDS = {
@@ -85,9 +88,9 @@ class Service:
         transactions: Transactions,
         stopping: asyncio.Event,
     ) -> None:
-        self._calls = Bound("calls", calls_max)
-        self._strangers = Bound("strangers", STRANGERS_MAX)
-        self._checks = Bound("health", CHECKS_MAX)
+        self._calls = Bound("calls", calls_max, CALLS_SHARE)
+        self._strangers = Bound("strangers", STRANGERS_MAX, STRANGERS_SHARE)
+        self._checks = Bound("health", CHECKS_MAX, CHECKS_SHARE)
         self._unfinished_count = 0
         self._call_limit_s = call_limit_s
         self._access = access
@@ -191,11 +194,11 @@ class Service:
         try:
             caller = self._caller(context)
         except Refusal as refusal:
-            if not self._strangers.take(context.peer()):
+            if not self._strangers.take(context.peer(), host_of(context.peer())):
                 await self._end(name, context, refusal)
             raise
-        if not self._calls.take(context.peer()):
-            words = f"{self._calls.limit} calls are in progress already"
+        if not self._calls.take(context.peer(), caller.access_key or caller.host):
+            words = f"{self._calls.count} of {self._calls.limit} calls are in progress already"
             await self._end(name, context, Refusal(pb.Code.TOO_MANY_REQUESTS, words))
         return caller
 
@@ -356,7 +359,7 @@ class Service:
     async def _health(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         peer = context.peer()
         if not self._checks.take(peer, host_of(peer)):
-            words = f"{self._checks.limit} health checks are in progress already"
+            words = f"{self._checks.count} health checks are in progress already"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return NOT_SERVING if self._stopping.is_set() else SERVING
 

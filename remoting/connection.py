@@ -152,6 +152,16 @@ class Connection(asyncio.Protocol):
         return self._open
 
     @property
+    def is_busy(self) -> bool:
+        """Return whether it must not be closed for another one (ops.fairness): never."""
+        return False
+
+    @property
+    def holder(self) -> str:
+        """Return the address that it counts for among the server's connections."""
+        return self.peer_address.rpartition(":")[0]
+
+    @property
     def outstanding(self) -> int:
         """Count the own requests that wait for an answer."""
         return len(self._pending)

@@ -3,7 +3,7 @@
 All connections share one table of handlers by request code, one raw handler if the owner has a
 fast path, one set of limits, and the budgets of the process. A misbehaving peer loses its own
 connection and affects nothing else. Nobody keeps others out by holding connections: a full server
-gives one up for a new one (remoting.places), and only if there is none closes that.
+closes one for a new one (ops.fairness).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from raftmq.ops.fairness import Evictor
 from raftmq.ops.listening import PlainListening, listen_plain
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import (
@@ -24,7 +25,6 @@ from raftmq.remoting.connection import (
     Handler,
     RawHandler,
 )
-from raftmq.remoting.places import Places
 from raftmq.remoting.tls import TlsMode
 from raftmq.remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
 from raftmq.remoting.turns import Turns
@@ -68,9 +68,9 @@ class RemotingServer:
         self._stopping = False
         self.connections: set[Connection] = set()
         self.connections_max = (server_limits or ServerLimits()).connections_max  # may be changed
-        self.refused_count = 0  # connections closed for want of room, new or not
+        self.refused_count = 0  # connections closed for new ones
         self.accepted_count = 0
-        self._places: Places[Connection] = Places(with_accounts=with_accounts)
+        self._evictor: Evictor[Connection] = Evictor(with_accounts=with_accounts)
         self._gone_bytes = [0, 0]  # received and sent by connections that have ended
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
@@ -167,36 +167,30 @@ class RemotingServer:
         if self._stopping:  # accepted just before the port was closed; stop did not see it
             connection.abort("server stops")
             return
-        if len(self.connections) >= self.connections_max and not self._make_room():
-            connection.abort("too many connections")
-            return
+        if len(self.connections) >= self.connections_max:
+            self._evict()
         self.connections.add(connection)
-        self._places.taken(connection)
+        self._evictor.added(connection)
         self.accepted_count += 1
         connection.on_close(self._closed)
         if self._on_connection_closed is not None:
             connection.on_close(self._on_connection_closed)
 
-    def _make_room(self) -> bool:
-        """Give up a connection for a new one, if there is one to give up."""
-        given_up = self._places.first_to_go()
+    def _evict(self) -> None:
+        """Close a connection for a new one."""
         self.refused_count += 1
         total = self.refused_count
-        is_told = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
-        if given_up is None:
-            if is_told:
-                LOG.warning("connection_refused total=%d reason=too_many", total, extra=FROM_PEER)
-            return False
-        if is_told:
+        if total & (total - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             LOG.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
-        given_up.abort("too many connections")
-        return True
+        evicted = self._evictor.choose(self.connections_max)
+        if evicted is not None:
+            evicted.abort("too many connections")
 
     def _closed(self, connection: Connection, _: str) -> None:
         self._gone_bytes[0] += connection.received_bytes
         self._gone_bytes[1] += connection.sent_bytes
         self.connections.discard(connection)
-        self._places.left(connection)
+        self._evictor.removed(connection)
 
     def _schedule_idle_sweep(self) -> None:
         timeout_s = self._server_limits.idle_timeout_s

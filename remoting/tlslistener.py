@@ -6,8 +6,9 @@ TLS, and nothing here touches it again: plain connections cost no more per messa
 ordinary listener.
 
 Limits: at most `arriving_max` connections may wait for their first byte or be in their handshake.
-Beyond that the one that has been silent longest is closed, if it has been silent for `grace_s`;
-else nothing is accepted until one of them is handed over or closed. `patience_s` is the time-out
+Beyond that the one that has been silent longest is closed, if it has been silent for `grace_s`, or
+the one that has been in its handshake longest, if for HANDSHAKE_GRACE_S; else nothing is accepted
+until one of them is handed over or closed. `patience_s` is the time-out
 for the first byte, and again for the handshake. A handshake takes about a millisecond of the loop's
 time, so only `starts_per_turn` begin in one turn: otherwise clients that all come back at once
 would hold up the rest of the loop, for example a leader's heartbeats.
@@ -31,6 +32,7 @@ LOG = logging.getLogger("raftmq.remoting.tls")
 
 CLIENT_HELLO = 0x16  # the first byte of a TLS handshake record
 ACCEPTS_PER_TURN = 64
+HANDSHAKE_GRACE_S = 3.0  # then a handshake makes room for others, if there are too many
 ACCEPT_PAUSE_S = 1.0  # if the process or the machine is out of descriptors or memory
 SOURCES_MAX = 1_024  # remembered, to keep them from flooding the log
 SILENCE_S = 60.0  # between two log lines about one source
@@ -191,19 +193,23 @@ class TlsListener:
             self._arrive(_Arrival(accepted, str(address[0]), self._loop.time()))
 
     def _has_room(self) -> bool:
-        """Return whether one more fits, perhaps in place of a silent one; if not, pause
-        accepting."""
+        """Return whether one more fits, perhaps in place of a silent one; if not, pause accepting,
+        and end the longest handshake if it is overdue."""
         if self.arriving < self._limits.arriving_max:
             return True
-        longest = next(iter(self._silent), None)
-        if longest is None:
-            self._stop_accepting()
-            return False
-        silent_s = self._loop.time() - longest.since_s
-        if silent_s < self._limits.grace_s:
-            self._stop_accepting(self._limits.grace_s - silent_s)
-            return False
-        return True
+        now_s = self._loop.time()
+        pauses_s = []
+        if (silent := next(iter(self._silent), None)) is not None:
+            pauses_s.append(silent.since_s + self._limits.grace_s - now_s)
+            if pauses_s[0] <= 0:
+                return True
+        if (slow := next(iter(self._tasks.values()), None)) is not None:
+            pauses_s.append(slow.since_s + HANDSHAKE_GRACE_S - now_s)
+            if pauses_s[-1] <= 0:
+                _hang_up(slow.socket)  # `_left` is called once its handshake has failed
+                pauses_s[-1] = HANDSHAKE_GRACE_S
+        self._stop_accepting(min(pauses_s, default=None))
+        return False
 
     def _left(self) -> None:
         """Accept again, after a connection was handed over or closed."""

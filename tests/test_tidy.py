@@ -83,17 +83,19 @@ OF_THE_LOCK = {
 }
 
 # What clients need of remoting stands on its own, and so does Raft, but for dialling and TCP's
-# options. These files of servers listen, say what they read of a configuration, and what they add to its metrics.
+# options. These files of servers listen, share what is limited, say what they read of a
+# configuration, and what they add to its metrics.
 OF_SERVERS = {
     "dledger/dialer.py": {"ops.dialling"},
     "dledger/gate.py": {"ops.listening"},
+    "dledger/incoming.py": {"ops.fairness"},
     "dledger/network.py": {"ops.dialling", "ops.keepalive", "ops.listening"},
     "dledger/peers.py": {"ops.listening"},
     "remoting/budgetfigures.py": {"ops.metrics"},
     "remoting/client.py": {"ops.dialling"},
     "remoting/connection.py": {"ops.keepalive"},
     "remoting/processtls.py": {"ops.tlsoptions"},
-    "remoting/server.py": {"ops.listening"},
+    "remoting/server.py": {"ops.fairness", "ops.listening"},
     "remoting/tlsfigures.py": {"ops.metrics"},
     "remoting/tlslinks.py": {"ops.dialling"},
     "remoting/tlslistener.py": {"ops.keepalive"},

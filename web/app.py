@@ -6,7 +6,8 @@
 With httpHealthPort a second, small one beside it tells whoever is on this machine about health.
 
 It runs on the current loop. Bounds: BODY_BYTES_MAX for a request's body and BODY_LIMIT_S for its
-arrival, BODIES_BYTES_MAX for all bodies held, CONNECTIONS_MAX, and each operation's own time limit.
+arrival, BODIES_BYTES_MAX for all bodies held, CONNECTIONS_MAX, each operation's own time limit, and
+what one account may have of these (web.admission). Health and metrics are always answered.
 Nothing that arrives is unpacked: a few bytes could cost the loop seconds. A body with a
 Content-Encoding is refused; of a body that nobody read UNREAD_BYTES_MAX are thrown away at most.
 Every error is answered as a problem; an unforeseen one is logged and answered 500 without details.
@@ -29,12 +30,12 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from raftmq.ops.listening import Listening, listen_plain
 from raftmq.ops.versions import Condition
+from raftmq.web.admission import Admission
 from raftmq.web.auth import Access, WebSettings, allow
 from raftmq.web.docspage import FILES, content_of
 from raftmq.web.docspage import POLICY as REFERENCE_POLICY
 from raftmq.web.openapi import document
-from raftmq.web.operation import JSON, Call, Caller, Operation, Reply, Role
-from raftmq.web.places import Places
+from raftmq.web.operation import EVENT_STREAM, JSON, Call, Caller, Operation, Reply, Role
 from raftmq.web.problem import (
     MEDIA_TYPE,
     ApiProblem,
@@ -52,12 +53,15 @@ log = logging.getLogger("raftmq.web")
 
 FROM_PEER = {"from_peer": True}  # a peer can cause any number of these; ops.logs bounds them
 BODY_BYTES_MAX = 1024 * 1024
+STRANGER_BODY_BYTES_MAX = 16 * 1024  # of an operation that needs no account
 BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # for all requests in progress; beyond, the answer is 503
 BODY_LIMIT_S = 10.0
 UNREAD_BYTES_MAX = 2 * BODY_BYTES_MAX  # after the answer, for a client that reads when it has sent
 UNREAD_LIMIT_S = 2.0
 CONNECTIONS_MAX = 512
-STRANGER_S = 5.0  # a stranger (web.places) that asks nothing is closed after one to two times this
+STRANGER_S = (
+    5.0  # a stranger (web.admission) that asks nothing is closed after one to two times this
+)
 KEEPALIVE_S = 75.0
 TOKENS_LOOK_S = 10.0  # the tokens file is looked at so often
 STOP_LIMIT_S = 2.0  # for requests in progress
@@ -66,6 +70,7 @@ REASON_CHARS_MAX = 200  # of a refusal's reason in the log
 PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 OPENAPI_PATH = "/api/v1/openapi.json"
 HEALTH_PATHS = ("/health/live", "/health/ready")
+UNLIMITED_PATHS = frozenset((*HEALTH_PATHS, "/metrics"))
 LOOPBACK = "127.0.0.1"  # where httpHealthPort is
 
 RawHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
@@ -86,12 +91,14 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class RawRoute:
     """A route that the OpenAPI document does not describe, e.g. a proxy's; `pattern` is aiohttp's,
-    method "*" means all. `role(request)`: the role that its caller must have; None: anybody."""
+    method "*" means all. `role(request)`: the role that its caller must have; None: anybody.
+    `is_stream(request)`: the answer is an event stream."""
 
     method: str
     pattern: str
     handler: RawHandler
     role: Callable[[web.Request], Role | None]
+    is_stream: Callable[[web.Request], bool] = lambda _: False
 
 
 # A way to listen with TLS: (protocol factory, host, port, a bound socket or None).
@@ -100,30 +107,7 @@ Listen = Callable[
 ]
 
 
-class Bodies:
-    """The bytes of bodies that all requests in progress may hold together. A request counts once,
-    with its announced size, until it is answered."""
-
-    def __init__(self) -> None:
-        self.held_bytes = 0
-        self._held: dict[int, int] = {}  # by the request's identity
-
-    def hold(self, request: web.BaseRequest) -> None:
-        """Count a request's body. Raises ApiProblem if there is no room."""
-        if id(request) in self._held:
-            return
-        announced = request.content_length
-        size = BODY_BYTES_MAX if announced is None else announced
-        if self.held_bytes + size > BODIES_BYTES_MAX:
-            raise busy(f"requests under way hold {self.held_bytes} bytes of bodies")
-        self._held[id(request)] = size
-        self.held_bytes += size
-
-    def let_go(self, request: web.BaseRequest) -> None:
-        self.held_bytes -= self._held.pop(id(request), 0)
-
-
-BODIES = web.AppKey("bodies", Bodies)
+ADMISSION = web.AppKey("admission", Admission)
 
 
 class WebServer:
@@ -156,7 +140,9 @@ class WebServer:
         self._closing = closing
         self._connections_max = connections_max
         self._stranger_s = stranger_s
-        self._places = Places(with_tokens=access.tokens_file is not None)
+        self.admission = Admission(
+            connections_max, BODIES_BYTES_MAX, with_tokens=access.tokens_file is not None
+        )
         self._sweeper: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None  # of the tokens file
         own = (
@@ -187,7 +173,7 @@ class WebServer:
         self._about = (title, version)
         self._document = b""  # made when it is asked for: it is a twentieth of a broker's start
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._outermost])
-        self.bodies = app[BODIES] = Bodies()
+        app[ADMISSION] = self.admission
         for operation in self.operations:
             app.router.add_route(operation.method, operation.path, self._route(operation))
         for page in (*pages, *_reference()):
@@ -252,7 +238,7 @@ class WebServer:
         if len(server.connections) >= self._connections_max and not self._make_room():
             return _Refusal()
         connection = server()
-        self._places.taken(connection, asyncio.get_running_loop().time())
+        self.admission.opened(connection, asyncio.get_running_loop().time())
         return connection
 
     def _make_room(self) -> bool:
@@ -263,7 +249,7 @@ class WebServer:
         self.refused_connections += 1
         total = self.refused_connections
         is_told = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
-        given_up = self._places.first_to_go(live)
+        given_up = self.admission.evict()
         if given_up is None:
             if is_told:
                 log.warning("connection_refused total=%d reason=too_many", total, extra=FROM_PEER)
@@ -274,7 +260,7 @@ class WebServer:
         return True
 
     def _live(self) -> list[RequestHandler]:
-        """Return the connections that are open and stay so, longest held first."""
+        """Return the connections that are open and stay so."""
         server = self._runner.server
         assert server is not None
         return [
@@ -286,7 +272,7 @@ class WebServer:
     def _sweep(self) -> None:
         """Close connections of strangers that ask nothing."""
         loop = asyncio.get_running_loop()
-        for one in self._places.idle_strangers(self._live(), loop.time(), self._stranger_s):
+        for one in self.admission.idle_strangers(self._live(), loop.time(), self._stranger_s):
             _abort(one)
         self._sweeper = loop.call_later(self._stranger_s, self._sweep)
 
@@ -298,14 +284,14 @@ class WebServer:
     ) -> web.StreamResponse:
         """Answer a request, and leave the connection fit for the next one, or closed."""
         clock = asyncio.get_running_loop().time
-        self._places.asks(request.protocol, clock())
+        self.admission.asked(request, clock())
         try:
             response = await self._answered(request, handler)
             if not request.content.is_eof():
                 await _send_over_unread(request, response)
             return response
         finally:
-            self._places.answered(request.protocol, clock())
+            self.admission.answered(request, clock())
 
     async def _answered(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -330,8 +316,6 @@ class WebServer:
             if gone and isinstance(error, ConnectionError):
                 return _problem_response(request, malformed("the client went away"))
             return _problem_response(request, self._unforeseen(request, error))
-        finally:
-            request.app[BODIES].let_go(request)
 
     def _unforeseen(self, request: web.Request, error: Exception) -> ApiProblem:
         problem = self._translate(error)
@@ -345,6 +329,7 @@ class WebServer:
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = self._caller(request, operation.role)
+            self._admit(request, operation.path, operation.media == EVENT_STREAM)
             call = await _checked(operation, request, caller)
             answer = await _in_time(operation, call)
             if operation.method != "GET":
@@ -356,6 +341,7 @@ class WebServer:
     def _raw(self, route: RawRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = self._caller(request, route.role(request))
+            self._admit(request, route.pattern, route.is_stream(request))
             return await route.handler(request, caller)
 
         return handle
@@ -368,9 +354,16 @@ class WebServer:
             request.cookies.get(self._access.session_cookie.name, ""),
             request.method,
         )
-        self._places.accepted(request.protocol, asyncio.get_running_loop().time())
+        self.admission.accepted(request, caller.name)
         allow(caller, role)
         return caller
+
+    def _admit(self, request: web.Request, path: str, is_stream: bool) -> None:
+        """Count a request within its limit. Raises ApiProblem."""
+        if is_stream:
+            self.admission.take(request, self.admission.streams, "event streams are open")
+        elif path not in UNLIMITED_PATHS:
+            self.admission.take(request, self.admission.requests, "requests are in progress")
 
     async def _openapi(self, _: Call) -> web.Response:
         if not self._document:
@@ -412,16 +405,18 @@ class _Refusal(asyncio.Protocol):
         accepted.close()
 
 
-async def read_body(request: web.Request) -> bytes:
+async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """Read the whole body, within the bounds. Raises ApiProblem."""
-    if (request.content_length or 0) > BODY_BYTES_MAX:
-        raise too_large(f"the body is larger than {BODY_BYTES_MAX} bytes")
-    request.app[BODIES].hold(request)
+    size = BODY_BYTES_MAX if request.content_length is None else request.content_length
+    if size > bytes_max:
+        raise too_large(f"the body is larger than {bytes_max} bytes, or has no Content-Length")
+    admission = request.app[ADMISSION]
+    admission.take(request, admission.bodies, "bytes of bodies are held", size)
     try:
         async with asyncio.timeout(BODY_LIMIT_S):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large(f"the body is larger than {BODY_BYTES_MAX} bytes") from error
+        raise too_large(f"the body is larger than {bytes_max} bytes") from error
     except TimeoutError as error:
         raise ApiProblem(408, "TIMEOUT", "the body did not arrive in time") from error
 
@@ -454,17 +449,18 @@ async def _checked(operation: Operation, request: web.Request, caller: Caller) -
         condition = condition_of(headers.get("If-Match"), headers.get("If-None-Match"))
     body = None
     if operation.body is not None:
-        body = await _body(request, operation.body)
+        bytes_max = STRANGER_BODY_BYTES_MAX if operation.role is None else BODY_BYTES_MAX
+        body = await _body(request, operation.body, bytes_max)
     return Call(request, caller, parameters, query, body, condition)
 
 
-async def _body(request: web.Request, kind: Any) -> Any:
+async def _body(request: web.Request, kind: Any, bytes_max: int) -> Any:
     """Parse the body; a missing one counts as an object without fields. Raises ApiProblem."""
     if not request.can_read_body:
         return from_json(b"{}", kind)
     if request.content_type != JSON:
         raise ApiProblem(415, "UNSUPPORTED_MEDIA_TYPE", f"send {JSON}")
-    return from_json(await read_body(request), kind)
+    return from_json(await read_body(request, bytes_max), kind)
 
 
 async def _in_time(operation: Operation, call: Call) -> Any:

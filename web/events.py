@@ -21,12 +21,11 @@ from aiohttp import web
 from msgspec import Meta
 
 from raftmq.web.operation import EVENT_STREAM, Call, Operation
-from raftmq.web.problem import busy
+from raftmq.web.problem import unavailable
 from raftmq.web.schema import Input, View, to_json
 
 RING_SIZE = 1_000
 BEHIND_MAX = 256  # events, besides those in the socket's buffer
-READERS_MAX = 64
 HEARTBEAT_S = 15.0  # between comments, by which a lost reader is noticed
 GAP = "gap"
 
@@ -55,7 +54,6 @@ class EventHub:
         *,
         ring_size: int = RING_SIZE,
         behind_max: int = BEHIND_MAX,
-        readers_max: int = READERS_MAX,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.wall_ms = wall_ms
@@ -65,7 +63,6 @@ class EventHub:
         self._number = 0
         self._readers: set[_Reader] = set()
         self._behind_max = behind_max
-        self._readers_max = readers_max
         self._heartbeat_s = heartbeat_s
         self._closed = False
 
@@ -115,8 +112,8 @@ class EventHub:
 
     async def stream(self, call: Call) -> web.StreamResponse:
         """Serve one reader until it leaves, is cut off, or the hub closes."""
-        if self._closed or len(self._readers) >= self._readers_max:
-            raise busy(f"{len(self._readers)} read the events already")
+        if self._closed:
+            raise unavailable("the server stops")
         request = call.request
         seen = request.headers.get("Last-Event-ID") or call.query.last_event_id
         reader = _Reader(request.transport)

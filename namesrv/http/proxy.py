@@ -34,7 +34,12 @@ class Proxy:
         self._cluster = cluster
 
     def routes(self) -> list[RawRoute]:
-        return [RawRoute(method, PATTERN, self.handle, role_of) for method in METHODS]
+        return [
+            RawRoute(
+                method, PATTERN, self.handle, role_of, lambda request: _tail(request) == EVENTS
+            )
+            for method in METHODS
+        ]
 
     async def handle(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         known = await self._known(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -141,11 +142,16 @@ async def test_connections_that_say_nothing_are_bounded_in_number() -> None:
     world = World()
     world.accept("n1")
     silent = [world.accept() for _ in range(HANDSHAKING_MAX)]
-    assert not world.incoming.opened(Accepted(world.local, world.incoming))
-    assert len(world.incoming.lines()) == HANDSHAKING_MAX + 2
-    for accepted in silent[:2]:
-        world.incoming.lost(accepted)
-    world.accept()
+    aborted: list[Accepted] = []
+    for one in silent:
+        one.line.abort = partial(aborted.append, one)  # type: ignore[method-assign]
+    for one in silent[:2]:
+        one.holder = "10.0.0.2"  # another replica, whose hello is on its way
+    for _ in range(20):
+        world.accept()
+    assert aborted == silent[2:22]
+    assert world.incoming.refusals == 20
+    world.incoming.welcome(silent[0], "n2")
 
 
 async def test_nobody_is_let_in_and_nothing_is_reported_once_it_is_shut() -> None:

@@ -10,6 +10,7 @@ import socket
 import time
 import zlib
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -20,6 +21,7 @@ from raftmq.web import app
 from raftmq.web.app import (
     BODIES_BYTES_MAX,
     BODY_BYTES_MAX,
+    STRANGER_BODY_BYTES_MAX,
     UNREAD_BYTES_MAX,
     Page,
     RequestLog,
@@ -85,12 +87,18 @@ def tokens_file(tmp_path, mode=0o600):
 
 
 @asynccontextmanager
-async def serving(tokens="", hub=None, **more):
+async def serving(tokens="", hub=None, more=(), **options):
     settings = WebSettings(tokens_file=tokens)
-    operations = [*OPERATIONS, *([hub.operation()] if hub else [])]
+    operations = [*OPERATIONS, *more, *([hub.operation()] if hub else [])]
     closing = hub.close if hub else (lambda: None)
     server = WebServer(
-        settings, Access.of(settings), operations, title="T", version="1", closing=closing, **more
+        settings,
+        Access.of(settings),
+        operations,
+        title="T",
+        version="1",
+        closing=closing,
+        **options,
     )
     await server.start()
     try:
@@ -428,15 +436,88 @@ async def test_strangers_keep_nobody_out(tmp_path, held, caplog):
         assert told == [f"{begin}{total} reason=too_many" for total in (1, 2, 4, 8)]
 
 
-async def test_a_connection_too_many_is_told_so(tmp_path, held):
-    async with serving(tokens_file(tmp_path), connections_max=1) as client:
-        for _ in range(2):
+async def test_an_account_with_every_connection_keeps_nobody_out(tmp_path, held):
+    """Its connections are idle; health, a new caller and another account are served."""
+    async with serving(tokens_file(tmp_path), connections_max=8) as client:
+        other = await Raw(client).open()
+        held.append(other)
+        assert await other.ask("/fine", TOKENS["operator"]) == 200
+        for _ in range(20):
             held.append(await Raw(client).open())
-            if len(held) == 1:
-                assert await held[0].ask("/fine", TOKENS["viewer"]) == 200
-        assert b"503" in await held[1].reader.readline()
-        assert client.server.refused_connections == 1
-        assert await held[0].ask("/open") == 200
+            assert await held[-1].ask("/fine", TOKENS["viewer"]) == 200
+        for path, token in (("/open", ""), ("/fine", TOKENS["admin"])):
+            held.append(await Raw(client).open())
+            assert await held[-1].ask(path, token) == 200
+        assert await other.ask("/fine", TOKENS["operator"]) == 200
+
+
+async def test_a_connection_too_many_is_told_so(held):
+    """Only where every other one has a request in progress."""
+    hub = EventHub()
+    async with serving(hub=hub, connections_max=1) as client:
+        async with client.session.get(f"{client.base}/api/v1/events"):
+            held.append(await Raw(client).open())
+            assert b"503" in await held[0].reader.readline()
+            assert client.server.refused_connections == 1
+
+
+HEALTH = Operation("GET", "/health/live", "live", "l", fine, role=None)
+
+
+async def test_streams_of_one_account_leave_room_for_health_and_others(tmp_path, held):
+    """It opens as many as it likes, again and again. What it gets too many are refused with the
+    reason; every other caller is served meanwhile, and gets a stream."""
+    hub = EventHub()
+    async with serving(tokens_file(tmp_path), hub, connections_max=32, more=[HEALTH]) as client:
+        host, port = "127.0.0.1", client.server.port
+        ask = "GET /api/v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
+        statuses = []
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write((ask % TOKENS["viewer"]).encode())
+            held.append(SimpleNamespace(writer=writer))
+            async with asyncio.timeout(PATIENCE_S):
+                statuses.append((await reader.readuntil(b"\r\n"))[9:12])
+                if statuses[-1] == b"503":
+                    text = await reader.readuntil(b"viewer")
+                    assert b"8 event streams are open" in text
+        assert statuses.count(b"200") == hub.reader_count < 8
+        assert statuses.count(b"200") + statuses.count(b"503") == 100
+        for path, token in (("/health/live", ""), ("/fine", "viewer"), ("/fine", "admin")):
+            headers = {"Authorization": f"Bearer {TOKENS[token]}"} if token else {}
+            assert (await client.ask("GET", path, **headers)).status == 200
+        headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
+        async with client.session.get(f"{client.base}/api/v1/events", headers=headers) as stream:
+            assert stream.status == 200
+
+
+async def test_requests_of_one_account_leave_room_for_health_and_others(tmp_path):
+    """They do not end; further ones are refused at once."""
+    waits = asyncio.Event()
+
+    async def slow(call):
+        await waits.wait()
+        return {}
+
+    more = [HEALTH, Operation("GET", "/slow", "slow", "s", slow)]
+    async with serving(tokens_file(tmp_path), connections_max=32, more=more) as client:
+
+        def ask(path, who):
+            return client.ask("GET", path, Authorization=f"Bearer {TOKENS[who]}")
+
+        asked = [asyncio.create_task(ask("/slow", "viewer")) for _ in range(9)]
+        async with asyncio.timeout(PATIENCE_S):
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            [refused] = [task.result() for task in done]
+            assert (refused.status, refused.code) == (503, "BUSY")
+            assert b"8 of 16 requests are in progress, 8 of them of viewer" in refused.body
+            assert (await client.get("/health/live")).status == 200
+            assert (await ask("/fine", "admin")).status == 200
+            waits.set()
+            statuses = [answer.status for answer in await asyncio.gather(*asked)]
+            assert sorted(statuses) == [200] * 8 + [503]
+            assert (await ask("/fine", "viewer")).status == 200
+        assert client.server.admission.requests.used == 0
 
 
 async def test_without_tokens_the_longest_silent_makes_room(held):
@@ -526,15 +607,6 @@ async def test_a_reader_that_does_not_read_is_cut_off():
             assert hub.reader_count == 0
 
 
-async def test_not_more_readers_than_there_is_room_for():
-    hub = EventHub(readers_max=1)
-    async with serving(hub=hub) as client:
-        url = f"{client.base}/api/v1/events"
-        async with client.session.get(url):
-            async with client.session.get(url) as second:
-                assert second.status == 503
-
-
 async def test_a_stop_ends_the_streams():
     hub = EventHub()
     async with serving(hub=hub) as client:
@@ -552,28 +624,45 @@ async def test_quiet_streams_say_that_they_live():
                 await response.content.readuntil(b":\n\n")
 
 
-async def test_bodies_of_all_requests_under_way_have_a_bound():
-    """Sixteen begin and do not end; one more is told to come again, and later it is served."""
-    async with serving() as client:
+async def test_bodies_of_all_requests_under_way_have_a_bound(tmp_path):
+    """Half of what is held may be one account's. Eight begin and do not end; one more is refused,
+    another account is served, and later each is."""
+    async with serving(tokens_file(tmp_path)) as client:
         host, port = "127.0.0.1", client.server.port
         head = (
             f"POST /echo HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {TOKENS['operator']}\r\n"
             f"Content-Length: {BODY_BYTES_MAX}\r\n\r\n{{"
         ).encode()
         held = []
-        for _ in range(BODIES_BYTES_MAX // BODY_BYTES_MAX):
+        for _ in range(BODIES_BYTES_MAX // BODY_BYTES_MAX // 2):
             _, writer = await asyncio.open_connection(host, port)
             writer.write(head)
             held.append(writer)
-        await until(lambda: client.server.bodies.held_bytes >= BODIES_BYTES_MAX)
-        json = {"Content-Type": "application/json"}
-        answer = await client.ask("POST", "/echo", data=b"{}", **json)
+        bodies = client.server.admission.bodies
+        await until(lambda: bodies.used >= BODIES_BYTES_MAX // 2)
+
+        async def post(who):
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKENS[who]}"}
+            return await client.ask("POST", "/echo", data=b"{}", **headers)
+
+        answer = await post("operator")
         assert (answer.status, answer.code) == (503, "BUSY")
+        assert (await post("admin")).status == 200
         for writer in held:
             writer.transport.abort()
-        while answer.status == 503:  # until the server has seen that they are gone
-            answer = await client.ask("POST", "/echo", data=b"{}", **json)
-        assert answer.status == 200
+        await until(lambda: bodies.used == 0)
+        assert (await post("operator")).status == 200
+
+
+async def test_a_body_of_somebody_without_an_account_is_small():
+    more = [Operation("POST", "/open", "open2", "o", echo, role=None, body=Body)]
+    async with serving(more=more) as client:
+        json = {"Content-Type": "application/json"}
+        for size, status in ((STRANGER_BODY_BYTES_MAX, 200), (STRANGER_BODY_BYTES_MAX + 1, 413)):
+            data = io.BytesIO(b"{}".ljust(size))
+            answer = await client.ask("POST", "/open", data=data, Content_Length=str(size), **json)
+            assert answer.status == status
 
 
 def test_a_client_that_is_gone_before_its_answer_costs_a_line_and_no_stack(caplog):

@@ -1,0 +1,148 @@
+"""Shares what is limited among peers, so that none of them shuts out the rest. Pure.
+
+`SharedLimit` admits requests, streams or bytes. A holder is an account or, without accounts, an
+address. It may hold at most `share` times what is free: the more is in use, the less a holder gets
+(a dynamic threshold, Choudhury and Hahne 1998). A holder alone gets share / (1 + share) of all. A
+holder that has nothing gets what it asks for while that is free.
+
+`Evictor` chooses the connection that a full server closes for a new one. Connections on which no
+account was accepted go first, while there are more than the reserve for them: with fewer, whoever
+connects would be closed before its first request. Otherwise a connection with an account goes. In
+both cases it is a connection of a holder that has more than half as many as the greatest holder.
+A connection with an account and a request in progress stays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+RANKED_MAX = 1_000  # connections ranked in one pass over all, for a flood of new ones
+RESERVE_MAX = 64  # for connections without an account
+RESERVE_PART = 8  # of all connections at most
+
+
+class SharedLimit:
+    """A limit on what all holders have together, and on each of them."""
+
+    def __init__(self, limit: int, share: float) -> None:
+        self.limit = limit
+        self.used = 0
+        self._share = share
+        self._held: Counter[str] = Counter()
+
+    def take(self, holder: str, amount: int = 1) -> bool:
+        """Count `amount` for a holder; return False if that is too much."""
+        free, held = self.limit - self.used, self._held[holder]
+        if amount > free or (held and held + amount > self._share * free):
+            return False
+        self.used += amount
+        self._held[holder] += amount
+        return True
+
+    def give_back(self, holder: str, amount: int = 1) -> None:
+        self.used -= amount
+        self._held[holder] -= amount
+        if not self._held[holder]:
+            del self._held[holder]
+
+    def held_by(self, holder: str) -> int:
+        return self._held.get(holder, 0)
+
+
+class Held(Protocol):
+    """The part of a connection that is looked at."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def is_busy(self) -> bool:
+        """A request is in progress that has a limit of its own."""
+        ...
+
+    @property
+    def has_account(self) -> bool: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    @property
+    def last_active_s(self) -> float: ...
+
+
+C = TypeVar("C", bound=Held)
+
+
+class Evictor(Generic[C]):
+    """The connections of one server."""
+
+    def __init__(self, *, with_accounts: bool) -> None:
+        """`with_accounts`: whoever has none is closed by age, however active it is; otherwise the
+        connection goes that has been silent for longest."""
+        self._with_accounts = with_accounts
+        self._connections: dict[C, None] = {}  # longest held first
+        self._ranked: list[C] = []  # the next to close is the last; may be out of date
+        self._active_s: dict[C, float] = {}  # of those, when they were ranked
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __iter__(self) -> Iterator[C]:
+        return iter(self._connections)
+
+    def added(self, connection: C) -> None:
+        self._connections[connection] = None
+
+    def removed(self, connection: C) -> None:
+        self._connections.pop(connection, None)
+
+    def choose(self, connections_max: int) -> C | None:
+        """Remove and return the connection to close; None: each is busy."""
+        while True:
+            while self._ranked:
+                connection = self._ranked.pop()
+                if connection in self._connections and self._is_as_ranked(connection):
+                    self.removed(connection)
+                    return connection
+            if not self._rank(max(1, min(RESERVE_MAX, connections_max // RESERVE_PART))):
+                return None
+
+    def _is_as_ranked(self, connection: C) -> bool:
+        """Return whether it neither spoke nor showed an account since."""
+        by_age = self._with_accounts and not connection.has_account
+        return _may_go(connection) and (
+            by_age or connection.last_active_s == self._active_s[connection]
+        )
+
+    def _rank(self, reserve: int) -> bool:
+        candidates = [one for one in self._connections if _may_go(one)]
+        strangers = [one for one in candidates if not one.has_account]
+        accepted = [one for one in candidates if one.has_account]
+        count_max = RANKED_MAX
+        if not accepted:
+            pool = strangers
+        elif len(strangers) > reserve:
+            pool, count_max = strangers, min(RANKED_MAX, len(strangers) - reserve)
+        else:
+            pool = accepted
+        holders = Counter(one.holder for one in pool)
+        level = max(holders.values(), default=0) // 2
+        quotas = {holder: count - level for holder, count in holders.items() if count > level}
+        pool = [one for one in pool if one.holder in quotas]
+        if not self._with_accounts or (pool and pool[0].has_account):
+            pool = heapq.nsmallest(RANKED_MAX, pool, key=lambda one: one.last_active_s)
+        chosen: list[C] = []
+        for one in pool:
+            if quotas[one.holder] and len(chosen) < count_max:
+                quotas[one.holder] -= 1
+                chosen.append(one)
+        self._ranked = chosen[::-1]
+        self._active_s = {one: one.last_active_s for one in chosen}
+        return bool(chosen)
+
+
+def _may_go(connection: Held) -> bool:
+    return connection.is_open and not (connection.is_busy and connection.has_account)

@@ -1,0 +1,135 @@
+"""Who gets an HTTP server's connections, requests, streams and bytes of bodies. Shell.
+
+Ordinary requests, event streams and the bytes of bodies have limits of their own, of which each
+account, or address of callers without one, gets a share (`ops.fairness`). Together they leave a
+quarter of the connections free, and a full server closes an idle connection for a new one. So
+health and metrics, which have no limit, are answered whatever clients hold.
+
+A connection is accepted once its client has shown a token or a session there; where there are none,
+once it has asked anything. Others are strangers: they are closed soon when they ask nothing, and
+first when there are too many connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from raftmq.ops.fairness import Evictor, SharedLimit
+from raftmq.web.problem import busy
+
+STREAMS_MAX = 64
+STREAM_SHARE = 0.5  # of the free streams: one account alone gets 21 of 64
+REQUEST_SHARE = 1.0
+BODIES_SHARE = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Tracked:
+    """One open connection."""
+
+    handler: RequestHandler
+    last_active_s: float  # when it was made, or its last request began or was answered
+    account: str = ""
+    has_account: bool = False
+    is_busy: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        transport = self.handler.transport
+        return transport is not None and not transport.is_closing()
+
+    @property
+    def holder(self) -> str:
+        return self.account or address_of(self.handler)
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request in progress, and what it took of which limits."""
+
+    holder: str
+    grants: list[tuple[SharedLimit, str, int]] = field(default_factory=list)
+
+
+class Admission:
+    """The limits and connections of one server. `with_tokens`: callers show a token."""
+
+    def __init__(self, connections_max: int, bodies_bytes_max: int, *, with_tokens: bool) -> None:
+        self.requests = SharedLimit(max(1, connections_max // 2), REQUEST_SHARE)
+        self.streams = SharedLimit(max(1, min(STREAMS_MAX, connections_max // 4)), STREAM_SHARE)
+        self.bodies = SharedLimit(bodies_bytes_max, BODIES_SHARE)
+        self._connections_max = connections_max
+        self._with_tokens = with_tokens
+        self._requests: dict[int, _Request] = {}  # by the request's identity
+        self._tracked: dict[RequestHandler, Tracked] = {}
+        self._evictor: Evictor[Tracked] = Evictor(with_accounts=True)
+
+    # ---- connections ------------------------------------------------------------------------
+
+    def opened(self, handler: RequestHandler, now_s: float) -> None:
+        """Note a new connection."""
+        tracked = self._tracked[handler] = Tracked(handler, now_s)
+        self._evictor.added(tracked)
+
+    def evict(self) -> RequestHandler | None:
+        """Return the connection to close for a new one; None: each has a request in progress."""
+        chosen = self._evictor.choose(self._connections_max)
+        return None if chosen is None else chosen.handler
+
+    def idle_strangers(
+        self, live: Sequence[RequestHandler], now_s: float, patience_s: float
+    ) -> list[RequestHandler]:
+        """Return the strangers that have asked nothing for so long; forget who is not open."""
+        for handler in self._tracked.keys() - set(live):
+            self._evictor.removed(self._tracked.pop(handler))
+        return [
+            handler
+            for handler, one in self._tracked.items()
+            if not one.has_account and not one.is_busy and one.last_active_s <= now_s - patience_s
+        ]
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def asked(self, request: web.BaseRequest, now_s: float) -> None:
+        """Note that a request begins."""
+        self._requests[id(request)] = _Request(address_of(request.protocol))
+        if (tracked := self._tracked.get(request.protocol)) is not None:
+            tracked.last_active_s, tracked.is_busy = now_s, True
+            tracked.has_account = tracked.has_account or not self._with_tokens
+
+    def accepted(self, request: web.BaseRequest, account: str) -> None:
+        """Note that the request shows an account, which counts for what the request takes."""
+        self._requests[id(request)].holder = account
+        if (tracked := self._tracked.get(request.protocol)) is not None:
+            tracked.account, tracked.has_account = account, True
+
+    def take(
+        self, request: web.BaseRequest, limit: SharedLimit, nouns: str, amount: int = 1
+    ) -> None:
+        """Count an amount for the request's caller until it is answered. Raises ApiProblem."""
+        taking = self._requests[id(request)]
+        holder = taking.holder
+        if not limit.take(holder, amount):
+            raise busy(
+                f"{limit.used} of {limit.limit} {nouns}, {limit.held_by(holder)} of them of"
+                f" {holder}: its share has no room for {amount} more"
+            )
+        taking.grants.append((limit, holder, amount))
+
+    def answered(self, request: web.BaseRequest, now_s: float) -> None:
+        """Note that the request has its answer, and give back what it took."""
+        for limit, holder, amount in self._requests.pop(id(request)).grants:
+            limit.give_back(holder, amount)
+        if (tracked := self._tracked.get(request.protocol)) is not None:
+            tracked.last_active_s, tracked.is_busy = now_s, False
+
+
+def address_of(handler: RequestHandler) -> str:
+    """Return the address from which a connection comes; "" once it is closed."""
+    transport = handler.transport
+    name = transport.get_extra_info("peername") if transport is not None else None
+    return str(name[0]) if isinstance(name, tuple | list) and name else ""

@@ -79,6 +79,14 @@ class Applier:
     _on_applied: Callable[[], None] | None = field(default=None, init=False)
     _on_failed: Callable[[Exception], None] | None = field(default=None, init=False)
 
+    @property
+    def commit_index(self) -> int:
+        """Return the index of the last frame that is committed and in the log's files.
+
+        The core may be ahead of the files: while a vote is being saved it takes frames in and
+        commits them, and the files still have frames that it has truncated."""
+        return max(self._commit_index, self.applied_index)
+
     def start(self, on_applied: Callable[[], None], on_failed: Callable[[Exception], None]) -> None:
         """Call `on_applied` after each batch, and `on_failed` if a batch run from the loop raises
         (`advance` itself raises to its caller)."""
@@ -98,7 +106,7 @@ class Applier:
         """Note that frames after `applied_index` were taken back; apply nothing before `advance`
         says again what is committed."""
         self._do_nothing_later()
-        self.applied_index = applied_index
+        self.applied_index = self._commit_index = applied_index
 
     def advance(self, commit_index: int) -> None:
         """Apply frames up to `commit_index`, which are committed: a batch now, the rest later."""

@@ -94,6 +94,7 @@ class Healer:
         )
         self._pool: Executor | None = None
         self._core: RaftCore | None = None  # once it runs
+        self._committed: Callable[[], int] = lambda: 0
         self._on_mended: Callable[[], None] = lambda: None
         self._log_is_busy = False  # a thread works on it, before it is open
         self._verdict: asyncio.Future[Patch | GiveUp] | None = None
@@ -224,10 +225,18 @@ class Healer:
 
     # -- while it runs --------------------------------------------------------------------------
 
-    def start(self, pool: Executor, core: RaftCore, on_mended: Callable[[], None]) -> None:
-        """Start to watch for damage: the log is open and the core runs. `on_mended` is called when
-        a frame is readable again."""
+    def start(
+        self,
+        pool: Executor,
+        core: RaftCore,
+        committed: Callable[[], int],
+        on_mended: Callable[[], None],
+    ) -> None:
+        """Start to watch for damage: the log is open and the core runs. `committed()` is the last
+        frame in the log's files that is committed: the core may be ahead of them
+        (Applier.commit_index). `on_mended` is called when a frame is readable again."""
         self._pool, self._core, self._on_mended = pool, core, on_mended
+        self._committed = committed
         self._log.tell_damage(self._damaged)
         self._scrubber.start(pool)
 
@@ -286,7 +295,8 @@ class Healer:
         core, frames = self._core, self._log.frames
         if core is not None:
             standing = standing_of(core.role, core.leader_ready, core.recovered)
-            return answer(request, self._log.index, core.commit_index, standing, frames, core.term)
+            settled = min(self._committed(), self._log.last_index)
+            return answer(request, self._log.index, settled, standing, frames, core.term)
         index = _NOTHING if self._log_is_busy else self._log.index
         return answer(request, index, 0, Standing.REPAIRS, frames, 0)
 

@@ -235,7 +235,7 @@ class RaftMember:
         self._roster.follow(core, self.links, self.healer)
         self.oldstores.open(core, self._lose_promises)
         parts.flusher.start(pump.durable, sync_failed)
-        self.healer.start(self._pool, core, applier.resume)
+        self.healer.start(self._pool, core, lambda: applier.commit_index, applier.resume)
         await self._open_links()
         parts.chores.start()
         if core.commit_index > applier.applied_index:
@@ -312,7 +312,12 @@ class RaftMember:
             self._roster,
             self._enforcement,
             self.oldstores,
-            Milestones(core, self.log, partial(self._tell, LANDMARK_VERSION)),
+            Milestones(
+                core,
+                self.log,
+                lambda: pump.applier.commit_index,
+                partial(self._tell, LANDMARK_VERSION),
+            ),
             Surroundings(
                 core,
                 self.log,

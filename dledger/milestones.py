@@ -23,9 +23,18 @@ TOLD_MS = 5_000
 class Milestones:
     """The milestones of one member whose log is recovered. All methods run on the loop."""
 
-    def __init__(self, core: RaftCore, log: RaftLog, send: Callable[[Milestone], None]) -> None:
+    def __init__(
+        self,
+        core: RaftCore,
+        log: RaftLog,
+        committed: Callable[[], int],
+        send: Callable[[Milestone], None],
+    ) -> None:
+        """`committed()` is the last frame in the log's files that is committed: the core may be
+        ahead of them (Applier.commit_index)."""
         self._core = core
         self._log = log
+        self._committed = committed
         self._send = send
         self._told_index = 0
         self._due_ms = 0.0
@@ -54,7 +63,7 @@ class Milestones:
 
     @property
     def _index(self) -> int:
-        return min(self._core.commit_index, self._log.last_index)
+        return min(self._committed(), self._log.last_index)
 
     def _tell(self, peers: Iterable[NodeId], index: int) -> None:
         crc = self._log.header_crc(index)

@@ -56,6 +56,15 @@ async def test_a_long_tail_is_applied_in_batches_one_per_turn_of_the_loop() -> N
     await until(lambda: world.applied == [1, 2, 3, 4, 5])
 
 
+async def test_it_says_how_far_the_files_are_committed() -> None:
+    world = World()
+    assert world.applier.commit_index == 0
+    world.applier.advance(5)
+    assert (world.applier.applied_index, world.applier.commit_index) == (2, 5)
+    world.applier.go_back(1)
+    assert world.applier.commit_index == 1
+
+
 async def test_at_a_damaged_frame_it_waits_until_that_is_mended() -> None:
     world = World()
     world.damaged = 3

@@ -123,9 +123,11 @@ def test_frames_that_were_accepted_and_not_written_yet_are_compared_too() -> Non
 
 
 class Milestoned:
-    """The milestones of replica a, whose log this is, committed up to `commit_index`."""
+    """The milestones of replica a, whose log this is, committed up to `commit_index`; its files
+    have less of that if `in_files` is lower."""
 
-    def __init__(self, log: list[Frame], commit_index: int) -> None:
+    def __init__(self, log: list[Frame], commit_index: int, in_files: int | None = None) -> None:
+        committed = commit_index if in_files is None else in_files
         self.core = replica(log, commit_index)
         index = LogIndex()
         for frame in log:
@@ -136,7 +138,9 @@ class Milestoned:
             header_crc=lambda at: log[at - 1].header_crc if at else None,
         )
         self.told: list[Milestone] = []
-        self.milestones = Milestones(self.core, cast(Any, kept), self.told.append)
+        self.milestones = Milestones(
+            self.core, cast(Any, kept), lambda: committed, self.told.append
+        )
 
 
 def test_committed_frames_are_told_on_new_links_and_when_there_are_more() -> None:
@@ -164,3 +168,11 @@ def test_two_that_committed_different_frames_part(
     Milestoned(OURS, 2).milestones.take(told)  # here it may give way still
     same = Milestone("b", "a", 3, 2, OURS[2].header_crc)
     Milestoned(OURS, 3).milestones.take(same)
+
+
+def test_a_core_that_is_ahead_of_its_files_accuses_nobody() -> None:
+    """While a vote is being saved, the files still have frames that the core has truncated."""
+    world = Milestoned(OURS, 3, in_files=2)
+    world.milestones.take(Milestone("b", "a", 3, 5, 77))
+    world.milestones.opened("b")
+    assert [(told.index, told.index_term) for told in world.told] == [(2, OURS[1].term)]

@@ -40,6 +40,7 @@ FOUND = (
     9900004,  # of the recorder here: a guest that lost power ended its work at the world's end
     9950484,  # of the ports here: a broker with another's name by mistake had its address
     12000160,  # of the complaints here: a broker was refused a store that its second start had
+    12000471,  # files that were behind the core, whose vote was being saved, accused the others
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
 BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}

@@ -9,6 +9,7 @@ from raftmq.broker.consuming.filteredreads import FilteredReads
 from raftmq.broker.consuming.resets import ResetMarks
 from raftmq.broker.sending import sendrequest
 from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.client.offsetstore import OffsetStore
 from raftmq.store.messageindex import MessageIndex
 from tests.simulator.cluster.planting import instead, replaced
 
@@ -67,3 +68,16 @@ def index_begins_at_the_end() -> AbstractContextManager[Any]:
 def offsets_outlive_their_topic() -> AbstractContextManager[Any]:
     """A topic that is made again has its groups' offsets of before."""
     return instead(OffsetTable, "delete_topic", lambda self, topic: None)
+
+
+def commits_taken_for_a_tools() -> AbstractContextManager[Any]:
+    """A consumer's commit does not say whose it is: a leader that has not heard of the consumer yet
+    takes it for an administrator's, and undoes a reset."""
+
+    def broken(init: Any) -> Any:
+        def inits(self: OffsetStore, *arguments: Any, **options: Any) -> None:
+            init(self, *arguments, **{**options, "consumes": False})
+
+        return inits
+
+    return replaced(OffsetStore, "__init__", broken)

@@ -36,6 +36,7 @@ from raftmq.ops.logs import set_up, warn_of_repeated
 from raftmq.ops.memory import return_large_blocks
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.packages import PROXY_PACKAGES, missing_package
+from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.keyfile import KeyFileError
 from raftmq.remoting.tls import TlsError
@@ -265,6 +266,7 @@ def _on_exception(broker: Broker, _: asyncio.AbstractEventLoop, context: dict[st
         # the look-up. The dialler has logged that already, and dials again.
         log.info("late_lookup_failed error=%s", error)
         return
-    log.error("loop_exception %s", context.get("message"), exc_info=error)  # type: ignore[arg-type]
+    words = "loop_exception %s"
+    log.error(words, context.get("message"), exc_info=error, extra=FROM_PEER)  # type: ignore[arg-type]
     if isinstance(error, AssertionError):
         broker.fail(f"broken invariant: {error!r}")

@@ -10,7 +10,8 @@ One template of one logger may write LINES_MAX lines in WINDOW_S seconds; furthe
 and reported as `log_suppressed` when the window is over and something is logged again.
 
 Records marked `from_peer` are about input from a peer, which may cause any number of them. They
-share a separate rate limit, over all templates. What peers chose may stand in any record, so all
+share a separate rate limit, over all templates, and a traceback among them is a part of the line.
+The same holds for libraries that speak with peers. What peers chose may stand in any record, so all
 are escaped and cut alike (`logtext`).
 """
 
@@ -27,12 +28,13 @@ from typing import TextIO
 
 import orjson
 
-from raftmq.ops.logtext import field_of, message_of, trace_of
+from raftmq.ops.logtext import field_of, message_of, short_trace_of, trace_of
 
 LINES_MAX = 100  # more of one kind within a window would say nothing new
 WINDOW_S = 10.0
 TEMPLATES_MAX = 1_000  # distinguished at one time; ours are some 150
 TEMPLATE_CHARS_MAX = 500  # by which they are distinguished; other people's may be whole texts
+PEER_LIBRARIES = frozenset({"aiohttp", "asyncio", "grpc"})  # loggers of code that peers reach
 PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -137,7 +139,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         now_s = self._clock_s()
-        if getattr(record, "from_peer", False):
+        if _is_from_peer(record):
             if not self.peers.take(now_s):
                 return
             if lines := self.peers.untold():
@@ -168,12 +170,15 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each record as one line of text, and the lines of its traceback if it has one."""
+    """Formats each record as one line of text, and the lines of its traceback if it has one and no
+    peer can cause it."""
 
     def format(self, record: logging.LogRecord) -> str:
         head = f"{self.formatTime(record)} {record.levelname} {record.name}"
-        error = _error_of(record)
-        trace = "" if error is None else f"\n{trace_of(error)}"
+        error, trace = _error_of(record), ""
+        if error is not None:
+            is_short = _is_from_peer(record)
+            trace = f" error={short_trace_of(error)}" if is_short else f"\n{trace_of(error)}"
         return f"{head} {message_of(record.msg, record.args)}{trace}"
 
 
@@ -200,6 +205,11 @@ class JsonFormatter(logging.Formatter):
         if (error := _error_of(record)) is not None:
             line["exception"] = trace_of(error)
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _is_from_peer(record: logging.LogRecord) -> bool:
+    """Return whether a peer can cause the record."""
+    return getattr(record, "from_peer", False) or record.name.partition(".")[0] in PEER_LIBRARIES
 
 
 def _error_of(record: logging.LogRecord) -> BaseException | None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from traceback import TracebackException
+from pathlib import PurePath
+from traceback import TracebackException, extract_tb
 
 ARGUMENT_CHARS_MAX = 1_000  # also of one line of a traceback
 MESSAGE_CHARS_MAX = 8_000
 TRACE_HEAD_LINES, TRACE_TAIL_LINES = 60, 20  # what is between them is left out
+SHORT_FRAMES_MAX, CAUSES_MAX = 8, 3  # of a traceback on one line
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
@@ -58,6 +60,22 @@ def trace_of(error: BaseException) -> str:
     if left_out > 0:
         lines[TRACE_HEAD_LINES:-TRACE_TAIL_LINES] = [f"  ... {left_out} lines"]
     return "\n".join(one_line(line) for line in lines)
+
+
+def short_trace_of(error: BaseException) -> str:
+    """Return an error, its causes and their innermost frames as a part of one line."""
+    texts: list[str] = []
+    while len(texts) < CAUSES_MAX:
+        frames = [
+            f"{'/'.join(PurePath(frame.filename).parts[-2:])}:{frame.lineno}"
+            for frame in extract_tb(error.__traceback__)[-SHORT_FRAMES_MAX:]
+        ]
+        texts.append(one_line(f"{type(error).__name__}: {error}") + f" at {' > '.join(frames)}")
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is None:
+            break
+        error = cause
+    return " caused by ".join(texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 This is the boundary: whoever calls is made a `Caller`, a `Refusal` becomes an answer's status, and
 every answer is counted. A call that is not here is answered UNIMPLEMENTED by gRPC itself.
 
+Messages are decoded here and not by gRPC, which writes a traceback for each one that is damaged.
+
 To gRPC every call here has a stream of requests, which is the same on the wire: of others it shows
 who calls only once it has their whole message, and waits for that as long as the caller likes. A
 stranger is who has no account or does not say who it is: its message is not read.
@@ -18,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from raftmq.proxy.access import Access
 from raftmq.proxy.answers import Unread
@@ -136,20 +139,17 @@ class Service:
         """Return gRPC's handlers: of the messaging service, and of health checks."""
         methods = {
             name: grpc.stream_unary_rpc_method_handler(
-                self._answered(name, act, answer),
-                request_deserializer=request.FromString,
+                self._answered(name, act, request, answer),
                 response_serializer=answer.SerializeToString,
             )
             for name, (act, request, answer) in self._unary.items()
         }
         methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
             self._receive,
-            request_deserializer=pb.ReceiveMessageRequest.FromString,
             response_serializer=pb.ReceiveMessageResponse.SerializeToString,
         )
         methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
             self._telemetry,
-            request_deserializer=pb.TelemetryCommand.FromString,
             response_serializer=pb.TelemetryCommand.SerializeToString,
         )
         check = grpc.stream_unary_rpc_method_handler(self._health)  # bytes in, bytes out
@@ -202,9 +202,11 @@ class Service:
             await self._end(name, context, Refusal(pb.Code.TOO_MANY_REQUESTS, words))
         return caller
 
-    async def _asked(self, name: str, caller: Caller, context: Context) -> tuple[Caller, Any]:
+    async def _asked(
+        self, name: str, caller: Caller, kind: Any, context: Context
+    ) -> tuple[Caller, Any]:
         """Return a call's message, and the caller with the time that is left; end a call whose
-        message does not come."""
+        message does not come, or is none of this kind."""
         try:
             async with asyncio.timeout(MESSAGE_S):
                 message = await context.read()
@@ -215,7 +217,12 @@ class Service:
             await self._end(name, context, Refusal(pb.Code.PROXY_TIMEOUT, words))
         if message is grpc.aio.EOF:
             await self._end(name, context, Refusal(pb.Code.BAD_REQUEST, "there is no message"))
-        return replace(caller, deadline_s=self._deadline_s(context)), message
+        try:
+            request = decoded(kind, message)
+        except Refusal as refusal:
+            self._log(name, context, refusal)
+            await self._end(name, context, refusal)
+        return replace(caller, deadline_s=self._deadline_s(context)), request
 
     async def _end(self, name: str, context: Context, refusal: Refusal) -> None:
         """End a call by gRPC's status, which no caller can keep from being written."""
@@ -223,7 +230,7 @@ class Service:
         kind = _ENDS.get(refusal.code, grpc.StatusCode.INVALID_ARGUMENT)
         await context.abort(kind, refusal.status.message)
 
-    def _answered(self, name: str, act: Act, answer: Any) -> Any:
+    def _answered(self, name: str, act: Act, kind: Any, answer: Any) -> Any:
         async def call(_: AsyncIterator[Any], context: Context) -> Any:
             try:
                 caller = await self._admitted(name, context)
@@ -231,7 +238,7 @@ class Service:
                 self._log(name, context, refusal)
                 self._counts.answered(name, refusal.code, 0.0)
                 return answer(status=refusal.status)
-            caller, request = await self._asked(name, caller, context)
+            caller, request = await self._asked(name, caller, kind, context)
             loop = asyncio.get_running_loop()
             began_s = loop.time()
             try:
@@ -240,7 +247,7 @@ class Service:
                 self._log(name, context, refusal)
                 found = answer(status=refusal.status)
             except Exception:
-                log.exception("call_failed call=%s", name)
+                log.exception("call_failed call=%s", name, extra=FROM_PEER)
                 found = answer(status=status_of(pb.Code.INTERNAL_ERROR))
             self._counts.answered(name, found.status.code, loop.time() - began_s)
             return found
@@ -255,7 +262,7 @@ class Service:
             await self._told(context, refusal)
             self._counts.answered(name, refusal.code, 0.0)
             return
-        caller, request = await self._asked(name, caller, context)
+        caller, request = await self._asked(name, caller, pb.ReceiveMessageRequest, context)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
@@ -269,7 +276,7 @@ class Service:
             self._counts.answered(name, pb.Code.PROXY_TIMEOUT, loop.time() - began_s)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except Exception:
-            log.exception("call_failed call=%s", name)
+            log.exception("call_failed call=%s", name, extra=FROM_PEER)
             code = pb.Code.INTERNAL_ERROR
             await context.write(pb.ReceiveMessageResponse(status=status_of(code)))
         self._counts.answered(name, code, loop.time() - began_s)
@@ -338,9 +345,10 @@ class Service:
         """Read one command and do what it says; return False at the stream's end. Raises Refusal.
 
         A function of its own, so that nothing of a command is held while the next is awaited."""
-        command = await context.read()
-        if command is grpc.aio.EOF:
+        message = await context.read()
+        if message is grpc.aio.EOF:
             return False
+        command = decoded(pb.TelemetryCommand, message)
         if command.WhichOneof("command") != "settings":
             return True  # results of what nobody asks here
         if command.settings.WhichOneof("pub_sub") is None:
@@ -365,3 +373,10 @@ class Service:
 
     def _log(self, name: str, context: Context, refusal: Refusal) -> None:
         log.info("refused call=%s peer=%s %s", name, context.peer(), refusal, extra=FROM_PEER)
+
+
+def decoded(kind: Any, message: bytes) -> Any:
+    """Return a message of this kind. Raises Refusal, which does not hold the message."""
+    with suppress(DecodeError):
+        return kind.FromString(message)
+    raise Refusal(pb.Code.BAD_REQUEST, f"not a {kind.DESCRIPTOR.name}")

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from raftmq.proxy.refusals import Refusal
+from raftmq.remoting.connection import FROM_PEER
 
 log = logging.getLogger("raftmq.proxy")
 
@@ -40,4 +41,4 @@ class Tasks:
             return
         error = task.exception()
         if error is not None and not isinstance(error, Refusal):
-            log.error("task_failed task=%s", task.get_name(), exc_info=error)
+            log.error("task_failed task=%s", task.get_name(), exc_info=error, extra=FROM_PEER)

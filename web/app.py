@@ -321,7 +321,8 @@ class WebServer:
         problem = self._translate(error)
         if problem is not None:
             return problem
-        log.error("request_failed %s %s", request.method, request.path, exc_info=error)
+        words = "request_failed %s %s"
+        log.error(words, request.method, request.path, exc_info=error, extra=FROM_PEER)
         return ApiProblem(500, "INTERNAL", "the request failed; the log of this process says why")
 
     def _route(
@@ -373,8 +374,8 @@ class WebServer:
 
 
 class RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """The logger for aiohttp's messages about requests: one line for malformed HTTP or a client
-    that left before its answer, a stack trace for our own failures."""
+    """The logger for aiohttp's messages about requests: malformed HTTP, a client that left before
+    its answer, and failures of aiohttp's own, which a client can cause."""
 
     def exception(self, msg: object, *args: object, **more: Any) -> None:
         error = more.get("exc_info")
@@ -382,7 +383,7 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
             peer, reason = args[-1] if args else "", " ".join(str(error).split())[:REASON_CHARS_MAX]
             log.warning("request_broken peer=%s reason=%s", peer, reason, extra=FROM_PEER)
         else:
-            super().exception(msg, *args, **more)
+            self.logger.error(msg, *args, **{"exc_info": True, **more, "extra": FROM_PEER})
 
 
 def _abort(connection: RequestHandler) -> None:

@@ -19,6 +19,7 @@ from raftmq.chaos.history.files import HistoryWriter
 
 BAD = re.compile(
     r"Traceback \(most recent call last\)|[Ii]nvariant|member_failed|StoreDamaged|AssertionError"
+    r"|\b(unforeseen|contained) what=|\b(request|call|task)_failed \S|\bloop_exception "
     r"|\bCRITICAL\b|Fatal Python error|was never (awaited|retrieved)|Task was destroyed"
 )
 TRACEBACK = "Traceback (most recent call last)"

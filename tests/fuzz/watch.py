@@ -226,7 +226,7 @@ def _stack(node: Node) -> str:
 
 def _signature(text: str) -> str:
     """Return what tells events of one cause from others: where it was raised, and what."""
-    places = re.findall(r'File "\S*?/(\w+/\w+\.py)", line (\d+)', text)
+    places = re.findall(r'(\w+/\w+\.py)(?:", line |:)(\d+)', text)
     last = text.rstrip().rsplit("\n", 1)[-1]
     return f"{places[-1] if places else ''} {re.sub(r'[^A-Za-z ]+', '', last)[:60]}"
 

@@ -179,6 +179,35 @@ def test_whatever_is_said_is_cut_and_breaks_no_line(
     assert "ValueError: y\\nFORGED" in written.replace("\\\\", "\\")
 
 
+def raised(depth: int) -> None:
+    if depth:
+        raised(depth - 1)
+    try:
+        raise KeyError("first\nFORGED")
+    except KeyError as error:
+        raise OSError("second") from error
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("name", ["raftmq.web", "grpc._cython.cygrpc", "aiohttp.server", "asyncio"])
+def test_a_traceback_that_a_peer_can_cause_is_a_part_of_one_line(
+    root: logging.Logger, log_format: str, name: str
+) -> None:
+    """Also one that a library logs."""
+    stream = io.StringIO()
+    logs.set_up(log_format, "INFO", {}, stream)
+    extra = {"from_peer": True} if name.startswith("raftmq") else None
+    for _ in range(200):
+        try:
+            raised(50)
+        except OSError:
+            logging.getLogger(name).exception("call_failed call=%s", "Send", extra=extra)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= 22
+    assert "OSError: second" in lines[0] and "KeyError:" in lines[0] and "test_logs.py" in lines[0]
+    assert len(lines[0]) < 6_000
+
+
 def test_a_traceback_is_read_as_ever(root: logging.Logger) -> None:
     stream = io.StringIO()
     logs.set_up("text", "INFO", {}, stream)

@@ -41,6 +41,8 @@ FOUND = (
     9950484,  # of the ports here: a broker with another's name by mistake had its address
     12000160,  # of the complaints here: a broker was refused a store that its second start had
     12000471,  # files that were behind the core, whose vote was being saved, accused the others
+    12000777,  # of the judges here: retention took a message, and an earlier attempt's was read
+    12000793,  # of the judges here: a broker with another's name by mistake was elected
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
 BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}

@@ -198,7 +198,8 @@ class RaftChecks:
         engine = self._engine(process)
         if engine is None:
             return
-        voters, name = self._known(engine)[-1][1], process.machine.name
+        # Its id may be another machine's, by an operator's mistake.
+        voters, name = self._known(engine)[-1][1], engine.core.node_id
         recovered = [voter for voter in voters if self._votes.get((voter, term)) == name]
         everybody = self._voters.get((term, name), set()) >= voters - {name}
         if len(recovered) < majority(len(voters)) and not everybody:

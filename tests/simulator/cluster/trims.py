@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from raftmq.chaos.checks.verdict import LostMessage
 from raftmq.client import ClientError, MessageQueue, PullConsumer, PullStatus
 from raftmq.dledger.log import RaftLog, Trim
 from tests.simulator.cluster.process import Process, here
@@ -68,24 +67,32 @@ class Trims:
         at = bisect_right(self._taken, (position, 1 << 63))
         return self._taken[at][1] if at < len(self._taken) else None
 
-    def lost(self, missing: Iterable[LostMessage], records: Sequence[Record]) -> list[LostMessage]:
-        """Return those that retention did not take before a consumer passed them."""
-        known = stored(records)
+    def unread(self, records: Sequence[Record]) -> set[int]:
+        """Return the sends whose messages retention took before a consumer passed them, and that
+        nobody read where they were acknowledged."""
+        if not self._taken:
+            return set()
+        read: set[tuple[str, int, int]] = set()
         passes: dict[Place, list[tuple[int, int]]] = defaultdict(list)  # (highest offset, ns)
         for record in records:
             if record["type"] == "ok" and record.get("f") == "consume":
                 place = record["topic"], record["queue"]
                 passes[place].append((max(record["offsets"]), record["t_ns"]))
+                read.update((*place, offset) for offset in record["offsets"])
 
-        def excused(one: LostMessage) -> bool:
-            taken_ns = self.taken_ns(known[one.op].position)
+        def is_taken(one: Stored) -> bool:
+            taken_ns = self.taken_ns(one.position)
             passed_ns = min(
                 (ns for offset, ns in passes[one.topic, one.queue] if offset > one.offset),
                 default=None,
             )
             return taken_ns is not None and (passed_ns is None or taken_ns <= passed_ns + HANDED_NS)
 
-        return [one for one in missing if not excused(one)]
+        return {
+            op
+            for op, one in stored(records).items()
+            if (one.topic, one.queue, one.offset) not in read and is_taken(one)
+        }
 
 
 class Stored(NamedTuple):

@@ -25,12 +25,12 @@ from raftmq.ops.settings import gather, repeated
 from raftmq.ops.tlsoptions import TlsOptions
 from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.names import address_problem
-from raftmq.remoting.registration import UNPACKED_BYTES_MAX
+from raftmq.remoting.registration import BODY_BYTES_MAX, TOPICS_MAX, BodyLimits
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-FRAME_SIZE_BYTES_MAX = 64 * 1024 * 1024  # Apache's 16 MiB are too small for 100,000 topics
+FRAME_SIZE_BYTES_MAX = 32 * 1024 * 1024  # Apache's 16 MiB are too small for 100,000 topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,21 @@ class NameServerConfig(TlsOptions):
     topic_places_max: int = option("limits", "topicPlacesMax", 5_000_000,
         "The same, each topic counted once for every group that has it.", low=1)
 
-    decompressed_bytes_max: int = option("limits", "decompressedBytesMax", UNPACKED_BYTES_MAX,
-        "Bytes that compressed registrations may be unpacked to at a time; a registration beyond"
-        " is refused. 16 MiB are some 300,000 topics of one broker.",
-        unit=BYTES, low=64 * 1024, high=1 << 31)
+    registration_bytes_max: int = option("limits", "registrationBytesMax", BODY_BYTES_MAX,
+        "Bytes of one registration, as JSON or once it is unpacked; a registration beyond is"
+        " refused. 24 MiB are some 150,000 topics as JSON, which Apache's brokers send.",
+        unit=BYTES, low=64 * 1024, high=1 << 30)
+    registration_topics_max: int = option("limits", "registrationTopicsMax", TOPICS_MAX,
+        "Topics of one registration; a registration beyond is refused.", low=1, high=1_000_000)
 
     # [registration]
     registration_key_file: str = option("registration", "registrationKeyFile", "",
         "File of the key that brokers sign their registrations with, one key a line, which nobody"
         " else may read. A name that a signed broker leads is then taken by signed ones alone"
         " ([Security](security.md)); empty: signatures count for nothing.")
-    registrations_must_be_signed: bool = option("registration", "registrationsMustBeSigned", False,
-        "Take signed registrations only: no broker of Apache's. Needs `registrationKeyFile`.")
+    registrations_must_be_signed: bool = option("registration", "registrationsMustBeSigned", True,
+        "With `registrationKeyFile`: take signed registrations only. `false` also takes unsigned"
+        " ones, of Apache's brokers for example, for names that no signed broker holds.")
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
@@ -162,6 +165,14 @@ class NameServerConfig(TlsOptions):
         return RouteLimits(self.brokers_max, self.topics_max, self.topic_places_max)
 
     @property
+    def signed_only(self) -> bool:
+        return self.registrations_must_be_signed and bool(self.registration_key_file)
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        return BodyLimits(self.registration_bytes_max, self.registration_topics_max)
+
+    @property
     def budgets(self) -> BudgetLimits:
         return BudgetLimits(
             self.unfinished_frame_bytes_max,
@@ -192,8 +203,8 @@ def load(
     advertised = config.http_advertised_address
     if advertised and (problem := address_problem("address", advertised)):
         raise wrong_value(OPTIONS, config, places, "http_advertised_address", problem)
-    if config.registrations_must_be_signed and not config.registration_key_file:
-        where = places.get("registrations_must_be_signed", "default")
+    where = places.get("registrations_must_be_signed")
+    if where and config.registrations_must_be_signed and not config.registration_key_file:
         raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")
     check_ports(OPTIONS, config, places, _listeners(config))
     return Loaded(config, places, repeated(OPTIONS, settings))

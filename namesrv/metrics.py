@@ -21,7 +21,6 @@ from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.server import RemotingServer
 from raftmq.remoting.tlsfigures import tell
-from raftmq.remoting.unpacking import Unpacking
 
 GROUPS_MAX = 1_000
 LATER = "LATER"  # answered by a task; its response code is not counted
@@ -30,10 +29,9 @@ LATER = "LATER"  # answered by a task; its response code is not counted
 class NameServerMetrics:
     """The metrics of one name server. Call `start` once it listens."""
 
-    def __init__(self, table: RouteTable, unpacking: Unpacking) -> None:
+    def __init__(self, table: RouteTable) -> None:
         self.answers: dict[tuple[int, int | None], int] = {}  # (request code, response code)
         self._table = table
-        self._unpacking = unpacking
         self._server: RemotingServer | None = None
         self._tls: ProcessTls | None = None
         self._lag = LoopLag(Timings(LAG_BOUNDS_S))
@@ -80,24 +78,13 @@ class NameServerMetrics:
             "Broker names that came back with another group id, after all their brokers had gone.",
             table.founded_anew_count,
         )
-        unpacking = self._unpacking
-        families.gauge(
-            "rocketmq_namesrv_decompressed_bytes_peak",
-            "The most bytes that compressed registrations were unpacked to at a time.",
-            unpacking.peak_bytes,
-        )
-        families.counter(
-            "rocketmq_namesrv_decompressions_refused_total",
-            "Compressed registrations that unpack to more than decompressedBytesMax.",
-            unpacking.refused_count,
-        )
 
     def _collect(self) -> Iterable[Metric]:
         families = Families(())
         table = self._table
         families.counters(
             "rocketmq_namesrv_requests_total",
-            "Requests answered, by request and response code; LATER: once something is on disk.",
+            "Requests answered, by request and response code; LATER: after much work or a write.",
             ("request", "code"),
             [
                 ((RequestCode(request).name, LATER if code is None else ResponseCode(code).name), n)
@@ -105,7 +92,7 @@ class NameServerMetrics:
             ],
         )
         register = int(RequestCode.REGISTER_BROKER)
-        accepted = self.answers.get((register, int(ResponseCode.SUCCESS)), 0)
+        accepted = self._table.registered_count
         all_of_them = sum(n for (request, _), n in self.answers.items() if request == register)
         families.counters(
             "rocketmq_namesrv_registrations_total",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,10 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.web.auth import WebConfigError
 
 LOG = logging.getLogger("raftmq.namesrv")
+
+# Routes are tables without cycles. A search for cycles in a million of them stops the loop for half
+# a second, so old objects are searched rarely, and those of the start never.
+GC_THRESHOLDS = (50_000, 50, 1_000)
 
 
 def serve(
@@ -62,6 +67,7 @@ def serve(
         )
     if config.acl_enable:
         warn_if_others_read(config.acl_file, "it holds the accounts' secrets")
+    gc.set_threshold(*GC_THRESHOLDS)
     return uvloop.run(run(config))
 
 
@@ -94,6 +100,8 @@ async def run(config: NameServerConfig) -> int:
     if server.http is not None:
         click.echo(f"Dashboard and HTTP API: {server.http.url}")
     sys.stdout.flush()
+    gc.collect()
+    gc.freeze()
     status = await stop
     LOG.info("name_server_stops")
     await server.stop()

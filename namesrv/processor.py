@@ -1,8 +1,14 @@
 """The handlers of the name server's requests. The clock, and the writer of the key-value
 configuration's file, are handed in.
 
-Every handler is a plain function `(connection, request) -> response`, except the two that change
-the key-value configuration: they answer once it is on disk.
+A handler is a plain function `(connection, request) -> response`. Those that change the key-value
+configuration answer once it is on disk. Work whose size the sender or the table decides is a
+generator of steps: a few are made at once, more of them in turns (remoting.turns), so that a route
+is answered meanwhile.
+
+A registration is checked by its header first. The body is hashed (in a thread if it is large),
+proven, and only then decoded. Large unsigned ones are decoded one after the other, so that signed
+brokers have at least every other turn.
 """
 
 from __future__ import annotations
@@ -10,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from hashlib import sha256
 
 import orjson
 
@@ -18,42 +26,51 @@ from raftmq.namesrv.kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig
 from raftmq.namesrv.proofs import Proofs
 from raftmq.namesrv.routes import (
     EXPIRY_MS,
+    THIS_MACHINE,
     LiveBroker,
     Registration,
     RegistrationRefused,
     RouteTable,
+    TopicChange,
 )
 from raftmq.namesrv.settings import Settings
 from raftmq.namesrv.watchers import Changes, RouteWatchers
 from raftmq.ops.options import ConfigError
+from raftmq.remoting.address import parse_address
 from raftmq.remoting.ask import WARNINGS
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import FROM_PEER, Connection, Handler
-from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.connection import FROM_PEER, Answer, Connection, Handler
+from raftmq.remoting.errors import BodyError, HeaderError
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
 from raftmq.remoting.names import name_problem
 from raftmq.remoting.registration import (
     NO_GROUP_ID,
     NO_LEADER,
+    BodyLimits,
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
     TopicConfig,
     body_crc,
     decode_queue_datas,
-    decode_register_body,
     peek_data_version,
+    reading_register_body,
     topic_problem,
 )
 from raftmq.remoting.registrationproof import NONCE
-from raftmq.remoting.unpacking import Unpacking
+from raftmq.remoting.turns import Steps, StepTurns
+from raftmq.web.loopback import is_loopback
 
 LOG = logging.getLogger("raftmq.namesrv")
 
 TIMEOUT_MS_MIN = 1_000  # shortest expiry a broker may ask for
 TIMEOUT_MS_MAX = 600_000
 UNIT, UNIT_SUB = 1, 2  # topicSysFlag
+STEPS_AT_ONCE = 4  # together some 2 ms; what needs more goes on in turns
+HASHED_AT_ONCE_BYTES = 256 * 1024  # larger bodies are hashed in a thread, without the interpreter
+CONFIG_BYTES_MAX = 64 * 1024
+ITEMS_PER_STEP = 64
 FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _answer = RemotingCommand.response_to
 
@@ -72,11 +89,11 @@ class NameServerProcessor:
         save_kv: Callable[[bytes], Awaitable[None]],
         settings: Settings,
         proofs: Proofs,
-        unpacking: Unpacking,
         watchers: RouteWatchers[Connection],
+        turns: StepTurns,
         *,
         admins_only: bool,
-        topics_max: int,
+        body_limits: BodyLimits,
         warnings: Callable[[], list[str]],
     ) -> None:
         """`admins_only`: requests for changes were checked for an admin's signature. `warnings()`
@@ -88,13 +105,16 @@ class NameServerProcessor:
         self._kv_changes = asyncio.Lock()
         self._settings = settings
         self.proofs = proofs
-        self.unpacking = unpacking
+        self._turns = turns
+        self._strangers = asyncio.Lock()  # held by the unsigned registration in work
         self._admins_only = admins_only
-        self._topics_max = topics_max
+        self._body_limits = body_limits
         self._warnings = warnings
         self._watchers = watchers
         self._topic_list = b""  # encoded, of version:
         self._topic_list_version = -1
+        self._order = b""  # encoded, of the configuration:
+        self._order_of: KvConfig | None = None
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -134,21 +154,72 @@ class NameServerProcessor:
         nonce = self.proofs.nonce(connection)
         return _answer(request, ext={NONCE: nonce} if nonce else {})
 
-    def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def register_broker(self, connection: Connection, request: RemotingCommand) -> Answer:
         """103: register a broker with its topics; RegistrationRefused becomes the answer's code."""
         header = RegisterBrokerHeader.parse(request.ext)
-        if header.body_crc and header.body_crc != body_crc(request.body):
-            return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
         try:
-            signed = self.proofs.is_proven(connection, request)
-            claim = self._claim(connection, header, request, signed)
+            self.proofs.check_header(connection, request)
+            self._body_limits.checked(request.body)
+            may_be_signed = self.proofs.may_be_signed(request)
+            self.table.check(_claim(connection, header, signed=may_be_signed), self._now_ms())
+            if len(request.body) > HASHED_AT_ONCE_BYTES:
+                return self._register_large(connection, header, request)
+            crc, digest = _sums(request.body)
+            signed = self.proofs.is_proven(connection, request, digest)
+        except RegistrationRefused as refused:
+            return _refusal(header, request, refused)
+        steps = self._registering(connection, header, request, crc, digest, signed)
+        for _ in range(STEPS_AT_ONCE):
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer, change = end.value
+                return _when_made(answer, change)
+        return self._register_in_turns(steps, signed)
+
+    async def _register_large(
+        self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand
+    ) -> RemotingCommand:
+        crc, digest = await asyncio.to_thread(_sums, request.body)
+        try:
+            signed = self.proofs.is_proven(connection, request, digest)
+        except RegistrationRefused as refused:
+            return _refusal(header, request, refused)
+        steps = self._registering(connection, header, request, crc, digest, signed)
+        return await self._register_in_turns(steps, signed)
+
+    async def _register_in_turns(
+        self, steps: Steps[tuple[RemotingCommand, TopicChange | None]], signed: bool
+    ) -> RemotingCommand:
+        alone: AbstractAsyncContextManager[None] = nullcontext() if signed else self._strangers
+        async with alone:
+            answer, change = await self._turns.run(steps)
+            if change is not None:
+                await _made(change)
+            return answer
+
+    def _registering(
+        self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand,
+        crc: int, digest: bytes, signed: bool,
+    ) -> Steps[tuple[RemotingCommand, TopicChange | None]]:  # fmt: skip
+        """Decode the topics, if the table wants them, and register. Return the answer, and the
+        change of topics after which it is sent."""
+        if header.body_crc and header.body_crc != crc:
+            return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match"), None
+        body = request.body
+        version = peek_data_version(body, header.compressed) if body else None
+        topics = None
+        try:
+            if body and self.table.wants_topics(
+                header.broker_name, header.broker_address, header.broker_id, version, signed, digest
+            ):
+                version, topics = yield from reading_register_body(
+                    body, header.compressed, self._body_limits
+                )
+            claim = _claim(connection, header, version, topics, digest, signed=signed)
             result = self.table.register(claim, self._now_ms())
         except RegistrationRefused as refused:
-            LOG.warning(
-                "registration_refused broker=%s %s", header.broker_name, refused, extra=FROM_PEER
-            )
-            ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
-            return _answer(request, refused.code, str(refused), ext)
+            return _refusal(header, request, refused), None
         connection.has_account = True  # it is kept: with it the broker's routes would go
         if result.group_id_before:
             LOG.warning(
@@ -169,51 +240,15 @@ class NameServerProcessor:
             ext["haServerAddr"] = result.leader_ha_address
         if result.need_full:
             ext["needFull"] = "true"
-        order = self.kv.namespace(ORDER_TOPIC_CONFIG)
-        body = orjson.dumps({"table": order}) if order else b""
-        return _answer(request, ext=ext, body=body)
+        return _answer(request, ext=ext, body=self._order_body()), result.topics
 
-    def _claim(
-        self,
-        connection: Connection,
-        header: RegisterBrokerHeader,
-        request: RemotingCommand,
-        signed: bool,
-    ) -> Registration:
-        """Return what the request claims. The topics are decoded only if the table wants them."""
-        body = request.body
-        version = peek_data_version(body, header.compressed) if body else None
-        topics = None
-        if body and (
-            version is None
-            or self.table.wants_topics(
-                header.broker_name, header.broker_address, header.broker_id, version, signed
-            )
-        ):
-            version, topics = decode_register_body(
-                body, header.compressed, self.unpacking, self._topics_max
-            )
-        return Registration(
-            cluster=header.cluster,
-            broker_name=header.broker_name,
-            address=header.broker_address,
-            broker_id=header.broker_id,
-            ha_address=header.ha_address,
-            version=version or DataVersion(),
-            topics=topics,
-            # A delta that names no base builds on nothing we can have: it needs the full table.
-            delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
-            whole=header.topic_delta is not None,
-            term=header.raft_term or 0,
-            group_id=(header.raft_group_id or "").replace(NO_GROUP_ID, ""),
-            any_group=header.raft_group_id is None and header.raft_role is not None,
-            follows=header.raft_role != NO_LEADER,
-            own_id=header.raft_own_id or 0,
-            timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
-            channel=connection,
-            http_address=header.http_address,
-            signed=signed,
-        )
+    def _order_body(self) -> bytes:
+        """Return the configuration of ordered topics; encoded once for each change."""
+        if self._order_of is not self.kv:
+            order = self.kv.namespace(ORDER_TOPIC_CONFIG)
+            self._order = orjson.dumps({"table": order}) if order else b""
+            self._order_of = self.kv
+        return self._order
 
     def unregister_broker(
         self, connection: Connection, request: RemotingCommand
@@ -268,69 +303,104 @@ class NameServerProcessor:
 
     # --- routes
 
-    def route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def route(self, connection: Connection, request: RemotingCommand) -> Answer:
         """105: answer a topic's route; with `watchRoutes` the client is told when it changes."""
         topic = _name(request, "topic")
-        body = views.route_body(self.table, topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
         if boolean_or(request.ext, "watchRoutes", False):
-            self._watchers.asked(connection, topic, self.table.queues(topic) or ())
+            self._watchers.asked(connection, topic, (g.name for g, _ in self.table.places(topic)))
+        return self._in_turns(self._routing(topic, request))
+
+    def _routing(self, topic: str, request: RemotingCommand) -> Steps[RemotingCommand]:
+        order = self.kv.get(ORDER_TOPIC_CONFIG, topic)
+        body = yield from views.route_body(self.table, topic, order)
         if body is None:
             remark = f"No topic route info in name server for the topic: {topic}\n{FAQ}"
             return _answer(request, ResponseCode.TOPIC_NOT_EXIST, remark)
         return _answer(request, body=body)
 
-    def cluster_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def cluster_info(self, _: Connection, request: RemotingCommand) -> Answer:
         """106: answer all brokers by cluster and name; warnings, for who asks after its health."""
         warnings = self._warnings()
         ext = {WARNINGS: "\n".join(warnings)} if warnings else {}
-        return _answer(request, ext=ext, body=views.cluster_body(self.table))
+        return self._listing(request, views.cluster_body(self.table), ext)
 
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """901: answer the members of one broker group."""
         cluster, name = _name(request, "clusterName"), _name(request, "brokerName")
         return _answer(request, body=views.member_body(self.table, cluster, name))
 
-    def topic_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def topic_list(self, _: Connection, request: RemotingCommand) -> Answer:
         """206: answer the names of all topics; encoded once for each version of the table."""
-        if self._topic_list_version != self.table.topics_version:
-            self._topic_list = views.topic_list_body(self.table.topics())
-            self._topic_list_version = self.table.topics_version
-        return _answer(request, body=self._topic_list)
+        return self._listing(request, self._all_topics())
 
-    def topics_by_cluster(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _all_topics(self) -> Steps[bytes]:
+        version = self.table.topics_version
+        if self._topic_list_version != version:
+            self._topic_list = yield from views.all_topics_body(self.table)
+            self._topic_list_version = version
+        return self._topic_list
+
+    def topics_by_cluster(self, _: Connection, request: RemotingCommand) -> Answer:
         """224: answer the names of a cluster's topics."""
         cluster = _name(request, "cluster")
-        return _answer(request, body=views.cluster_topics_body(self.table, cluster))
+        return self._listing(request, views.cluster_topics_body(self.table, cluster))
 
-    def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def system_topics(self, _: Connection, request: RemotingCommand) -> Answer:
         """304: answer the names of clusters and brokers, which are topics to Apache's tools."""
-        return _answer(request, body=views.system_topics_body(self.table))
+        return self._listing(request, views.system_topics_body(self.table))
 
-    def unit_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def unit_topics(self, _: Connection, request: RemotingCommand) -> Answer:
         """311: answer the topics of a unit."""
-        return _answer(request, body=views.unit_topics_body(self.table, UNIT))
+        return self._listing(request, views.unit_topics_body(self.table, UNIT))
 
-    def unit_sub_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def unit_sub_topics(self, _: Connection, request: RemotingCommand) -> Answer:
         """312: answer the topics with subscriptions of a unit."""
-        return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB))
+        return self._listing(request, views.unit_topics_body(self.table, UNIT_SUB))
 
-    def unit_sub_only_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def unit_sub_only_topics(self, _: Connection, request: RemotingCommand) -> Answer:
         """313: answer the topics with subscriptions of a unit that are of none themselves."""
-        return _answer(request, body=views.unit_topics_body(self.table, UNIT_SUB, UNIT))
+        return self._listing(request, views.unit_topics_body(self.table, UNIT_SUB, UNIT))
 
-    def register_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _listing(
+        self, request: RemotingCommand, body: Steps[bytes], ext: dict[str, str] | None = None
+    ) -> Answer:
+        def steps() -> Steps[RemotingCommand]:
+            return _answer(request, ext=ext or {}, body=(yield from body))
+
+        return self._in_turns(steps())
+
+    def _in_turns(self, steps: Steps[RemotingCommand]) -> Answer:
+        """Answer at once if a few steps do it, else when the others were made in turns."""
+        for _ in range(STEPS_AT_ONCE):
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer: RemotingCommand = end.value
+                return answer
+        return self._turns.run(steps)
+
+    def register_topic(self, connection: Connection, request: RemotingCommand) -> Answer:
         """217: set queues of a topic on registered groups, until these register otherwise."""
         topic = _name(request, "topic")
         signed = self._may_change(connection, request)
+        return self._in_turns(self._registering_topic(topic, request, signed))
+
+    def _registering_topic(
+        self, topic: str, request: RemotingCommand, signed: bool
+    ) -> Steps[RemotingCommand]:
         wanted = [
             (broker_name, TopicConfig(topic, *queues))
             for broker_name, queues in decode_queue_datas(request.body).items()
         ]
-        for broker_name, config in wanted:
+        for number, (broker_name, config) in enumerate(wanted):
             if problem := name_problem("brokerName", broker_name) or topic_problem(config):
                 return _answer(request, ResponseCode.INVALID_PARAMETER, problem)
-        for broker_name, config in wanted:
+            if number % ITEMS_PER_STEP == ITEMS_PER_STEP - 1:
+                yield
+        for number, (broker_name, config) in enumerate(wanted):
             self.table.put_queues(broker_name, config, signed)
+            if number % ITEMS_PER_STEP == ITEMS_PER_STEP - 1:
+                yield
         LOG.info("topic_registered topic=%s", topic)
         return _answer(request)
 
@@ -344,11 +414,11 @@ class NameServerProcessor:
         LOG.info("topic_deleted topic=%s groups=%d", topic, count)
         return _answer(request)
 
-    def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
         """205: let clients write to none of a broker's topics."""
         return self._set_writable(connection, request, False, "wipeTopicCount")
 
-    def add_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def add_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
         """327: let clients write to a broker's topics again."""
         return self._set_writable(connection, request, True, "addTopicCount")
 
@@ -359,12 +429,13 @@ class NameServerProcessor:
 
     def _set_writable(
         self, connection: Connection, request: RemotingCommand, writable: bool, count_name: str
-    ) -> RemotingCommand:
+    ) -> Answer:
         """Set the write permission of a broker's topics; answer their number."""
         name = _name(request, "brokerName")
         count = self.table.set_writable(name, writable, self._may_change(connection, request))
         LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
-        return _answer(request, ext={count_name: str(count)})
+        answer = _answer(request, ext={count_name: str(count)})
+        return _when_made(answer, self.table.under_way(name))
 
     # --- key-value configuration
 
@@ -388,6 +459,7 @@ class NameServerProcessor:
         async with self._kv_changes:
             changed = self.kv.copy()
             change(changed, namespace, key)
+            await asyncio.sleep(0)  # copying and encoding 100,000 values are a turn each
             await self._save_kv(changed.encode())
             self.kv = changed
         if namespace == ORDER_TOPIC_CONFIG:  # it is a part of the topic's route
@@ -410,7 +482,7 @@ class NameServerProcessor:
         if keys is None:
             remark = f"No config item, Namespace: {namespace}"
             return _answer(request, ResponseCode.QUERY_NOT_FOUND, remark)
-        return _answer(request, body=orjson.dumps({"table": dict(keys)}))
+        return _answer(request, body=orjson.dumps({"table": keys}))
 
     def show_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """319: answer the configuration as properties, without secrets."""
@@ -418,12 +490,95 @@ class NameServerProcessor:
 
     def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """318: change keys that may change while the server runs."""
+        _check_length(request, CONFIG_BYTES_MAX)
         try:
             self._settings.change(request.body.decode())
         except (ConfigError, UnicodeDecodeError) as error:
             return _answer(request, ResponseCode.SYSTEM_ERROR, str(error))
         LOG.info("config_changed %s", request.body.decode().strip())
         return _answer(request)
+
+
+def _claim(
+    connection: Connection,
+    header: RegisterBrokerHeader,
+    version: DataVersion | None = None,
+    topics: list[TopicConfig] | None = None,
+    digest: bytes = b"",
+    *,
+    signed: bool,
+) -> Registration:
+    """Return what a registration claims. `topics` None: the table does not want them."""
+    return Registration(
+        cluster=header.cluster,
+        broker_name=header.broker_name,
+        address=header.broker_address,
+        broker_id=header.broker_id,
+        ha_address=header.ha_address,
+        version=version or DataVersion(),
+        topics=topics,
+        # A delta that names no base builds on nothing we can have: it needs the full table.
+        delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
+        whole=header.topic_delta is not None,
+        term=header.raft_term or 0,
+        group_id=(header.raft_group_id or "").replace(NO_GROUP_ID, ""),
+        any_group=header.raft_group_id is None and header.raft_role is not None,
+        follows=header.raft_role != NO_LEADER,
+        own_id=header.raft_own_id or 0,
+        timeout_ms=_timeout(header.heartbeat_timeout_ms) or EXPIRY_MS,
+        channel=connection,
+        http_address=header.http_address,
+        peer=_peer(connection),
+        digest=digest,
+        signed=signed,
+    )
+
+
+def _peer(connection: Connection) -> str:
+    """Return the host at the other end; THIS_MACHINE if it is this one."""
+    if not connection.peer_address:
+        return ""  # it has gone already
+    host, _ = parse_address(connection.peer_address)
+    own, _ = parse_address(connection.local_address)
+    return THIS_MACHINE if host == own or is_loopback(host) else host
+
+
+def _refusal(
+    header: RegisterBrokerHeader, request: RemotingCommand, refused: RegistrationRefused
+) -> RemotingCommand:
+    LOG.warning("registration_refused broker=%s %s", header.broker_name, refused, extra=FROM_PEER)
+    ext = {"leaderAddr": refused.leader_address, "raftTerm": str(refused.term)}
+    return _answer(request, refused.code, str(refused), ext)
+
+
+def _sums(body: bytes) -> tuple[int, bytes]:
+    """Return a body's CRC and SHA-256; both leave the interpreter to other threads."""
+    return body_crc(body), sha256(body).digest()
+
+
+def _when_made(answer: RemotingCommand, change: TopicChange | None) -> Answer:
+    """Answer when a change of topics has been made."""
+    if change is None or change.done:
+        return answer
+
+    async def later() -> RemotingCommand:
+        await _made(change)
+        return answer
+
+    return later()
+
+
+async def _made(change: TopicChange) -> None:
+    """Wait until a change of topics has been made."""
+    if not change.done:
+        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        change.whenever_done.append(lambda: None if made.done() else made.set_result(None))
+        await made
+
+
+def _check_length(request: RemotingCommand, bytes_max: int) -> None:
+    if len(request.body) > bytes_max:
+        raise BodyError(f"a body of {len(request.body)} bytes; at most {bytes_max}")
 
 
 def route_changed(changes: Changes) -> RemotingCommand:

@@ -53,19 +53,24 @@ Liveness: a broker that says nothing for its time-out (120 s unless it names ano
 `expire`, and at once when the channel it last spoke on closes; the end of an older channel means
 nothing.
 
-Costs: a repeated registration of an unchanged table does not touch topics (`wants_topics` is
-asked before the body is even read). Sizes are bounded by `RouteLimits`.
+Costs: a repeated registration of an unchanged table does not touch topics (`wants_topics` is asked
+before the body is even read; a table without a version is compared by the body's digest). Sizes are
+bounded by `RouteLimits`. Addresses and leadership change at once. Many topics change in steps, also
+those of a group that goes (`run_with`); changes of one group are made in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.registration import DataVersion, TopicConfig
+from raftmq.remoting.turns import Steps, finish
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
@@ -74,7 +79,11 @@ BROKERS_PER_GROUP_MAX = 128  # listed ones; each event and route of a group name
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
 GROUP_IDS_MAX = 10_000  # remembered, of names that may be gone
 PERM_WRITE = 2
+TOPICS_PER_STEP = 64  # changed in a step; some .2 ms
+STEPS_AT_ONCE = 4  # smaller changes are made before their registration returns
+EXPIRED_MAX = 200  # brokers dropped by one call of `expire`
 NO_VERSION = DataVersion()
+THIS_MACHINE = "localhost"  # the peer of a broker on the name server's own machine
 
 
 class QueueData(NamedTuple):
@@ -118,6 +127,8 @@ class Registration:
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
     http_address: str = ""  # of the broker's node API
+    peer: str = ""  # host that it was sent from, or THIS_MACHINE
+    digest: bytes = b""  # of the body that had the topics
     signed: bool = False
 
 
@@ -128,8 +139,9 @@ class Registered:
     leader_address: str
     leader_ha_address: str
     need_full: bool  # send the full topic table
-    changed: bool  # clients see another route now
+    changed: bool  # clients see another route now, or will when the topics have changed
     group_id_before: str = ""  # of the name, if this registration brought another one
+    topics: TopicChange | None = None  # under way; None: made
 
 
 class RegistrationRefused(RemotingError):
@@ -156,12 +168,30 @@ class LiveBroker:
     last_seen_ms: int = 0
     channel: Hashable = None
     http_address: str = ""
+    peer: str = ""
     signed: bool = False
 
 
 @dataclass(slots=True)
+class TopicChange:
+    """A change of a group's topics that may take many steps."""
+
+    steps: Steps[bool]
+    changed: bool = False
+    done: bool = False
+    whenever_done: list[Callable[[], None]] = field(default_factory=list)
+
+    def end(self, *, changed: bool) -> None:
+        self.steps.close()
+        self.changed, self.done = changed, True
+        for callback in self.whenever_done:
+            callback()
+
+
+@dataclass(slots=True, eq=False)
 class BrokerGroup:
-    """One broker name: its addresses by id, and its topics."""
+    """One broker name: its addresses by id, and its topics. When the last broker is gone, the group
+    is, too; the next broker of that name founds another."""
 
     name: str
     cluster: str
@@ -173,8 +203,12 @@ class BrokerGroup:
     signed: bool = False  # the claim, or one before it, was signed
     version: DataVersion | None = None  # of the topics; None: no table yet
     version_author: str = ""  # address that sent them
-    topics: set[str] = field(default_factory=set)
+    digest: bytes = b""  # of the body that had all of them; b"": they were changed since
+    topics: dict[str, None] = field(default_factory=dict)  # in an order that repeats
     raft: bool = False  # its brokers say terms: any of them may come to lead
+    live: dict[str, LiveBroker] = field(default_factory=dict)  # listed under an id or not
+    gone: bool = False  # its topics are no routes any more
+    changes: deque[TopicChange] = field(default_factory=deque)  # of its topics, to be made
 
 
 class RouteTable:
@@ -185,13 +219,23 @@ class RouteTable:
         self._signed_only = signed_only
         self._live: dict[str, LiveBroker] = {}
         self._groups: dict[str, BrokerGroup] = {}
-        self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
+        self._queues: dict[str, dict[BrokerGroup, QueueData]] = {}  # also of groups that are gone
+        self._place_count = 0
+        self._changing: deque[BrokerGroup] = deque()  # those with changes
+        self._run: Callable[[Steps[None]], None] | None = None
+        self._is_running = False
         self._channels: dict[Hashable, set[str]] = {}
         self._watchers: list[Callable[[BrokerGroup], None]] = []
         self._topic_watchers: list[Callable[[str], None]] = []
         self._group_ids: dict[str, str] = {}  # the last one of each broker name
+        self.registered_count = 0  # registrations that were taken
         self.founded_anew_count = 0  # registrations that brought a name another group id
         self.topics_version = 0  # grows when a topic name appears or goes; for caches
+
+    def run_with(self, run: Callable[[Steps[None]], None]) -> None:
+        """Have large changes of topics made by `run(steps)`, which returns at once; without it they
+        are made before the call that causes them returns."""
+        self._run = run
 
     # --- from brokers
 
@@ -200,16 +244,29 @@ class RouteTable:
         broker_name: str,
         address: str,
         broker_id: int,
-        version: DataVersion,
+        version: DataVersion | None,
         signed: bool = False,
+        digest: bytes = b"",
     ) -> bool:
-        """Return whether the topics in a registration of this version would be read."""
+        """Return whether the topics in a registration of this version, or of a body with this
+        digest, would be read."""
         group = self._groups.get(broker_name)
-        if group is None or group.version is None or (signed and not group.signed):
+        if group is None or (signed and not group.signed):
             return True
-        if broker_id != LEADER_ID:
+        is_same_author = group.version_author == address
+        if digest and group.digest == digest and is_same_author and broker_id == LEADER_ID:
             return False
-        return group.version != version or group.version_author != address
+        if group.version is None or version is None:
+            return True
+        return broker_id == LEADER_ID and (group.version != version or not is_same_author)
+
+    def check(self, claim: Registration, now_ms: int) -> None:
+        """Raises RegistrationRefused for much that `register` refuses whatever the topics are."""
+        group = self._groups.get(claim.broker_name)
+        if group is not None:
+            self._forget_claim(group, now_ms)
+        self._check_signed(claim, group)
+        self._check_brokers(claim)
 
     def register(self, claim: Registration, now_ms: int) -> Registered:
         """Take in one registration. Raises RegistrationRefused, and then changes nothing, unless
@@ -225,31 +282,31 @@ class RouteTable:
         self._check_term(claim, group)
         self._check_master(claim, group, now_ms)
         self._check_replica(claim, group, now_ms)
-        topics = self._check_size(claim)
+        self._check_brokers(claim)
+        topics = self._check_topics(claim)
         changed = self._place(claim, now_ms)
         group = self._groups[claim.broker_name]
+        need_full, change = False, None
         if claim.signed and claim.broker_id == LEADER_ID and not group.signed:
             changed |= self._hold(group, now_ms)
             group.group_id = claim.group_id
             if topics is None:
-                changed |= self._replace_topics(group, [])
-        need_full = False
+                change = self._change(group, self._replacing(group, []))
         if topics is not None and (claim.broker_id == LEADER_ID or group.version is None):
-            if not claim.whole:
-                changed |= self._put_topics(group, topics)
-            elif claim.delta_base is None:
-                changed |= self._replace_topics(group, topics)
-                self._stamp(group, claim)
-            elif claim.delta_base == group.version:
-                changed |= self._merge_topics(group, topics)
-                self._stamp(group, claim)
+            base = claim.delta_base
+            if base is None or (base == group.version and not group.changes):
+                change = self._change(group, self._registering(group, claim, topics))
             else:
-                need_full = group.version != claim.version
+                need_full = bool(group.changes) or group.version != claim.version
         leader_address = group.addresses.get(LEADER_ID, "")
         leader = self._live.get(leader_address)
         before = self._remember(claim)
+        self.registered_count += 1
         ha_address = leader.ha_address if leader else ""
-        return Registered(leader_address, ha_address, need_full, changed, before)
+        if change is None or change.done:
+            changed |= change is not None and change.changed
+            return Registered(leader_address, ha_address, need_full, changed, before)
+        return Registered(leader_address, ha_address, need_full, True, before, change)
 
     def refresh(
         self, address: str, broker_name: str, channel: Hashable, now_ms: int,
@@ -293,8 +350,9 @@ class RouteTable:
         return gone
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
-        """Drop and return the brokers that were silent for too long."""
-        gone = [b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms]
+        """Drop and return brokers that were silent for too long, at most EXPIRED_MAX."""
+        silent = (b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms)
+        gone = list(islice(silent, EXPIRED_MAX))
         for live in gone:
             self._remove(live, now_ms)
         for group in self._groups.values():
@@ -309,15 +367,17 @@ class RouteTable:
 
         A group that registers its whole table, or this topic changed, brings it back.
         """
-        names = [
-            name
-            for name in self._queues.get(topic, ())
-            if (not cluster or self._groups[name].cluster == cluster)
-            and (signed or not self._groups[name].signed)
+        groups = [
+            group
+            for group in self._queues.get(topic, ())
+            if not group.gone
+            and (not cluster or group.cluster == cluster)
+            and (signed or not group.signed)
         ]
-        for name in names:
-            self._drop_topic(self._groups[name], topic)
-        return len(names)
+        for group in groups:
+            group.digest = b""
+            self._drop_topic(group, topic)
+        return len(groups)
 
     def put_queues(self, broker_name: str, config: TopicConfig, signed: bool = False) -> None:
         """Give a topic queues on a group; nothing if the group is not known. Raises
@@ -334,7 +394,8 @@ class RouteTable:
             raise _full(limits.topics_max, "topics")
         if config.topic not in group.topics and self.place_count >= limits.places_max:
             raise _full(limits.places_max, "topics of groups")
-        self._put_topics(group, [config])
+        group.digest = b""
+        finish(self._putting(group, [config]))
 
     def set_writable(self, broker_name: str, writable: bool, signed: bool = False) -> int:
         """Give or take the write permission of all topics of a group; return how many topics it
@@ -347,19 +408,25 @@ class RouteTable:
         if group is None:
             return 0
         self._check_change(group, signed)
-        for topic in sorted(group.topics):
-            queues = self._queues[topic]
-            old = queues[broker_name]
-            perm = old.perm | PERM_WRITE if writable else old.perm & ~PERM_WRITE
-            queues[broker_name] = old._replace(perm=perm)
-            self.topic_changed(topic)
+        group.digest = b""
+        self._change(group, self._setting_writable(group, writable))
         return len(group.topics)
+
+    def under_way(self, broker_name: str) -> TopicChange | None:
+        """Return the last change of a group's topics that is not made yet; None if all are."""
+        group = self._groups.get(broker_name)
+        return group.changes[-1] if group is not None and group.changes else None
 
     # --- queries
 
     def queues(self, topic: str) -> dict[str, QueueData] | None:
-        """Return queues by broker name, not to be changed; None for an unknown topic."""
-        return self._queues.get(topic)
+        """Return queues by broker name; None for an unknown topic."""
+        return {group.name: data for group, data in self.places(topic)} or None
+
+    def places(self, topic: str) -> Iterator[tuple[BrokerGroup, QueueData]]:
+        """Yield the groups that have a topic, and its queues there."""
+        by_group = self._queues.get(topic, {})
+        return ((group, data) for group, data in by_group.items() if not group.gone)
 
     def group(self, broker_name: str) -> BrokerGroup | None:
         """Return the group, not to be changed; None if it is unknown."""
@@ -370,7 +437,8 @@ class RouteTable:
 
     def brokers(self, broker_name: str) -> Iterator[LiveBroker]:
         """Yield every live address of a group, listed under an id or not; not to be changed."""
-        return (live for live in self._live.values() if live.broker_name == broker_name)
+        group = self._groups.get(broker_name)
+        return iter(group.live.values() if group is not None else ())
 
     def is_signed_http(self, http_address: str) -> bool:
         """Return whether a live broker has registered this node API, signed."""
@@ -385,7 +453,14 @@ class RouteTable:
         self._topic_watchers.append(watcher)
 
     def topics(self) -> Iterator[str]:
-        return iter(self._queues)
+        return filter(self.has_topic, self.names())
+
+    def names(self) -> list[str]:
+        """Return the names of all topics, and of some that have just gone (`has_topic`)."""
+        return list(self._queues)
+
+    def has_topic(self, topic: str) -> bool:
+        return not all(group.gone for group in self._queues.get(topic, ()))
 
     @property
     def topic_count(self) -> int:
@@ -394,7 +469,7 @@ class RouteTable:
     @property
     def place_count(self) -> int:
         """Return how many topics there are if each is counted for every group that has it."""
-        return sum(len(group.topics) for group in self._groups.values())
+        return self._place_count
 
     @property
     def broker_count(self) -> int:
@@ -466,16 +541,16 @@ class RouteTable:
         if group.claim_ends_ms is None or now_ms < group.claim_ends_ms:
             return
         group.term, group.claimant, group.claim_ends_ms = 0, "", None
-        group.signed = any(live.signed for live in self.brokers(group.name))
+        group.signed = any(live.signed for live in group.live.values())
 
     def _hold(self, group: BrokerGroup, now_ms: int) -> bool:
         """Hold the name after its first signed claim: drop what unsigned brokers registered in it.
         Return True if clients see another route now."""
         group.signed = True
-        strangers = [live for live in self.brokers(group.name) if not live.signed]
+        strangers = [live for live in group.live.values() if not live.signed]
         for live in strangers:
             self._remove(live, now_ms)
-        group.version = None
+        group.version, group.digest = None, b""
         return bool(strangers)
 
     def _check_term(self, claim: Registration, group: BrokerGroup | None) -> None:
@@ -540,8 +615,8 @@ class RouteTable:
         )
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
-    def _check_size(self, claim: Registration) -> list[TopicConfig] | None:
-        """Check the limits; return the topics. Unsigned claims take no room of signed ones."""
+    def _check_brokers(self, claim: Registration) -> None:
+        """Check the limits of brokers. Unsigned claims take no room of signed ones."""
         limits = self._limits
         count = len(self._live) if not claim.signed else self.signed_broker_count
         if claim.address not in self._live and count >= limits.brokers_max:
@@ -554,13 +629,19 @@ class RouteTable:
         group = self._groups.get(claim.broker_name)
         listed = group.addresses if group is not None else {}
         known = claim.broker_id in listed or claim.address in listed.values()
-        if not known and len(listed) >= BROKERS_PER_GROUP_MAX:
+        lives = group.live if group is not None else {}
+        many = len(listed) >= BROKERS_PER_GROUP_MAX and not known
+        if many or (claim.address not in lives and len(lives) >= 2 * BROKERS_PER_GROUP_MAX):
             text = f"[TABLE_FULL] {claim.broker_name} has {BROKERS_PER_GROUP_MAX} brokers"
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
+
+    def _check_topics(self, claim: Registration) -> list[TopicConfig] | None:
+        """Check the limits of topics; return them. Unsigned claims take no room of signed ones."""
         if claim.topics is None:
             return None
+        limits, group = self._limits, self._groups.get(claim.broker_name)
         topics = list(claim.topics)
-        own = group.topics if group is not None else set()
+        own = group.topics if group is not None else {}
         for names, used, count_max, what in (
             (self._queues, len(self._queues), limits.topics_max, "topics"),
             (own, self.place_count, limits.places_max, "topics of groups"),
@@ -589,6 +670,7 @@ class RouteTable:
         live.timeout_ms = claim.timeout_ms
         live.last_seen_ms = now_ms
         live.http_address = claim.http_address
+        live.peer = claim.peer
         live.signed = claim.signed
         self._use_channel(live, claim.channel)
 
@@ -596,6 +678,7 @@ class RouteTable:
         if group is None:
             group = BrokerGroup(claim.broker_name, claim.cluster)
             self._groups[claim.broker_name] = group
+        group.live[claim.address] = live
         group.cluster = claim.cluster
         group.group_id = claim.group_id or group.group_id
         group.raft = claim.term > 0 or (group.raft and claim.broker_id != LEADER_ID)
@@ -631,15 +714,24 @@ class RouteTable:
         del self._live[live.address]
         self._leave_channel(live)
         group = self._groups[live.broker_name]
+        del group.live[live.address]
         if group.claimant == live.address:
             group.claim_ends_ms = now_ms + CLAIM_MS
         addresses = {i: a for i, a in group.addresses.items() if a != live.address}
         group.addresses = addresses
-        if not addresses and not any(b.broker_name == group.name for b in self._live.values()):
-            for topic in sorted(group.topics):
-                self._drop_topic(group, topic)
-            del self._groups[group.name]
+        if not addresses and not group.live:
+            self._end(group)
         self._tell(group)
+
+    def _end(self, group: BrokerGroup) -> None:
+        """Take a group without brokers out of the routes at once, and its topics in steps."""
+        del self._groups[group.name]
+        group.gone = True
+        self.topics_version += 1
+        for change in group.changes:
+            change.end(changed=False)
+        group.changes.clear()
+        self._change(group, self._dropping_all(group))
 
     def _tell(self, group: BrokerGroup) -> None:
         for watcher in self._watchers:
@@ -650,32 +742,75 @@ class RouteTable:
         for watcher in self._topic_watchers:
             watcher(topic)
 
-    def _stamp(self, group: BrokerGroup, claim: Registration) -> None:
-        group.version = claim.version
+    # --- topics, in steps
+
+    def _change(self, group: BrokerGroup, steps: Steps[bool]) -> TopicChange:
+        """Make a change behind those of the group that are under way: at once if it is small."""
+        change = TopicChange(steps)
+        if not group.changes and _advance(change, STEPS_AT_ONCE):
+            return change
+        group.changes.append(change)
+        if len(group.changes) == 1:
+            self._changing.append(group)
+        if self._run is None:
+            finish(self._making_changes())
+        elif not self._is_running:
+            self._is_running = True
+            self._run(self._making_changes())
+        return change
+
+    def _making_changes(self) -> Steps[None]:
+        """Make all changes that there are, a step of each group in turn."""
+        try:
+            while self._changing:
+                group = self._changing.popleft()
+                if group.changes and _advance(group.changes[0], 1):
+                    group.changes.popleft()
+                if group.changes:
+                    self._changing.append(group)
+                yield
+        finally:
+            self._is_running = False
+
+    def _registering(
+        self, group: BrokerGroup, claim: Registration, topics: Sequence[TopicConfig]
+    ) -> Steps[bool]:
+        group.digest = b""
+        if not claim.whole:
+            changed = yield from self._putting(group, topics)
+        elif claim.delta_base is None:
+            changed = yield from self._replacing(group, topics)
+            group.version = claim.version
+        else:
+            changed = yield from self._merging(group, topics)
+            group.version = claim.version
         group.version_author = claim.address
-
-    def _replace_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
-        changed = self._put_topics(group, topics)
-        gone = group.topics.difference(config.topic for config in topics)
-        for topic in sorted(gone):  # in an order that repeats: watchers are told in it
-            self._drop_topic(group, topic)
-        return changed or bool(gone)
-
-    def _merge_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
-        kept = [t for t in topics if t.read_queue_count or t.write_queue_count]
-        changed = self._put_topics(group, kept)
-        for config in topics:
-            dead = not config.read_queue_count and not config.write_queue_count
-            if dead and config.topic in group.topics:
-                self._drop_topic(group, config.topic)
-                changed = True
+        if claim.delta_base is None:
+            group.digest = claim.digest
         return changed
 
-    def _put_topics(self, group: BrokerGroup, topics: list[TopicConfig]) -> bool:
-        name = group.name
+    def _replacing(self, group: BrokerGroup, topics: Sequence[TopicConfig]) -> Steps[bool]:
+        changed = yield from self._putting(group, topics)
+        kept = {config.topic for config in topics}
+        if len(kept) == len(group.topics):
+            return changed
+        gone = [topic for topic in group.topics if topic not in kept]
+        yield
+        yield from self._dropping(group, gone)
+        return changed or bool(gone)
+
+    def _merging(self, group: BrokerGroup, topics: Sequence[TopicConfig]) -> Steps[bool]:
+        dead = [t.topic for t in topics if not t.read_queue_count and not t.write_queue_count]
+        names = set(dead)
+        changed = yield from self._putting(group, [t for t in topics if t.topic not in names])
+        had = [topic for topic in dead if topic in group.topics]
+        yield from self._dropping(group, had)
+        return changed or bool(had)
+
+    def _putting(self, group: BrokerGroup, topics: Sequence[TopicConfig]) -> Steps[bool]:
         changed = False
         shared: dict[QueueData, QueueData] = {}  # most topics are alike: keep one object of a kind
-        for config in topics:
+        for number, config in enumerate(topics, 1):
             data = QueueData(
                 config.read_queue_count,
                 config.write_queue_count,
@@ -683,25 +818,66 @@ class RouteTable:
                 config.sys_flag,
                 config.message_type,
             )
-            by_broker = self._queues.get(config.topic)
-            if by_broker is None:
-                by_broker = self._queues[config.topic] = {}
-                self.topics_version += 1
-            if by_broker.get(name) != data:
-                by_broker[name] = shared.setdefault(data, data)
+            by_group = self._queues.get(config.topic)
+            if by_group is None:
+                by_group = self._queues[config.topic] = {}
+            if by_group.get(group) != data:
+                if all(other.gone for other in by_group):
+                    self.topics_version += 1
+                by_group[group] = shared.setdefault(data, data)
                 changed = True
                 self.topic_changed(config.topic)
-        group.topics.update(config.topic for config in topics)
+            if config.topic not in group.topics:
+                group.topics[config.topic] = None
+                self._place_count += 1
+            if number % TOPICS_PER_STEP == 0:
+                yield
         return changed
 
+    def _setting_writable(self, group: BrokerGroup, writable: bool) -> Steps[bool]:
+        for number, topic in enumerate(list(group.topics), 1):
+            by_group = self._queues.get(topic, {})
+            if group in by_group:
+                old = by_group[group]
+                perm = old.perm | PERM_WRITE if writable else old.perm & ~PERM_WRITE
+                by_group[group] = old._replace(perm=perm)
+                self.topic_changed(topic)
+            if number % TOPICS_PER_STEP == 0:
+                yield
+        return True
+
+    def _dropping_all(self, group: BrokerGroup) -> Steps[bool]:
+        yield from self._dropping(group, list(group.topics))
+        return True
+
+    def _dropping(self, group: BrokerGroup, topics: Sequence[str]) -> Steps[None]:
+        for number, topic in enumerate(topics, 1):
+            if topic in group.topics:
+                self._drop_topic(group, topic)
+            if number % TOPICS_PER_STEP == 0:
+                yield
+
     def _drop_topic(self, group: BrokerGroup, topic: str) -> None:
-        group.topics.discard(topic)
-        by_broker = self._queues[topic]
-        del by_broker[group.name]
-        if not by_broker:
+        del group.topics[topic]
+        self._place_count -= 1
+        by_group = self._queues[topic]
+        del by_group[group]
+        if not by_group:
             del self._queues[topic]
+        if not group.gone and all(other.gone for other in by_group):
             self.topics_version += 1
         self.topic_changed(topic)
+
+
+def _advance(change: TopicChange, steps: int) -> bool:
+    """Make some steps of a change; return whether it is made."""
+    for _ in range(steps):
+        try:
+            next(change.steps)
+        except StopIteration as end:
+            change.end(changed=end.value)
+            return True
+    return False
 
 
 def _full(count_max: int, what: str) -> RegistrationRefused:

@@ -24,12 +24,11 @@ from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.keyfile import load_registration_keys
 from raftmq.remoting.processtls import ProcessTls
-from raftmq.remoting.registration import TOPICS_MAX
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.threads import in_thread_to_its_end
 from raftmq.remoting.tls import TlsMode
 from raftmq.remoting.tlslistener import ArrivalLimits
-from raftmq.remoting.unpacking import Unpacking
+from raftmq.remoting.turns import Steps, StepTurns
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
@@ -43,11 +42,13 @@ class NameServer:
 
     def __init__(self, config: NameServerConfig) -> None:
         self._config = config
-        self.table = RouteTable(config.limits, signed_only=config.registrations_must_be_signed)
-        self.unpacking = Unpacking(config.decompressed_bytes_max)
-        self.metrics = NameServerMetrics(self.table, self.unpacking)
+        self.table = RouteTable(config.limits, signed_only=config.signed_only)
+        self.metrics = NameServerMetrics(self.table)
+        self._turns = StepTurns()
+        self._tasks: set[asyncio.Task[None]] = set()  # large changes of topics
         self.budgets = Budgets(config.budgets)
         self._watchers: RouteWatchers[Connection] = RouteWatchers(self.budgets.kept)
+        self.table.run_with(self._in_turns)
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))
         self.table.watch_topics(lambda topic: self._push_soon(self._watchers.topic_changed(topic)))
         self._kv_path = Path(config.store, KV_FILE_NAME) if config.store else None
@@ -86,11 +87,11 @@ class NameServer:
             _now_ms,
             self._save_kv,
             settings,
-            Proofs(keys),
-            self.unpacking,
+            Proofs(keys, signed_only=self._config.signed_only),
             self._watchers,
+            self._turns,
             admins_only=self.access.enabled,
-            topics_max=max(TOPICS_MAX, self._config.topics_max),
+            body_limits=self._config.body_limits,
             warnings=lambda: self.tls.warnings,
         )
         self._server = RemotingServer(
@@ -122,9 +123,10 @@ class NameServer:
             await self.http.stop()
         if self._push is not None:
             self._push.cancel()
-        if self._scan is not None:
-            self._scan.cancel()
-            await asyncio.gather(self._scan, return_exceptions=True)
+        own = [*self._tasks, *([] if self._scan is None else [self._scan])]
+        for task in own:
+            task.cancel()
+        await asyncio.gather(*own, return_exceptions=True)
         if self._server is not None:
             await self._server.stop()
 
@@ -149,21 +151,34 @@ class NameServer:
 
     def _push_now(self) -> None:
         self._push = None
-        for connection, changes in self._watchers.take():
+        self._in_turns(self._pushing())
+
+    def _pushing(self) -> Steps[None]:
+        """Send the watching clients the names of what has changed."""
+        changed = yield from self._watchers.taking()
+        for connection, changes in changed:
             try:
                 connection.invoke_oneway(route_changed(changes))
             except RemotingError as error:  # it asks by itself, every 30 seconds
                 LOG.info("route_change_not_told peer=%s: %s", connection.peer_address, error)
+            yield
+
+    def _in_turns(self, steps: Steps[None]) -> None:
+        """Have work of many steps done in turns."""
+        task = asyncio.get_running_loop().create_task(self._turns.run(steps))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _scan_forever(self) -> None:
         while True:
             await asyncio.sleep(SCAN_INTERVAL_S)
             await asyncio.to_thread(self.access.look_at_file)
-            gone = self.table.expire(_now_ms())
-            log_gone(gone, "silent")
-            for broker in gone:
-                if isinstance(broker.channel, Connection):
-                    broker.channel.close("broker was silent")  # it should reconnect
+            while gone := self.table.expire(_now_ms()):
+                log_gone(gone, "silent")
+                for broker in gone:
+                    if isinstance(broker.channel, Connection):
+                        broker.channel.close("broker was silent")  # it should reconnect
+                await asyncio.sleep(0)
 
     def _load_kv(self) -> KvConfig:
         if self._kv_path is None:

@@ -1,32 +1,35 @@
 """The name server's answers as bodies: plain data in Apache's shapes, encoded as JSON. Pure.
 
+Bodies that grow with the table are made in steps (remoting.turns).
+
 Broker ids are quoted keys everywhere; every fastjson version reads those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from raftmq.namesrv.routes import BrokerGroup, RouteTable
+from raftmq.remoting.turns import Steps
+
+GROUPS_PER_STEP, NAMES_PER_STEP = 64, 2_000
 
 
-def route_body(table: RouteTable, topic: str, order_config: str | None) -> bytes | None:
+def route_body(table: RouteTable, topic: str, order_config: str | None) -> Steps[bytes | None]:
     """Return TopicRouteData of a topic; None if no group with addresses has it."""
-    by_broker = table.queues(topic)
-    if not by_broker:
-        return None
     queue_datas: list[dict[str, Any]] = []
     broker_datas: list[dict[str, Any]] = []
-    for name, data in by_broker.items():
-        group = table.group(name)
-        if group is None or not group.addresses:
+    for number, (group, data) in enumerate(list(table.places(topic)), 1):
+        if number % GROUPS_PER_STEP == 0:
+            yield
+        if not group.addresses:
             continue
         queue_datas.append(
             {
-                "brokerName": name,
+                "brokerName": group.name,
                 "perm": data.perm,
                 "readQueueNums": data.read_queue_count,
                 "topicSynFlag": data.sys_flag,  # how clients before 4.9 spell it
@@ -47,11 +50,13 @@ def route_body(table: RouteTable, topic: str, order_config: str | None) -> bytes
     return orjson.dumps(route)
 
 
-def cluster_body(table: RouteTable) -> bytes:
+def cluster_body(table: RouteTable) -> Steps[bytes]:
     """Return ClusterInfo: all groups, and their names by cluster."""
     brokers: dict[str, Any] = {}
     clusters: dict[str, list[str]] = {}
-    for group in table.groups():
+    for number, group in enumerate(list(table.groups()), 1):
+        if number % GROUPS_PER_STEP == 0:
+            yield
         if group.addresses:
             brokers[group.name] = _broker_data(group)
             clusters.setdefault(group.cluster, []).append(group.name)
@@ -70,15 +75,27 @@ def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
     return orjson.dumps({"brokerMemberGroup": member})
 
 
-def topic_list_body(topics: Iterable[str], broker_address: str | None = None) -> bytes:
+def all_topics_body(table: RouteTable) -> Steps[bytes]:
+    """Return TopicList of all topics."""
+    names = table.names()
+    found: list[str] = []
+    for start in range(0, len(names), NAMES_PER_STEP):
+        found += filter(table.has_topic, names[start : start + NAMES_PER_STEP])
+        yield
+    return (yield from topic_list_body(found))
+
+
+def topic_list_body(topics: Sequence[str], broker_address: str = "") -> Steps[bytes]:
     """Return TopicList."""
-    fields: dict[str, Any] = {"topicList": list(topics)}
-    if broker_address:
-        fields["brokerAddr"] = broker_address
-    return orjson.dumps(fields)
+    parts = []
+    for start in range(0, len(topics), NAMES_PER_STEP):
+        parts.append(orjson.dumps(topics[start : start + NAMES_PER_STEP])[1:-1])
+        yield
+    address = b'"brokerAddr":%s,' % orjson.dumps(broker_address) if broker_address else b""
+    return b'{%s"topicList":[%s]}' % (address, b",".join(parts))
 
 
-def system_topics_body(table: RouteTable) -> bytes:
+def system_topics_body(table: RouteTable) -> Steps[bytes]:
     """Return the names that Apache counts as system topics here: of clusters and of brokers."""
     names: dict[str, None] = {}  # ordered, without repeats
     some_address = ""
@@ -86,29 +103,34 @@ def system_topics_body(table: RouteTable) -> bytes:
         names[group.cluster] = None
         names[group.name] = None
         some_address = some_address or next(iter(group.addresses.values()), "")
-    return topic_list_body(names, some_address)
+    return (yield from topic_list_body(list(names), some_address))
 
 
-def cluster_topics_body(table: RouteTable, cluster: str) -> bytes:
+def cluster_topics_body(table: RouteTable, cluster: str) -> Steps[bytes]:
     """Return TopicList of one cluster."""
-    topics: set[str] = set()
-    for group in table.groups():
-        if group.cluster == cluster:
-            topics |= group.topics
-    return topic_list_body(sorted(topics))
+    found: dict[str, None] = {}
+    for group in [group for group in table.groups() if group.cluster == cluster]:
+        topics = list(group.topics)
+        for start in range(0, len(topics), NAMES_PER_STEP):
+            found.update(dict.fromkeys(topics[start : start + NAMES_PER_STEP]))
+            yield
+    return (yield from topic_list_body(list(found)))
 
 
-def unit_topics_body(table: RouteTable, wanted: int, refused: int = 0) -> bytes:
+def unit_topics_body(table: RouteTable, wanted: int, refused: int = 0) -> Steps[bytes]:
     """Return TopicList of topics with `wanted` and without `refused` flags on some group."""
-    found = [
-        topic
-        for topic in table.topics()
-        if any(
-            data.sys_flag & wanted and not data.sys_flag & refused
-            for data in (table.queues(topic) or {}).values()
-        )
-    ]
-    return topic_list_body(sorted(found))
+    found, seen = [], 0
+    for topic in table.names():
+        seen += 1
+        for _, data in table.places(topic):
+            seen += 1
+            if data.sys_flag & wanted and not data.sys_flag & refused:
+                found.append(topic)
+                break
+        if seen > NAMES_PER_STEP:
+            seen = 0
+            yield
+    return (yield from topic_list_body(found))
 
 
 def _broker_data(group: BrokerGroup) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from raftmq.remoting.budgets import Allowance, Share
+from raftmq.remoting.turns import Steps, finish
 
 CONNECTION_BYTES_MAX = 3 << 20  # some 10,000 topics
 NAME_BYTES = 200  # of one name in the sets and tables here, besides its characters
 CHANGES_MAX = 1_000
+NOTES_PER_STEP = 500
 
 C = TypeVar("C", bound=Hashable)
 
@@ -52,7 +54,8 @@ class RouteWatchers(Generic[C]):
         self._watchers: dict[C, _Watcher] = {}
         self._by_topic: dict[str, dict[C, None]] = {}  # connections in the order they asked
         self._by_group: dict[str, dict[C, None]] = {}
-        self._pending: dict[C, Changes] = {}
+        self._changed_topics: dict[str, None] = {}  # since the last `take`
+        self._changed_groups: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -86,7 +89,6 @@ class RouteWatchers(Generic[C]):
 
     def closed(self, connection: C) -> None:
         """Forget a connection that ended."""
-        self._pending.pop(connection, None)
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
             return
@@ -99,30 +101,49 @@ class RouteWatchers(Generic[C]):
 
     def group_changed(self, name: str) -> bool:
         """Note that a group's addresses changed. Return True if a connection must be told."""
-        connections = self._by_group.get(name, ())
-        for connection in connections:
-            self._note(connection).groups.add(name)
-        return bool(connections)
+        if name not in self._by_group:
+            return False
+        self._changed_groups[name] = None
+        return True
 
     def topic_changed(self, topic: str) -> bool:
         """Note that a topic came, went or changed. Return True if somebody must be told."""
-        connections = self._by_topic.get(topic, ())
-        for connection in connections:
-            self._note(connection).topics.add(topic)
-        return bool(connections)
-
-    def _note(self, connection: C) -> Changes:
-        changes = self._pending.setdefault(connection, Changes())
-        if len(changes.topics) + len(changes.groups) >= CHANGES_MAX:
-            changes.everything = True
-            changes.groups.clear()
-            changes.topics.clear()
-        return changes
+        if topic not in self._by_topic:
+            return False
+        self._changed_topics[topic] = None
+        return True
 
     def take(self) -> list[tuple[C, Changes]]:
         """Return and clear the changes gathered since the last call, by connection."""
-        pending, self._pending = self._pending, {}
+        return finish(self.taking())
+
+    def taking(self) -> Steps[list[tuple[C, Changes]]]:
+        """Do as `take`, in steps: many connections may watch many topics."""
+        groups, self._changed_groups = self._changed_groups, {}
+        topics, self._changed_topics = self._changed_topics, {}
+        pending: dict[C, Changes] = {}
+        count = 0
+        for names, table, is_group in (
+            (groups, self._by_group, True),
+            (topics, self._by_topic, False),
+        ):
+            for name in names:
+                for connection in list(table.get(name, ())):
+                    changes = pending.setdefault(connection, Changes())
+                    _note(changes, name, is_group=is_group)
+                    count += 1
+                    if count % NOTES_PER_STEP == 0:
+                        yield
         for connection, changes in pending.items():
-            if self._watchers[connection].more and changes.groups:
+            watcher = self._watchers.get(connection)
+            if watcher is not None and watcher.more and changes.groups:
                 changes.everything = True  # one of its topics, not kept here, may live there
-        return list(pending.items())
+        return [one for one in pending.items() if one[0] in self._watchers]
+
+
+def _note(changes: Changes, name: str, *, is_group: bool) -> None:
+    if len(changes.topics) + len(changes.groups) >= CHANGES_MAX:
+        changes.everything = True
+        changes.groups.clear()
+        changes.topics.clear()
+    (changes.groups if is_group else changes.topics).add(name)

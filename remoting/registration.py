@@ -28,18 +28,21 @@ import orjson
 from raftmq.remoting.errors import BodyError, HeaderError, RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.fields import Absent, Ext, parse_fields, text_or, write_fields
+from raftmq.remoting.jsonwalk import VALUE_BYTES_MAX, JsonWalk
 from raftmq.remoting.names import address_problem, name_problem
 from raftmq.remoting.topicattributes import MESSAGE_TYPE
-from raftmq.remoting.unpacking import Unpacking
+from raftmq.remoting.turns import Steps, finish
+from raftmq.remoting.unpacking import inflating
 
-UNPACKED_BYTES_MAX = 16 * 1024 * 1024  # the default; enough for three hundred thousand topics
-TOPICS_MAX = 1_000_000  # in one registration
+BODY_BYTES_MAX = 24 * 1024 * 1024  # the default, of a body as JSON or unpacked: 100,000 topics
+TOPICS_MAX = 100_000  # the default, in one registration
+TOPICS_PER_STEP, STEP_BYTES = 32, 16 * 1024  # read in a step; some .3 ms
 FILTER_SERVERS_MAX = 100
 QUEUE_COUNT_MAX = 65_536  # as in our brokers
 TERM_MAX = 1 << 48  # a Raft term; no group ever holds so many elections
 BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
-HEAD_BYTES = 4_096  # of a packed body, enough to unpack its version
+HEAD_BYTES = 4_096  # of a body, enough to read its version
 NO_GROUP_ID = "none"  # raftGroupId of a replica that knows none yet
 NO_LEADER = "none"  # raftRole of a replica that knows no leader
 _INT32 = struct.Struct(">i")
@@ -81,6 +84,9 @@ class DataVersion:
 
     @classmethod
     def decode(cls, data: bytes) -> DataVersion:
+        """Decode a version; the empty one of no bytes. Raises BodyError."""
+        if len(data) > VERSION_BYTES_MAX:
+            raise BodyError(f"a data version of more than {VERSION_BYTES_MAX} bytes")
         return cls.from_fields(loads_object(data)) if data else cls()
 
 
@@ -225,6 +231,26 @@ def header_problem(header: RegisterBrokerHeader) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bounds on the body of a registration. `bytes_max`: as JSON, or unpacked."""
+
+    bytes_max: int = BODY_BYTES_MAX
+    topics_max: int = TOPICS_MAX
+
+    def checked(self, body: bytes) -> bytes:
+        """Return the body. Raises BodyError if it has too many bytes as it is."""
+        if len(body) > self.bytes_max:
+            raise self.passed(f"one has {len(body)}")
+        return body
+
+    def passed(self, how: str) -> BodyError:
+        return BodyError(
+            f"[TOO_LARGE] a registration has at most {self.bytes_max} bytes"
+            f" (registrationBytesMax), {how}"
+        )
+
+
 def topic_problem(topic: TopicConfig) -> str:
     """Return why no broker can have this topic; '' if one can."""
     problem = name_problem("topic name", topic.topic)
@@ -263,45 +289,71 @@ def encode_register_body(
 
 
 def decode_register_body(
-    body: bytes,
-    compressed: bool,
-    unpacking: Unpacking | None = None,
-    topics_max: int = TOPICS_MAX,
+    body: bytes, compressed: bool, limits: BodyLimits | None = None
 ) -> tuple[DataVersion, list[TopicConfig]]:
-    """Decode a 103 body of either form into (version, topics), with every topic checked. Raises
-    BodyError."""
+    """Decode a 103 body of either form into (version, topics). Raises BodyError."""
+    return finish(reading_register_body(body, compressed, limits or BodyLimits()))
+
+
+def reading_register_body(
+    body: bytes, compressed: bool, limits: BodyLimits
+) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
+    """Decode a 103 body of either form in steps into (version, topics), with every topic checked.
+    Raises BodyError."""
     if not body:
         return DataVersion(), []
-    if compressed:
-        unpacking = unpacking or Unpacking(UNPACKED_BYTES_MAX)
-        with unpacking.inflated(body, "registration") as data:
-            version, topics, filter_servers = _decode_compressed(data, topics_max)
-    else:
-        version, topics, filter_servers = _decode_json(body, topics_max)
-    _check_filter_servers(filter_servers)
-    for topic in topics:
+    if not compressed:
+        return (yield from _reading_json(limits.checked(body), limits.topics_max))
+    data = yield from inflating(limits.checked(body), limits.bytes_max, "registration")
+    if data is None:
+        raise limits.passed(f"one of {len(body)} bytes unpacks to more")
+    return (yield from _reading_compressed(data, limits.topics_max))
+
+
+def _reading_json(body: bytes, topics_max: int) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
+    walk = JsonWalk(body, "registration")
+    version: DataVersion | None = None
+    topics: dict[str, TopicConfig] | None = None
+    for name in walk.names():
+        if name == "topicConfigSerializeWrapper":
+            topics = {}
+            for part in walk.names():
+                if part == "dataVersion":
+                    version = DataVersion.from_fields(walk.value())
+                elif part == "topicConfigTable":
+                    yield from _reading_topics(walk, topics, topics_max)
+                else:
+                    yield from walk.skipping()
+        elif name == "filterServerList":
+            _check_filter_servers(walk.value())
+        else:
+            yield from walk.skipping()
+    walk.end()
+    if topics is None:
+        raise BodyError("no topicConfigSerializeWrapper in the registration")
+    return version or DataVersion(), list(topics.values())
+
+
+def _reading_topics(walk: JsonWalk, topics: dict[str, TopicConfig], topics_max: int) -> Steps[None]:
+    stepped = walk.position
+    for name in walk.names():
+        topic = TopicConfig.from_fields(name, walk.value())
         if problem := topic_problem(topic):
             raise BodyError(problem)
-    return version, topics
-
-
-def _decode_json(body: bytes, topics_max: int) -> tuple[DataVersion, list[TopicConfig], Any]:
-    fields = loads_object(body)
-    wrapper = fields.get("topicConfigSerializeWrapper")
-    if not isinstance(wrapper, dict):
-        raise BodyError("no topicConfigSerializeWrapper in the registration")
-    table = wrapper.get("topicConfigTable", {})
-    if not isinstance(table, dict):
-        raise BodyError("topicConfigTable is not an object")
-    _check_topic_count(len(table), topics_max)
-    topics = [TopicConfig.from_fields(name, config) for name, config in table.items()]
-    version = DataVersion.from_fields(wrapper.get("dataVersion"))
-    return version, topics, fields.get("filterServerList")
+        topics[name] = topic
+        if len(topics) % TOPICS_PER_STEP == 0 or walk.position - stepped > STEP_BYTES:
+            _check_topic_count(len(topics), topics_max)
+            stepped = walk.position
+            yield
+    _check_topic_count(len(topics), topics_max)
 
 
 def _check_topic_count(count: int, topics_max: int) -> None:
     if not 0 <= count <= topics_max:
-        raise BodyError(f"[TOO_LARGE] {count} topics in one registration: {topics_max} at most")
+        raise BodyError(
+            f"[TOO_LARGE] {count} topics in one registration: {topics_max} at most"
+            " (registrationTopicsMax)"
+        )
 
 
 def _check_filter_servers(servers: Any) -> None:
@@ -349,7 +401,7 @@ def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
             if not 0 < size <= VERSION_BYTES_MAX - _INT32.size:
                 return None
             return DataVersion.decode(head[4 : 4 + size])
-        found = _VERSION_IN_JSON.findall(body)
+        found = _VERSION_IN_JSON.findall(body, 0, HEAD_BYTES)
         return DataVersion.decode(found[0]) if len(found) == 1 else None
     except (zlib.error, struct.error, RemotingError):
         return None  # reading the whole body reports what is wrong with it
@@ -359,9 +411,9 @@ def _sized(data: bytes) -> bytes:
     return _INT32.pack(len(data)) + data
 
 
-def _decode_compressed(
+def _reading_compressed(
     data: bytearray, topics_max: int
-) -> tuple[DataVersion, list[TopicConfig], Any]:
+) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
     try:
         text_of_version, position = _next(data, 0)
         version = DataVersion.decode(bytes(text_of_version))
@@ -369,19 +421,24 @@ def _decode_compressed(
         _check_topic_count(count, topics_max)
         position += _INT32.size
         topics: dict[str, TopicConfig] = {}
-        for _ in range(count):
+        stepped = position
+        for number in range(count):
             line, position = _next(data, position)
             topic = _topic_of_text(line.decode())
             if topic.topic in topics:
                 raise BodyError(f"topic {topic.topic[:100]!r} is in the registration twice")
+            if problem := topic_problem(topic):
+                raise BodyError(problem)
             topics[topic.topic] = topic
-        filter_servers = None
+            if number % TOPICS_PER_STEP == 0 or position - stepped > STEP_BYTES:
+                stepped = position
+                yield
         if position < len(data):
             text_of_list, position = _next(data, position)
-            filter_servers = orjson.loads(text_of_list) if text_of_list else None
+            _check_filter_servers(orjson.loads(text_of_list) if text_of_list else None)
     except (struct.error, UnicodeDecodeError, orjson.JSONDecodeError) as error:
         raise BodyError(f"registration is damaged: {error}") from error
-    return version, list(topics.values()), filter_servers  # queue mappings are not used here
+    return version, list(topics.values())  # queue mappings are not used here
 
 
 def _next(data: bytearray, position: int) -> tuple[bytearray, int]:
@@ -390,6 +447,8 @@ def _next(data: bytearray, position: int) -> tuple[bytearray, int]:
     start = position + _INT32.size
     if size < 0 or start + size > len(data):
         raise BodyError("a size in the registration points outside of it")
+    if size > VALUE_BYTES_MAX:
+        raise BodyError(f"a value in the registration has more than {VALUE_BYTES_MAX} bytes")
     return data[start : start + size], start + size
 
 

@@ -45,6 +45,7 @@ WRONG_SIGNATURE = "[SIGNATURE]"  # begins the remark of such a refusal
 KEY_LENGTH_MIN = 16  # characters
 KEYS_MAX = 10
 COUNTER_MAX = (1 << 63) - 1
+SIGNATURE_LENGTH = 64  # hex digits
 _LEFT_OUT = frozenset((SIGNATURE, *SIGNED_FIELDS))
 
 
@@ -72,7 +73,8 @@ class RegistrationSigner:
         self._counter += 1
         ext = {**(command.ext or {}), COUNTER: str(self._counter)}
         command.ext = ext
-        made = _signature(self._key, self._nonce, self._counter, command)
+        digest = sha256(command.body).digest()
+        made = _signature(self._key, self._nonce, self._counter, command, digest)
         command.ext = {**ext, SIGNATURE: made}
 
 
@@ -83,19 +85,34 @@ class RegistrationChallenge:
     nonce: bytes
     counter: int = 0  # the greatest with a right signature
 
-    def proves(self, keys: Sequence[bytes], command: RemotingCommand) -> bool:
-        """Return whether this request is signed with one of the keys, for this connection, and is
-        no replay. If so, its counter is used up."""
+    def may_prove(self, command: RemotingCommand) -> bool:
+        """Return whether the header can be that of a signed request that is no replay. Costs
+        nothing: neither the body nor a key is used."""
         ext = command.ext or {}
+        given = ext.get(SIGNATURE, "")
+        return len(given) == SIGNATURE_LENGTH and self._counter_of(ext) > 0
+
+    def _counter_of(self, ext: dict[str, str]) -> int:
+        """Return a request's counter; 0 if it has none that is unused."""
         text = ext.get(COUNTER, "")
         if not text.isascii() or not text.isdigit() or len(text) > len(str(COUNTER_MAX)):
-            return False
+            return 0
         counter = int(text)
-        if not self.counter < counter <= COUNTER_MAX:
+        return counter if self.counter < counter <= COUNTER_MAX else 0
+
+    def proves(self, keys: Sequence[bytes], command: RemotingCommand, digest: bytes = b"") -> bool:
+        """Return whether this request is signed with one of the keys, for this connection, and is
+        no replay. If so, its counter is used up. `digest`: SHA-256 of the body, if it is known."""
+        ext = command.ext or {}
+        counter = self._counter_of(ext)
+        if not counter:
             return False
         given = ext.get(SIGNATURE, "").encode()
+        digest = digest or sha256(command.body).digest()
         found = [
-            hmac.compare_digest(given, _signature(key, self.nonce, counter, command).encode())
+            hmac.compare_digest(
+                given, _signature(key, self.nonce, counter, command, digest).encode()
+            )
             for key in keys
         ]
         if not any(found):
@@ -119,9 +136,11 @@ def is_signed(command: RemotingCommand) -> bool:
     return bool(command.ext) and SIGNATURE in (command.ext or {})
 
 
-def _signature(key: bytes, nonce: bytes, counter: int, command: RemotingCommand) -> str:
+def _signature(
+    key: bytes, nonce: bytes, counter: int, command: RemotingCommand, digest: bytes
+) -> str:
     parts = [b"raftmq registration 1", nonce, command.code.to_bytes(4, "big", signed=True)]
-    parts += [counter.to_bytes(8, "big"), sha256(command.body).digest()]
+    parts += [counter.to_bytes(8, "big"), digest]
     fields = {name: value for name, value in (command.ext or {}).items() if name not in _LEFT_OUT}
     for name in sorted(fields):
         for text in (name, fields[name]):

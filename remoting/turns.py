@@ -92,6 +92,7 @@ class StepTurns:
             while True:
                 await self._turn()
                 ends_s = perf_counter() + self._turn_s
+                next(steps)
                 while perf_counter() < ends_s:
                     next(steps)
         except StopIteration as end:

@@ -1,4 +1,4 @@
-"""Decompresses bodies from peers, within a limit that all bodies of a process share. Pure.
+"""Decompresses bodies from peers, in steps and within a limit. Pure.
 
 A body may unpack to a thousand times its size. So it is unpacked twice: first in small pieces that
 are only counted, up to the first one that exceeds the limit; then, if it fits, into memory of
@@ -9,51 +9,31 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from raftmq.remoting.errors import BodyError
+from raftmq.remoting.turns import Steps
 
 STEP_BYTES = 16 * 1024  # packed bytes; they unpack to at most a thousand times as many, in pieces:
 PIECE_BYTES = 256 * 1024
 
 
-class Unpacking:
-    """The shared limit, one per process. `bytes_max`: unpacked bytes held at any one time."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.held_bytes = 0
-        self.peak_bytes = 0
-        self.unpacked_bytes = 0  # in all
-        self.refused_count = 0
-
-    @contextmanager
-    def inflated(self, packed: bytes, what: str) -> Iterator[bytearray]:
-        """Unpack a zlib stream; its size counts until the end of the `with` block. Raises BodyError
-        for damage and if there is no room; the error names `what`."""
-        room = self.bytes_max - self.held_bytes
-        size = 0
-        for piece in _inflate(packed, what):
-            size += len(piece)
-            if size > room:
-                self.refused_count += 1
-                raise BodyError(
-                    f"[TOO_LARGE] the {what} of {len(packed)} bytes unpacks to more than "
-                    f"{self.bytes_max} bytes (decompressedBytesMax)"
-                )
-        self.held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        self.unpacked_bytes += size
-        try:
-            content = bytearray(size)
-            position = 0
-            for piece in _inflate(packed, what):
-                content[position : position + len(piece)] = piece
-                position += len(piece)
-            assert position == size, (position, size)
-            yield content
-        finally:
-            self.held_bytes -= size
+def inflating(packed: bytes, bytes_max: int, what: str) -> Steps[bytearray | None]:
+    """Unpack a zlib stream; return None if it unpacks to more than `bytes_max`. Raises BodyError
+    for damage; the error names `what`."""
+    size = 0
+    for piece in _inflate(packed, what):
+        size += len(piece)
+        if size > bytes_max:
+            return None
+        yield
+    content = bytearray(size)
+    position = 0
+    for piece in _inflate(packed, what):
+        content[position : position + len(piece)] = piece
+        position += len(piece)
+        yield
+    assert position == size, (position, size)
+    return content
 
 
 def _inflate(packed: bytes, what: str) -> Iterator[bytes]:

@@ -135,14 +135,10 @@ def talkative() -> None:
 
 def bomb() -> None:
     """A registration is unpacked to whatever it unpacks to."""
-    from raftmq.remoting.unpacking import Unpacking
+    from raftmq.namesrv.config import NameServerConfig
+    from raftmq.remoting.registration import BodyLimits
 
-    honest = Unpacking.__init__
-
-    def init(self: Unpacking, bytes_max: int) -> None:
-        honest(self, 1 << 40)
-
-    Unpacking.__init__ = init  # type: ignore[method-assign]
+    NameServerConfig.body_limits = BodyLimits(1 << 40)  # type: ignore[assignment]
 
 
 def claim() -> None:

@@ -66,7 +66,9 @@ WHERE = "DefaultCluster"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # Apache's tools are told once who leads: a cluster in which that does not change by itself.
     # Nor can they sign: they may change routes (205, 327) of brokers alone that do not.
-    cluster = Cluster(tmp_path_factory.mktemp("mqadmin"), "registrationKeyFile=")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAFTMQ_REGISTRATIONS_MUST_BE_SIGNED", "false")
+        cluster = Cluster(tmp_path_factory.mktemp("mqadmin"), "registrationKeyFile=")
     yield cluster
     cluster.down()
 

@@ -16,6 +16,7 @@ from raftmq.broker.registration import Identity, Registrar
 from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.instance import InstanceConfig
+from raftmq.namesrv import processor
 from raftmq.namesrv.routes import (
     CLAIM_MS,
     Registration,
@@ -238,7 +239,10 @@ async def server(tmp_path):
     path = tmp_path / "registration.key"
     path.write_text(f"an-older-key-of-it\n{KEY}\n")
     path.chmod(0o600)
-    config = NameServerConfig("127.0.0.1", 0, http_enable=False, registration_key_file=str(path))
+    config = NameServerConfig(
+        "127.0.0.1", 0, http_enable=False, registration_key_file=str(path),
+        registrations_must_be_signed=False,
+    )  # fmt: skip
     async with NameServer(config) as running:
         yield running
 
@@ -306,6 +310,51 @@ async def test_a_brokers_signed_name_is_nobody_elses(server):
     await asyncio.sleep(0)
     await own.stop()  # and it unregisters itself
     await until(lambda: server.table.broker_count == 0)
+
+
+async def test_a_strangers_registration_is_refused_from_its_header(tmp_path, monkeypatch):
+    """With a key, by default: neither what is not signed nor what cannot be signed right costs the
+    work of its body; a wrong signature costs a hash of it."""
+    path = tmp_path / "registration.key"
+    path.write_text(KEY)
+    path.chmod(0o600)
+    config = NameServerConfig("127.0.0.1", 0, http_enable=False, registration_key_file=str(path))
+    sums = processor._sums
+    hashed = []
+
+    def counted(body):
+        hashed.append(len(body))
+        return sums(body)
+
+    def read(*_):
+        raise AssertionError("its body was read")
+
+    async with NameServer(config) as one:
+        monkeypatch.setattr(processor, "_sums", counted)
+        monkeypatch.setattr(processor, "reading_register_body", read)
+        monkeypatch.setattr(processor, "peek_data_version", read)
+        stranger = Stranger(one.address)
+        body = bytes(20 << 20)
+        answer, _ = await stranger.say(HEADER, body=body)
+        assert answer.code == 16 and answer.remark.startswith("[SIGNED]")
+        wrong = RegistrationSigner(KEY.encode(), bytes(16))
+        answer, _ = await stranger.say(HEADER, wrong, body=body)  # it asked for no nonce
+        assert answer.code == 16 and answer.remark.startswith("[SIGNATURE]")
+        assert hashed == []
+        wrong = await stranger.signer("a-key-that-is-another")
+        answer, _ = await stranger.say(HEADER, wrong, body=body)
+        assert answer.code == 16 and answer.remark.startswith("[SIGNATURE]")
+        assert hashed == [len(body)]
+        answer, _ = await stranger.say(HEADER, body=bytes(config.registration_bytes_max + 1))
+        assert answer.remark.startswith("[SIGNED]")
+        monkeypatch.undo()
+        large = encode_register_body(
+            V1, [TopicConfig(f"t{n}", 1, 1, 6) for n in range(3_000)], False
+        )
+        own = RegisterBrokerHeader("g", LEADER, "c", "", 0, raft_term=5)
+        answer, _ = await stranger.say(own, await stranger.signer(KEY), body=large)
+        assert (answer.code, one.table.topic_count) == (0, 3_000)
+        await stranger.remoting.close()
 
 
 async def test_what_was_recorded_is_worth_nothing_elsewhere(server):
@@ -481,5 +530,5 @@ def test_a_registration_that_unpacks_to_250_mb_costs_little():
     assert ran.returncode == 0, ran.stderr
     *remarks, grown_mb = ran.stdout.splitlines()
     assert len(remarks) == 2
-    assert all("[TOO_LARGE]" in one and "decompressedBytesMax" in one for one in remarks)
+    assert all("[TOO_LARGE]" in one and "registrationBytesMax" in one for one in remarks)
     assert int(grown_mb) <= 32, f"{grown_mb} MB more"

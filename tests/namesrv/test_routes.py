@@ -17,6 +17,7 @@ from raftmq.namesrv.routes import (
 from raftmq.namesrv.views import cluster_body
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.registration import DataVersion, TopicConfig
+from raftmq.remoting.turns import Steps, finish
 
 N0, N1, N2, N3 = (f"10.0.0.{number}:10911" for number in range(1, 5))
 V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)
@@ -259,7 +260,7 @@ def test_routes_say_which_groups_are_raft_groups() -> None:
     """By the terms of their brokers, also while none of them leads; a master's group is none."""
 
     def told(table: RouteTable) -> object:
-        return orjson.loads(cluster_body(table))["brokerAddrTable"]["g"].get("raftGroup")
+        return orjson.loads(finish(cluster_body(table)))["brokerAddrTable"]["g"].get("raftGroup")
 
     table = group_of_three()
     assert told(table) is True
@@ -650,7 +651,7 @@ def test_write_permission() -> None:
     assert queues is not None
     assert queues["g"].perm == 4
     assert table.set_writable("g", True) == 2
-    assert queues["g"].perm == 6
+    assert (table.queues("A") or {})["g"].perm == 6
     assert table.set_writable("nobody", False) == 0
 
 
@@ -723,3 +724,90 @@ def test_http_addresses_and_watchers() -> None:
     assert found == {"n0:1": "n0:5", "n1:1": ""}
     table.unregister("n1:1", "g", 0)
     assert seen[2:] == [{0: "n1:1"}, {}]
+
+
+# --- changes of many topics, in steps
+
+
+class Worker:
+    """Makes the table's changes when it is asked to."""
+
+    def __init__(self, table: RouteTable) -> None:
+        self.steps: list[Steps[None]] = []
+        table.run_with(self.steps.append)
+
+    def work(self) -> int:
+        """Make all that there are; return the steps."""
+        return sum(1 for steps in iter(lambda: self.steps.pop() if self.steps else None, None)
+                   for _ in steps)  # fmt: skip
+
+
+def many(count: int, prefix: str = "t") -> list[TopicConfig]:
+    return [topic(f"{prefix}{number}") for number in range(count)]
+
+
+def test_many_topics_change_in_steps_and_addresses_at_once() -> None:
+    table = RouteTable()
+    worker = Worker(table)
+    made = table.register(claim(N0, 0, 5, topics=many(10_000)), 0)
+    assert made.topics is not None and not made.topics.done and made.changed
+    assert addresses(table) == {0: N0}
+    assert table.topic_count <= routes.STEPS_AT_ONCE * routes.TOPICS_PER_STEP
+    later = table.register(claim(N1, 0, 6, topics=[topic("small")], version=V2), 1)
+    assert addresses(table) == {0: N1} and later.topics is not None, "behind the first"
+    delta = claim(N1, 0, 6, topics=[topic("more")], version=V3, delta_base=V2)
+    assert table.register(delta, 2).need_full
+    assert worker.work() >= 10_000 // routes.TOPICS_PER_STEP
+    assert (later.topics.done, later.topics.changed) == (True, True)
+    assert names(table) == ["small"] and table.place_count == table.topic_count == 1
+    assert not table.register(delta, 3).need_full
+
+
+def test_a_group_that_goes_leaves_no_route_and_its_topics_in_steps() -> None:
+    table = RouteTable()
+    worker = Worker(table)
+    table.register(claim(N0, 0, topics=many(5_000)), 0)
+    worker.work()
+    version = table.topics_version
+    assert table.unregister(N0, "g", 1)
+    assert names(table) == [] and table.queues("t7") is None and not table.has_topic("t7")
+    assert table.topics_version > version and table.topic_count > 0
+    # The name comes back before the topics of the group before are gone.
+    table.register(claim(N1, 0, topics=[topic("t7"), topic("own")]), 2)
+    assert names(table) == ["own", "t7"]
+    assert worker.work() >= (5_000 - 300) // routes.TOPICS_PER_STEP
+    assert names(table) == ["own", "t7"] and table.place_count == table.topic_count == 2
+
+
+def test_a_group_may_go_while_its_topics_change() -> None:
+    table = RouteTable()
+    worker = Worker(table)
+    made = table.register(claim(N0, 0, topics=many(5_000), channel="ch0"), 0)
+    assert table.set_writable("g", False) == 256 and table.under_way("g") is not made.topics
+    assert len(table.channel_closed("ch0", 1)) == 1
+    assert made.topics is not None and made.topics.done and names(table) == []
+    worker.work()
+    assert table.place_count == table.topic_count == 0
+
+
+def test_a_table_without_a_version_is_known_by_its_bytes() -> None:
+    """Apache's brokers send all of it every 30 s."""
+    table = RouteTable()
+    whole: dict[str, Any] = {"whole": False, "digest": b"1"}
+
+    def wanted(address: str = N0, digest: bytes = b"1") -> bool:
+        return table.wants_topics("g", address, 0, V1, digest=digest)
+
+    assert wanted()
+    table.register(claim(N0, 0, **whole), 0)
+    assert not wanted() and wanted(digest=b"2") and wanted(N1)
+    for change in (
+        lambda: table.set_writable("g", False),
+        lambda: table.delete_topic("A"),
+        lambda: table.put_queues("g", topic("C")),
+        lambda: table.register(claim(N0, 0, whole=False, digest=b"2", topics=[topic("D")]), 1),
+    ):
+        table.register(claim(N0, 0, **whole), 1)
+        assert not wanted()
+        change()
+        assert wanted(), "it would bring back what was changed"

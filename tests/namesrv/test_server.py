@@ -448,11 +448,34 @@ async def test_a_hundred_thousand_topics(
     def unwanted(*_: object) -> None:
         raise RuntimeError("the topics were read")
 
-    monkeypatch.setattr("raftmq.namesrv.processor.decode_register_body", unwanted)
+    monkeypatch.setattr("raftmq.namesrv.processor.reading_register_body", unwanted)
     for compressed in (True, False):
         assert (await caller.register("n0:1", 0, V1, topics, compressed)).code == 0
         assert (await caller.register("n1:1", 1, V1, topics, compressed)).code == 0
     assert (await caller.register("n0:1", 0, V2, topics)).code == 1  # the trap works
+
+
+async def test_routes_are_answered_while_a_large_registration_is_read(
+    server: NameServer, caller: Caller
+) -> None:
+    """Each of its forms; and its topics are there when it is answered."""
+    server._turns._turn_s = 0.0  # a step a turn: what is counted depends on no clock
+    await caller.register("n0:1", 0, broker_name="small")
+    for number, compressed in enumerate((False, True)):
+        topics = [TopicConfig(f"topic-{number}-{i:05d}", 4, 4, 6) for i in range(20_000)]
+        large = asyncio.ensure_future(
+            caller.register(f"n{number}:2", 0, V1, topics, compressed, broker_name=f"x{number}")
+        )
+        answered = 0
+        while not large.done():
+            await caller.route("TopicTest")
+            answered += 1
+        assert (await large).code == 0
+        assert answered >= 50, "there are more than 900 steps"
+        assert await caller.route(f"topic-{number}-19999")
+    for code in (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_TOPICS_BY_CLUSTER):
+        answer = await caller.ask(code, {"cluster": "c"})
+        assert len(loads_object(answer.body)["topicList"]) == 40_002
 
 
 async def start_command(*arguments: str) -> asyncio.subprocess.Process:

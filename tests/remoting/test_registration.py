@@ -8,7 +8,10 @@ import orjson
 import pytest
 
 from raftmq.remoting.errors import BodyError, HeaderError
+from raftmq.remoting.jsonwalk import VALUE_BYTES_MAX
 from raftmq.remoting.registration import (
+    TOPICS_PER_STEP,
+    BodyLimits,
     BrokerHeader,
     DataVersion,
     RegisterBrokerHeader,
@@ -17,8 +20,8 @@ from raftmq.remoting.registration import (
     decode_register_body,
     encode_register_body,
     peek_data_version,
+    reading_register_body,
 )
-from raftmq.remoting.unpacking import Unpacking
 
 VERSION = DataVersion(3, 0, 1795239982842)
 TOPICS = [
@@ -128,14 +131,48 @@ def test_damaged_json(body: bytes) -> None:
         decode_register_body(body, False)
 
 
-def test_a_bomb_is_not_inflated() -> None:
-    unpacking = Unpacking(10_000)
-    exactly = sized(b"{}") + struct.pack(">i", 0)
-    fits = exactly + bytes(10_000 - len(exactly))
-    assert decode_register_body(zlib.compress(fits), True, unpacking) == (DataVersion(), [])
-    with pytest.raises(BodyError, match="unpacks to more than 10000 bytes"):
-        decode_register_body(zlib.compress(fits + b"0"), True, unpacking)
-    assert (unpacking.held_bytes, unpacking.refused_count) == (0, 1)
+@pytest.mark.parametrize(
+    "part",
+    [
+        b'"A":{"perm":6},"A":{"perm":4}',  # two readers would see different topics
+        b'"A":{"perm":6,"perm":4}',
+        b'"A":{"perm":6,"attributes":{"x":"' + b"y" * VALUE_BYTES_MAX + b'"}}',
+        b'"' + b"A" * 2_000 + b'":{}',
+        b'"A":' + b"[" * 60_000,
+        b'"A":{"perm":' + b"9" * 5_000 + b"}",
+    ],
+)
+def test_a_json_body_is_read_part_by_part(part: bytes) -> None:
+    wrapper = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{%s}}}'
+    with pytest.raises(BodyError):
+        decode_register_body(wrapper % part, False)
+
+
+def test_unused_parts_of_a_json_body_are_skipped() -> None:
+    """Also a map of Apache's with number keys, which is not JSON."""
+    body = (
+        b' { "more" : [1, {"a": "}"}, -2.5e3] , "topicConfigSerializeWrapper" : {"x":null, "y":1,'
+        b'"topicQueueMappingInfoMap":{"T":{"currIdMap":{0:0,1:1}}}, "topicConfigTable" :'
+        b' { "T" : { "perm" : 6 } } } , "filterServerList":null } '
+    )
+    assert decode_register_body(body, False) == (DataVersion(), [TopicConfig("T", 16, 16, 6)])
+    for cut in range(1, len(body) - 1):
+        with pytest.raises(BodyError):
+            decode_register_body(body[:cut], False)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_bounds_of_a_body(compressed: bool) -> None:
+    topics = [TopicConfig(f"topic-{number}", 1, 1, 6) for number in range(500)]
+    body = encode_register_body(VERSION, topics, compressed)
+    size = len(zlib.decompress(body) if compressed else body)
+    assert decode_register_body(body, compressed, BodyLimits(size, 500)) == (VERSION, topics)
+    with pytest.raises(BodyError, match="registrationBytesMax"):
+        decode_register_body(body, compressed, BodyLimits(size - 1, 500))
+    with pytest.raises(BodyError, match="registrationTopicsMax"):
+        decode_register_body(body, compressed, BodyLimits(size, 499))
+    steps = sum(1 for _ in reading_register_body(body, compressed, BodyLimits()))
+    assert steps >= 500 // TOPICS_PER_STEP
 
 
 def test_the_headers() -> None:

@@ -80,7 +80,8 @@ async def over(
     key.write_text("a key of this cluster alone")
     own.chmod(0o600)
     key.chmod(0o600)
-    settings = {"registration_key_file": str(key), "http_tokens_file": tokens} | names
+    settings: dict[str, Any] = {"registration_key_file": str(key), "http_tokens_file": tokens}
+    settings |= {"registrations_must_be_signed": False} | names
     config = NameServerConfig(
         bind="127.0.0.1", port=0, http_port=0, http_cluster_token_file=str(own), **settings
     )

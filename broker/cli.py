@@ -15,10 +15,11 @@ from raftmq import __version__
 from raftmq.broker.backup.cli import backup, restore, verify
 from raftmq.broker.health import health
 from raftmq.ops.configcli import config_commands
+from raftmq.ops.interpreter import version_option
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.version_option(__version__, prog_name="mqbroker")
+@version_option("mqbroker", __version__)
 @click.option(
     "-c",
     "--config",
@@ -68,7 +69,9 @@ def main(context: click.Context, /, **given: Any) -> None:
         sys.exit(serve(**given, machine_of=context.obj))
 
 
-main.add_command(config_commands("mqbroker", "raftmq.broker.config"), "config")
+main.add_command(
+    config_commands("mqbroker", "raftmq.broker.config", "raftmq.broker.opening"), "config"
+)
 main.add_command(health)
 main.add_command(backup)
 main.add_command(verify)

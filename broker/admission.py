@@ -27,6 +27,7 @@ from raftmq.remoting.errors import RemotingError, RemotingProtocolError
 
 HOLD_MS = 200  # the same as for sends (broker.sending.heldsends)
 HELD_BYTES_MAX = 16 * 1024 * 1024
+JUDGED_AT_ONCE = 64  # signatures: some 2 ms
 
 
 class Admission:
@@ -75,6 +76,13 @@ class Admission:
             self._timer = loop.call_later(HOLD_MS / 1000, self._overdue)
 
     def _judge(self, connection: Connection, frames: list[RawFrame]) -> None:
+        for first in range(0, len(frames), JUDGED_AT_ONCE):
+            if first and connection.turn_is_over:
+                connection.put_off(frames[first:])
+                break
+            self._judge_some(connection, frames[first : first + JUDGED_AT_ONCE])
+
+    def _judge_some(self, connection: Connection, frames: list[RawFrame]) -> None:
         passed: list[RawFrame] = []
         for frame in frames:
             try:

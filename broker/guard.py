@@ -13,7 +13,7 @@ broker.popping.assignment).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, busy, not_leader
@@ -23,6 +23,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.turns import StepTurns
 
 # Any replica answers these from what it has applied; the leader's answer is taken for the newest.
 # Other queries about the newest state are the leader's alone, and wait for the barrier themselves.
@@ -62,6 +63,7 @@ class Guard:
         self._leads = leads
         self._leader_address = leader_address
         self._barrier = barrier
+        self._turns = StepTurns()
         self.requests: dict[int, int] = {}  # except sends, by code
 
     def around(self, handler: Handler) -> Handler:
@@ -79,6 +81,8 @@ class Guard:
                 return self._refusal(request, error)
             if answer is None or isinstance(answer, RemotingCommand):
                 return answer
+            if isinstance(answer, Generator):
+                answer = self._turns.run(answer)
             slow = self._slow(request, answer)
             # A connection with too much work closes this coroutine before it began; then close
             # `answer`, too.
@@ -111,6 +115,8 @@ class Guard:
             return self.refusal(request, error)
         if answer is None or isinstance(answer, RemotingCommand):
             return answer
+        if isinstance(answer, Generator):
+            answer = self._turns.run(answer)
         return await self._slow(request, answer)
 
     def _is_doubtful(self, request: RemotingCommand, error: Exception) -> bool:

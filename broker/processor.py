@@ -15,13 +15,14 @@ from msgspec import MsgspecError
 
 from raftmq.broker.housekeeping import Activity
 from raftmq.broker.sending.plainsend import PLAIN_START, decode_plain
-from raftmq.broker.sending.send import SendPath
+from raftmq.broker.sending.send import BATCH_CODES, SendPath
 from raftmq.broker.sending.sendrequest import packed_address, v2_fields
 from raftmq.remoting.codec import RawFrame
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import JSON, RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.turns import Steps
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -52,7 +53,7 @@ class Processor:
         admit_plain = sends.admit_plain
         born_host = _born_host_of(connection)
         admitted = 0
-        for frame in frames:
+        for position, frame in enumerate(frames, 1):
             serialize_type, header, body = frame
             taken = False
             if serialize_type == JSON and header.startswith(PLAIN_START):
@@ -62,16 +63,21 @@ class Processor:
                         taken = admit_plain(connection, send, body, born_host)
                 except (MsgspecError, RecursionError, ValueError):
                     pass  # not plain, or malformed: decode_command says which
-            if not taken and not connection.dispatch(frame):
-                break  # malformed: nothing behind it is looked at
+            if not taken:
+                if not connection.dispatch(frame):
+                    break  # malformed: nothing behind it is looked at
+                if connection.turn_is_over and position < len(frames):
+                    connection.put_off(frames[position:])
+                    break
             admitted += 1
             if admitted == SENDS_PER_CUT:
                 sends.wake(at_once=True)
                 admitted = 0
         sends.wake()
 
-    def _send(self, connection: Connection, command: RemotingCommand) -> None:
-        """Take a send that did not go the fast path; `on_raw` has it proposed."""
+    def _send(self, connection: Connection, command: RemotingCommand) -> Steps[None] | None:
+        """Take a send that did not go the fast path; `on_raw` has it proposed. A batch is taken in
+        steps."""
         ext = command.ext
         if ext is None:
             raise HeaderError("a send without extFields")
@@ -81,7 +87,15 @@ class Processor:
             raise HeaderError("the custom field <topic> is null")
         sender = (connection, command.opaque, command.is_oneway, command.serialize_type)
         born_host = _born_host_of(connection)
-        self._sends.receive(sender, ext, command.body, born_host, command.code)
+        arguments = sender, ext, command.body, born_host, command.code
+        if command.code in BATCH_CODES:
+            return self._send_batch(self._sends.receive_batch(*arguments))
+        self._sends.receive(*arguments)
+        self._sends.wake()
+        return None
+
+    def _send_batch(self, steps: Steps[None]) -> Steps[None]:
+        yield from steps
         self._sends.wake()
 
 

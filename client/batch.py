@@ -1,7 +1,7 @@
 """Splits many messages into batches that a broker accepts. Pure.
 
 A batch is one request for one topic; its size is that of its items, properties included. The
-broker's limit is its maxMessageSize, 4 MiB by default.
+broker's limits are its maxMessageSize, 4 MiB by default, and COUNT_MAX messages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from raftmq.client.message import BODY_SIZE_BYTES_MAX, Message
 from raftmq.client.sendframe import encoded_properties
 
 SPLIT_SIZE_BYTES = 1024 * 1024
+COUNT_MAX = 8_192  # a broker refuses a batch of more
 _ITEM_BYTES = 22  # five int32 and an int16 around body and properties
 _KEY = "0" * 32
 
@@ -36,7 +37,7 @@ def split_batch(
         size = batch_item_size(message)
         if size > size_bytes_max:
             raise InvalidMessage(f"a message of {size} bytes is over {size_bytes_max}")
-        if batch and batch_bytes + size > size_bytes_max:
+        if batch and (batch_bytes + size > size_bytes_max or len(batch) >= COUNT_MAX):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(message)

@@ -279,7 +279,7 @@ class RaftLog:
         for at in range(first, last + 1):
             frame, reason = self._parse(at, data, index.position_of(at) - start)
             if frame is None:
-                return frames, self._damaged(at, reason)
+                return frames, self.damaged(at, reason)
             frames.append(frame)
         return frames, None
 
@@ -300,7 +300,7 @@ class RaftLog:
             return None
         data = self._read(log.position_of(index), log.size_of(index))
         frame, reason = self._parse(index, data, 0)
-        return self._damaged(index, reason) if frame is None else None
+        return self.damaged(index, reason) if frame is None else None
 
     def checked(self, first: int, frames: Sequence[tuple[int, int, int]]) -> bytes:
         """Return the bytes of frames first.., which stand in one segment, as they are in the file.
@@ -310,7 +310,7 @@ class RaftLog:
         data = self.commitlog.read(start, frames[-1][1] + frames[-1][2] - start)
         for at, (term, position, size) in enumerate(frames, first):
             if not is_whole(data, position - start, size, (at, term, position)):
-                raise self._damaged(at, "its bytes do not fit its checksums")
+                raise self.damaged(at, "its bytes do not fit its checksums")
         return data
 
     @property
@@ -319,7 +319,8 @@ class RaftLog:
         frame = self._cache.get(self._cache_first)
         return self.index.end_position if frame is None else frame.position
 
-    def _damaged(self, index: int, reason: str) -> FrameDamaged:
+    def damaged(self, index: int, reason: str) -> FrameDamaged:
+        """Return the error for a damaged frame, and report the damage."""
         damage = FrameDamaged(index, self.index.position_of(index), reason)
         if self._on_damage is not None:
             self._on_damage(damage)

@@ -159,7 +159,7 @@ class NameServerMetrics:
                 "Connections closed for want of room.",
                 server.refused_count,
             )
-            tell_budgets(families, "rocketmq_namesrv", server.budgets)
+            tell_budgets(families, "rocketmq_namesrv", server.budgets, server.watch)
         if self._tls is not None:
             tell(families, "rocketmq_namesrv", self._tls)
         families.counter(

@@ -1,4 +1,5 @@
-"""The metrics of a process's budgets (remoting.budgets) at /metrics. Pure.
+"""The metrics of a process's budgets (remoting.budgets) and of the turns that its requests take on
+the loop (remoting.turns) at /metrics. Pure.
 
 Names begin with the prefix of the process's other metric families.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 from raftmq.ops.metrics import Families
 from raftmq.remoting.budgets import Budgets
+from raftmq.remoting.turns import Watch
 
 
-def tell(families: Families, prefix: str, budgets: Budgets) -> None:
+def tell(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> None:
     budgets.unsent.look_again()
     holdings = (("unfinished_frames", budgets.unfinished), ("unsent_answers", budgets.unsent))
     allowances = (("slow_requests", budgets.work), ("kept", budgets.kept))
@@ -46,4 +48,11 @@ def tell(families: Families, prefix: str, budgets: Budgets) -> None:
         f"{prefix}_unforeseen_total",
         "Requests and callbacks of connections that raised what nobody foresaw; see the log.",
         budgets.failures,
+    )
+    families.counters(
+        f"{prefix}_long_turns_total",
+        "How often a request kept the event loop for more than 20 ms of processor time at once, by"
+        " request code; see the log.",
+        ("code",),
+        [((str(code),), count) for code, count in sorted(watch.long_turns.items())],
     )

@@ -4,6 +4,8 @@ Nothing here costs a task, a future or a lock per message. Handlers are plain fu
 `(connection, command)`; their return value decides:
 - a RemotingCommand: it is the answer (never sent for a one-way request);
 - None: there is no answer, or the handler sends it later with `reply` or `write`;
+- a generator: the work for the request, in steps. The connection runs it in turns
+  (remoting.turns), and serves nothing behind it before its end. Its result is the answer, or None.
 - a coroutine: a slow request. The connection owns it as a task (at most `tasks_max`, beyond
   that SYSTEM_BUSY) and cancels it when the connection ends.
 If a handler raises, the error is the answer. Nothing that a peer sends can make this module raise:
@@ -27,9 +29,10 @@ import asyncio
 import inspect
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
+from time import thread_time
 from typing import Any, cast
 
 from raftmq.ops.keepalive import CLIENT_KEEPALIVE
@@ -53,12 +56,12 @@ from raftmq.remoting.errors import (
     TooManyRequests,
 )
 from raftmq.remoting.pending import PendingRequests
-from raftmq.remoting.turns import Turns
+from raftmq.remoting.turns import Steps, Turns, Watch
 
 LOG = logging.getLogger("raftmq.remoting")
 
 SlowAnswer = Coroutine[Any, Any, "RemotingCommand | None"]
-Answer = RemotingCommand | None | SlowAnswer
+Answer = RemotingCommand | None | SlowAnswer | Steps["RemotingCommand | None"]
 Handler = Callable[["Connection", RemotingCommand], Answer]
 RawHandler = Callable[["Connection", list[RawFrame]], None]
 CloseCallback = Callable[["Connection", str], None]
@@ -132,11 +135,14 @@ class Connection(asyncio.Protocol):
         self._flush_due = False  # _flush will be called; no need to schedule it
         self._write_paused = False
         self._read_paused = False
-        self._backlog: list[RawFrame] = []  # frames that arrived before reading was paused
+        self._backlog: list[RawFrame] = []  # frames that arrived, and are not served yet
         self._backlog_bytes = 0
         self._budgets = budgets
         self._turns = turns
+        self._waits_turn = False  # take_turn will be called
         self._put_off: list[bytes] = []  # arrived data that waits for its turn
+        # The request that is served in steps, and what is left of them.
+        self._in_steps: tuple[RemotingCommand, Steps[RemotingCommand | None]] | None = None
         self._noted = False  # in budgets.unfinished
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at_s = float("inf")
@@ -331,30 +337,66 @@ class Connection(asyncio.Protocol):
         turns = self._turns
         if turns is None:
             self._take(data)
-        elif not self._put_off and turns.begin():
-            started_s = perf_counter()
+        elif not self._waits_turn and not self._backlog and turns.begin():
             self._take(data)
-            turns.done(perf_counter() - started_s)
+            turns.done()
         else:
-            if not self._put_off:
-                turns.wait(self)
             self._put_off.append(data)
+            self._wait_turn()
             self._note_unfinished(anew=not self._noted)
             self._settle_reading()
 
-    def take_turn(self) -> None:
-        """Process arrived data that was put off (remoting.turns)."""
-        arrived, self._put_off = b"".join(self._put_off), []
-        if self._open:
-            self._take(arrived)
+    def _wait_turn(self) -> None:
+        if self._turns is not None and not self._waits_turn:
+            self._waits_turn = True
+            self._turns.wait(self)
+
+    @property
+    def turn_is_over(self) -> bool:
+        """Whether the frames behind the one just dispatched have to wait (`put_off`)."""
+        if self._in_steps is not None:
+            return True
+        return self._turns is not None and self._turns.is_over
+
+    def put_off(self, frames: list[RawFrame]) -> None:
+        """Have these frames served in a later turn, before those put off already."""
+        self._backlog = frames + self._backlog
+        self._backlog_bytes += sum(len(f[1]) + len(f[2]) for f in frames)
+        self._wait_turn()
         self._settle_reading()
+
+    def take_turn(self) -> None:
+        """Go on with what was put off (remoting.turns)."""
+        self._waits_turn = False
+        if self._in_steps is not None:
+            self._step()
+        if self._in_steps is None and self._open:
+            self._serve_backlog()
+            if self._put_off and not self._backlog and self._in_steps is None:
+                arrived, self._put_off = b"".join(self._put_off), []
+                self._take(arrived)
+        if self._open and (self._in_steps is not None or self._put_off or self._backlog):
+            if not self._is_blocked:
+                self._wait_turn()
+        self._settle_reading()
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether nothing more is served because the peer does not read."""
+        return self._write_paused and self._pauses_reading
+
+    def _serve_backlog(self) -> None:
+        if self._backlog and not self._is_blocked:
+            frames, self._backlog, self._backlog_bytes = self._backlog, [], 0
+            self._hand_out(frames)
+            self._note_unfinished(anew=True)
 
     def _settle_reading(self) -> None:
         """Pause reading while an arrival waits, or (a server) while the peer does not read; else
         resume it."""
         if self._transport is None or not self._open:
             return
-        pauses = bool(self._put_off) or (self._write_paused and self._pauses_reading)
+        pauses = self._waits_turn or self._is_blocked
         if pauses == self._read_paused:
             return
         self._read_paused = pauses
@@ -367,20 +409,23 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         frames = reader.split(data)
         if frames:
-            self._flush_due = True  # answers given now are sent together below
-            try:
-                if self.on_raw is not None:
-                    self.on_raw(self, frames)
-                else:
-                    self._dispatch_all(frames)
-            except Exception as error:
-                self.fail("request", error)
-            finally:
-                self._flush()
+            self._hand_out(frames)
         if reader.error is not None:
             self._break(str(reader.error))
         elif self._noted or reader.buffered_bytes or self._backlog_bytes:
             self._note_unfinished(anew=bool(frames) or not self._noted)
+
+    def _hand_out(self, frames: list[RawFrame]) -> None:
+        self._flush_due = True  # answers given now are sent together below
+        try:
+            if self.on_raw is not None:
+                self.on_raw(self, frames)
+            else:
+                self._dispatch_all(frames)
+        except Exception as error:
+            self.fail("request", error)
+        finally:
+            self._flush()
 
     def _note_unfinished(self, anew: bool) -> None:
         """Tell the budgets how many bytes of unserved frames are held."""
@@ -400,10 +445,11 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        if self._backlog:
-            frames, self._backlog, self._backlog_bytes = self._backlog, [], 0
-            self._dispatch_all(frames)  # may fill the buffer, and the backlog, again
-            self._note_unfinished(anew=True)
+        if self._turns is not None:
+            if self._backlog or self._put_off or self._in_steps is not None:
+                self._wait_turn()
+        else:
+            self._serve_backlog()  # may fill the buffer, and the backlog, again
         self._note_unsent()
         self._settle_reading()
 
@@ -434,10 +480,9 @@ class Connection(asyncio.Protocol):
 
     def _dispatch_all(self, frames: list[RawFrame]) -> None:
         for position, frame in enumerate(frames):
-            if self._write_paused and self._pauses_reading:
-                # At most the frames of one arrival: nothing more is read until the peer reads.
-                self._backlog = frames[position:]
-                self._backlog_bytes = sum(len(f[1]) + len(f[2]) for f in self._backlog)
+            if self._is_blocked or (position and self.turn_is_over):
+                # At most the frames of one arrival: nothing more is read before they are served.
+                self.put_off(frames[position:])
                 return
             if not self._open:
                 return
@@ -453,14 +498,46 @@ class Connection(asyncio.Protocol):
             remark = f"a body of {len(request.body)} bytes; at most {BODY_BYTES_MAX}"
             self._refuse(request, ResponseCode.MESSAGE_ILLEGAL, remark)
             return
+        turns, started_s = self._turns, thread_time()
         try:
             answer = handler(self, request)
             if isinstance(answer, RemotingCommand):
                 self.reply(request, answer)
+            elif isinstance(answer, Generator):
+                self._in_steps = request, answer
             elif answer is not None:
                 self._start(request, answer)
         except Exception as error:
             self._refuse_for(request, error)
+        if turns is not None:
+            turns.watch.note(request.code, self.peer_address, thread_time() - started_s)
+        if self._in_steps is not None:
+            self._step()
+
+    def _step(self) -> None:
+        """Go on with the request that is served in steps, for as long as its turn is not over."""
+        assert self._in_steps is not None
+        request, steps = self._in_steps
+        turns, started_s = self._turns, thread_time()
+        if not self._open:
+            self._in_steps = None
+            steps.close()
+            return
+        try:
+            while True:
+                next(steps)
+                if turns is not None and turns.is_over:
+                    self._wait_turn()
+                    break
+        except StopIteration as end:
+            self._in_steps = None
+            if end.value is not None:
+                self.reply(request, end.value)
+        except Exception as error:
+            self._in_steps = None
+            self._refuse_for(request, error)
+        if turns is not None:
+            turns.watch.note(request.code, self.peer_address, thread_time() - started_s)
 
     def _start(self, request: RemotingCommand, answer: SlowAnswer) -> None:
         if not inspect.iscoroutine(answer):
@@ -481,7 +558,11 @@ class Connection(asyncio.Protocol):
 
     async def _finish(self, request: RemotingCommand, answer: SlowAnswer) -> None:
         try:
-            response = await answer
+            if self._turns is not None:
+                watch = self._turns.watch
+                response = await _Watched(answer, request.code, watch, self.peer_address)
+            else:
+                response = await answer
             if response is not None:
                 self.reply(request, response)
         except Exception as error:
@@ -581,3 +662,30 @@ class Connection(asyncio.Protocol):
         self._reader.drop()
         if self._budgets is not None:
             self._budgets.unfinished.hold(self, 0, 0.0)
+
+
+class _Watched:
+    """Does as a slow answer, and notes how long each of its turns takes."""
+
+    __slots__ = ("_answer", "_note")
+
+    def __init__(self, answer: SlowAnswer, code: int, watch: Watch, peer: str) -> None:
+        self._answer = answer
+        self._note = partial(watch.note, code, peer)
+
+    def __await__(self) -> Generator[Any, Any, RemotingCommand | None]:
+        resume: Callable[[Any], Any] = self._answer.send
+        value: Any = None
+        while True:
+            started_s = thread_time()
+            try:
+                waits_for = resume(value)
+            except StopIteration as end:
+                return cast("RemotingCommand | None", end.value)
+            finally:
+                self._note(thread_time() - started_s)
+            try:
+                value = yield waits_for
+                resume = self._answer.send
+            except BaseException as error:  # a cancellation, for example
+                resume, value = self._answer.throw, error

@@ -27,7 +27,7 @@ from raftmq.remoting.connection import (
 )
 from raftmq.remoting.tls import TlsMode
 from raftmq.remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
-from raftmq.remoting.turns import Turns
+from raftmq.remoting.turns import Turns, Watch
 
 LOG = logging.getLogger("raftmq.remoting")
 
@@ -64,6 +64,7 @@ class RemotingServer:
         `on_held` is called about once a second with the bytes held for peers. `with_accounts`:
         handlers set `has_account` of a connection when they have accepted a request on it."""
         self.budgets = budgets or Budgets()
+        self.watch = Watch()
         self._on_held = on_held
         self._stopping = False
         self.connections: set[Connection] = set()
@@ -110,7 +111,7 @@ class RemotingServer:
         ours."""
         assert not self._listeners, "started already"
         self._stopping = False
-        self._turns = Turns(asyncio.get_running_loop())
+        self._turns = Turns(asyncio.get_running_loop(), watch=self.watch)
         self._listeners.append(await self._listen(host, port, bound))
         self._schedule_idle_sweep()
         self._sweep_budgets()

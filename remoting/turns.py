@@ -4,26 +4,33 @@ In one turn a loop hands out everything that has arrived since the turn before. 
 connections that is hundreds of milliseconds of work, during which no timer runs and no other socket
 is read; a leader that cannot send its heartbeats for so long is deposed. So arrivals are processed
 for at most `TURN_S` in each turn. The rest waits for the next turns, in order, and those
-connections are not read meanwhile. One arrival (at most 256 KiB, the size of a read) is never
-divided.
+connections are not read meanwhile. An arrival (at most 256 KiB, the size of a read) is divided
+between its requests.
 
 A turn is over when the callback that its first arrival scheduled with `call_soon` runs.
 (`loop.time()` does not show it: it advances within a turn, also on uvloop, which may read 32 times
 256 KiB from every connection in one turn.)
 
-A request that needs more than a turn is a generator of small steps. `StepTurns` runs the steps of
-all such requests, for one `TURN_S` in each turn of the loop, however many requests there are.
+A request that needs more than a turn is a generator of small steps. Its connection runs them and
+serves nothing behind it meanwhile, or `StepTurns` runs the steps of all such requests, for one
+`TURN_S` in each turn of the loop, however many requests there are. `Watch` counts and logs the
+requests that keep the loop for longer than WATCH_S at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Generator
 from time import perf_counter
 from typing import Protocol, TypeVar
 
+LOG = logging.getLogger("raftmq.remoting")
+
 TURN_S = 0.005  # < a fifteenth of a heartbeat
+WATCH_S = 0.020  # < a third of a heartbeat
+LONG_TURN = "long_turn code=%d ms=%d peer=%s"
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # work that yields after each small step, and returns a result
@@ -35,26 +42,54 @@ class Arrived(Protocol):
     def take_turn(self) -> None: ...
 
 
+class Watch:
+    """Processor time that the requests of a server took on the loop at once, by request code."""
+
+    def __init__(self) -> None:
+        self.longest_s: dict[int, float] = {}
+        self.long_turns: Counter[int] = Counter()  # longer than WATCH_S
+
+    def note(self, code: int, peer: str, seconds: float) -> None:
+        if seconds > self.longest_s.get(code, 0.0):
+            self.longest_s[code] = seconds
+        if seconds > WATCH_S:
+            self.long_turns[code] += 1
+            milliseconds = round(1000 * seconds)
+            LOG.warning(LONG_TURN, code, milliseconds, peer, extra={"from_peer": True})
+
+
 class Turns:
     """The turns of one server's loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, turn_s: float = TURN_S) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, turn_s: float = TURN_S, watch: Watch | None = None
+    ) -> None:
+        self.watch = watch or Watch()
         self._loop = loop
         self._turn_s = turn_s
         self._left_s = 0.0
+        self._ends_s = 0.0  # when the work under way has had its turn
         self._begun = False  # a turn has begun, and `_end` will be called
         self._waiting: deque[Arrived] = deque()
 
     def begin(self) -> bool:
-        """Return whether an arrival may be processed now; if so, tell `done` how long it took."""
+        """Return whether an arrival may be processed now; if so, call `done` afterwards."""
         if not self._begun:
             self._begun = True
             self._left_s = self._turn_s
             self._loop.call_soon(self._end)
-        return self._left_s > 0 and not self._waiting
+        if self._left_s <= 0 or self._waiting:
+            return False
+        self._ends_s = perf_counter() + self._left_s
+        return True
 
-    def done(self, seconds: float) -> None:
-        self._left_s -= seconds
+    def done(self) -> None:
+        self._left_s = self._ends_s - perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the work under way has had its turn."""
+        return perf_counter() >= self._ends_s
 
     def wait(self, connection: Arrived) -> None:
         """Have `take_turn` called in a later turn."""
@@ -67,13 +102,15 @@ class Turns:
 
     def _run(self) -> None:
         waiting = self._waiting
-        ends_s = perf_counter() + self._turn_s
+        self._ends_s = perf_counter() + self._turn_s
         try:
-            while waiting and perf_counter() < ends_s:
+            while waiting:
                 try:
                     waiting[0].take_turn()
                 finally:
                     waiting.popleft()  # after its turn, so that arrivals within it queue up last
+                if self.is_over:
+                    break
         finally:  # whatever one of them raises, the others get their turns
             if waiting:
                 self._loop.call_soon(self._run)

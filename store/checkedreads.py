@@ -14,7 +14,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from operator import add
 
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog import CommitLog, ReadBudget
 from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
 from raftmq.store.errors import OffsetOutOfRange, UnitDamaged
 from raftmq.store.pointing import HEAD, body_is_whole, queue_offset_at
@@ -37,9 +37,11 @@ class CheckedReads:
         self._queues = queues
         self._repairs = repairs
 
-    def read(self, chosen: Selected, queue: ConsumeQueue, cold: bool) -> bytes:
-        """Return the chosen records, one behind the other. They must be of that queue and have the
-        queue offsets that `chosen` gives.
+    def read(
+        self, chosen: Selected, queue: ConsumeQueue, cold: bool, budget: ReadBudget
+    ) -> tuple[Selected, bytes]:
+        """Return the chosen records, one behind the other, or as many of the first as the budget
+        allows. They must be of that queue and have the queue offsets that `chosen` gives.
 
         Raises UnitDamaged, OSError."""
         sizes, offsets = chosen.sizes, chosen.offsets
@@ -49,23 +51,30 @@ class CheckedReads:
         pieces: list[bytes] = []
         for start, length, first, parts in spans(chosen, log.segment_size_bytes, log.min_offset):
             try:
-                data = log.served.read(start, length)
+                data = log.served.read(start, length, budget)
             except OffsetOutOfRange as error:
                 raise self.damaged(queue, offsets[first], error.offset) from error
+            pieces += [data[begin - start : end - start] for begin, end in parts]
             if len(data) < length:
                 ends = map(add, chosen.positions[first:], sizes[first:])
-                behind = [end > start + len(data) for end in ends]
-                raise self._damaged_at(queue, chosen, first + behind.index(True))
-            pieces += [data[begin - start : end - start] for begin, end in parts]
+                behind = [end > start + len(data) for end in ends].index(True)
+                if not budget.spent:
+                    raise self._damaged_at(queue, chosen, first + behind)
+                chosen = chosen.first(first + behind)
+                break
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if budget.spent:
+            data = data[: sum(chosen.sizes)]
         self._check(chosen, queue, data, cold)
-        return data
+        return chosen, data
 
     def _check(self, chosen: Selected, queue: ConsumeQueue, data: bytes, cold: bool) -> None:
         """Check that `data` is the chosen records. Raises UnitDamaged."""
         head, queue_id, topic = HEAD.unpack_from, queue.queue_id, queue.topic.encode()
         starts = [0, *accumulate(chosen.sizes)]
         count = len(chosen.sizes)
+        if not count:
+            return
         suspects = [*range(0, count, 1 if cold else TOPIC_EVERY), count - 1]
         for at, position, size, offset in zip(starts, *chosen[:3], strict=False):
             told, magic, of_queue, queue_offset, stands_at = head(data, at)

@@ -48,7 +48,8 @@ from raftmq.store.segments import NextSegment, Segment, SegmentFiles, SegmentInf
 
 SEGMENT_SIZE_BYTES = 1 << 30
 SIZE_IS_FIXED = "mappedFileSizeCommitLog must be what the store was made with"
-_FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
+READ_BYTES_MAX = 4 << 20  # checked for one request: some 3 ms of the loop
+FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
 # After a kill the mark is where the last sync ended: less than this is behind it. After a power cut
 # it may be further back, but then nothing is in the page cache that is not on the disk.
 WRITTEN_AGAIN_BYTES_MAX = 256 << 20
@@ -56,16 +57,38 @@ _COPIED_BYTES = 1 << 20  # at a time
 RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must be wrong
 
 
+class ReadBudget:
+    """How many bytes of the log one request may have checked."""
+
+    __slots__ = ("begun", "left", "spent")
+
+    def __init__(self, left: int = READ_BYTES_MAX) -> None:
+        self.left = left
+        self.begun = False
+        self.spent = False  # something was not read for lack of budget
+
+    def take(self, size: int) -> bool:
+        """Return whether that much may be checked now. The first check is always made, so that
+        every request gets something."""
+        if self.begun and size > self.left:
+            self.spent = True
+            return False
+        self.begun = True
+        self.left -= size
+        return True
+
+
 class ServedReads(Protocol):
     """The reads whose results are handed out to clients."""
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes at `offset`. Raises StoreError, OSError."""
+    def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
+        """Return up to `size` bytes at `offset`; fewer if the budget is used up. Raises StoreError,
+        OSError."""
         ...
 
-    def record_at(self, offset: int) -> bytes | None:
-        """Return the whole message record that begins at `offset`; None if none does. Raises
-        StoreError, OSError."""
+    def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
+        """Return the whole message record that begins at `offset`; None if none does, or if the
+        budget is used up. Raises StoreError, OSError."""
         ...
 
 
@@ -331,8 +354,9 @@ class CommitLog:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
         """Return up to `size` bytes at `offset`; fewer at the end of the segment or of the log.
+        Nothing is checked, so no budget is used.
 
         Raises OffsetOutOfRange if offset is not in [min_offset, max_offset]."""
         if not self.min_offset <= offset <= self.max_offset:
@@ -343,14 +367,14 @@ class CommitLog:
         size = min(size, segment.end - offset, self.max_offset - offset)
         return segment.file.pread(offset - segment.start, size)
 
-    def record_at(self, offset: int) -> bytes | None:
+    def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
         """Return the whole message record that begins at `offset`; None if none does.
 
         Checks size, magic and the physical offset in the record, not its CRC."""
         if not self.min_offset <= offset < self.max_offset:
             return None
-        data = self.read(offset, _FIRST_READ_BYTES)
-        size = _record_size(data, 0, offset)
+        data = self.read(offset, FIRST_READ_BYTES)
+        size = record_size(data, 0, offset)
         if size > len(data):
             data += self.read(offset + len(data), size - len(data))
         return record_in(data, 0, offset)
@@ -501,11 +525,11 @@ class CommitLog:
 def record_in(data: bytes, at: int, offset: int) -> bytes | None:
     """Return the whole message record at data[at:], whose CommitLog offset is `offset`; None if
     there is none. Checks what `CommitLog.record_at` does."""
-    size = _record_size(data, at, offset)
+    size = record_size(data, at, offset)
     return data[at : at + size] if 0 < size <= len(data) - at else None
 
 
-def _record_size(data: bytes, at: int, offset: int) -> int:
+def record_size(data: bytes, at: int, offset: int) -> int:
     """Return the size of the record whose head is at data[at:]; 0 if none is there."""
     if len(data) - at < FIXED_SIZE_BYTES:
         return 0

@@ -191,16 +191,23 @@ def is_whole(data: bytes, at: int, size: int, wanted: tuple[int, int, int]) -> b
     by both checksums."""
     if len(data) < at + size:
         return False
-    _, magic, index, term, position, _, length, _, _, payload_crc, header_crc = HEADER.unpack_from(
-        data, at
-    )
-    return (
+    checksum = payload_checksum(data[at : at + HEADER_SIZE_BYTES], size, wanted)
+    return bool(checksum == crc32c(data[at + HEADER_SIZE_BYTES : at + size]))
+
+
+def payload_checksum(head: bytes, size: int, wanted: tuple[int, int, int]) -> int:
+    """Return the checksum of a frame's payload, as its header has it; -1 unless the header is that
+    of a frame of `size` bytes and this index, term and position."""
+    if len(head) < HEADER_SIZE_BYTES:
+        return -1
+    _, magic, index, term, position, _, length, _, _, payload_crc, header_crc = HEADER.unpack(head)
+    is_it = (
         magic == FRAME_MAGIC
         and (index, term, position) == wanted
         and HEADER_SIZE_BYTES + length == size
-        and header_crc == crc32c(data[at : at + _HEADER_HEAD.size])
-        and payload_crc == crc32c(data[at + HEADER_SIZE_BYTES : at + size])
+        and header_crc == crc32c(head[: _HEADER_HEAD.size])
     )
+    return int(payload_crc) if is_it else -1
 
 
 def parse_frame(buffer: bytes | memoryview, offset: int = 0) -> Frame:

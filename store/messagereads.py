@@ -10,7 +10,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from raftmq.store.checkedreads import CheckedReads
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog import CommitLog, ReadBudget
 from raftmq.store.config import StoreConfig
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.record import HEAD_WITH_HOSTS_BYTES, store_timestamp_at
@@ -57,9 +57,11 @@ class MessageReads:
         max_count: int,
         max_bytes: int,
         tag_codes: Set[int] | None = None,
+        budget: ReadBudget | None = None,
     ) -> GetResult:
         """Return messages of a queue from `offset` on (DefaultMessageStore.getMessage). `max_count`
-        and `max_bytes` limit hot data; for cold data the configuration's limits apply, too.
+        and `max_bytes` limit hot data; for cold data the configuration's limits apply, too. What
+        `budget` does not allow to read is left for the next pull.
 
         Raises StoreDamaged when a unit does not point at a record, OSError."""
         queue = self._queues.queue(topic, queue_id)
@@ -83,15 +85,14 @@ class MessageReads:
             if not chosen.positions:
                 return GetResult(GetStatus.MESSAGE_WAS_REMOVING, [], next_offset, minimum, maximum)
         cold = chosen.positions[0] < limits.hot_from
+        read, data = self._checked.read(chosen, queue, cold, budget or ReadBudget())
+        count = len(read.positions)
+        if count < len(chosen.positions):
+            next_offset = chosen.offsets[count]
+            if not count:
+                return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], next_offset, minimum, maximum)
         return GetResult(
-            GetStatus.FOUND,
-            [self._checked.read(chosen, queue, cold)],
-            next_offset,
-            minimum,
-            maximum,
-            len(chosen.positions),
-            sum(chosen.sizes),
-            cold,
+            GetStatus.FOUND, [data], next_offset, minimum, maximum, count, len(data), cold
         )
 
     def _limits(self, max_count: int, max_bytes: int) -> Limits:
@@ -100,12 +101,12 @@ class MessageReads:
         cold_count_max, cold_bytes_max = config.cold_count_max, config.cold_bytes_max
         return Limits(max_count, max_bytes, cold_count_max, cold_bytes_max, hot_from)
 
-    def message_at(self, offset: int) -> bytes | None:
-        """Return the record that begins at this CommitLog offset, None if none is visible there.
-        Raises StoreDamaged, OSError."""
+    def message_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
+        """Return the record that begins at this CommitLog offset, None if none is visible there or
+        the budget is used up. Raises StoreDamaged, OSError."""
         if offset >= self._derived.dispatched_offset:
             return None
-        return self._commitlog.served.record_at(offset)
+        return self._commitlog.served.record_at(offset, budget)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the first queue offset whose message was stored at `timestamp_ms` or later;

@@ -87,6 +87,12 @@ class Selected(NamedTuple):
             self.looked_at,
         )
 
+    def first(self, count: int) -> Selected:
+        """Return the first `count` of them."""
+        return Selected(
+            self.positions[:count], self.sizes[:count], self.offsets[:count], self.looked_at
+        )
+
 
 def select(units: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
     """Choose among units, the first of which has queue offset `offset`. With `tag_codes` None every

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raftmq.broker.consuming.filters import RECORD_WORK, Matcher, Work
+from raftmq.store.commitlog import ReadBudget
 from raftmq.store.errors import StoreError
 from raftmq.store.messagereads import GetResult
 from raftmq.store.messagestore import MessageStore
@@ -85,16 +86,18 @@ class FilteredReads:
         bytes_max: int,
         matcher: Matcher,
         work: Work,
+        budget: ReadBudget | None = None,
     ) -> GetResult:
-        """Read what the matcher takes, as far as `work` allows. Raises StoreDamaged, OSError."""
+        """Read what the matcher takes, as far as `work` and `budget` allow. Raises StoreDamaged,
+        OSError."""
         units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
         kept = _Kept(count_max, bytes_max, [], work)
         at, result, cold = offset, None, False
         config = self.store.config
-        while units_left > 0 and bytes_left > 0:
-            found = self.store.reads.get_messages(
-                topic, queue_id, at, min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
-            )
+        budget = budget or ReadBudget()
+        while units_left > 0 and bytes_left > 0 and not budget.spent:
+            limits = min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
+            found = self.store.reads.get_messages(topic, queue_id, at, *limits, budget=budget)
             if found.status is not GetStatus.FOUND:
                 if result is None:
                     return found

@@ -160,7 +160,7 @@ class BrokerMetrics:
 
     def _bounds(self, families: Families) -> None:
         """Collect the limits on what peers can make this process hold, and contained failures."""
-        tell_budgets(families, "rocketmq", self._server.budgets)
+        tell_budgets(families, "rocketmq", self._server.budgets, self._server.watch)
         families.counters(
             "rocketmq_contained_failures_total",
             "What was to be done for clients while frames were applied, and failed; see the log.",

@@ -6,7 +6,7 @@ that one tag finds both.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 from raftmq.broker.config import shown_changes
@@ -25,6 +25,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.turns import StepTurns
 
 VIA = "remoting"
 TARGET_LENGTH_MAX = 512
@@ -103,6 +104,7 @@ class RequestRecord:
     def __init__(self, log: OperatorLog, who: Callable[[Connection], str]) -> None:
         self._log = log
         self._who = who
+        self._turns = StepTurns()
 
     def around(self, code: int, handler: Handler) -> Handler:
         """Return the handler, or one that records what it does if that changes something."""
@@ -112,6 +114,8 @@ class RequestRecord:
 
         async def answer(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             result = handler(connection, request)
+            if isinstance(result, Generator):
+                result = self._turns.run(result)
             found = await result if inspect.isawaitable(result) else result
             assert found is not None, code  # none of these goes without an answer
             if found.code != ResponseCode.SUCCESS:

@@ -16,6 +16,7 @@ from raftmq.broker.popping.take import Taken
 from raftmq.broker.tables.pops import Batch, BatchKey, Place
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.remoting.popheaders import PopHeader
+from raftmq.store.commitlog import ReadBudget
 from raftmq.store.errors import StoreError
 
 log = logging.getLogger("raftmq.broker.pops")
@@ -44,20 +45,24 @@ class Repeats:
                     if batch.attempt == header.attempt_id and batch.client == header.renewed_by:
                         found.append(((topic, group, queue_id), key, batch))
         pop_ms = max((key[1] for _, key, _ in found), default=0)
+        budget = ReadBudget()
         try:
-            again = [self._read(*one) for one in found if one[1][1] == pop_ms]
+            again = [self._read(*one, budget) for one in found if one[1][1] == pop_ms]
         except (OSError, StoreError) as error:
             log.error("read_failed topic=%s error=%s", header.topic, error)
             return [], 0
         return [taken for taken in again if taken.offsets], pop_ms
 
-    def _read(self, place: Place, key: BatchKey, batch: Batch) -> Taken:
+    def _read(self, place: Place, key: BatchKey, batch: Batch, budget: ReadBudget) -> Taken:
+        """Return the messages of a batch that the budget allows to read."""
         offsets: list[int] = []
         buffers: list[bytes] = []
         size = 0
         bytes_max = self._config.max_transfer_bytes_on_message_in_memory
         for offset in batch.pending_offsets:
-            one = self._reads.get_messages(place[0], place[2], offset, 1, bytes_max)
+            if budget.spent:
+                break
+            one = self._reads.get_messages(place[0], place[2], offset, 1, bytes_max, budget=budget)
             if one.message_count and one.next_offset == offset + 1:  # else retention deleted it
                 offsets.append(offset)
                 buffers += one.buffers

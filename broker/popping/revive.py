@@ -43,6 +43,7 @@ from raftmq.broker.tables.state import put_topic
 from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 from raftmq.remoting.names import pop_retry_topic, popped_topic
 from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
+from raftmq.store.commitlog import ReadBudget
 from raftmq.store.errors import StoreError
 from raftmq.store.properties import DELAY, decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record, offset_message_id
@@ -253,7 +254,11 @@ class Reviver:
             if not batch.pending & bit or self._live.is_busy(place, key, bit):
                 continue
             try:
-                record = self._read(place, offset)
+                record = self._read(place, offset, frame.budget)
+                if record is None and frame.budget.spent:
+                    self.deadlines.add(place, key)
+                    full = True
+                    break
                 if record is not None:
                     message, target = again(record, topic, group, key[1], config)
                     if not self._have(target):
@@ -288,10 +293,14 @@ class Reviver:
             self._live.begin(place, key, mask)
         return full
 
-    def _read(self, place: Place, offset: int) -> MessageRecord | None:
-        """Return a message; None: the log does not have it any more. Raises OSError, StoreError,
-        RecordError."""
-        found = self._context.store.reads.get_messages(place[0], place[2], offset, 1, BYTES_MAX)
+    def _read(
+        self, place: Place, offset: int, budget: ReadBudget | None = None
+    ) -> MessageRecord | None:
+        """Return a message; None: the log does not have it any more, or the budget is used up.
+        Raises OSError, StoreError, RecordError."""
+        found = self._context.store.reads.get_messages(
+            place[0], place[2], offset, 1, BYTES_MAX, budget=budget
+        )
         if not found.message_count or found.next_offset != offset + 1:
             return None
         return decode_record(found.buffers[0], check_body=False)
@@ -364,6 +373,7 @@ class _Frame:
         self.held: list[tuple[Place, BatchKey, int]] = []
         self.size_bytes = 0
         self.dead_count = 0
+        self.budget = ReadBudget()
 
     def is_full_for(self, message: Outgoing) -> bool:
         size = self.size_bytes + _size_of(message)

@@ -3,8 +3,9 @@
 A pop looks at its queues one after the other, and in every fifth case at the retries first, as
 Apache's broker does. In each queue it begins where the group's last pop ended. It ends at the
 number of messages asked for, at the bytes of one answer, or when all queues were looked at. Its
-filter may do as much work as in one read; it leaves out the queues for which none is left, and the
-group's next pop begins with the first of these.
+filter may do as much work as in one read, and all its reads have the budget of one request; it
+leaves out the queues for which none is left, and the group's next pop begins with the first of
+these.
 
 In order, a queue whose last messages are not all acknowledged is closed until their time is over;
 then they come again. The same receive attempt repeated (`attempt_id`) gets the same messages.
@@ -25,6 +26,7 @@ from raftmq.broker.popping.live import LiveQueues
 from raftmq.broker.tables.pops import BatchKey, Place, PopQueue, Step
 from raftmq.remoting.names import RETRY_PREFIX, pop_retry_topic
 from raftmq.remoting.popheaders import INIT_MAX, PopHeader
+from raftmq.store.commitlog import ReadBudget
 from raftmq.store.selection import GetStatus
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class Attempt:
         self.count = count  # messages that it still wants
         self.size_bytes = size_bytes  # and bytes
         self.rest = 0  # messages behind, in the queues looked at
+        self.budget = ReadBudget()
         self.work = Work(WORK_MAX)  # for its filter
         self.retry_work = Work(WORK_MAX)  # to tell the group's retries from others'
 
@@ -138,8 +141,9 @@ class Taker:
             if attempt.count <= 0 or attempt.size_bytes <= 0:
                 break
             filtered = topic == header.topic and wanted.matcher is not None
-            if filtered and attempt.work.left <= 0:
-                left_out.append(queue_id)
+            if attempt.budget.spent or (filtered and attempt.work.left <= 0):
+                if topic == header.topic:
+                    left_out.append(queue_id)
                 continue
             taken = self._take(place, header, wanted, attempt)
             if taken is not None:
@@ -207,10 +211,10 @@ class Taker:
             return None
         limits = attempt.count, attempt.size_bytes
         work = attempt.work if place[0] == header.topic else attempt.retry_work
-        found = self._read(place, cursor, *limits, wanted, work)
+        found = self._read(place, cursor, *limits, wanted, work, attempt.budget)
         if found.status in MOVED:
             cursor = found.next_offset
-            found = self._read(place, cursor, *limits, wanted, work)
+            found = self._read(place, cursor, *limits, wanted, work, attempt.budget)
         offsets, after = _offsets(found, cursor)
         attempt.rest += max(0, maximum - after)
         if after == before and not offsets:
@@ -240,21 +244,25 @@ class Taker:
             if len(offsets) >= attempt.count or size >= attempt.size_bytes:
                 all_again = False
                 break
-            one = self._read(place, offset, 1, attempt.size_bytes, ALL, attempt.work)
+            limits = 1, attempt.size_bytes
+            one = self._read(place, offset, *limits, ALL, attempt.work, attempt.budget)
             if one.message_count and one.next_offset == offset + 1:
                 offsets.append(offset)
                 buffers += one.buffers
                 size += one.size_bytes
             elif offset < one.min_offset:
                 gone.append(offset)
+            elif attempt.budget.spent:  # what follows it must wait for it
+                all_again = False
+                break
         cursor, before, mark = self._cursor(place, header.init_mode)
         after = cursor
         if all_again and not repeated and len(offsets) < attempt.count:
             limits = attempt.count - len(offsets), max(1, attempt.size_bytes - size)
-            fresh = self._read(place, cursor, *limits, wanted, attempt.work)
+            fresh = self._read(place, cursor, *limits, wanted, attempt.work, attempt.budget)
             if fresh.status in MOVED:
                 cursor = fresh.next_offset
-                fresh = self._read(place, cursor, *limits, wanted, attempt.work)
+                fresh = self._read(place, cursor, *limits, wanted, attempt.work, attempt.budget)
             more, after = _offsets(fresh, cursor)
             if more and (not offsets or size + fresh.size_bytes <= attempt.size_bytes):
                 offsets += more
@@ -330,13 +338,15 @@ class Taker:
         bytes_max: int,
         wanted: Filter,
         work: Work,
+        budget: ReadBudget,
     ) -> GetResult:
         topic, _, queue_id = place
+        limits = count_max, bytes_max
         if wanted.matcher is not None:
             return self._filtered.get_messages(
-                topic, queue_id, offset, count_max, bytes_max, wanted.matcher, work
+                topic, queue_id, offset, *limits, wanted.matcher, work, budget
             )
-        return self._reads.get_messages(topic, queue_id, offset, count_max, bytes_max, wanted.codes)
+        return self._reads.get_messages(topic, queue_id, offset, *limits, wanted.codes, budget)
 
 
 def _offsets(found: GetResult, start: int) -> tuple[Sequence[int], int]:

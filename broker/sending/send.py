@@ -69,7 +69,7 @@ from raftmq.broker.sending.waiting import (
     Stored,
     split_unwaiting,
 )
-from raftmq.broker.sending.writers import WriterRequests
+from raftmq.broker.sending.writers import WriterRequests, Written
 from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.sentonce import Key, Once, command_size, once_key
@@ -84,6 +84,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import JSON
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.turns import Steps, finish
 from raftmq.store.dispatch import SCHEDULE_TOPIC
 from raftmq.store.frame import Frame
 from raftmq.store.properties import UNIQ_KEY, decode_properties
@@ -212,16 +213,31 @@ class SendPath:
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
         """Take one send with V2 header fields. Answers it here when it is refused."""
+        if code in BATCH_CODES:
+            finish(self.receive_batch(sender, ext, body, born_host, code))
+            return
         try:
             self.admit(sender, ext, body, born_host, code)
-        except Refused as refused:
-            if refused.absent:  # as far as this replica knows
-                self._barrier(partial(self._refuse_proven, sender, refused))
-            else:
-                self._answers.refuse(sender, refused)
-        except (HeaderError, KeyError, ValueError) as error:
+        except (Refused, HeaderError, KeyError, ValueError) as error:
+            self._refuse(sender, error)
+
+    def receive_batch(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> Steps[None]:
+        """Do as `receive` for a batch, in steps."""
+        try:
+            yield from self._admit_batch(sender, ext, body, born_host, code)
+        except (Refused, HeaderError, KeyError, ValueError) as error:
+            self._refuse(sender, error)
+
+    def _refuse(self, sender: Sender, error: Exception) -> None:
+        if not isinstance(error, Refused):
             words = f"the send header is malformed: {error}; the message was not stored"
             self._answers.refuse(sender, Refused(ResponseCode.SYSTEM_ERROR, words))
+        elif error.absent:  # as far as this replica knows
+            self._barrier(partial(self._refuse_proven, sender, error))
+        else:
+            self._answers.refuse(sender, error)
 
     def _refuse_proven(self, sender: Sender, refused: Refused, error: Exception | None) -> None:
         self._answers.refuse(sender, refused if error is None else _not_stored())
@@ -269,30 +285,17 @@ class SendPath:
         Raises Refused, and HeaderError, KeyError or ValueError for a malformed header; nothing has
         happened then.
         """
-        name = ext["b"]
-        topic = self._topics.get(name)
-        if topic is None or not self._leading or self.disk_full:
-            topic = self._open_topic(name, sender, ext, body, born_host, code)
-            if topic is None:
-                return  # waits for the topic's creation, or for a leader
-        if not topic.plain:
-            check_topic(name)
-            if not topic.writable:
-                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
-            if name.startswith(RETRY_PREFIX):
-                stored = self._retried(name, ext, code)
-                if stored is not ext:
-                    self.admit(sender, stored, body, born_host, code)
-                    return
-        queue = topic.chosen.get(ext["e"]) or self._queue_for(
-            topic, parse_integer(ext["e"], "queueId")
-        )
-        if code == WRITER_CODE:
-            self._admit_written(sender, ext, body, born_host, queue, topic)
+        topic = self._topic_for(sender, ext, body, born_host, code)
+        if topic is None:
             return
-        parse = parse_batch if code in BATCH_CODES else parse_single
+        if not topic.plain and topic.name.startswith(RETRY_PREFIX):
+            stored = redirected(ext, self._retry_group(topic.name), self._holds_locks)
+            if stored is not ext:
+                self.admit(sender, stored, body, born_host, code)
+                return
+        queue = self._chosen_queue(topic, ext)
         try:
-            records, size, unique_key, wants_reply = parse(
+            records, size, unique_key, wants_reply = parse_single(
                 ext, body, queue, topic, born_host, self._rules
             )
         except Special:
@@ -304,39 +307,70 @@ class SendPath:
             self._on_request(sender[0], ext)
         group = self._room(size)
         group.records += records
-        group.replies.append((sender, unique_key, len(records)))
+        group.replies.append((sender, unique_key, 1))
 
-    def _admit_written(
-        self,
-        sender: Sender,
-        ext: Mapping[str, str],
-        body: bytes,
-        born_host: bytes,
-        queue: SendQueue,
-        topic: SendTopic,
-    ) -> None:
-        """Admit a writer's request, or answer it if it was stored already."""
-        written = self.writers.check(ext, topic.name, parse_integer(ext["e"], "queueId"))
-        if written is None:
-            self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
+    def _topic_for(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> SendTopic | None:
+        """Return the topic of a send; None if that waits for the topic's creation, or for a leader.
+        Raises Refused."""
+        name = ext["b"]
+        topic = self._topics.get(name)
+        if topic is None or not self._leading or self.disk_full:
+            topic = self._open_topic(name, sender, ext, body, born_host, code)
+        if topic is not None and not topic.plain:
+            check_topic(name)
+            if not topic.writable:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+        return topic
+
+    def _chosen_queue(self, topic: SendTopic, ext: Mapping[str, str]) -> SendQueue:
+        text = ext["e"]
+        return topic.chosen.get(text) or self._queue_for(topic, parse_integer(text, "queueId"))
+
+    def _admit_batch(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> Steps[None]:
+        """Admit a batch, or a writer's request, in steps; answer the latter if it was stored
+        already."""
+        topic = self._topic_for(sender, ext, body, born_host, code)
+        if topic is None:
             return
-        records, size, unique_key, _ = parse_batch(ext, body, queue, topic, born_host, self._rules)
-        if topic.message_type:
-            check_types(topic, (properties_of(record, topic) for record in records))
-        command = written.command
-        self._check_fits(size, len(command))
+        if topic.name.startswith(RETRY_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
+        queue = self._chosen_queue(topic, ext)
+        if code == WRITER_CODE and self._written(sender, ext, queue, topic) is None:
+            return
+        parsed = yield from parse_batch(ext, body, queue, topic, born_host, self._rules)
+        records, size, unique_key, wants_reply = parsed
+        if self._topics.get(topic.name) is not topic:
+            raise not_leader("the leader or the topic changed; the batch was not stored")
+        if self.disk_full:
+            raise self._no_room()
+        written = self._written(sender, ext, queue, topic) if code == WRITER_CODE else None
+        if code == WRITER_CODE and written is None:
+            return
+        command = written.command if written is not None else b""
+        if written is not None:
+            self._check_fits(size, len(command))
+        elif wants_reply:
+            self._on_request(sender[0], ext)
         group = self._room(size, len(command))
         group.records += records
         group.replies.append((sender, unique_key, len(records)))
-        group.commands.append(command)
-        group.written = [*(group.written or ()), written]
-        self.writers.begin(written)
+        if written is not None:
+            group.commands.append(command)
+            group.written = [*(group.written or ()), written]
+            self.writers.begin(written)
 
-    def _retried(self, name: str, ext: Mapping[str, str], code: int) -> Mapping[str, str]:
-        """Return a send to a retry topic as it is stored (broker.sending.retry)."""
-        if code in BATCH_CODES:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
-        return redirected(ext, self._retry_group(name), self._holds_locks)
+    def _written(
+        self, sender: Sender, ext: Mapping[str, str], queue: SendQueue, topic: SendTopic
+    ) -> Written | None:
+        """Return a writer's request if it is to be stored; answer it if it was stored already."""
+        written = self.writers.check(ext, topic.name, parse_integer(ext["e"], "queueId"))
+        if written is None:
+            self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
+        return written
 
     def _retry_group(self, topic: str) -> SubscriptionGroup:
         may_be_made = self._config.auto_create_subscription_group

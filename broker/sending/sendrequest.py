@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -53,6 +53,7 @@ Properties = tuple[bytes, str, int, bool]
 # Of a send: its records, their total bytes, the client's message id, whether it wants a reply.
 Parsed = tuple[list[Record], int, str, bool]
 Numbers = tuple[int, int, int]  # sysFlag, flag, reconsumeTimes
+Item = tuple[int, int, int, int]  # of a batch's body; see `_batch_items`
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)  # two-byte topic length
@@ -65,6 +66,8 @@ INT32_MAX = 0x7FFFFFFF
 SYSTEM_ERROR = 1
 MESSAGE_ILLEGAL = 13
 NO_PERMISSION = 16
+BATCH_COUNT_MAX = 8_192  # messages of a batch: 5 us to parse and 1 us to write into a frame each
+BATCH_STEP = 256  # of them are parsed at once: some 1 ms
 TAGS_CACHE_MAX = 10_000
 BORN_TIMES_CACHE_MAX = 1_000  # of clients' latest milliseconds, at most 20 characters each
 NUMBERS_CACHE_MAX = 1_000  # by (sysFlag, flag, reconsumeTimes) as written: nearly always zeros
@@ -426,22 +429,41 @@ def parse_batch(
     topic: SendTopic,
     born_host: bytes,
     rules: SendRules,
-) -> Parsed:
-    """Do as `parse_single` for SEND_BATCH_MESSAGE. No part of a batch may be special."""
+) -> Generator[None, None, Parsed]:
+    """Do as `parse_single` for SEND_BATCH_MESSAGE, in steps of BATCH_STEP messages. No part of a
+    batch may be special; the topic's kind of messages is checked, too."""
     try:
         numbers = _numbers(ext, rules)
         if not 0 < len(body) <= rules.message_size_max:
             raise _body_refused(body, rules)
+        items = _batch_items(body)
         born = born_ms_of(ext["g"], rules), born_host
         properties = ext.get("i") or ""
         wants_reply = stored_properties(properties, rules)[3]
-        found = _batch_records(properties, body, queue, topic, numbers, born, rules)
-        return *found, wants_reply
+        records: list[Record] = []
+        size_bytes = 0
+        for first in range(0, len(items), BATCH_STEP):
+            if first:
+                yield
+            some = items[first : first + BATCH_STEP]
+            found = _batch_records(some, body, queue, topic, numbers, born, rules)
+            if topic.message_type:
+                check_types(topic, (properties_of(record, topic) for record in found))
+            records += found
+            size_bytes += sum(record[1] for record in found)
+            if size_bytes > rules.record_bytes_max:
+                raise Refused(
+                    MESSAGE_ILLEGAL,
+                    f"the batch takes more than {rules.record_bytes_max} bytes as stored",
+                )
     except Special:
         raise Refused(
             MESSAGE_ILLEGAL,
             "a batch holds no delayed, transactional or idempotent messages; none was stored",
         ) from None
+    at = ("\x02" + properties).find("\x02UNIQ_KEY\x01")
+    unique_key = properties[at + 9 :].partition("\x02")[0] if at >= 0 else ""
+    return records, size_bytes, unique_key, wants_reply
 
 
 def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
@@ -576,19 +598,10 @@ def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable
     return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
 
 
-def _batch_records(
-    properties: str,
-    body: bytes,
-    queue: SendQueue,
-    topic: SendTopic,
-    numbers: Numbers,
-    born: tuple[int, bytes],
-    rules: SendRules,
-) -> tuple[list[Record], int, str]:
-    """Return one record for each item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
-    sys_flag, _, reconsume = numbers
-    records: list[Record] = []
-    size_bytes = 0
+def _batch_items(body: bytes) -> list[Item]:
+    """Return start, end of the body, end and flag of each item of a batch, before other work is
+    done for the batch. Raises Refused if it has too many items, or a malformed item."""
+    items: list[Item] = []
     position = 0
     while position < len(body):
         try:
@@ -600,6 +613,29 @@ def _batch_records(
         end = body_end + 2 + properties_size
         if body_size <= 0 or properties_size < 0 or total != end - position or end > len(body):
             raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} has wrong lengths")
+        if len(items) >= BATCH_COUNT_MAX:
+            raise Refused(
+                MESSAGE_ILLEGAL,
+                f"a batch holds at most {BATCH_COUNT_MAX} messages; none was stored",
+            )
+        items.append((position, body_end, end, flag))
+        position = end
+    return items
+
+
+def _batch_records(
+    items: Sequence[Item],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    numbers: Numbers,
+    born: tuple[int, bytes],
+    rules: SendRules,
+) -> list[Record]:
+    """Return one record for each item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
+    sys_flag, _, reconsume = numbers
+    records: list[Record] = []
+    for position, body_end, end, flag in items:
         try:
             item_properties = body[body_end + 2 : end].decode()
         except UnicodeDecodeError:
@@ -607,15 +643,5 @@ def _batch_records(
         stored, _, tags, _ = stored_properties(item_properties, rules)
         item_body = body[position + _BATCH_ITEM.size : body_end]
         item_numbers = (sys_flag, flag, reconsume)
-        record = _record(queue, topic, item_body, item_numbers, *born, stored, tags, rules)
-        records.append(record)
-        size_bytes += record[1]
-        if size_bytes > rules.record_bytes_max:
-            raise Refused(
-                MESSAGE_ILLEGAL,
-                f"the batch takes more than {rules.record_bytes_max} bytes as stored",
-            )
-        position = end
-    at = ("\x02" + properties).find("\x02UNIQ_KEY\x01")
-    unique_key = properties[at + 9 :].partition("\x02")[0] if at >= 0 else ""
-    return records, size_bytes, unique_key
+        records.append(_record(queue, topic, item_body, item_numbers, *born, stored, tags, rules))
+    return records

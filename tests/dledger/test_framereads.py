@@ -144,15 +144,28 @@ def test_few_blocks_are_kept(life: Opened, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(reads._kept) == 3
 
 
-def test_of_large_blocks_the_last_alone_is_kept(
-    life: Opened, monkeypatch: pytest.MonkeyPatch
+def test_a_large_frame_is_checked_once_and_every_bit_of_it(
+    tmp_path: Path, life: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(framereads, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(framereads, "KEPT_BYTES_MAX", 100)
+    monkeypatch.setattr(framereads, "STEP_BYTES", 16)
+    monkeypatch.setattr(framereads, "PIECE_BYTES", 64)
+    frame = life.log.frames(30, 30)[0]
     reads = reads_of(life)
-    for index in (1, 2, 3):
-        reads.read(life.log.index.position_of(index), 1)
-    assert [one.start for one in reads._kept.values()] == [life.log.index.position_of(3)]
+    for begin in range(frame.size_bytes):
+        for end in range(begin + 1, frame.size_bytes + 1):
+            found = reads.read(frame.position + begin, end - begin)
+            assert found == frame.data[begin:end]
+    assert len(reads._large) == 1
+    for at in range(frame.position, frame.end):
+        flip(tmp_path, at)
+        with pytest.raises(FrameDamaged):
+            reads_of(life).read(frame.payload_position, 4)
+        if at >= frame.payload_position:  # the header is kept
+            with pytest.raises(FrameDamaged):
+                reads.read(at, 1)
+        flip(tmp_path, at)
+        assert reads.read(at, 1) == frame.data[at - frame.position :][:1]
 
 
 @pytest.mark.parametrize("block", [1, 100, 161, 1000, 5000, 1 << 20])

@@ -6,6 +6,7 @@ import pytest
 from raftmq.broker.sending.sendrequest import SendQueue, SendRules, SendTopic, parse_batch
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.client.message import MessageQueue
+from raftmq.remoting.turns import finish
 from raftmq.spark.outgoing import PROPERTIES_BYTES_MAX, RowError, staged
 from raftmq.spark.plan import Requests, new_plan
 from raftmq.store.record import pack_host
@@ -38,8 +39,8 @@ def test_the_longest_properties_that_a_task_takes_are_stored(name: str) -> None:
     assert list(requests.add(staged(rows(PROPERTIES_BYTES_MAX, name)))) == []
     ((_, _, body),) = requests.rest()
     queue, topic = SendQueue("T", 0, 0), SendTopic(TopicConfig("T"))
-    records = parse_batch(fields("WAIT\x01true\x02"), body, queue, topic, HOST, RULES)[0]
-    assert len(records) == 1
+    parsed = parse_batch(fields("WAIT\x01true\x02"), body, queue, topic, HOST, RULES)
+    assert len(finish(parsed)[0]) == 1
 
 
 @pytest.mark.parametrize("name", ["KEYS", "n"])

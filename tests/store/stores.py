@@ -15,11 +15,14 @@ QUEUE_0 = [b"%d-%s" % (n, letter) for n in range(10) for letter in (b"a", b"b")]
 
 
 def raft_store(disk: Disk, **changes: object) -> MessageStore:
-    options: dict[str, object] = {"hot_span_bytes": HOT, **changes}
+    options: dict[str, object] = {
+        "hot_span_bytes": HOT,
+        "segment_size_bytes": SEGMENT,
+        **changes,
+    }
     config = StoreConfig(
         mode=StoreMode.RAFT,
         directory="store",
-        segment_size_bytes=SEGMENT,
         units_per_file=50,
         **options,  # type: ignore[arg-type]
     )

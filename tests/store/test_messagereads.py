@@ -58,7 +58,7 @@ def test_one_read_serves_neighbouring_frames(disk: OsDisk) -> None:
         store.derived.dispatch_frame(writer.messages([record(body=b"%d" % n), record(queue_id=1)]))
     reads = []
     real = store.commitlog.read
-    store.commitlog.read = lambda at, size: reads.append(at) or real(at, size)  # type: ignore
+    store.commitlog.read = lambda at, *rest: reads.append(at) or real(at, *rest)  # type: ignore
     assert store.reads.get_messages("T", 0, 0, 5, 99_999).message_count == 5
     assert len(reads) == 1
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from raftmq.store.checkpoint import Checkpoint, CheckpointFields
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog import CommitLog, ReadBudget
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
@@ -231,9 +231,9 @@ def test_old_segments_cost_their_headers_only(disk: OsDisk) -> None:
     read = 0
     real = log.read
 
-    def counting(offset: int, size: int) -> bytes:
+    def counting(offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
         nonlocal read
-        data = real(offset, size)
+        data = real(offset, size, budget)
         read += len(data)
         return data
 

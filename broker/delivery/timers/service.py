@@ -41,6 +41,7 @@ from raftmq.broker.sending.sendrequest import Outgoing, as_stored
 from raftmq.broker.service import Service, at_each_leadership, next_turn
 from raftmq.broker.tables.state import timer_progress
 from raftmq.remoting.codes import ResponseCode
+from raftmq.store.commitlog import ReadBudget
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.properties import decode_properties
@@ -243,9 +244,12 @@ class TimerService:
         complete = self.wheel.next_offset >= queue.max_offset
         return self._context.roles.leading and self._under_way is None and complete
 
-    def _record(self, position: int, offset: int) -> MessageRecord:
-        """Read a timer message. Raises OSError, StoreError, RecordError."""
-        data = self._reads.message_at(position)
+    def _record(
+        self, position: int, offset: int, budget: ReadBudget | None = None
+    ) -> MessageRecord:
+        """Read a timer message. Raises OSError, StoreError (also if the budget is used up),
+        RecordError."""
+        data = self._reads.message_at(position, budget)
         record = None if data is None else decode_record(data, check_body=False)
         if record is None or record.topic != TIMER_TOPIC or record.queue_offset != offset:
             raise StoreDamaged(position, f"not timer message {offset}")
@@ -273,7 +277,7 @@ class TimerService:
         """Return the messages to deliver for the first of these that fit into a delivery, and the
         number of entries handled."""
         found: list[Outgoing] = []
-        size = 0
+        size, budget = 0, ReadBudget()
         for count, (due_ms, offset) in enumerate(waiting):
             units = queue.units(offset, 1)
             if not units:
@@ -283,7 +287,12 @@ class TimerService:
             size += record_size
             if count and size > BYTES_MAX:
                 return found, count
-            message = as_stored(self._record(at, offset))
+            try:
+                message = as_stored(self._record(at, offset, budget))
+            except StoreDamaged:
+                if budget.spent:
+                    return found, count
+                raise
             if recalls(message) is not None:
                 continue
             key = key_of(message) if self._recalling or due_ms in self._recalls else None

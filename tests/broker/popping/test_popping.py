@@ -110,11 +110,11 @@ async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(o
     await filled(group, broker, 4, 1)
     real, failures = broker.popping.reviver._read, []
 
-    def read(place, offset):
+    def read(place, offset, *budget):
         if offset == 1 and len(failures) < 3:
             failures.append(offset)
             raise OSError("planted")
-        return real(place, offset)
+        return real(place, offset, *budget)
 
     monkeypatch.setattr(revive, "RETRY_MS", 50)
     monkeypatch.setattr(broker.popping.reviver, "_read", read)

@@ -18,6 +18,7 @@ from raftmq.broker.sending.sendrequest import (
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.remoting.turns import finish
 from raftmq.store.frame import HEADER_SIZE_BYTES, parse_frame
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import (
@@ -65,8 +66,9 @@ class Parsed:
 
 
 def parse_send(ext, body, queue, topic, born, the_rules, batch):
-    parse = parse_batch if batch else parse_single
-    return Parsed(*parse(ext, body, queue, topic, born, the_rules)[:3])
+    arguments = ext, body, queue, topic, born, the_rules
+    parsed = finish(parse_batch(*arguments)) if batch else parse_single(*arguments)
+    return Parsed(*parsed[:3])
 
 
 def cut(records, base=1000, now_ms=1700000000123, store=STORE):

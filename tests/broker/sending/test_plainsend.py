@@ -15,6 +15,7 @@ from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command
 from raftmq.remoting.command import BINARY, RemotingCommand
 from raftmq.remoting.errors import HeaderError, RemotingProtocolError
+from raftmq.remoting.turns import finish
 from tests.broker.doubles import FakeConnection
 from tests.broker.sending.test_cut import fields
 from tests.broker.sending.test_send import Bench
@@ -25,6 +26,8 @@ KEY = "UNIQ_KEY\x01{:032X}\x02"
 class Peer(FakeConnection):
     """A connection whose frames are decoded and handled as remoting.connection does it. Keeps what
     sends do not take."""
+
+    turn_is_over = False
 
     def __init__(self, address="10.0.0.9:4000"):
         super().__init__(address)
@@ -42,7 +45,9 @@ class Peer(FakeConnection):
             self.dispatched.append((command.code, command.opaque, command.ext, command.body))
             return True
         try:
-            assert handler(self, command) is None
+            steps = handler(self, command)
+            if steps is not None:
+                finish(steps)
         except HeaderError as error:
             self.dispatched.append(str(error))
         return True

@@ -4,6 +4,7 @@ import pytest
 
 from raftmq.broker.application import BrokerApplication
 from raftmq.broker.config import BrokerConfig
+from raftmq.broker.sending import sendrequest
 from raftmq.broker.sending.creations import CREATIONS_MAX
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.sendrequest import SendRules
@@ -13,6 +14,7 @@ from raftmq.dledger.errors import NotLeader
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import BINARY
 from raftmq.remoting.headers import SendResponseHeader
+from raftmq.remoting.turns import finish
 from raftmq.store.record import decode_record, pack_host, walk_records
 from tests.broker.doubles import FakeConnection, FakeLog
 from tests.broker.sending.test_cut import batch_body, fields
@@ -116,6 +118,49 @@ def test_batch_is_answered_once_with_all_ids():
     assert header.transaction_id == "A,B,C"
     assert (header.queue_offset, frame.record_count) == (0, 4)
     assert SendResponseHeader.parse(second.ext).queue_offset == 3
+
+
+def many(count):
+    return batch_body(*[(b"x", b"", 0)] * count)
+
+
+def test_a_batch_of_too_many_is_refused_before_the_work(monkeypatch):
+    bench = Bench()
+    monkeypatch.setattr(sendrequest, "stored_properties", lambda text, rules: 1 / 0)
+    bench.send(many(sendrequest.BATCH_COUNT_MAX + 1), code=320)
+    (answer,) = bench.connection.answers()
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert answer.remark.startswith("a batch holds at most 8192 messages")
+    assert bench.sends.held_bytes == 0
+
+
+def test_a_large_batch_is_taken_in_steps_and_stored_in_one_frame():
+    bench = Bench()
+    bench.send()  # makes the topic known
+    bench.commit()
+    bench.connection.answers()
+    count = 4_000  # as many as the bench's frames have room for
+    sender = (bench.connection, 1, 0, 0)
+    steps = bench.sends.receive_batch(sender, fields(), many(count), BORN, 320)
+    assert len(list(steps)) == count // sendrequest.BATCH_STEP
+    assert bench.commit().record_count == count
+
+
+def test_a_batch_is_not_stored_if_the_leader_changes_while_it_is_parsed():
+    bench = Bench()
+    bench.send()
+    bench.commit()
+    bench.connection.answers()
+    sender = (bench.connection, 1, 0, 0)
+    steps = bench.sends.receive_batch(sender, fields(), many(1_000), BORN, 320)
+    next(steps)
+    bench.sends.leadership(2, False)
+    bench.sends.leadership(3, True)
+    finish(steps)
+    (answer,) = bench.connection.answers()
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert answer.remark.startswith("[NOT_LEADER]")
+    assert bench.sends.held_bytes == 0
 
 
 def test_binary_request_is_answered_in_kind_and_one_way_not_at_all():

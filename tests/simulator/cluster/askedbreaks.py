@@ -19,8 +19,7 @@ def batches_turned_round() -> AbstractContextManager[Any]:
 
     def broken(records: Any) -> Any:
         def of_batch(*arguments: Any) -> Any:
-            found, *more = records(*arguments)
-            return found[::-1], *more
+            return records(*arguments)[::-1]
 
         return of_batch
 
@@ -44,8 +43,8 @@ def filters_let_all_through() -> AbstractContextManager[Any]:
 
     def broken(read: Any) -> Any:
         def reads(self: FilteredReads, *arguments: Any) -> Any:
-            *where, _, work = arguments
-            return read(self, *where, All(), work)
+            *where, _, work = arguments[:7]
+            return read(self, *where, All(), work, *arguments[7:])
 
         return reads
 

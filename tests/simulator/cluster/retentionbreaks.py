@@ -48,8 +48,9 @@ def popped_messages_go_with_any_trim() -> AbstractContextManager[Any]:
     """Once retention has taken anything, nothing that was popped comes again."""
 
     def broken(read: Any) -> Any:
-        def reads(self: Reviver, place: Place, offset: int) -> Any:
-            return None if self._context.store.commitlog.min_offset else read(self, place, offset)
+        def reads(self: Reviver, place: Place, offset: int, *budget: Any) -> Any:
+            trimmed = self._context.store.commitlog.min_offset
+            return None if trimmed else read(self, place, offset, *budget)
 
         return reads
 

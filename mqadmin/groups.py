@@ -24,6 +24,7 @@ from raftmq.mqadmin.command import (
 )
 from raftmq.mqadmin.commands import GROUP_SETTINGS
 from raftmq.mqadmin.targets import nobody_leads, writable
+from raftmq.ops.strictjson import loads
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
@@ -43,7 +44,7 @@ async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             bean[RENAMED.get(flag.long, flag.long)] = read(flag.long)
     if arguments.text("groupRetryPolicy"):
         try:
-            bean["groupRetryPolicy"] = orjson.loads(arguments.text("groupRetryPolicy"))
+            bean["groupRetryPolicy"] = loads(arguments.text("groupRetryPolicy"))
         except orjson.JSONDecodeError as error:
             raise CommandError(f"--groupRetryPolicy is no JSON: {error}", usage=True) from error
     if arguments.text("attributes"):

@@ -21,6 +21,7 @@ import orjson
 from raftmq.client.message import BODY_SIZE_BYTES_MAX, Message
 from raftmq.mqadmin.command import CommandError
 from raftmq.mqadmin.durations import parse_duration_ms
+from raftmq.ops.strictjson import loads
 
 STDIN = "-"
 CHUNK_BYTES = 64 * 1024
@@ -101,7 +102,7 @@ async def lines_of(names: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
 def parse_json(line: bytes, template: Template) -> Message:
     """Return the message that a JSON line describes. Raises ValueError."""
     try:
-        given = orjson.loads(line)
+        given = loads(line)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error}") from None
     if not isinstance(given, dict):

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raftmq.ops.strictjson import loads
+
 VARIABLE = "RAFTMQ_CONTEXT"
 NAME_SERVERS = "NAMESRV_ADDR"
 # A context's fields → the environment variables that they stand for, in groups that belong
@@ -73,7 +75,7 @@ def path_of(environment: Mapping[str, str]) -> Path:
 def read(path: Path) -> Contexts:
     """Read the contexts; there are none if there is no file. Raises ContextError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except OSError as error:

@@ -3,8 +3,9 @@
 Fastjson writes two kinds of maps that are not JSON: number keys without quotes,
 `{0:"10.0.0.1:10911"}`, and objects as keys, `{{"brokerName":"b","queueId":0,"topic":"t"}:5}`.
 `loads` reads those and plain JSON; an unquoted number key becomes its text ("0"), as if it had been
-quoted, an object key becomes a `MessageQueue` (the only class used as a key). `dumps` writes JSON,
-with MessageQueue keys as objects and number keys quoted, which fastjson reads as well.
+quoted, an object key becomes a `MessageQueue` (the only class used as a key). An object that has a
+key twice is refused in bodies up to STRICT_BYTES_MAX; in larger ones the last value counts. `dumps`
+writes JSON, with MessageQueue keys as objects and number keys quoted, which fastjson reads as well.
 Not supported: fastjson's `$ref` shorthand for repeated objects (it is read as a plain object).
 """
 
@@ -15,8 +16,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from raftmq.ops import strictjson
 from raftmq.remoting.errors import BodyError
 
+STRICT_BYTES_MAX = 256 * 1024  # larger ones are tables and registrations, made by programs
 _STRING = r'"(?:[^"\\]|\\.)*+"?+'  # one without an end goes to the end: no place is read twice
 _COLON = r"(?=[ \t\r\n]*+:)"
 # Strings, which are left as they are, and the two kinds of keys that are not JSON.
@@ -53,8 +56,9 @@ class MessageQueue(NamedTuple):
 
 def loads(data: bytes) -> Any:
     """Read JSON or fastjson's dialect. What it returns, `dumps` can write. Raises BodyError."""
+    read = strictjson.loads if len(data) <= STRICT_BYTES_MAX else orjson.loads
     try:
-        return orjson.loads(data)
+        return read(data)
     except orjson.JSONDecodeError:
         pass  # expected for the two dialect forms; a damaged body fails again below
     queues: dict[str, MessageQueue] = {}
@@ -63,12 +67,12 @@ def loads(data: bytes) -> Any:
         if part["number"]:
             return f'{part["before"]}"{part["number"]}"'
         if part["object"]:
-            queues[part["object"]] = MessageQueue.from_fields(orjson.loads(part["object"]))
+            queues[part["object"]] = MessageQueue.from_fields(read(part["object"]))
             return orjson.dumps(part["object"]).decode()
         return part[0]
 
     try:
-        value = orjson.loads(_PARTS.sub(as_json, data.decode()))
+        value = read(_PARTS.sub(as_json, data.decode()))
         return _with_queues(value, queues) if queues else value
     except (UnicodeDecodeError, orjson.JSONDecodeError, RecursionError) as error:
         raise BodyError(f"body is not JSON: {error}") from error

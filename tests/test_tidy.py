@@ -82,8 +82,8 @@ OF_THE_LOCK = {
     "chaos/faults/power.py": {"store.ownership"},
 }
 
-# What clients need of remoting stands on its own, and so does Raft, but for dialling and TCP's
-# options. These files of servers listen, share what is limited, say what they read of a
+# What clients need of remoting stands on its own, and so does Raft, but for dialling, TCP's options
+# and strict JSON. These files of servers listen, share what is limited, say what they read of a
 # configuration, and what they add to its metrics.
 OF_SERVERS = {
     "dledger/dialer.py": {"ops.dialling"},
@@ -91,9 +91,12 @@ OF_SERVERS = {
     "dledger/incoming.py": {"ops.fairness"},
     "dledger/network.py": {"ops.dialling", "ops.keepalive", "ops.listening"},
     "dledger/peers.py": {"ops.listening"},
+    "remoting/acl/signature.py": {"ops.strictjson"},
     "remoting/budgetfigures.py": {"ops.metrics"},
     "remoting/client.py": {"ops.dialling"},
     "remoting/connection.py": {"ops.keepalive"},
+    "remoting/contexts.py": {"ops.strictjson"},
+    "remoting/fastjson.py": {"ops.strictjson"},
     "remoting/processtls.py": {"ops.tlsoptions"},
     "remoting/server.py": {"ops.fairness", "ops.listening"},
     "remoting/tlsfigures.py": {"ops.metrics"},

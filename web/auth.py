@@ -26,6 +26,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from raftmq.ops.strictjson import loads
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
 from raftmq.web.problem import forbidden, unauthorized
@@ -193,7 +194,7 @@ def load_tokens(path: Path) -> dict[bytes, Caller]:
     """Read a tokens file into SHA-256 of a token → caller. Raises WebConfigError."""
     content = _read_secret(path, "httpTokensFile")
     try:
-        tokens = msgspec.convert(orjson.loads(content), _TokenFile).tokens
+        tokens = msgspec.convert(loads(content), _TokenFile).tokens
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise WebConfigError(f"httpTokensFile={path}: {error}") from error
     callers = {_digest(t.token): Caller(t.name, ROLES[t.role]) for t in tokens}

@@ -15,6 +15,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from raftmq.ops.strictjson import loads
 from raftmq.web.problem import ApiProblem, invalid, malformed
 
 INTEGER_MAX = (1 << 53) - 1  # every JSON reader represents integers up to this exactly
@@ -69,7 +70,7 @@ def from_json(body: bytes, kind: type[T]) -> T:
     """Parse a body. Raises ApiProblem: 400 if it is not JSON, 422 if the JSON does not fit. 5.0 is
     an integer (JSON Schema, 6.1.1)."""
     try:
-        return msgspec.convert(_whole(orjson.loads(body)), kind)
+        return msgspec.convert(_whole(loads(body)), kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except orjson.JSONDecodeError as error:

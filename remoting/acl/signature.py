@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from raftmq.ops.strictjson import loads
 from raftmq.remoting.command import RemotingCommand
 
 ACCESS_KEY = "AccessKey"
@@ -57,7 +58,7 @@ def credentials_of(text: str) -> Credentials | None:
     if not text:
         return None
     try:
-        value = orjson.loads(text)
+        value = loads(text)
         token = value.get("securityToken")
         found = str(value["accessKey"]), str(value["secretKey"]), token and str(token)
     except (orjson.JSONDecodeError, KeyError, AttributeError, TypeError):

@@ -1,8 +1,8 @@
 """The links that peers dial: `Incoming` decides who is let in, `Accepted` is one connection. Shell.
 
-Limits: connections that have not said hello are bounded in number and in time, a hello in size. One
-too many closes an older one, of the address with the most, so nobody keeps a replica out. So is the
-number of connections from replicas that this one does not know: anybody can claim to be one.
+Limits: connections without a hello are bounded in number and in time, a hello in size. Beyond the
+number an older connection of the address with the most is closed, so no client shuts out a replica.
+The number of connections from unknown replicas is bounded, because any client can claim an id.
 Malformed data closes the connection it came over, and does nothing else.
 """
 
@@ -55,7 +55,7 @@ class Incoming:
         self._make_reader = make_reader
         self._removed: frozenset[NodeId] = frozenset()
         self._accepted: set[Accepted] = set()
-        self._silent: Evictor[Accepted] = Evictor(with_accounts=True)  # said no hello yet
+        self._silent: Evictor[Accepted] = Evictor(with_accounts=True)  # without a hello
         self._by_peer: dict[NodeId, Accepted] = {}
         self._takeovers: dict[NodeId, deque[float]] = {}  # when the last ones were
 
@@ -115,8 +115,8 @@ class Incoming:
         self.refusals += 1
 
     def opened(self, connection: Accepted) -> bool:
-        """Count a new connection, and close another one if too many have not said hello; return
-        False if nobody is let in."""
+        """Count a new connection, and close an older one if too many have sent no hello. Return
+        False when the port is shut."""
         if not self.is_shut and len(self._silent) >= HANDSHAKING_MAX:
             evicted = self._silent.choose(HANDSHAKING_MAX)
             if evicted is not None:
@@ -192,7 +192,7 @@ class Accepted(asyncio.Protocol):
         self._reader: Reader | None = None
         self._opening = b""
         self._timer: asyncio.TimerHandle | None = None
-        # For the eviction of those that said no hello (ops.fairness).
+        # For the eviction of connections without a hello (ops.fairness).
         self.is_open, self.is_busy, self.has_account = True, False, False
         self.holder, self.last_active_s = "", 0.0
 

@@ -1,15 +1,15 @@
-"""Shares what is limited among peers, so that none of them shuts out the rest. Pure.
+"""Shares limits and connections among peers, so that no peer shuts out the rest. Pure.
 
 `SharedLimit` admits requests, streams or bytes. A holder is an account or, without accounts, an
-address. It may hold at most `share` times what is free: the more is in use, the less a holder gets
-(a dynamic threshold, Choudhury and Hahne 1998). A holder alone gets share / (1 + share) of all. A
-holder that has nothing gets what it asks for while that is free.
+address. A holder may have at most `share` times the free amount, so it gets less while much is in
+use (a dynamic threshold, Choudhury and Hahne 1998). A single holder gets share / (1 + share) of the
+limit. A holder that has nothing is admitted while the requested amount is free.
 
-`Evictor` chooses the connection that a full server closes for a new one. Connections on which no
-account was accepted go first, while there are more than the reserve for them: with fewer, whoever
-connects would be closed before its first request. Otherwise a connection with an account goes. In
-both cases it is a connection of a holder that has more than half as many as the greatest holder.
-A connection with an account and a request in progress stays.
+`Evictor` chooses the connection that a full server closes for a new connection. Connections without
+an accepted account are closed first, while their number exceeds a reserve. Without the reserve, a
+new connection would be closed before its first request. Otherwise a connection with an account is
+closed. Each closed connection belongs to a holder with more than half of the greatest holder's
+number. A connection with an account and a request in progress is not closed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SharedLimit:
 
 
 class Held(Protocol):
-    """The part of a connection that is looked at."""
+    """The attributes of a connection that the eviction uses."""
 
     @property
     def is_open(self) -> bool: ...
@@ -80,12 +80,12 @@ class Evictor(Generic[C]):
     """The connections of one server."""
 
     def __init__(self, *, with_accounts: bool) -> None:
-        """`with_accounts`: whoever has none is closed by age, however active it is; otherwise the
-        connection goes that has been silent for longest."""
+        """`with_accounts`: connections without an account are closed by age; otherwise the
+        connection is closed that has been silent for longest."""
         self._with_accounts = with_accounts
         self._connections: dict[C, None] = {}  # longest held first
-        self._ranked: list[C] = []  # the next to close is the last; may be out of date
-        self._active_s: dict[C, float] = {}  # of those, when they were ranked
+        self._ranked: list[C] = []  # the last is closed next; may be out of date
+        self._active_s: dict[C, float] = {}  # each ranked connection's last_active_s at ranking
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -111,7 +111,7 @@ class Evictor(Generic[C]):
                 return None
 
     def _is_as_ranked(self, connection: C) -> bool:
-        """Return whether it neither spoke nor showed an account since."""
+        """Return whether the connection was neither active nor accepted since the ranking."""
         by_age = self._with_accounts and not connection.has_account
         return _may_go(connection) and (
             by_age or connection.last_active_s == self._active_s[connection]

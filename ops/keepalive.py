@@ -1,12 +1,10 @@
-"""TCP options by which a process finds that a peer's machine is gone. Shell.
+"""TCP options by which a process detects that a peer's machine is gone. Shell.
 
-A machine that lost power, or a network that drops everything, closes no connection. TCP's own
-defaults notice that after two hours of silence, or a quarter of an hour of retransmissions. With
-these options the kernel closes the connection within seconds:
-
-- of a silent connection: after `idle_s` it sends a probe, and again every `interval_s`;
-- of a connection with unacknowledged data, or whose peer does not make room for more: after
-  `unacknowledged_ms_max`. On Linux that also bounds the probes.
+A machine without power closes no connection, and neither does a network that drops all packets. By
+default TCP detects that after two hours of silence or 15 minutes of retransmissions. These options
+make the kernel close the connection within seconds. It probes a silent connection after `idle_s`
+and then every `interval_s`. It closes a connection whose data are unacknowledged, or whose receiver
+has no room, for `unacknowledged_ms_max`. On Linux that time also limits the probes.
 
 Connections accepted by a listener inherit its options on Linux.
 """
@@ -19,14 +17,14 @@ from typing import Any, Protocol
 
 
 class TcpSocket(Protocol):
-    """The part of a socket that is needed: transports show a socket without more."""
+    """A socket, or the object with which a transport represents its socket."""
 
     def setsockopt(self, level: int, name: int, value: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """When the kernel gives a peer up."""
+    """The times after which the kernel closes a connection without answers."""
 
     idle_s: int
     interval_s: int
@@ -34,7 +32,7 @@ class Keepalive:
     unacknowledged_ms_max: int
 
     def apply(self, raw: TcpSocket) -> None:
-        """Set the options. Where a system lacks some of them, peers are found later."""
+        """Set the options that the system has."""
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         options = (
             ("TCP_USER_TIMEOUT", self.unacknowledged_ms_max),
@@ -48,5 +46,5 @@ class Keepalive:
                 raw.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-# A client is found gone within 16 s: probes at 8 and 12 s, and at 16 s the time-out has passed.
+# A lost client is detected within 16 s: probes at 8 and 12 s, and the time-out is over at 16 s.
 CLIENT_KEEPALIVE = Keepalive(idle_s=8, interval_s=4, probes=2, unacknowledged_ms_max=15_000)

@@ -1,9 +1,9 @@
 """Reads JSON in which no object has a key twice. Pure.
 
-JSON leaves open which value counts then (RFC 8259, 4): what one program checks, another may read
-otherwise. orjson keeps the last one. What it returns, written again, has fewer colons then: each
-member of an object needs one, and strings keep theirs. Only a text that differs in that, or may
-have a colon as an escape, is read once more, by the slower reader that sees each member.
+RFC 8259, section 4, leaves the meaning of a repeated key open, so two programs may read different
+values from the same text. orjson keeps the last value. Each member of an object needs a colon, so
+orjson's value, encoded again, has fewer colons than a text with a repeated key. If the numbers
+differ, or the text may contain a colon as an escape, a slower decoder checks each member.
 """
 
 from __future__ import annotations

@@ -174,6 +174,7 @@ class ProxyServer:
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.keepalive_time_ms", PING_MS),
                 ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+                ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # otherwise it is a minute
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from raftmq.ops import strictjson
+from raftmq.ops.strictjson import loads as loads_strictly
 from raftmq.remoting.errors import BodyError
 
 STRICT_BYTES_MAX = 256 * 1024  # larger ones are tables and registrations, made by programs
@@ -56,7 +56,7 @@ class MessageQueue(NamedTuple):
 
 def loads(data: bytes) -> Any:
     """Read JSON or fastjson's dialect. What it returns, `dumps` can write. Raises BodyError."""
-    read = strictjson.loads if len(data) <= STRICT_BYTES_MAX else orjson.loads
+    read = loads_strictly if len(data) <= STRICT_BYTES_MAX else orjson.loads
     try:
         return read(data)
     except orjson.JSONDecodeError:

@@ -1,13 +1,13 @@
-"""Who gets an HTTP server's connections, requests, streams and bytes of bodies. Shell.
+"""Limits of an HTTP server's connections, requests, streams and bytes of bodies. Shell.
 
-Ordinary requests, event streams and the bytes of bodies have limits of their own, of which each
-account, or address of callers without one, gets a share (`ops.fairness`). Together they leave a
-quarter of the connections free, and a full server closes an idle connection for a new one. So
-health and metrics, which have no limit, are answered whatever clients hold.
+Ordinary requests, event streams and bytes of bodies have separate limits. Each account, or address
+of callers without an account, gets a share of each limit (`ops.fairness`). Requests and streams
+leave a quarter of the connections free, and a full server closes an idle connection for a new one.
+Health and metrics have no limit, so they are always answered.
 
-A connection is accepted once its client has shown a token or a session there; where there are none,
-once it has asked anything. Others are strangers: they are closed soon when they ask nothing, and
-first when there are too many connections.
+A connection is accepted when its client has shown a valid token or session. Without tokens it is
+accepted with its first request. A connection that is not accepted is a stranger. Idle strangers are
+closed after some seconds, and strangers are closed first when there are too many connections.
 """
 
 from __future__ import annotations

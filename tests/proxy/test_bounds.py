@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from raftmq.proxy import service
+from raftmq.proxy import server, service
 from raftmq.proxy.bounds import Bound
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import UNREAD_BYTES
@@ -258,3 +258,16 @@ async def test_calls_of_one_client_leave_room_for_others(tmp_path):
             assert await health(admin) == service.SERVING
             for stream in streams:
                 stream.cancel()
+
+
+async def test_a_connection_that_answers_no_ping_is_closed(tmp_path, monkeypatch):
+    """Its machine is gone, or its process is stopped."""
+    assert server.PING_MS + server.PING_TIMEOUT_MS < 20_000
+    monkeypatch.setattr(server, "PING_MS", 200)
+    monkeypatch.setattr(server, "PING_TIMEOUT_MS", 200)
+    async with World(tmp_path) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.proxies[0].port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+        async with asyncio.timeout(30):  # gRPC's own time-out of a ping is a minute
+            assert b"ping_timeout" in await reader.read()
+        writer.close()

@@ -1,7 +1,8 @@
 """Checks a store's raft/ directory against the log: term and vote, configuration, group id.
 
-    raft/hardstate      version 2 (1 byte), flags (1), term (8), length of the vote (2; 0xFFFF:
-                        none), vote; version 1 has neither version nor flags, and begins with 0
+    raft/hardstate      version 3 (1 byte), flags (1), term (8), length of the vote (2; 0xFFFF:
+                        none), group id (16), length of the owner (1), owner, vote; version 2 has
+                        neither group id nor owner
     raft/configuration  index of its frame (8), the frame's payload
     raft/group          the group's id (16 bytes)
 
@@ -25,7 +26,7 @@ EXPECTING = (HARD_STATE, GROUP, BOOT)  # where one of these is, there has to be 
 MISSING = Slots(None, ((0, "is not there: term and vote are lost"),))
 NOBODY = 0xFFFF
 _HEAD = struct.Struct(">BBqH")
-_HEAD_1 = struct.Struct(">qH")
+GROUP_ID_SIZE_BYTES = 16
 _INDEX = struct.Struct(">q")
 
 
@@ -62,14 +63,14 @@ def raft_files_check(stores: Mapping[str, str], facts: LogFacts) -> tuple[CheckR
 
 def decode_term(content: bytes) -> int:
     """Return the term of a hard state. Raises BadHardState."""
-    if content[:1] == b"\0" and len(content) >= _HEAD_1.size:
-        term, length = _HEAD_1.unpack_from(content)
-        rest = len(content) - _HEAD_1.size
-    elif len(content) >= _HEAD.size and content[0] == 2:
-        _, _, term, length = _HEAD.unpack_from(content)
-        rest = len(content) - _HEAD.size
-    else:
+    at = _HEAD.size
+    version = content[0] if len(content) >= at else 0
+    if version == 3 and len(content) > at + GROUP_ID_SIZE_BYTES:
+        at += GROUP_ID_SIZE_BYTES + 1 + content[at + GROUP_ID_SIZE_BYTES]
+    elif version != 2:
         raise BadHardState(f"{len(content)} bytes are no term and vote")
+    _, _, term, length = _HEAD.unpack_from(content)
+    rest = len(content) - at
     if term < 0 or rest != (0 if length == NOBODY else length):
         raise BadHardState(f"term {term}, vote of {rest} bytes")
     return int(term)

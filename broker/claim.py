@@ -3,7 +3,9 @@
 So a start that cannot succeed fails before recovery has changed a byte.
 
 The order is: the lock (store.ownership), the identity (store.identity), the ports. A directory
-without an identity is noted as this node's once everything else was claimed. Blocking.
+without an identity is noted as this node's once everything else was claimed. If it has a log, that
+is another node's as likely as this one's: a replica that adopts it recovers before it votes.
+Blocking.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import web_settings
 from raftmq.broker.errors import EngineError
 from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY
+from raftmq.dledger.hardstate import distrust
 from raftmq.remoting.boundport import BoundPort
 from raftmq.store.disk import OsDisk
 from raftmq.store.identity import StoreIdentity, check_identity, note_identity
@@ -155,16 +158,19 @@ class Claim:
 
     def _note(self, own: StoreIdentity) -> None:
         adopted = self._disk.exists("commitlog")
+        if adopted and not self._config.is_classic:
+            distrust(self._disk, RAFT_DIRECTORY)  # before its identity makes the store ours
         if not self._written(own):
             return
         log.log(
             logging.WARNING if adopted else logging.INFO,
-            "%s root=%s mode=%s group=%s node=%s",
+            "%s root=%s mode=%s group=%s node=%s%s",
             "store_adopted" if adopted else "store_noted",
             self._disk.root,
             own.mode,
             own.group,
             own.node,
+            ": it recovers before it counts" if adopted and not self._config.is_classic else "",
         )
 
     def _written(self, identity: StoreIdentity) -> bool:

@@ -36,6 +36,7 @@ from raftmq.dledger.flusher import FlushMode, LogFlusher
 from raftmq.dledger.founders import Settings
 from raftmq.dledger.framereads import FrameReads
 from raftmq.dledger.handover import Succession
+from raftmq.dledger.hardstate import Owner
 from raftmq.dledger.healer import Healer
 from raftmq.dledger.identity import GroupIdentity, file_of
 from raftmq.dledger.inbox import Inbox
@@ -140,11 +141,17 @@ class RaftMember:
         self._settings = settings
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
         self._trimming = asyncio.Lock()
-        self._promises = Promises(disk, directory, config.flush is FlushMode.ASYNC)
+        self._promises = Promises(
+            disk,
+            directory,
+            config.flush is FlushMode.ASYNC,
+            lambda: Owner(config.node_id, self.identity.group_id),
+        )
         trim = SlotFile(disk, f"{directory}/trim")
         self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
         commitlog.served = FrameReads(self.log)
         self.identity = GroupIdentity(file_of(disk, directory), self._is_empty, disk_failed)
+        self.identity.tell(self._promises.note_owner)
         enforced = SlotFile(disk, f"{directory}/{ENFORCED_FILE}")
         gate = config.links.gate
         admissions = None if gate is None else gate.admissions

@@ -4,13 +4,14 @@ recover because some may be lost.
 A replica's promises are its votes (the vote file) and what it acknowledged (the log). It starts
 recovering (recovery.py says what follows from that) when it cannot know that it has them all:
 
-1. There is no vote file: a first start and a lost disk look alike.
-2. The vote file is damaged.
+1. There is no vote file: a first start, a restored backup and a lost disk look alike.
+2. The vote file is damaged, or says that another replica made the promises (hardstate.py); or it
+   is that of a replica that had recovered, so had frames, and the log is empty.
 3. The process before this one acknowledged frames before they were durable (ASYNC_FLUSH), did not
    stop cleanly, and the machine went down since: `Disk.boot_id` is not the one it noted. A killed
    process loses nothing, and under SYNC_FLUSH nor does a power cut.
 4. `give_up` was called: frames that were once durable are gone.
-5. It was recovering when it stopped.
+5. It was recovering when it stopped, or its store was adopted since (broker/claim.py).
 6. The note that 3 is decided by is damaged, or of another version: the process before this one may
    have had another flush policy. If there is no note, this process's own policy is taken for it.
 
@@ -29,7 +30,9 @@ next start decides the same again.
 
 from __future__ import annotations
 
-from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from collections.abc import Callable
+
+from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile, Owner
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.store.disk import Disk
@@ -44,14 +47,18 @@ class Promises:
     """The promises of one replica. Call `open` once the log is open (everything in it is durable
     then), `close` in the end."""
 
-    def __init__(self, disk: Disk, directory: str, unsynced: bool) -> None:
-        """`unsynced`: this process acknowledges frames before they are durable."""
+    def __init__(
+        self, disk: Disk, directory: str, unsynced: bool, owner: Callable[[], Owner] = Owner
+    ) -> None:
+        """`unsynced`: this process acknowledges frames before they are durable. `owner()` is this
+        replica, with its group's id as far as it is known."""
         self.hard_state = HardStateFile(disk, f"{directory}/hardstate")
         self.recovering: str | None = None  # why it has not recovered, or did not start so
         self.set_back = False  # this process has learned that its store was older (oldstore.py)
         self._boot = SlotFile(disk, f"{directory}/boot")
         self._disk = disk
         self._unsynced = unsynced
+        self._owner = owner
         self._opened = False
         self._noted = b""
 
@@ -73,7 +80,7 @@ class Promises:
         assert not self._opened
         try:
             state = self.hard_state.load()
-            lost = "there is no vote file" if self.hard_state.is_new else None
+            lost = self._whose(state, log_is_empty)
         except HardStateDamaged as error:
             state = HardState(0, None, recovered=False)
             lost = str(error)
@@ -83,10 +90,28 @@ class Promises:
         self.recovering = self.recovering or lost
         if self.recovering is not None:
             state = HardState(state.term, state.voted_for, recovered=False)
+        noted = self.hard_state.owner
+        self.note_owner()
+        if self.recovering is not None or noted != self.hard_state.owner:
             self.hard_state.save(state)
         self._opened = True
         self._note(_UNSYNCED if self._unsynced else 0)
         return state
+
+    def note_owner(self) -> None:
+        """Note this replica as the owner, from the next save of the vote file on."""
+        self.hard_state.owner = self._owner()
+
+    def _whose(self, state: HardState, log_is_empty: bool) -> str | None:
+        """Return why the vote file says nothing of this replica's promises; None if it does."""
+        if self.hard_state.is_new:
+            return "there is no vote file"
+        other = self.hard_state.owner.differs(self._owner())
+        if other:
+            return f"the vote file is that of {other}"
+        if state.recovered and log_is_empty:
+            return "the log is gone: the vote file is that of a replica with frames"
+        return None
 
     def close(self, clean: bool) -> None:
         """Close the files. `clean`: everything acknowledged is durable, and that is noted. Raises

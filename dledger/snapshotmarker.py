@@ -26,9 +26,8 @@ recovers.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
-from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from raftmq.dledger.hardstate import distrust
 from raftmq.dledger.log import trim_note
 from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.dledger.snapshotinstall import GroupSnapshot, decode_group_snapshot
@@ -96,15 +95,7 @@ def begin_log(
 def begin_nothing(disk: Disk, directory: str, commitlog: str, checkpoint: str) -> None:
     """Make the log an empty one from byte 0, instead of `begin_log`, if the marker is damaged. That
     this replica has lost promises is noted first. Blocking. Raises OSError."""
-    votes = HardStateFile(disk, f"{directory}/hardstate")
-    try:
-        state = votes.load()
-        if not votes.is_new:
-            votes.save(replace(state, recovered=False))
-    except HardStateDamaged:
-        pass  # the next start finds that it has lost promises
-    finally:
-        votes.close()
+    distrust(disk, directory)
     _remove_files(disk, commitlog)
     for name in ("trim", "installed"):  # the configuration noted is a committed one, old or new
         _remove(disk, directory, name)

@@ -15,10 +15,10 @@ In classic mode a directory belongs to a broker name: which of its brokers serve
 role, is changed by hand when a master is lost, and is not compared.
 
 A store without the file, or with a damaged one, is taken for what the configuration says, once:
-`note_identity` writes it down, and the caller logs that. To give a directory to another node
-deliberately, its operator removes the file, and the vote file with it, so that a replica recovers
-before it votes: it has not what it promised itself. The segments' size is noted once the log was
-opened with it: replicas of one group put their frames where that size says.
+`note_identity` writes it down, and the caller logs that. So an operator gives a directory to
+another node by removing the file. A replica that adopts a store recovers before it votes
+(broker/claim.py): the store has not what the replica promised itself. The segments' size is noted
+once the log was opened with it: replicas of one group put their frames where that size says.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def check_identity(
         raise WrongIdentity(
             f"the store {root} is that of {found}, and this is configured to be {own}. Correct the"
             " configuration (dLegerSelfId, dLegerGroup, brokerName, enableDLegerCommitLog), or set"
-            f" another storePathRootDir; if the store is to become that of {own}, remove its file"
-            f" {IDENTITY_FILE}, and in a Raft group its file raft/hardstate, too: without that it"
-            " would vote with what another replica promised"
+            f" another storePathRootDir. The store may have messages that no other has: copy it"
+            f" before you change anything. If it is to become that of {own}, remove its file"
+            f" {IDENTITY_FILE}; a replica then recovers before it votes"
         )
     if not empty and size not in (0, own.segment_size_bytes):
         raise WrongIdentity(

@@ -14,9 +14,10 @@ the old group, nor to a store that is left of an earlier restoration: such a sto
 frames of the same indices and terms. Both frames are the same in every store of one restoration,
 byte for byte, whoever makes it and wherever: everything in them comes from the manifest, the given
 peers, and the incarnation, which names this restoration and no other. Every store's vote file
-says that it is recovered, in that term, and voted for nobody: the replicas have the same
-log, so any majority of them elects a leader that has all of it, and the log's content is committed
-with the new leader's first frame.
+says that promises may be lost: a replica may have promised more than the backup has, if one
+incarnation is restored again. So all recover first (dledger.recovery), as those of a new group:
+once all are there, the best log leads, and the log's content is committed with the new leader's
+first frame.
 
 Never do this to one replica of a working group. A store that is half made has the file `restoring`
 in it, and no broker starts with it.
@@ -62,7 +63,6 @@ from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.identity import file_of
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import HardState
-from raftmq.dledger.promises import Promises
 from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.snapshotinstall import GroupSnapshot
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
@@ -235,7 +235,7 @@ def restore_one(
         raise
     finally:
         raft_log.close()
-    _promise(disk, added, members, identity)
+    _note_group(disk, added, members, identity)
     disk.sync_directory("")
     disk.remove(RESTORING)
     disk.sync_directory("")
@@ -334,8 +334,8 @@ def _sync(raft_log: RaftLog) -> None:
         raft_log.finish_sync(ticket)
 
 
-def _promise(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
-    """Write what a new group's replica knows, and that it promised nothing in that term."""
+def _note_group(disk: Disk, founded: Frame, members: Configuration, identity: bytes) -> None:
+    """Write what a new group's replica knows of its group."""
     group = file_of(disk, RAFT_DIRECTORY)
     file = ConfigurationFile(disk, RAFT_DIRECTORY)
     votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
@@ -345,11 +345,8 @@ def _promise(disk: Disk, founded: Frame, members: Configuration, identity: bytes
         file.load()
         file.save(founded.index, members)
         votes.load()
-        votes.save(HardState(founded.term, None, recovered=True))
+        votes.save(HardState(founded.term, None, recovered=False))
     finally:
         group.close()
         file.close()
         votes.close()
-    promises = Promises(disk, RAFT_DIRECTORY, unsynced=False)
-    promises.open(log_is_empty=False)
-    promises.close(clean=True)

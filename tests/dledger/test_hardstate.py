@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
+from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile, Owner
 from raftmq.dledger.messages import TERM_MAX, HardState
 from raftmq.dledger.slots import (
     CONTENT_SIZE_BYTES_MAX,
@@ -76,7 +76,7 @@ def test_a_torn_save_leaves_the_state_before_it_or_the_new_one(
     before, after = saved(tmp_path, HardState(2, "n1"), HardState(3, "n2"))
     cut = slot * SLOT_SIZE_BYTES + torn_at  # what was written before the crash
     (tmp_path / PATH).write_bytes(after[:cut] + before[cut:])
-    whole = slot == 1 or torn_at >= 40  # the record is shorter than that
+    whole = slot == 1 or torn_at >= 60  # the record is shorter than that
     expected = HardState(3, "n2") if whole else HardState(2, "n1")
     assert load(tmp_path) == expected
     data = (tmp_path / PATH).read_bytes()
@@ -120,18 +120,26 @@ def test_two_damaged_slots_are_refused_and_never_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vote", [None, "n1"])
-def test_a_record_of_version_1_is_read_as_recovered(tmp_path: Path, vote: str | None) -> None:
-    """As programs before this one wrote it: term, length, vote."""
+def test_a_record_of_version_2_has_no_owner(tmp_path: Path, vote: str | None) -> None:
+    """As programs before this one wrote it: version, flags, term, length, vote."""
     name = (vote or "").encode()
-    content = (77).to_bytes(8, "big") + (len(name) if vote else 0xFFFF).to_bytes(2, "big") + name
+    length = (len(name) if vote else 0xFFFF).to_bytes(2, "big")
     slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)
-    slots.save(content)
+    slots.save(b"\x02\x00" + (77).to_bytes(8, "big") + length + name)
     slots.close()
-    assert load(tmp_path) == HardState(77, vote)
+    file = opened(tmp_path)
+    assert file.load() == HardState(77, vote)
+    assert file.owner == Owner()
+    file.owner = Owner("n0", bytes(range(16)))
+    file.save(HardState(78, vote))
+    file.close()
+    again = opened(tmp_path)
+    assert again.load() == HardState(78, vote)
+    assert again.owner == Owner("n0", bytes(range(16)))
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x02\x00", b"\x03" + bytes(11), b"\x02\x04" + bytes(10)]
+    "content", [b"", b"\x02\x00", b"\x03" + bytes(11), b"\x04" + bytes(40), b"\x02\x04" + bytes(10)]
 )
 def test_a_record_of_another_kind_is_damage(tmp_path: Path, content: bytes) -> None:
     slots = SlotFile(SteadyDisk(str(tmp_path)), PATH)

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from raftmq.dledger.hardstate import HardStateFile, Owner
 from raftmq.dledger.messages import HardState
 from raftmq.dledger.promises import Promises
 from raftmq.dledger.slots import SlotFile
@@ -156,6 +157,37 @@ def test_a_damaged_note_may_have_told_of_anything(
     assert "is not known" in str(promises.recovering)
     disk.kill_process()
     assert start(disk, now).recovering == "it was recovering when it stopped"
+
+
+OWN = Owner("n1", b"g" * 16)
+
+
+@pytest.mark.parametrize(
+    "noted, log_is_empty, told",
+    [
+        (OWN, False, None),
+        (Owner("n1"), False, None),  # its group had no id yet
+        (Owner(), False, None),  # an earlier program's: the store's identity says whose it is
+        (Owner("n2", b"g" * 16), False, "the vote file is that of replica n2"),
+        (Owner("n1", b"h" * 16), False, "the vote file is that of a replica of group id 6868"),
+        (OWN, True, "the log is gone"),
+        (Owner(), True, "the log is gone"),
+    ],
+)
+def test_only_the_own_vote_file_of_the_own_log_is_believed(
+    noted: Owner, log_is_empty: bool, told: str | None
+) -> None:
+    disk = recovered_disk(SYNC)
+    file = HardStateFile(disk, "raft/hardstate")
+    file.owner = noted if file.load().recovered else OWN
+    file.save(HardState(3, "b"))
+    promises = Promises(disk, "raft", SYNC, lambda: OWN)
+    assert promises.open(log_is_empty) == HardState(3, "b", recovered=told is None)
+    assert (promises.recovering or "").startswith(told or "")
+    disk.lose_power()
+    again = HardStateFile(disk, "raft/hardstate")
+    assert again.load() == HardState(3, "b", recovered=told is None)
+    assert again.owner == OWN  # what it promises from now on is its own
 
 
 def test_frames_given_up_make_it_recover() -> None:

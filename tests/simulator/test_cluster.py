@@ -20,6 +20,8 @@ SEEDS_A_CHUNK = 8
 LONG_SEEDS = range(40)
 FLIPPED, LONG_FLIPPED = range(3), range(3, 12)
 SET_BACK, LONG_SET_BACK = range(3), range(3, 12)
+TAKEN, LONG_TAKEN = range(2), range(2, 20)
+TAKING_PLACES = ("take_place", "take_place", "kill", "kill_leader", "isolate", "stop_planned")
 SETTING_BACK = ("set_back", "set_back", "kill", "kill_leader", "isolate", "stop_planned", "wipe")
 FLIPPING = ("flip_bits", "flip_bits", "kill", "kill_leader", "isolate", "freeze", "stop_planned")
 FOUND = (
@@ -81,6 +83,12 @@ def test_disks_that_are_set_back_break_no_promise(seeds: range) -> None:
     totals = apart(played, seeds, Wish(faults=SETTING_BACK, profile={"operated": False}))
     judge(totals, len(seeds))
     assert totals["set back"] >= max(1, len(seeds) // 4)
+
+
+@pytest.mark.parametrize("seeds", [TAKEN, pytest.param(LONG_TAKEN, marks=pytest.mark.long)])
+def test_stores_in_the_place_of_others_break_no_promise(seeds: range) -> None:
+    totals = apart(played, seeds, Wish(faults=TAKING_PLACES, profile={"operated": False}))
+    judge(totals, len(seeds))
 
 
 @pytest.mark.long

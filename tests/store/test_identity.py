@@ -45,7 +45,7 @@ def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other
     assert "/data/store is that of node n1 of the Raft group group-a" in told
     assert words in told
     assert "storePathRootDir" in told
-    assert "remove its file identity" in told and "raft/hardstate" in told
+    assert "copy it before" in told and "remove its file identity" in told
     assert read_identity(disk) == OWN
 
 

@@ -34,6 +34,7 @@ FORGETFUL = ("wipe", "kill_leader", "isolate", "split")
 AS_FOUNDED = {"operated": False, "refilled": False}
 OPERATED = {"operated": True, "refilled": False}
 SETTING_BACK = ("set_back", "set_back", "kill_leader", "isolate", "kill")
+TAKING_PLACES = ("take_place", "take_place", "kill_leader", "isolate", "kill")
 FLIPPING = ("flip_bits", "kill_leader", "isolate")
 ROTTING = ("rot", "kill", "kill_leader", "power_cut_fragile", "isolate")
 SPOILING = ("spoil_snapshot", "spoil_snapshot", "stop_planned")
@@ -75,6 +76,7 @@ BREAKS: tuple[Break, ...] = (
     Break(shell.applies_uncommitted, faults=SPLITS),
     Break(shell.reads_without_a_round, load=("metadata", "group"), faults=SPLITS, first=10),
     Break(shell.old_stores_believed, faults=SETTING_BACK, profile={"operated": False}, long=True),
+    Break(shell.owners_believed, faults=TAKING_PLACES, profile=AS_FOUNDED),
     Break(shell.notes_taken_unchecked, faults=FLIPPING, first=253, long=True),
     Break(
         shell.notes_told_late, faults=SETTING_BACK, profile={"operated": False}, first=7, long=True

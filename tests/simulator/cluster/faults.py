@@ -5,9 +5,9 @@ All is drawn before the world begins (schedule.py); a wish may replace it.
 Members of other groups are met only where no memory is lost and nobody joins: an empty replica may
 join the first group that it meets (dledger.identity).
 
-What loses memory (a wiped disk, one that is set back to an earlier image, rot, a power cut of a
-replica that acknowledges before it syncs) strikes a minority of replicas, the same in all of a
-world: the promise covers no more.
+What loses memory (a wiped disk, one that is set back to an earlier image or replaced by another
+replica's, rot, a power cut of a replica that acknowledges before it syncs) strikes a minority of
+replicas, the same in all of a world: the promise covers no more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_DISKS = ("fail_sync", "fill_disk")  # so that brokers end
 OF_STARTS = ("start_twice",)  # so that a broker cannot start
 OF_CLOCKS = ("jump_clock",)
 OF_WIRES = ("flip_bits",)  # by wish only, and by searches: seeds draw as they did without it
-OF_PAST = ("set_back",)  # the same
+OF_PAST = ("set_back", "take_place")  # the same
 OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
@@ -50,6 +50,7 @@ OF_VERSIONS = ("upgrade",)
 OF_SNAPSHOTS = ("spoil_snapshot",)  # of the tables (spoiling.py)
 SPOILED = (2, 4)  # seeds that leave these remainders when divided by 8 have it
 MISNAMED = "misnamed"  # a wrong store that was empty, so that its replica promised under that name
+IDENTITY = f"{programs.STORE}/identity"
 MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
 FAULTS = (
@@ -384,6 +385,29 @@ class FaultPlan:
             world.set_back.add(machine.name)
             world.set_back_count += 1
             world.note(f"{machine.name} is set back to term and frame {taken}")
+            self._later(self._soon_s(), self._start, machine)
+
+    def _take_place(self) -> None:
+        """An older copy of another replica's store takes the place of this one's: without the file
+        that says whose it is, or with that of the store before."""
+        machine = self._of_fragile()
+        others = [one for one in self._world.brokers.values() if one is not machine]
+        image = self._rng.choice(others).disk.copied()
+        known, identity = machine.disk.durable(IDENTITY), image.image(True).get(IDENTITY)
+        if identity is None or not known:
+            return
+        image.lose_file(IDENTITY)
+        if self._rng.random() < 0.5:
+            file = image.open(IDENTITY)
+            file.pwrite(0, known)
+            file.sync()
+            image.sync_directory(programs.STORE)
+        self._later(self._rng.choice((0.3, 1.0, 2.0)), self._move_in, machine, image)
+
+    def _move_in(self, machine: Machine, image: SimDisk) -> None:
+        if not self.over:
+            machine.kill()
+            machine.put_in(image)
             self._later(self._soon_s(), self._start, machine)
 
     def _rot(self) -> None:

@@ -28,6 +28,7 @@ from raftmq.client.offsetstore import OffsetStore
 from raftmq.client.processqueue import ProcessQueue
 from raftmq.dledger import recollection, wire
 from raftmq.dledger.flusher import FlushMode, LogFlusher
+from raftmq.dledger.hardstate import Owner
 from raftmq.dledger.identity import GroupIdentity
 from raftmq.dledger.incoming import Incoming
 from raftmq.dledger.oldstore import OldStores
@@ -152,6 +153,11 @@ def reads_without_a_round() -> AbstractContextManager[Any]:
 def old_stores_believed() -> AbstractContextManager[Any]:
     """Whatever others remember of a replica, its store is right."""
     return instead(Held, "exceeds", lambda self, term, index: False)
+
+
+def owners_believed() -> AbstractContextManager[Any]:
+    """Whoever made the promises in a vote file, they are this replica's."""
+    return instead(Owner, "differs", lambda self, own: "")
 
 
 def notes_taken_unchecked() -> AbstractContextManager[Any]:

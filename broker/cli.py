@@ -1,7 +1,7 @@
 """The command line of `mqbroker`: what it can do, and with which options.
 
-What does it is imported when it is asked to (broker.process, broker.backup.work): `--help` and the
-shell's completion are asked often, and import little.
+What does it is imported when it is asked to (broker.process, broker.backup.work,
+broker.rescue.work): `--help` and the shell's completion are asked often, and import little.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import click
 from raftmq import __version__
 from raftmq.broker.backup.cli import backup, restore, verify
 from raftmq.broker.health import health
+from raftmq.broker.rescue.cli import rescue
 from raftmq.ops.configcli import config_commands
 from raftmq.ops.interpreter import version_option
 
@@ -76,6 +77,7 @@ main.add_command(health)
 main.add_command(backup)
 main.add_command(verify)
 main.add_command(restore)
+main.add_command(rescue)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 The id is put into the log by a command. A program of an older version that does not know this
 command stops at it, so the command is proposed only when every member has said that it knows it.
-Until a founder or member was seen up for the first time, this waits.
+Until a founder or member was seen up for the first time, this waits. A leader whose links have
+another id than its log proposes theirs: a rescue gave its group a new one, in files alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ class GroupId:
             log.info("group_id_applied id=%s", applied.hex() or "none")
             before, self._told = self._told, applied
             engine.identity.applied(before, applied)
-        if not applied and self._context.roles.leading and all_speak(engine, GROUP_ID_VERSION):
+        rescued = applied != engine.identity.group_id != b""  # broker/rescue/keep.py
+        if (
+            (not applied or rescued)
+            and self._context.roles.leading
+            and all_speak(engine, GROUP_ID_VERSION)
+        ):
             self._propose(engine)
 
     def _propose(self, engine: RaftMember) -> None:
@@ -60,7 +66,8 @@ class GroupId:
         # Founders that met one of a group took its id: then the group has one already.
         wanted = engine.identity.group_id or secrets.token_bytes(GROUP_ID_SIZE_BYTES)
         try:
-            self._proposed = engine.propose_command(group_id(wanted))
+            command = group_id(wanted, if_absent=not self._context.state.group.value)
+            self._proposed = engine.propose_command(command)
         except RaftError as error:
             log.info("group_id_not_proposed: %s", error)
             return

@@ -1,0 +1,158 @@
+"""Makes some stores the truth of their group, and keeps all others aside. Blocking.
+
+The group gets a new group id (dledger.identity), so that no store that was left out of the rescue
+can take part with its own history. In a kept store three small files of raft/ change, and no byte
+of the log: `group` has the new id, `hardstate` says that its promises are of that group, and
+`notes` is gone, because it tells of histories that end here. The old ones are in
+`before-rescue-TIME/`.
+The leader puts the id into the log (broker/replication/identity.py).
+
+Everything in any other store moves into a directory `aside-TIME/` of that store, by renames: so it
+works where the store is a file system of its own. What is left is an empty store that knows its
+group. A store that is half moved has the file `restoring` in it, with the name of that directory,
+and no broker starts with it; the same command completes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raftmq.broker.backup.directory import OF_DISKS
+from raftmq.broker.rescue.history import History, parting
+from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
+from raftmq.dledger.hardstate import HardStateFile
+from raftmq.dledger.identity import file_of
+from raftmq.dledger.oldstore import NOTES_FILE
+from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.store.disk import OsDisk
+from raftmq.store.ownership import LOCK_FILE
+
+ASIDE, BEFORE = "aside-", "before-rescue-"
+CHANGED = ("group", "hardstate", NOTES_FILE)
+
+
+class Refused(Exception):
+    """A choice that cannot be carried out; the text says why. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The outcome: the directories where everything from before is, and how to undo it."""
+
+    kept: dict[str, str]
+    aside: dict[str, str]
+
+    @property
+    def undo(self) -> list[str]:
+        return [
+            *(f"mv {where}/* {store}/{RAFT_DIRECTORY}/" for store, where in self.kept.items()),
+            *(
+                f"move what is in {store} away, except {os.path.basename(where)}; then"
+                f" mv {where}/* {store}/"
+                for store, where in self.aside.items()
+            ),
+        ]
+
+
+def check(
+    histories: Sequence[History], keep: Sequence[str], joins: bytes, *, damaged: bool = False
+) -> None:
+    """Check that these stores can be kept, of all that were read. `joins`: the group id that an
+    earlier call may have given some of them. `damaged`: even if a log ends before frames that were
+    durable. Raises Refused."""
+    for name in ("group", "group_id"):
+        found = {str(getattr(history, name)) for history in histories} - {"", joins.hex()}
+        if len(found) > 1:
+            raise Refused(f"these stores are of several groups: {name} {', '.join(sorted(found))}")
+    nodes = [history.node for history in histories]
+    twice = {node for node in nodes if node and nodes.count(node) > 1}
+    if twice:
+        raise Refused(f"two of these stores are of {', '.join(sorted(twice))}")
+    kept = [history for history in histories if history.store in keep]
+    for history in kept:
+        if not Path(history.store).is_dir():
+            raise Refused(f"{history.store} is on another machine: keep it there")
+        if history.damage and not damaged:
+            raise Refused(f"the log of {history.store} is damaged {history.damage}")
+    for at, one in enumerate(kept):
+        for other in kept[at + 1 :]:
+            parted = parting(one, other)
+            if parted is None or parted.differs is not None:
+                raise Refused(
+                    f"{one.store} and {other.store} cannot both be kept: their histories differ"
+                    f" behind frame {parted.common if parted else min(one.last, other.last)}"
+                )
+
+
+def carry_out(keep: Sequence[str], others: Sequence[str], group_id: bytes, stamp: str) -> Done:
+    """Keep these stores, and set the others aside. All of them are locked by the caller; their
+    group's id becomes `group_id`. `stamp` names the directories. Raises OSError; then the same
+    call completes it."""
+    assert len(group_id) == GROUP_ID_SIZE_BYTES, group_id
+    aside = {store: _set_aside(store, group_id, stamp) for store in others}
+    return Done({store: _keep(store, group_id, stamp) for store in keep}, aside)
+
+
+def _keep(store: str, group_id: bytes, stamp: str) -> str:
+    disk = OsDisk(store)
+    before = f"{BEFORE}{stamp}"
+    disk.makedirs(before)
+    for name in CHANGED:
+        path = f"{RAFT_DIRECTORY}/{name}"
+        if disk.exists(path) and not disk.exists(f"{before}/{name}"):
+            source, copy = disk.open(path), disk.open(f"{before}/{name}")
+            try:
+                copy.pwrite(0, source.pread(0, source.size_bytes))
+                copy.sync()
+            finally:
+                source.close()
+                copy.close()
+    disk.sync_directory(before)
+    disk.sync_directory("")
+    if disk.exists(f"{RAFT_DIRECTORY}/{NOTES_FILE}"):
+        disk.remove(f"{RAFT_DIRECTORY}/{NOTES_FILE}")
+        disk.sync_directory(RAFT_DIRECTORY)
+    _name(disk, group_id)
+    votes = HardStateFile(disk, f"{RAFT_DIRECTORY}/hardstate")
+    try:
+        state = votes.load()
+        votes.owner = replace(votes.owner, group_id=group_id)
+        votes.save(state)
+    finally:
+        votes.close()
+    return os.path.join(store, before)
+
+
+def _set_aside(store: str, group_id: bytes, stamp: str) -> str:
+    disk = OsDisk(store)
+    marker = disk.open(RESTORING)
+    try:
+        name = marker.pread(0, 256).decode() or f"{ASIDE}{stamp}"
+        marker.pwrite(0, name.encode())
+        marker.sync()
+    finally:
+        marker.close()
+    disk.makedirs(name)
+    disk.sync_directory("")
+    left = {LOCK_FILE, RESTORING, *OF_DISKS}
+    for entry in disk.listdir(""):
+        if entry not in left and not entry.startswith(ASIDE):
+            disk.rename(entry, f"{name}/{entry}")
+    disk.sync_directory(name)
+    disk.sync_directory("")
+    _name(disk, group_id)
+    disk.remove(RESTORING)
+    disk.sync_directory("")
+    return os.path.join(store, name)
+
+
+def _name(disk: OsDisk, group_id: bytes) -> None:
+    file = file_of(disk, RAFT_DIRECTORY)
+    try:
+        file.load()
+        file.save(group_id)
+    finally:
+        file.close()

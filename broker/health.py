@@ -2,10 +2,11 @@
 
 It must answer, and: a leader is ready, a follower knows its leader and takes its frames, a classic
 slave follows its master; and the name servers that answer do not all refuse to list it. The cause
-is told if the broker knows it: frames that it refuses, peers of another group, peers that it does
-not reach, a store that lost promises, a bad disk. What is wrong with one that serves is printed,
-too, and changes no exit status: peers of another group or with other founders, two processes with
-one id, clocks and settings that differ, certificates that expire. Containers run it every few
+is told if the broker knows it: a group that cannot elect, frames that it refuses, peers of another
+group, peers that it does not reach, a store that lost promises, a bad disk. What is wrong with one
+that serves is printed, too, and changes no exit status: peers of another group or with other
+founders, two processes with one id, clocks and settings that differ, certificates that expire.
+Containers run it every few
 seconds as `python -m raftmq.broker.health`, so it imports little.
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PORT = "10911"  # listenPort's default
 PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 CAUSES = (
+    "raftStandstill",
     "raftTakesNoFrames",
     "raftForeign",
     "raftUnreachable",

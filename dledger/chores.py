@@ -28,6 +28,7 @@ from raftmq.dledger.pace import Paces
 from raftmq.dledger.pump import Pump
 from raftmq.dledger.roster import Roster
 from raftmq.dledger.snapshotinstaller import Installer
+from raftmq.dledger.standstill import Standstill
 from raftmq.dledger.surroundings import Surroundings
 
 log = logging.getLogger("raftmq.dledger.member")
@@ -56,6 +57,7 @@ class Chores:
     milestones: Milestones
     surroundings: Surroundings
     paces: Paces
+    standstill: Standstill
     pool: Executor
     clock_ms: Callable[[], float]
     _preparing: asyncio.Future[None] | None = field(default=None, init=False)  # the next segment
@@ -120,6 +122,7 @@ class Chores:
             self.milestones.look(now_ms)
             self.surroundings.look(now_ms)
             self.paces.look(now_ms)
+            self.standstill.look(now_ms)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()

@@ -593,6 +593,11 @@ class RaftCore:
         return self._log.index.last_index
 
     @property
+    def last_term(self) -> int:
+        """The term of that frame."""
+        return self._log.index.last_term
+
+    @property
     def takes_frames(self) -> bool:
         """False while this replica drops the frames of any leader: its disk is full, or it must not
         begin."""

@@ -98,7 +98,7 @@ ONE_ID = "two groups that have one id"  # in what peers are told with that
 class OtherHistory(MessageRefused):
     """A peer has another frame than this replica of one index and term. Raft never makes two, so
     their logs are of two groups that have one id: one store is a copy, or of another restoration.
-    Nothing was changed. Neither must hear the other until one store is empty."""
+    Nothing was changed. Neither must hear the other until an operator has chosen one history."""
 
 
 def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: int) -> OtherHistory:
@@ -109,9 +109,8 @@ def other_history(sender: NodeId, own: NodeId, index: int, theirs: int, ours: in
         difference = f"frames {index} of terms {theirs} and {ours}, committed"
     return OtherHistory(
         sender,
-        f"{sender} and {own} have {difference}: they are of {ONE_ID}, as after two restorations"
-        " under one incarnation, or from a copy of all stores; empty the store of the one that"
-        " shall join the other group",
+        f"{sender} and {own} have {difference}: they are of {ONE_ID}, as after stores were set"
+        " back, two restorations under one incarnation, or a copy of all stores",
     )
 
 

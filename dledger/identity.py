@@ -156,9 +156,9 @@ class GroupIdentity:
         if self._note((peer, b"", True), reason, now_ms):
             log.error("other_history %s", reason, extra=FROM_PEER)
 
-    def has_parted(self, now_ms: float) -> bool:
-        """Return whether some peer's connections are kept from coming up for its history."""
-        return any(now_ms < until_ms for until_ms, _ in self._parted.values())
+    def parted(self, now_ms: float) -> set[NodeId]:
+        """Return the peers whose connections are kept from coming up for their history."""
+        return {peer for peer, (until_ms, _) in self._parted.items() if now_ms < until_ms}
 
     def doubled(self, peer: NodeId, addresses: tuple[str, str], now_ms: float) -> None:
         """Note that two processes say that they are `peer`, from these addresses (host:port)."""
@@ -194,8 +194,9 @@ class GroupIdentity:
         text = (
             f"{meeting.peer} at {meeting.peer_address} is of group id {meeting.theirs.hex()},"
             f" {meeting.own} at {meeting.own_address} is of group id {self.group_id.hex()}: these"
-            " are two groups of one name; correct the address in dLegerPeers, or empty the store of"
-            " the replica that shall join the other group"
+            " are two groups of one name; correct the address in dLegerPeers. If a replica is to"
+            " join the other group, compare the stores with mqbroker rescue and keep a copy of its"
+            " store before it starts with an empty one"
         )
         if self._note((meeting.peer, meeting.theirs, meeting.dialled), text, now_ms):
             log.error("foreign_group %s", text)  # once, and not at each of its attempts

@@ -70,6 +70,7 @@ from raftmq.dledger.snapshotinstall import (
 from raftmq.dledger.snapshotinstaller import Installer, SnapshotSource
 from raftmq.dledger.snapshotmarker import pending
 from raftmq.dledger.stallclock import StallAwareClock
+from raftmq.dledger.standstill import Extent, Standstill, compared
 from raftmq.dledger.state import Random
 from raftmq.dledger.status import repairing_status, status_of
 from raftmq.dledger.surroundings import Surroundings
@@ -335,6 +336,7 @@ class RaftMember:
                 self._founders_differ,
             ),
             paces,
+            Standstill(core, self._extents, self._is_there),
             self._pool,
             clock_ms,
         )
@@ -628,7 +630,8 @@ class RaftMember:
         view = status_of(config, parts.pump, surroundings, parts.chores.paces, healing)
         takes_none = parts.refusals.why(self._clock_ms())
         reason = parts.succession.preference.reason
-        return view | {"preferred_reason": reason, "takes_no_frames": takes_none} | group
+        view |= {"preferred_reason": reason, "takes_no_frames": takes_none}
+        return view | {"standstill": parts.chores.standstill.reason} | group
 
     def change_members(self, change: Change) -> asyncio.Future[int]:
         """Change the group; the future gives the frame's index once it is committed and applied
@@ -683,8 +686,8 @@ class RaftMember:
         self.links.introduce(peer)
         self.oldstores.opened(peer)
         if self._parts is not None:
+            self._parts.chores.surroundings.opened(peer)  # first: it may be the last that passes
             self._parts.chores.milestones.opened(peer)
-            self._parts.chores.surroundings.opened(peer)
 
     def _lose_promises(self, reason: str) -> None:
         self.parts.pump.lose_promises(_new_incarnation(), reason)
@@ -702,7 +705,16 @@ class RaftMember:
         self.links.refuse(peer, reason)
 
     def _other_history(self, peer: NodeId, reason: str) -> None:
-        self.links.part(peer, reason)
+        extents = self._extents()
+        of_two = {node: extents[node] for node in (self.config.node_id, peer) if node in extents}
+        self.links.part(peer, f"{reason}; {compared(of_two)}")
+
+    def _extents(self) -> dict[NodeId, Extent]:
+        surroundings = self.parts.chores.surroundings
+        return surroundings.extents | {self.config.node_id: surroundings.own_extent}
+
+    def _is_there(self, peer: NodeId) -> bool:
+        return self.links.is_open(peer) or peer in self.links.parted
 
     def _founders_differ(self, peer: NodeId, text: str) -> None:
         self.identity.founders_differ(peer, text, now_ms())

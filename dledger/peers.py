@@ -244,10 +244,10 @@ class PeerLinks:
         return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
 
     @property
-    def has_parted(self) -> bool:
-        """True if this node has parted with a peer for its other history, or a peer says so."""
-        told = any(ONE_ID in dialer.error for dialer in self._dialers.values())
-        return told or self.local.identity.has_parted(now_ms())
+    def parted(self) -> set[NodeId]:
+        """The peers with which this node has parted for their other history, or that say so."""
+        told = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
+        return told | self.local.identity.parted(now_ms())
 
     def introduce(self, peer: NodeId) -> None:
         """Tell a peer where this node can be dialled, unless it is too old to know what that is."""
@@ -268,8 +268,8 @@ class PeerLinks:
             self._part(message.sender)
 
     def group_status(self) -> dict[str, object]:
-        """Return what is known of the group's id, for the status."""
-        return self.local.identity.status(now_ms())
+        """Return what is known of the group's id and the parted peers, for the status."""
+        return self.local.identity.status(now_ms()) | {"parted": sorted(self.parted)}
 
     def _group_known(self) -> None:
         """Act on this node's group id, which has just become known: close the links to peers of

@@ -24,6 +24,7 @@ from raftmq.dledger.founders import Founders, Settings
 from raftmq.dledger.log import RaftLog
 from raftmq.dledger.messages import NodeId
 from raftmq.dledger.network import FROM_PEER
+from raftmq.dledger.standstill import Extent, decode_extent
 from raftmq.dledger.wire import (
     CIRCUMSTANCES_VERSION,
     SETTINGS_SIZE_BYTES_MAX,
@@ -32,6 +33,7 @@ from raftmq.dledger.wire import (
 
 log = logging.getLogger("raftmq.dledger.surroundings")
 
+EXTENT = "extent"  # of the sender's log, among the settings; no setting has this name
 TOLD_MS = 5_000
 KNOWN_MS = 6 * TOLD_MS
 CLOCKS_APART_MS = 60_000  # next to hours of age and delays of minutes, less does not matter
@@ -74,6 +76,7 @@ class Surroundings:
         self._send = send
         self._founders = Founders(core, settings, founders_differ, KNOWN_MS)
         self._peers: dict[NodeId, _Peer] = {}
+        self.extents: dict[NodeId, Extent] = {}  # of the peers, as reported last
         self._expired_position = 0
         self._agreed_position = 0  # so far a majority has agreed since the start
         self._now_ms = 0.0
@@ -142,8 +145,17 @@ class Surroundings:
         ahead_ms, before = told.wall_ms - self._wall_ms(), self._peers.get(sender)
         peer = self._peers[sender] = before or _Peer(told, ahead_ms, ahead_ms)
         peer.told, peer.heard_ms = told, self._now_ms
+        extent = decode_extent(settings.get(EXTENT, ""))
+        if extent is not None:
+            self.extents[sender] = extent
         self._compare_clocks(sender, peer, ahead_ms)
         self._compare_settings(sender, peer, settings)
+
+    @property
+    def own_extent(self) -> Extent:
+        """How far this replica's log reaches."""
+        core = self._core
+        return Extent(core.last_term, core.last_index, core.recovered)
 
     def status(self, peer: NodeId) -> dict[str, object]:
         """Return what is known of a peer: `ahead_ms`, its clock's lead over this one;
@@ -197,7 +209,8 @@ class Surroundings:
 
     def _tell(self, peers: Iterable[NodeId]) -> None:
         first, expired = self._log.commitlog.min_offset, self._expired_position
-        data = encode_settings({**self._founders.told, **self._settings()})
+        reach = {EXTENT: self.own_extent.encode()}
+        data = encode_settings({**reach, **self._founders.told, **self._settings()})
         wall_ms = self._wall_ms()
         for peer in peers:
             self._send(Circumstances(self._core.node_id, peer, wall_ms, first, expired, data))

@@ -55,8 +55,9 @@ class QueuesLost(StoreError):
     def __init__(self, begin: int) -> None:
         super().__init__(
             f"consumequeue/ and consumequeue.manifest are gone, and the log begins at {begin}: it"
-            " does not say where queues go on whose messages are deleted. Put them back, or start"
-            " this replica with an empty directory: the others give it everything"
+            " does not say where queues go on whose messages are deleted. Put them back, or keep"
+            " a copy of the store and start this replica with an empty directory: the others give"
+            " it everything"
         )
 
 

@@ -76,8 +76,8 @@ def check_identity(
         raise WrongIdentity(
             f"the log in the store {root} has segments of {size} bytes, and this is configured to"
             f" have segments of {own.segment_size_bytes}: set mappedFileSizeCommitLog={size}, as it"
-            " was. If the other replicas of the group have the size configured here, empty this"
-            " store instead"
+            " was. If the other replicas of the group have the size configured here, and a leader,"
+            " keep a copy of this store and start with an empty one instead"
         )
     return found
 

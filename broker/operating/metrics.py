@@ -363,6 +363,9 @@ class BrokerMetrics:
             ("raft_installing",
              "1 while the leader's state is copied here because its log begins too late.",
              float(bool(status.get("installing")))),
+            ("raft_standstill",
+             "1 if its group has no leader although all voters are there.",
+             float(bool(status.get("standstill")))),
             ("raft_leader_known", "1 if a leader is known.", float(status["leader"] is not None)),
             ("raft_failed", "1 if this member ended.", float(bool(status["failure"]))),
         ])  # fmt: skip
@@ -405,6 +408,11 @@ class BrokerMetrics:
                 "Replicas of other groups or with other founders, and ids of two processes, met in"
                 " the last half minute.",
                 len(foreign),
+            )
+        parted = status.get("parted")
+        if isinstance(parted, list):
+            families.gauge(
+                "raft_parted_peers", "Peers kept out because their history differs.", len(parted)
             )
         last = status.get("last_index")
         followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]

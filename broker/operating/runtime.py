@@ -87,6 +87,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "disk_reason": "raftDiskReason",
         "behind_bytes": "raftBehindBytes",
         "takes_no_frames": "raftTakesNoFrames",
+        "standstill": "raftStandstill",
     }
     for name, key in names.items():
         info[key] = _text(status.get(name))

@@ -93,7 +93,10 @@ def prepare(disk: Disk, config: StoreConfig, raft_directory: str) -> int:
     Raises StateError (the note is from another version of this program, or this store was not
     completely restored), OSError."""
     if disk.exists(RESTORING):
-        raise StateError("this store is half restored from a backup: empty it, and restore again")
+        raise StateError(
+            "this store is half restored or half set aside: complete that by the same command, and"
+            " keep a copy of what is there before you remove anything"
+        )
     if snapshotmarker.pending(disk, raft_directory):
         carry_out(disk, config, raft_directory)
     return snapshotmarker.installed_index(disk, raft_directory)

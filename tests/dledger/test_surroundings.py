@@ -152,7 +152,7 @@ def test_replicas_that_are_too_old_to_tell_do_not_count() -> None:
 def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> None:
     replica = Replica()
     replica.surroundings.opened("b")
-    data = b"founders=a;b;c\nmaxMessageSize=100\nfileReservedTime=72\n"
+    data = b"extent=0:0:1\nfounders=a;b;c\nmaxMessageSize=100\nfileReservedTime=72\n"
     assert replica.told == [Circumstances("a", "b", NOW_MS, 4096, 0, data)]
     replica.told.clear()
     for at_ms, count in ((0, 2), (TOLD_MS - 1, 2), (TOLD_MS, 4)):

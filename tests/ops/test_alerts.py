@@ -53,7 +53,7 @@ GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^()]*)\)")
 OF_THE_TARGET = {"job", "instance", "le"}  # what Prometheus itself puts on
 FUNCTIONS = {
     "abs", "sum", "min", "max", "count", "group", "topk", "rate", "increase", "deriv", "changes",
-    "histogram_quantile", "last_over_time", "time", "vector", "by", "on",
+    "histogram_quantile", "last_over_time", "max_over_time", "time", "vector", "by", "on",
 }  # fmt: skip
 
 Known = dict[str, set[str]]

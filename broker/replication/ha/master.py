@@ -203,7 +203,7 @@ class SlaveLink(asyncio.Protocol):
             raise HaProtocolError(
                 f"the slave has {offset} bytes, this log ends at {commitlog.max_offset}: this "
                 "master lost its tail, or the slave follows another log; it must begin anew, "
-                "with an empty store directory"
+                "with an empty store directory; keep a copy of its own"
             )
         if not self.serving:
             self._begin(offset)
@@ -223,7 +223,8 @@ class SlaveLink(asyncio.Protocol):
         elif offset < commitlog.min_offset:
             raise HaProtocolError(
                 f"the slave has {offset} bytes, this log begins at {commitlog.min_offset}: what "
-                "lies between is gone; the slave must begin anew, with an empty store directory"
+                "lies between is gone; the slave must begin anew, with an empty store directory;"
+                " keep a copy of its own"
             )
         self.next_offset = start
         self.serving = True

@@ -20,7 +20,8 @@ both_loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new
 def options_of(transport: asyncio.BaseTransport | None) -> Keepalive:
     assert transport is not None
     raw = transport.get_extra_info("socket")
-    assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    if not raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+        return Keepalive(0, 0, 0, 0)
     return Keepalive(*(raw.getsockopt(socket.IPPROTO_TCP, getattr(socket, n)) for n in NAMES))
 
 

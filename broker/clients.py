@@ -32,6 +32,7 @@ from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.names import NAME_LENGTH_MAX
+from raftmq.remoting.turns import Steps, finish
 from raftmq.store.properties import decode_properties
 
 log = logging.getLogger("raftmq.broker.clients")
@@ -39,6 +40,9 @@ log = logging.getLogger("raftmq.broker.clients")
 GROUPS_PER_HEARTBEAT_MAX = 1_000
 REQUESTERS_MAX = 10_000
 SUBSCRIPTIONS_PER_GROUP_MAX = 10_000
+TAGS_PER_HEARTBEAT_MAX = 20_000  # .5 us each
+EXPRESSIONS_CHARS_MAX = 1 << 18  # of a heartbeat's subscriptions together
+GROUPS_PER_STEP = 50
 PROMPT_MEMBERS_MAX = 32  # of a group that is told of each change
 TELL_PAUSE_MS = 50  # between two times that a larger group is told
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
@@ -207,22 +211,44 @@ class ClientTable:
         now_ms: int,
     ) -> bool:
         """Take in HeartbeatData; return True when some group changed. Raises BodyError, Refused."""
+        return finish(self.heartbeat_in_steps(connection, body, language, version, now_ms))
+
+    def heartbeat_in_steps(
+        self,
+        connection: ClientConnection,
+        body: dict[str, Any],
+        language: int,
+        version: int,
+        now_ms: int,
+    ) -> Steps[bool]:
+        """Do as `heartbeat`, in steps of GROUPS_PER_STEP groups."""
         client_id = _name(body, "clientID")
         producers, consumers = _groups(body, "producerDataSet"), _groups(body, "consumerDataSet")
         if len(producers) + len(consumers) > GROUPS_PER_HEARTBEAT_MAX:
             raise BodyError(f"a heartbeat of more than {GROUPS_PER_HEARTBEAT_MAX} groups")
-        told = [_consumer_data(fields) for fields in consumers]
+        _check_texts(consumers)
+        told = []
+        for number, fields in enumerate(consumers, 1):
+            told.append(_consumer_data(fields))
+            if number % GROUPS_PER_STEP == 0:
+                yield
         produced = [_name(fields, "groupName") for fields in producers]
-        for consumer in told:
+        for number, consumer in enumerate(told, 1):
             self._on_consumer_group(consumer.group)
+            if number % GROUPS_PER_STEP == 0:
+                yield
         any_change = False
-        for consumer in told:
+        for number, consumer in enumerate(told, 1):
+            if number % GROUPS_PER_STEP == 0:
+                yield
             group = self.consumers.get(consumer.group) or ConsumerGroup(consumer.group)
             member = Member(client_id, connection, language, version, now_ms)
             if self._take_in(group, consumer, member):
                 any_change = True
                 self._notify(group.name)
-        for group_name in produced:
+        for number, group_name in enumerate(produced, 1):
+            if number % GROUPS_PER_STEP == 0:
+                yield
             member = Member(client_id, connection, language, version, now_ms)
             members = self.producers.get(group_name, {})
             self._join(members, False, group_name, member)
@@ -491,6 +517,22 @@ def _name(fields: Any, key: str) -> str:
     if isinstance(name, str) and 0 < len(name) <= NAME_LENGTH_MAX and name.isprintable():
         return name
     raise BodyError(f"a heartbeat's {key} is missing, or no name")
+
+
+def _check_texts(consumers: list[Any]) -> None:
+    """Raise BodyError if the subscriptions of a heartbeat have too much text together."""
+    told = [fields.get("subscriptionDataSet") for fields in consumers if isinstance(fields, dict)]
+    lists = [subscriptions for subscriptions in told if isinstance(subscriptions, list)]
+    texts = [
+        text
+        for subscriptions in lists
+        for one in subscriptions
+        if isinstance(one, dict) and isinstance(text := one.get("subString"), str)
+    ]
+    if sum(text.count("||") for text in texts) > TAGS_PER_HEARTBEAT_MAX:
+        raise BodyError(f"a heartbeat of more than {TAGS_PER_HEARTBEAT_MAX} tags")
+    if sum(map(len, texts)) > EXPRESSIONS_CHARS_MAX:
+        raise BodyError(f"expressions of more than {EXPRESSIONS_CHARS_MAX} characters")
 
 
 def _consumer_data(fields: Any) -> ConsumerData:

@@ -21,9 +21,9 @@ from raftmq.dledger.errors import Busy, NotLeader, RaftError
 from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.connection import REMARK_CHARS_MAX, Answer, Connection, Handler
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.turns import StepTurns
+from raftmq.remoting.turns import Steps, StepTurns
 
 # Any replica answers these from what it has applied; the leader's answer is taken for the newest.
 # Other queries about the newest state are the leader's alone, and wait for the barrier themselves.
@@ -67,9 +67,7 @@ class Guard:
         self.requests: dict[int, int] = {}  # except sends, by code
 
     def around(self, handler: Handler) -> Handler:
-        def guarded(
-            connection: Connection, request: RemotingCommand
-        ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand | None] | None:
+        def guarded(connection: Connection, request: RemotingCommand) -> Answer:
             self.requests[request.code] = self.requests.get(request.code, 0) + 1
             if request.code in NEWEST and self._leads():
                 return self._newest(handler, connection, request)
@@ -82,7 +80,7 @@ class Guard:
             if answer is None or isinstance(answer, RemotingCommand):
                 return answer
             if isinstance(answer, Generator):
-                answer = self._turns.run(answer)
+                return self._stepped(request, answer)
             slow = self._slow(request, answer)
             # A connection with too much work closes this coroutine before it began; then close
             # `answer`, too.
@@ -90,6 +88,15 @@ class Guard:
             return slow
 
         return guarded
+
+    def _stepped(
+        self, request: RemotingCommand, steps: Steps[RemotingCommand | None]
+    ) -> Steps[RemotingCommand | None]:
+        """Do as `steps`, and answer an error; no such request reports that something is absent."""
+        try:
+            return (yield from steps)
+        except RemotingError as error:
+            return self._refusal(request, error)
 
     async def _slow(
         self,
@@ -150,7 +157,7 @@ class Guard:
             leader = self._leader_address()
             if leader:
                 ext["leaderAddr"] = leader
-        return RemotingCommand.response_to(request, error.code, str(error), ext)
+        return RemotingCommand.response_to(request, error.code, str(error)[:REMARK_CHARS_MAX], ext)
 
 
 def _elsewhere(words: str | None) -> Refused:

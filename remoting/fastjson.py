@@ -30,6 +30,9 @@ _PARTS = re.compile(
     re.DOTALL,
 )
 
+# Of a request's body: reading a value takes up to .2 us, in the dialect up to 2 us.
+VALUES_MAX, DIALECT_VALUES_MAX = 32_768, 2_048
+
 
 class MessageQueue(NamedTuple):
     """One queue of a topic in one broker group; the key of many Java maps. Sorts as RocketMQ's
@@ -83,6 +86,23 @@ def _with_queues(value: Any, queues: dict[str, MessageQueue]) -> Any:
     if isinstance(value, dict):
         return {queues.get(key, key): _with_queues(item, queues) for key, item in value.items()}
     return [_with_queues(item, queues) for item in value] if isinstance(value, list) else value
+
+
+def loads_request(data: bytes) -> dict[str, Any]:
+    """Do as `loads_object` for a body that anybody may send: a body that takes long to read is
+    refused unread. Raises BodyError."""
+    count = 1 + data.count(b",") + data.count(b"{") + data.count(b"[")
+    if count > VALUES_MAX:
+        raise BodyError(f"a body of some {count} values; at most {VALUES_MAX}")
+    if count <= DIALECT_VALUES_MAX:
+        return loads_object(data)
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BodyError(f"body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BodyError("body is not a JSON object")
+    return value
 
 
 def loads_object(data: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ One caller (the loop). `open`, `log_recovered`, `cut_back` and `index_all` block
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
@@ -165,6 +165,14 @@ class DerivedFiles:
         if self.index is None:
             return KeyQuery([], 0, 0)
         return self.index.query(topic, key, max_count, begin_ms, end_ms)
+
+    def query_in_steps(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> Generator[None, None, KeyQuery]:
+        """Do as `query`, in steps."""
+        if self.index is None:
+            return KeyQuery([], 0, 0)
+        return (yield from self.index.query_in_steps(topic, key, max_count, begin_ms, end_ms))
 
     def close(self) -> None:
         """Close the files as they are."""

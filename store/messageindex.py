@@ -31,7 +31,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from raftmq.store.commitlog import CommitLog
@@ -342,16 +342,40 @@ class MessageIndex:
         """Return the newest messages of `topic` that have `key` as UNIQ_KEY or among their KEYS,
         stored between the two times: at most `max_count` and QUERY_COUNT_MAX, and `max_bytes`
         unless the first alone is larger. Raises StoreDamaged, OSError."""
+        steps = self.query_in_steps(topic, key, max_count, begin_ms, end_ms, max_bytes=max_bytes)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: KeyQuery = end.value
+                return found
+
+    def query_in_steps(
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        max_bytes: int = QUERY_BYTES_MAX,
+    ) -> Generator[None, None, KeyQuery]:
+        """Do as `query`, in steps of one entry. The index may change in between."""
         wanted = min(max_count, QUERY_COUNT_MAX)
         hashed, looked_at, size = key_hash(topic, key), 0, 0
         chosen: dict[int, bytes] = {}
-        for file in reversed(self.files):
+        for file in self.files[::-1]:
+            if file not in self.files:  # retention removed it
+                continue
             if len(chosen) >= wanted or file.end_ms < begin_ms:
                 break
             if file.begin_ms > end_ms:
                 continue
             for offset in file.select(hashed, begin_ms, end_ms):
+                yield
                 looked_at += 1
+                if file not in self.files:
+                    break
                 if looked_at > CHAIN_ENTRIES_MAX or len(chosen) >= wanted:
                     break
                 if offset is None or offset in chosen:

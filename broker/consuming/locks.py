@@ -83,7 +83,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fastjson import loads_request
 
 log = logging.getLogger("raftmq.broker.locks")
 
@@ -408,7 +408,7 @@ def _by_age(ages: dict[Key, int]) -> list[tuple[int, str, dict[str, list[int]]]]
 
 def _parsed(body: bytes) -> tuple[_Request, dict[tuple[str, int], dict[str, Any]]]:
     """Return the request, and its queues as the client named them. Raises BodyError, Refused."""
-    fields = loads_object(body)
+    fields = loads_request(body)
     group, client = _name(fields, "consumerGroup"), _name(fields, "clientId")
     queues = fields.get("mqSet")
     if not isinstance(queues, list):

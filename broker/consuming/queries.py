@@ -22,9 +22,10 @@ from raftmq.broker.tables.groups import group_name_problem
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fastjson import loads_request
 from raftmq.remoting.fields import integer, text
 from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
+from raftmq.remoting.turns import Steps
 
 if TYPE_CHECKING:
     from raftmq.broker.access import Access
@@ -200,11 +201,11 @@ class Queries:
 
     # ---- clients --------------------------------------------------------------------------
 
-    def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def heartbeat(self, connection: Connection, request: RemotingCommand) -> Steps[RemotingCommand]:
         """34: note a client with its producer and consumer groups."""
-        changed = self.clients.heartbeat(
+        changed = yield from self.clients.heartbeat_in_steps(
             connection,
-            loads_object(request.body),
+            loads_request(request.body),
             request.language,
             request.version,
             self.context.clock_ms(),
@@ -235,7 +236,7 @@ class Queries:
 
     def check_client_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """46: check that a subscription's filter expression is understood."""
-        fields = loads_object(request.body)
+        fields = loads_request(request.body)
         subscription = fields.get("subscriptionData")
         if isinstance(subscription, dict):
             kind = str(subscription.get("expressionType") or TAG)

@@ -19,7 +19,7 @@ import orjson
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.operating.catalog import Catalog
+from raftmq.broker.operating.catalog import Catalog, check_count
 from raftmq.broker.operating.hastatus import raft_ha_status
 from raftmq.broker.tables import popcopy, queueends
 from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
@@ -30,7 +30,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
-from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fastjson import dumps, loads_request
 from raftmq.remoting.fields import boolean_or, text
 from raftmq.remoting.names import TRACE_TOPIC
 from raftmq.remoting.topicattributes import AttributesRefused, parse_changes
@@ -145,7 +145,7 @@ class Admin:
 
     async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """200: create or change a subscription group; answered when it is committed."""
-        await self.catalog.change_group(_group(loads_object(request.body)))
+        await self.catalog.change_group(_group(loads_request(request.body)))
         return RemotingCommand.response_to(request)
 
     async def put_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -296,9 +296,10 @@ class Admin:
 
 def _beans(request: RemotingCommand, key: str) -> list[dict[str, Any]]:
     """Return the objects in a list of the body. Raises Refused, BodyError."""
-    beans = loads_object(request.body).get(key)
+    beans = loads_request(request.body).get(key)
     if not isinstance(beans, list) or not all(isinstance(bean, dict) for bean in beans):
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the body has no list {key} of objects")
+    check_count(len(beans), "topics" if key == "topicConfigList" else "groups")
     return beans
 
 

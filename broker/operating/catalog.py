@@ -108,7 +108,7 @@ class Catalog:
 
     async def change_topics(self, topics: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> None:
         """Create or change several topics with the changes of their attributes: all or none."""
-        _check_count(len(topics), "topics")
+        check_count(len(topics), "topics")
         if not topics:
             return
         async with self._one_at_a_time:
@@ -179,7 +179,7 @@ class Catalog:
 
     async def change_groups(self, groups: Sequence[SubscriptionGroup]) -> None:
         """Create or change several groups: all or none."""
-        _check_count(len(groups), "groups")
+        check_count(len(groups), "groups")
         if groups:
             self._check_room(groups)
             await self._log.propose(several([put_group(group) for group in groups]))
@@ -224,7 +224,8 @@ def _trace_topic_created(error: Exception | None) -> None:
         log.info("trace_topic_not_created: %s", error)
 
 
-def _check_count(count: int, what: str) -> None:
+def check_count(count: int, what: str) -> None:
+    """Raise Refused if so many topics or groups are too many for one request."""
     if count > TOGETHER_MAX:
         words = f"{count} {what} in one request: {TOGETHER_MAX} at most"
         raise Refused(ResponseCode.SYSTEM_ERROR, words, tag="TOO_LARGE")

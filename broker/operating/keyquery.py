@@ -34,6 +34,7 @@ from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
+from raftmq.remoting.turns import StepTurns
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery
@@ -79,6 +80,7 @@ class KeyQueries:
         self._store = store
         self._frame_is_damaged = frame_is_damaged
         self._clock_ns = clock_ns
+        self._turns = StepTurns()
         self._seen_offset = -1
         self._due_ns = 0  # when little is indexed, too
         self._resume_ns = 0
@@ -163,12 +165,14 @@ class KeyQueries:
         count = config.default_query_max_num if wanted.unique_key else wanted.count_max
         await self.catch_up()
         try:
-            return self._store.query(
-                wanted.topic,
-                wanted.key,
-                min(count, config.max_msgs_num_batch),
-                wanted.begin_ms,
-                wanted.end_ms,
+            return await self._turns.run(
+                self._store.query_in_steps(
+                    wanted.topic,
+                    wanted.key,
+                    min(count, config.max_msgs_num_batch),
+                    wanted.begin_ms,
+                    wanted.end_ms,
+                )
             )
         except (OSError, StoreError) as error:
             raise Refused(

@@ -24,7 +24,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fastjson import loads_request
 from raftmq.remoting.turns import StepTurns
 
 VIA = "remoting"
@@ -150,8 +150,10 @@ def _target(kind: Kind, request: RemotingCommand) -> list[str]:
     ext = request.ext or {}
     if found := [ext[field] for field in kind.target if ext.get(field)]:
         return found
+    if not kind.target:
+        return []
     try:
-        body = loads_object(request.body)
+        body = loads_request(request.body)
     except BodyError:
         return []
     lists = [part for part in body.values() if isinstance(part, list)]

@@ -24,7 +24,7 @@ from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import HeaderError, RemotingError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fastjson import loads_request
 from raftmq.remoting.popheaders import (
     AckHeader,
     ChangeHeader,
@@ -96,7 +96,7 @@ class Acks:
                 one.bits,
                 one.pop_ms + one.invisible_ms,
             )
-            for one in batch_acks(loads_object(request.body))
+            for one in batch_acks(loads_request(request.body))
         ]
         if not any(one.bits for one in acks):
             raise Refused(ResponseCode.NO_MESSAGE, "nothing is acknowledged")

@@ -38,7 +38,7 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError, RemotingError
-from raftmq.remoting.fastjson import MessageQueue, loads_object
+from raftmq.remoting.fastjson import MessageQueue, loads_request
 from raftmq.remoting.registration import decode_queue_datas
 
 log = logging.getLogger("raftmq.broker.assignment")
@@ -139,7 +139,7 @@ class Assignments:
     async def query(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """400. Body {"topic","consumerGroup","clientId","strategyName","messageModel"}. Raises
         BodyError, Refused."""
-        body = loads_object(request.body)
+        body = loads_request(request.body)
         topic, group, client = (_text(body, k) for k in ("topic", "consumerGroup", "clientId"))
         mode, share = self.mode_of(topic, group)
         queues = await self._queues.of(topic)
@@ -170,7 +170,7 @@ class Assignments:
     async def set_mode(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """401. Body {"topic","consumerGroup","mode","popShareQueueNum"}. Raises BodyError,
         Refused, RaftError."""
-        body = loads_object(request.body)
+        body = loads_request(request.body)
         topic, group = _text(body, "topic"), _text(body, "consumerGroup")
         share = body.get("popShareQueueNum", 0)
         if type(share) is not int or abs(share) > SHARE_MAX:

@@ -26,7 +26,7 @@ from raftmq.remoting.acl.accounts import RETRY_PREFIX, AclError, Permission
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fastjson import loads_request
 from raftmq.remoting.fields import text, text_or
 from raftmq.remoting.headers import SendHeader
 from raftmq.remoting.names import TRACE_TOPIC, popped_topic
@@ -108,12 +108,12 @@ def _popped(group: str, topic: str) -> list[Need]:
 
 
 def _batch_ack(command: RemotingCommand) -> list[Need]:
-    acks = batch_acks(loads_object(command.body))
+    acks = batch_acks(loads_request(command.body))
     return [need for one in acks for need in _popped(one.consumer_group, one.topic)]
 
 
 def _assignment(command: RemotingCommand) -> list[Need]:
-    body = loads_object(command.body)
+    body = loads_request(command.body)
     return _popped(str(body.get("consumerGroup") or ""), str(body.get("topic") or ""))
 
 
@@ -153,7 +153,7 @@ def _heartbeat(command: RemotingCommand) -> list[Need]:
     """Return the needs of a heartbeat's consumer groups. Producer groups need nothing: the check is
     made when something is sent to a producer (broker.access)."""
     found: list[Need] = []
-    for consumer in _objects(loads_object(command.body), "consumerDataSet"):
+    for consumer in _objects(loads_request(command.body), "consumerDataSet"):
         found.append(Need(True, str(consumer.get("groupName") or ""), SUB))
         for subscription in _objects(consumer, "subscriptionDataSet"):
             found.append(topic_need(str(subscription.get("topic") or ""), SUB))
@@ -162,7 +162,7 @@ def _heartbeat(command: RemotingCommand) -> list[Need]:
 
 def _client_config(command: RemotingCommand) -> list[Need]:
     """Return the needs of 46, which has a filter expression checked."""
-    body = loads_object(command.body)
+    body = loads_request(command.body)
     group, subscription = body.get("group"), body.get("subscriptionData")
     found = [Need(True, str(group), SUB)] if group else []
     if isinstance(subscription, dict) and subscription.get("topic"):
@@ -171,7 +171,7 @@ def _client_config(command: RemotingCommand) -> list[Need]:
 
 
 def _locks(command: RemotingCommand) -> list[Need]:
-    body = loads_object(command.body)
+    body = loads_request(command.body)
     group = Need(True, str(body.get("consumerGroup") or ""), SUB)
     topics = {str(queue.get("topic") or "") for queue in _objects(body, "mqSet")}
     return [group, *(topic_need(topic, SUB) for topic in sorted(topics))]

@@ -1,0 +1,19 @@
+"""No request keeps a broker's event loop for long, whatever it asks."""
+
+from raftmq.remoting.acl.needs import BROKER
+from tests.broker import turns
+
+LIMIT_S = 0.020
+
+
+def test_every_request_code_has_its_cases():
+    assert set(turns.CASES) == set(BROKER), "test_rights compares BROKER with the handlers"
+
+
+async def test_no_request_takes_a_long_turn(tmp_path):
+    limit_s = LIMIT_S * turns.calibrated()
+    found = await turns.measure(tmp_path, limit_s=limit_s)
+    assert {code for _, code, *_ in found} == set(BROKER)
+    long = [(round(1000 * seconds), code, name, what) for seconds, code, name, what, _ in found
+            if seconds > limit_s]  # fmt: skip
+    assert long == []

@@ -4,11 +4,17 @@ then."""
 import orjson
 import pytest
 
-from raftmq.broker.clients import PROMPT_MEMBERS_MAX, ClientTable
+from raftmq.broker.clients import (
+    EXPRESSIONS_CHARS_MAX,
+    PROMPT_MEMBERS_MAX,
+    TAGS_PER_HEARTBEAT_MAX,
+    ClientTable,
+)
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import BodyError
 from tests.broker.cluster import Group
 from tests.broker.doubles import FakeConnection
 from tests.waiting import until
@@ -41,6 +47,23 @@ def told(*connections):
         counts.append(len(connection.oneways))
         connection.oneways = []
     return counts
+
+
+def test_a_heartbeat_of_too_much_text_is_refused():
+    clients, connection = table(), FakeConnection()
+    for text in ("||" * (TAGS_PER_HEARTBEAT_MAX + 1), "a" * (EXPRESSIONS_CHARS_MAX + 1)):
+        with pytest.raises(BodyError, match="more than"):
+            beat(clients, connection, "a", text)
+    assert not clients.consumers and not clients.count
+
+
+def test_a_heartbeat_of_many_groups_is_taken_in_steps():
+    clients, connection = table(clients_max=1_000), FakeConnection()
+    groups = [{"groupName": f"g{number}"} for number in range(500)]
+    fields = {"clientID": "a", "consumerDataSet": groups}
+    steps = clients.heartbeat_in_steps(connection, fields, 0, 0, 0)
+    assert len(list(steps)) == 30
+    assert clients.count == len(clients.consumers) == 500
 
 
 def test_members_are_told_of_every_change_and_of_nothing_else():

@@ -30,6 +30,7 @@ RECORD_HEX = (
         ("polygenelubricants", -2147483648),
         ("TopicTest#KEY1", -1656969516),
         ("emoji 😀", None),  # outside the basic plane: Java hashes UTF-16 units
+        ("long 😀 text of several hundred units " * 20, None),
     ],
 )
 def test_hash_code_is_javas(jvm: Jvm, text: str, code: int | None) -> None:

@@ -6,7 +6,15 @@ import orjson
 import pytest
 
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import MessageQueue, dumps, loads, loads_object
+from raftmq.remoting.fastjson import (
+    DIALECT_VALUES_MAX,
+    VALUES_MAX,
+    MessageQueue,
+    dumps,
+    loads,
+    loads_object,
+    loads_request,
+)
 from tests.remoting import recorded
 
 
@@ -152,3 +160,22 @@ def test_an_object_was_asked_for() -> None:
     assert loads_object(b"{}") == {}
     with pytest.raises(BodyError):
         loads_object(b"[]")
+
+
+def test_a_request_of_too_many_values_is_refused_unread() -> None:
+    for entry in (b"{}", b"[]", b"1", b'""'):
+        body = b'{"a":[%b]}' % b",".join([entry] * VALUES_MAX)
+        with pytest.raises(BodyError, match="at most 32768"):
+            loads_request(body)
+    assert len(loads_request(b'{"a":[%b]}' % b",".join([b"1"] * 30_000))["a"]) == 30_000
+
+
+def test_a_request_in_the_dialect_is_smaller() -> None:
+    def body(count: int) -> bytes:
+        return b"{%b}" % b",".join(b"%d:1" % number for number in range(count))
+
+    assert len(loads_request(body(DIALECT_VALUES_MAX - 2))) == DIALECT_VALUES_MAX - 2
+    with pytest.raises(BodyError, match="not JSON"):
+        loads_request(body(DIALECT_VALUES_MAX))
+    with pytest.raises(BodyError, match="not a JSON object"):
+        loads_request(b"[%b]" % b",".join([b"1"] * DIALECT_VALUES_MAX))

@@ -77,6 +77,7 @@ from raftmq.dledger.surroundings import Surroundings
 from raftmq.dledger.wire import (
     CIRCUMSTANCES_VERSION,
     LANDMARK_VERSION,
+    PACE_VERSION,
     RECOLLECTION_VERSION,
     Circumstances,
     GroupAnnounced,
@@ -310,7 +311,7 @@ class RaftMember:
             pump.writer.durations,
             flushes if config.flush is FlushMode.SYNC else None,
             clock_ms,
-            self._send_pace,
+            partial(self._tell, PACE_VERSION),
         )
         chores = Chores(
             pump,
@@ -692,13 +693,10 @@ class RaftMember:
     def _lose_promises(self, reason: str) -> None:
         self.parts.pump.lose_promises(_new_incarnation(), reason)
 
-    def _tell(self, version: int, message: Recollection | Milestone | Circumstances) -> None:
+    def _tell(self, version: int, message: Recollection | Milestone | Circumstances | Pace) -> None:
         """Send this to its receiver if that speaks the version that knows it."""
         if self.links.version(message.to) >= version:
             self.links.send(message.to, encode_message(message), droppable=False)
-
-    def _send_pace(self, message: Pace) -> None:
-        self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
         self.parts.refusals.note(peer, reason, self._clock_ms())

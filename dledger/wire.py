@@ -28,7 +28,7 @@ is only sent to peers that speak 4. To peers that speak 6 a dialler first says w
 dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
 (`Recollection`). To those that speak 8 a leader says which frame its frames stand behind
 (`Landmark`), and everybody which committed frame it has (`Milestone`). To those that speak 9
-everybody tells its `Circumstances`. Every replica reports its times (`Pace`).
+everybody tells its `Circumstances`, to those that speak 10 its times (`Pace`).
 
 Sender and receiver of a message are those of its connection, so they are not repeated. The frames
 of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
@@ -94,7 +94,7 @@ from raftmq.store.frame import (
     parse_frame,
 )
 
-VERSION = 9  # the highest that this program speaks
+VERSION = 10  # the highest that this program speaks
 VERSION_MIN = 3  # the lowest that this program speaks
 GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.identity)
 WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
@@ -104,6 +104,7 @@ INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
 RECOLLECTION_VERSION = 7  # the first whose replicas know recollections
 LANDMARK_VERSION = 8  # the first whose replicas know landmarks and milestones
 CIRCUMSTANCES_VERSION = 9  # the first whose replicas know each other's circumstances
+PACE_VERSION = 10  # the first whose replicas know each other's times
 MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
 GROUP_ID_SIZE_BYTES = 16
 HOST_SIZE_BYTES_MAX = 255

@@ -14,12 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from raftmq.dledger.proof import SECRET_SIZE_BYTES_MIN
-from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
     HOURS,
@@ -554,7 +552,6 @@ CLASSIC = {"flush_disk_type": "ASYNC_FLUSH"}
 PYSYNCOBJ = {"frame_size_max": 32 * KIB, "flush_disk_type": "ASYNC_FLUSH"}
 
 OPTIONS: dict[str, Option] = options_of(BrokerConfig)
-APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
 
 
 def load(
@@ -582,8 +579,7 @@ def build_config(settings: Iterable[Setting]) -> BrokerConfig:
 
 
 def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
-    parted = separate(OPTIONS, tuple(settings), APACHE_KEYS)
-    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
+    values, places = parse_settings(OPTIONS, settings)
 
     def default(place: str, defaults: Mapping[str, object]) -> None:
         for name in defaults.keys() - values.keys():
@@ -606,9 +602,8 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
             " machine may do everything"
         )
     keys = {key: places[OPTIONS[key].name] for key in config.without_effect()}
-    unused = [f"{place}: {key}: no effect in this mode" for key, place in keys.items()]
-    warnings = (*unused, *parted.otherwise)
-    return Loaded(config, places, warnings=warnings, not_needed=parted.not_needed)
+    warnings = [f"{place}: {key}: no effect in this mode" for key, place in keys.items()]
+    return Loaded(config, places, warnings=tuple(warnings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,6 @@ def warnings_of(info: Mapping[str, str]) -> list[str]:
     found = [info.get("raftForeign", "")]
     if info.get("raftDiffers"):
         found.append(f"not as this replica's: {info['raftDiffers']}")
-    if info.get("inNoRoute"):
-        found.append(f"no client finds it: {info['inNoRoute']}")
     if info.get("tlsCertificatesExpire"):
         found.append(f"TLS: {info['tlsCertificatesExpire']}")
     return [text for text in found if text]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from raftmq.namesrv.http.reach import host_problem
 from raftmq.namesrv.routes import RouteLimits
-from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
     MS,
@@ -25,6 +24,7 @@ from raftmq.ops.options import (
 from raftmq.ops.ports import Listener, check_ports, http_port
 from raftmq.ops.settings import gather, repeated
 from raftmq.ops.tlsoptions import TlsOptions
+from raftmq.remoting.address import parse_address_list
 from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.names import address_problem
 from raftmq.remoting.registration import BODY_BYTES_MAX, TOPICS_MAX, BodyLimits
@@ -119,6 +119,11 @@ class NameServerConfig(TlsOptions):
         "Serve `/health/live` and `/health/ready` at this port of 127.0.0.1, too, without TLS: what"
         " looks after the process on its own machine needs no certificate; 0: nowhere.",
         low=0, high=65535)
+    http_broker_hosts: str = option("http", "httpBrokerHosts", "",
+        "Hosts whose HTTP APIs are asked although brokers there register unsigned: names, addresses"
+        " and networks (`10.1.0.0/16`), separated by semicolons. Without `registrationKeyFile` a"
+        " broker is asked at the host from which it registers ([Security](security.md)).",
+        spread=True)
     http_cluster_token_file: str = option("http", "httpClusterTokenFile", "",
         "File of the token by which brokers know this name server. Only brokers whose address is"
         " proven see it ([Trust between processes](http-api.md#trust-between-processes)).")
@@ -167,6 +172,10 @@ class NameServerConfig(TlsOptions):
         return RouteLimits(self.brokers_max, self.topics_max, self.topic_places_max)
 
     @property
+    def broker_hosts(self) -> list[str]:
+        return parse_address_list(self.http_broker_hosts)
+
+    @property
     def signed_only(self) -> bool:
         return self.registrations_must_be_signed and bool(self.registration_key_file)
 
@@ -186,7 +195,6 @@ class NameServerConfig(TlsOptions):
 
 
 OPTIONS: dict[str, Option] = options_of(NameServerConfig)
-APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
 
 
 def load(
@@ -197,8 +205,7 @@ def load(
     """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
     `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
-    parted = separate(OPTIONS, settings, APACHE_KEYS)
-    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
+    values, places = parse_settings(OPTIONS, settings)
     if values.get("acl_enable") and "bind" not in values:
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = NameServerConfig(**values)
@@ -210,8 +217,11 @@ def load(
     where = places.get("registrations_must_be_signed")
     if where and config.registrations_must_be_signed and not config.registration_key_file:
         raise ConfigError(f"{where}: registrationsMustBeSigned=true needs registrationKeyFile")
+    for host in config.broker_hosts:
+        if problem := host_problem(host):
+            raise wrong_value(OPTIONS, config, places, "http_broker_hosts", problem)
     check_ports(OPTIONS, config, places, _listeners(config))
-    return Loaded(config, places, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed)
+    return Loaded(config, places, repeated(OPTIONS, settings))
 
 
 def _listeners(config: NameServerConfig) -> Iterator[Listener]:

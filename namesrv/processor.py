@@ -536,7 +536,7 @@ def _claim(
 
 def _peer(connection: Connection) -> str:
     """Return the host at the other end; THIS_MACHINE if it is this one."""
-    if not connection.peer_address:
+    if not connection.peer_address or not connection.local_address:
         return ""  # it has gone already
     host, _ = parse_address(connection.peer_address)
     own, _ = parse_address(connection.local_address)

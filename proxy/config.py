@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
     MS,
@@ -177,7 +175,6 @@ class ProxyConfig(TlsOptions):
 
 
 OPTIONS: dict[str, Option] = options_of(ProxyConfig)
-APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
 
 
 def load(
@@ -188,15 +185,14 @@ def load(
     """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
     `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
-    parted = separate(OPTIONS, settings, APACHE_KEYS)
-    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
+    values, places = parse_settings(OPTIONS, settings)
     if values.get("acl_enable") and "bind" not in values:
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = ProxyConfig(**values)
     if (wrong := config.wrong()) is not None:
         raise wrong_value(OPTIONS, config, places, *wrong)
     check_ports(OPTIONS, config, places, _listeners(config))
-    return Loaded(config, places, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed)
+    return Loaded(config, places, repeated(OPTIONS, settings))
 
 
 def _listeners(config: ProxyConfig) -> Iterator[Listener]:

@@ -20,7 +20,6 @@ from raftmq.chaos.cluster.topology import (
     PROXIES_MAX,
     REPLICAS_MAX,
 )
-from raftmq.ops.interpreter import version_option
 
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 DIRECTORY = click.option(
@@ -34,7 +33,7 @@ DIRECTORY = click.option(
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@version_option("mqcluster", __version__)
+@click.version_option(__version__, prog_name="mqcluster")
 def main() -> None:
     """Run name servers, broker groups and gRPC proxies as processes on this machine.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raftmq.namesrv.http import tracing
-from raftmq.namesrv.http.cluster import ClusterView, Item
+from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.groups import Leaders, acting_for
 from raftmq.namesrv.http.inputs import (
     CONSUMERS,
@@ -193,11 +193,10 @@ class Changes:
             group, sent = call.parameters.group, call.request.headers
             headers = {h: sent[h] for h in ("If-Match", "If-None-Match") if h in sent}
             headers |= acting_for(call)
-            answer = await self._leaders.relay(
+            value, version = await self._leaders.relay(
                 group, call.request.method, filled(path, call), body=call.body, headers=headers
             )
-            value = answer.json() if answer.body else {"group": group}
-            return Reply(value, status=200, version=answer.version or None)
+            return Reply(value or {"group": group}, status=200, version=version or None)
 
         return handle
 
@@ -224,10 +223,10 @@ class Changes:
             if not writable:
                 raise not_found(f"no group takes messages of topic {topic!r}")
             group = sorted(writable)[0]
-        answer = await self._leaders.relay(
+        value, _ = await self._leaders.relay(
             group, "POST", "/api/v1/messages", body=call.body, headers=acting_for(call)
         )
-        return {"group": group, **answer.json()}
+        return {"group": group, **value}
 
     async def resend(self, call: Call) -> Any:
         message_id = call.parameters.message_id
@@ -235,8 +234,7 @@ class Changes:
         if not group:
             raise not_found("no group is known to have stored this message")
         path = f"/api/v1/messages/{message_id}/resend"
-        answer = await self._leaders.relay(group, "POST", path, headers=acting_for(call))
-        value: Item = answer.json() if answer.body else {}
+        value, _ = await self._leaders.relay(group, "POST", path, headers=acting_for(call))
         return {"group": group, **value}
 
     async def forget(self, call: Call) -> None:

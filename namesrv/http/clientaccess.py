@@ -22,6 +22,7 @@ from raftmq.namesrv.http.inputs import (
 )
 from raftmq.namesrv.http.merging import with_group
 from raftmq.namesrv.http.reads import none_has
+from raftmq.namesrv.http.seen import Accounts, Items
 from raftmq.namesrv.http.views import AccountsOfGroups, ChangedInGroups, ModesOfGroups
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import unavailable
@@ -75,7 +76,9 @@ class ClientAccess:
         ]  # fmt: skip
 
     async def accounts(self, call: Call) -> Item:
-        found, errors = await self._leaders.views("/api/v1/accounts", only=call.query.group)
+        found, errors = await self._leaders.views(
+            "/api/v1/accounts", only=call.query.group, kind=Accounts
+        )
         by_key: dict[str, list[Item]] = {}
         for group in sorted(found):
             for item in with_group(group, items_of(found[group])):
@@ -103,7 +106,7 @@ class ClientAccess:
                 raise unavailable(f"the leader of {group} is not sent a secret: {why}", "DISTRUST")
 
     async def modes(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(filled(MODES, call))
+        found, errors = await self._leaders.views(filled(MODES, call), kind=Items)
         if not found:
             raise none_has("consumer group", errors)
         items = [

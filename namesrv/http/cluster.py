@@ -14,9 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from raftmq.namesrv.http import differences, failovers
-from raftmq.namesrv.http.directory import Directory, Known, find, leader_of
+from raftmq.namesrv.http.directory import Directory, Known, by_group, find, leader_of
 from raftmq.namesrv.http.nodes import Nodes, NodeSilent
 from raftmq.namesrv.http.remembered import RememberedEvents
+from raftmq.namesrv.http.seen import NodeSeen
 from raftmq.namesrv.http.streams import Event, Streams
 from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
 from raftmq.remoting.budgets import Allowance
@@ -26,6 +27,7 @@ from raftmq.web.events import GAP, EventHub
 LOOK_PERIOD_S = 1.0  # a new broker is followed at the latest after this time
 LOOK_BYTES_MAX = 64 * 1024 * 1024  # of the answers of all brokers to one look
 NODE_PATH = "/api/v1/node"
+GROUPS_PER_TURN = 20
 
 Item = dict[str, Any]
 
@@ -33,14 +35,16 @@ Item = dict[str, Any]
 class ClusterView:
     """The cluster's state. `start` and `stop` once each, on the loop that owns the route table."""
 
-    def __init__(self, table: RouteTable, nodes: Nodes, hub: EventHub, name: str) -> None:
+    def __init__(
+        self, table: RouteTable, directory: Directory, nodes: Nodes, hub: EventHub, name: str
+    ) -> None:
         """`name` is the name of this name server in the answers: its address."""
         self.table = table
         self.nodes = nodes
         self.hub = hub
         self.name = name
         self.boot_ms = _wall_ms()
-        self._directory = Directory(table)
+        self._directory = directory
         self._streams = Streams(nodes, self._take)
         self._events = RememberedEvents()
         self._names: dict[str, str] = {}  # address → the name its replica last gave itself
@@ -83,9 +87,8 @@ class ClusterView:
 
     def leaders(self, only: str = "") -> dict[str, str]:
         """Return group → its leader's HTTP address, "" if unknown; `only`: of one group."""
-        known = self.known()
-        names = dict.fromkeys(one.group for one in known if only in ("", one.group))
-        found = {name: leader_of(known, name) for name in names}
+        groups = by_group(one for one in self.known() if only in ("", one.group))
+        found = {name: leader_of(members, name) for name, members in groups.items()}
         return {name: one.http_address if one else "" for name, one in found.items()}
 
     def groups_with(self, topic: str) -> list[str]:
@@ -111,14 +114,16 @@ class ClusterView:
         known = self.known()
         room = Allowance(LOOK_BYTES_MAX)
         brokers = await asyncio.gather(*(self._broker(one, room) for one in known))
-        by_group: dict[str, list[Item]] = {}
+        members: dict[str, list[Item]] = {}
         for one, broker in zip(known, brokers, strict=True):
-            by_group.setdefault(one.group, []).append(broker)
+            members.setdefault(one.group, []).append(broker)
         groups, found = [], []
-        for name, members in by_group.items():
-            group, findings = self._group(name, members, known)
+        for number, (name, of_group) in enumerate(by_group(known).items(), 1):
+            group, findings = self._group(name, members[name], of_group)
             groups.append(group)
             found += findings
+            if number % GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
         return {
             "nameServer": {"address": self.name, "bootTimeMs": self.boot_ms},
             "at": _wall_ms(),
@@ -137,13 +142,11 @@ class ClusterView:
                 raise NodeSilent(answer.words(), sent=False)
             if not room.take(len(answer.body)):
                 raise NodeSilent(f"all brokers answer more than {LOOK_BYTES_MAX} bytes", sent=False)
-            node = answer.json()
-            if not isinstance(node, dict):
-                node, error = None, "its node view is no object"
+            node = answer.json(NodeSeen)
         except NodeSilent as silent:
             error = silent.words
         if node is not None and node.get("name"):
-            self._names[known.address] = str(node["name"])[:NAME_LENGTH_MAX]
+            self._names[known.address] = node["name"][:NAME_LENGTH_MAX]
         return {
             "address": known.address,
             "brokerId": known.broker_id,
@@ -165,7 +168,7 @@ class ClusterView:
         leader = max(leading, key=lambda b: b["node"].get("term") or 0, default=None)
         table = self.table.group(name)
         terms = [b["node"].get("term") or 0 for b in brokers if b["node"]]
-        cluster = next((one.cluster for one in known if one.group == name), "")
+        cluster = known[0].cluster
         group = {
             "name": name,
             "cluster": cluster,

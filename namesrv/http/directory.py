@@ -7,12 +7,17 @@ for `FORGET_MS`, or until `forget`. Time is handed in (`now_ms`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
+from raftmq.namesrv.http.reach import Contact, Reach
 from raftmq.namesrv.routes import LEADER_ID, RouteTable
 
 FORGET_MS = 30 * 60_000  # an operator on call looks within that time
 GONE_MAX = 256  # addresses remembered; the oldest are forgotten first
+LIVE_MAX = 2_000  # brokers shown, those that registered signed first: more would cost each page
+NOT_REGISTERED = Contact(refused="no broker has registered it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class Known:
     address: str
     broker_id: int | None
     http_address: str
+    peer: str = ""  # host that it registered from
+    signed: bool = False
     gone_since_ms: int | None = None  # None: it is registered now
 
     @property
@@ -35,8 +42,11 @@ class Known:
 class Directory:
     """Remembers the table's brokers. `look` reads the table; nothing here changes it."""
 
-    def __init__(self, table: RouteTable, gone_max: int = GONE_MAX) -> None:
+    def __init__(
+        self, table: RouteTable, reach: Reach | None = None, gone_max: int = GONE_MAX
+    ) -> None:
         self._table = table
+        self._reach = reach or Reach()
         self._gone_max = gone_max
         self._seen: dict[tuple[str, str], Known] = {}
 
@@ -54,6 +64,16 @@ class Directory:
         self._forget_oldest()
         return sorted(self._seen.values(), key=lambda known: known.key)
 
+    def contact(self, http_address: str) -> Contact:
+        """Return where an HTTP address is asked: as any broker that registered it allows."""
+        contact = NOT_REGISTERED
+        for known in self._seen.values():
+            if known.http_address == http_address:
+                contact = self._reach.contact(http_address, known.peer, signed=known.signed)
+                if not contact.refused:
+                    break
+        return contact
+
     def forget(self, group: str, address: str) -> bool:
         """Forget a broker that is gone. Return False if none such was remembered."""
         known = self._seen.get((group, address))
@@ -63,15 +83,17 @@ class Directory:
         return True
 
     def _live(self) -> dict[tuple[str, str], Known]:
+        groups = list(self._table.groups())
+        signed = ((group, b) for group in groups if group.signed for b in group.live.values())
+        others = ((group, b) for group in groups if not group.signed for b in group.live.values())
         found: dict[tuple[str, str], Known] = {}
-        for group in self._table.groups():
-            ids = {address: number for number, address in group.addresses.items()}
-            for broker in self._table.brokers(group.name):
-                known = Known(
-                    group.name, group.cluster, broker.address, ids.get(broker.address),
-                    broker.http_address,
-                )  # fmt: skip
-                found[known.key] = known
+        for group, broker in islice(chain(signed, others), LIVE_MAX):
+            listed = group.addresses.get(broker.broker_id) == broker.address
+            known = Known(
+                group.name, group.cluster, broker.address, broker.broker_id if listed else None,
+                broker.http_address, broker.peer, broker.signed,
+            )  # fmt: skip
+            found[known.key] = known
         return found
 
     def _forget_oldest(self) -> None:
@@ -79,6 +101,14 @@ class Directory:
         gone.sort(key=lambda known: known.gone_since_ms or 0)
         for known in gone[: max(0, len(gone) - self._gone_max)]:
             del self._seen[known.key]
+
+
+def by_group(known: Iterable[Known]) -> dict[str, list[Known]]:
+    """Return the brokers of each group."""
+    found: dict[str, list[Known]] = {}
+    for one in known:
+        found.setdefault(one.group, []).append(one)
+    return found
 
 
 def leader_of(known: list[Known], group: str) -> Known | None:

@@ -11,7 +11,14 @@ import orjson
 
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
-from raftmq.namesrv.http.nodes import VIEW_TIMEOUT_S, WRITE_TIMEOUT_S, Answer, NodeSilent
+from raftmq.namesrv.http.nodes import (
+    VIEW_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
+    Answer,
+    NodeSilent,
+    WrongAnswer,
+)
+from raftmq.namesrv.http.seen import Object
 from raftmq.web.operation import OPERATOR_HEADER, Call
 from raftmq.web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
 
@@ -78,36 +85,38 @@ class Leaders:
             address = named
         return answer
 
-    async def relay(self, group: str, method: str, path: str, **more: Any) -> Answer:
-        """Do as `ask`, but raise ApiProblem for every failure: with the leader's own problem, or
-        with one that says that it does not answer."""
+    async def relay(
+        self, group: str, method: str, path: str, kind: Any = Object, **more: Any
+    ) -> tuple[Any, str]:
+        """Do as `ask`, and return the value and its version; an answer without a body is {}. Raises
+        ApiProblem for every failure: with the leader's own problem, or with one that says that it
+        does not answer, or answers wrong."""
         try:
             answer = await self.ask(group, method, path, **more)
+            if answer.ok:
+                return (answer.json(kind) if answer.body else {}), answer.version
         except NodeSilent as silent:
             raise problem_of(f"the leader of {group}", silent) from silent
-        if not answer.ok:
-            raise relayed(answer, group)
-        return answer
+        raise relayed(answer, group)
 
     async def answers(
-        self, path: str, query: Query | None = None, only: str = ""
-    ) -> tuple[dict[str, Answer], list[dict[str, str]]]:
-        """Ask every leader with GET: (group → answer, [{group, error}]). A leader that answers 404
-        is in neither, since its group has no such thing. Raises ApiProblem for an unknown
-        `only`."""
+        self, path: str, query: Query | None = None, only: str = "", kind: Any = Object
+    ) -> tuple[dict[str, tuple[Any, str]], list[dict[str, str]]]:
+        """Ask every leader with GET: (group → (value, version), [{group, error}]). A leader that
+        answers 404 is in neither, since its group has no such thing. Raises ApiProblem for an
+        unknown `only`."""
         names = self.names(only)
 
-        async def one(group: str) -> tuple[str, Answer | None, str]:
+        async def one(group: str) -> tuple[str, tuple[Any, str] | None, str]:
             try:
                 answer = await self.ask(group, "GET", path, query=query)
                 if answer.ok:
-                    answer.json()
-                    return group, answer, ""
+                    return group, (answer.json(kind), answer.version), ""
                 return group, None, "" if answer.status == 404 else answer.words()
             except NodeSilent as silent:
                 return group, None, silent.words
 
-        found: dict[str, Answer] = {}
+        found: dict[str, tuple[Any, str]] = {}
         errors = []
         for group, answer, error in await asyncio.gather(*(one(name) for name in names)):
             if error:
@@ -117,11 +126,11 @@ class Leaders:
         return found, errors
 
     async def views(
-        self, path: str, query: Query | None = None, only: str = ""
+        self, path: str, query: Query | None = None, only: str = "", kind: Any = Object
     ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """Return `answers`, decoded from JSON."""
-        found, errors = await self.answers(path, query, only)
-        return {group: answer.json() for group, answer in found.items()}, errors
+        """Return `answers` without their versions."""
+        found, errors = await self.answers(path, query, only, kind)
+        return {group: value for group, (value, _) in found.items()}, errors
 
     async def change(
         self,
@@ -139,13 +148,14 @@ class Leaders:
                 answer = await self.ask(
                     group, method, path, body=body, headers=headers, query=query
                 )
+                if answer.ok:
+                    value = answer.json(Any) if answer.body else None
+                    return GroupResult(group, OK, answer.status, value)
             except NodeSilent as silent:
                 outcome = UNKNOWN if silent.sent else FAILED
                 return GroupResult(group, outcome, 0, error=silent.words)
             except ApiProblem as problem:
                 return GroupResult(group, FAILED, problem.status, error=problem.detail)
-            if answer.ok:
-                return GroupResult(group, OK, answer.status, _value(answer))
             outcome = UNKNOWN if is_unknown(answer) else FAILED
             return GroupResult(group, outcome, answer.status, error=answer.words())
 
@@ -163,6 +173,12 @@ def is_unknown(answer: Answer) -> bool:
 
 
 def problem_of(who: str, silent: NodeSilent) -> ApiProblem:
+    if isinstance(silent, WrongAnswer):
+        words = f"{who} gives a wrong answer: {silent.words}"
+        if silent.sent:
+            words += "; the change may have been made: look before you repeat it"
+            return ApiProblem(502, "OUTCOME_UNKNOWN", words)
+        return ApiProblem(502, "WRONG_ANSWER", words)
     words = f"{who} does not answer: {silent.words}"
     if silent.sent:
         return outcome_unknown(f"{words}; it may have been done: look before trying again")
@@ -192,7 +208,3 @@ def _named_leader(answer: Answer) -> str:
 
 def _code(answer: Answer) -> str:
     return str((answer.problem() or {}).get("code") or "")
-
-
-def _value(answer: Answer) -> Any:
-    return orjson.loads(answer.body) if answer.body else None

@@ -12,6 +12,7 @@ from raftmq.namesrv.http.cluster import ClusterView, Item
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.inputs import OptionalName
 from raftmq.namesrv.http.nodes import VIEW_TIMEOUT_S, NodeSilent
+from raftmq.namesrv.http.seen import History
 from raftmq.namesrv.http.views import GroupError
 from raftmq.web.operation import Call, Operation
 from raftmq.web.resources.basics import Name
@@ -107,7 +108,7 @@ class Histories:
                     address, "GET", PATH, query=asked, timeout_s=VIEW_TIMEOUT_S
                 )
                 if answer.ok:
-                    answers.append(answer.json())
+                    answers.append(answer.json(History))
                 else:
                     error = answer.words()
             except NodeSilent as silent:

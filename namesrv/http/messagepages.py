@@ -15,6 +15,7 @@ from raftmq.namesrv.http.cluster import Item
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.merging import with_group
 from raftmq.namesrv.http.nodes import NodeSilent
+from raftmq.namesrv.http.seen import Messages
 from raftmq.web.paging import decode_cursor, encode_cursor
 from raftmq.web.problem import invalid
 from raftmq.web.schema import INTEGER_MAX
@@ -41,7 +42,7 @@ async def pages_of(
         try:
             answer = await leaders.ask(group, "GET", path, query=asked)
             if answer.ok:
-                return group, answer.json(), ""
+                return group, answer.json(Messages), ""
             return group, None, "" if answer.status == 404 else answer.words()
         except NodeSilent as silent:
             return group, None, silent.words
@@ -115,6 +116,6 @@ def _cursor(
         if len(mine) == len(page["items"]):
             left[group] = END if page.get("next") is None else int(page["next"])
         elif mine:
-            left[group] = int(mine[-1]["commitLogOffset"]) + behind
+            left[group] = int(mine[-1].get("commitLogOffset") or 0) + behind
     all_shown = all(left.get(group) == END for group in pages)
     return None if all_shown and not errors else encode_cursor(orjson.dumps(left).decode())

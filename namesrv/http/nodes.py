@@ -1,7 +1,9 @@
 """Sends requests to brokers' HTTP node APIs, bounded in number, time and size. Shell.
 
 Every failure to get an answer is a `NodeSilent` with words for a person; an error status is an
-`Answer` like any other. `clustertoken` decides which brokers are shown the cluster's token.
+`Answer` like any other. An answer that no node API gives, by its status, media type, form or types,
+is a `WrongAnswer`: the fault is the broker's. `clustertoken` decides which brokers are shown the
+cluster's token, `reach` which are asked at all.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+import msgspec
 import orjson
 from yarl import URL
 
 from raftmq.namesrv.http.clustertoken import ClusterToken
+from raftmq.namesrv.http.reach import HTTPS, Contact
+from raftmq.web.problem import MEDIA_TYPE as PROBLEM
 
 CONCURRENCY_MAX = 32  # requests in flight at one time
 CONNECT_TIMEOUT_S = 1.0
@@ -27,7 +33,8 @@ WRITE_TIMEOUT_S = 12.0  # longer than a broker takes to say that an outcome is u
 STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long without is dead
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 JSON = "application/json"
-HTTPS = "https://"
+METRICS = ("text/plain", "application/openmetrics-text")  # of /metrics and /health
+STATUSES = frozenset(map(int, HTTPStatus))
 
 
 class NodeSilent(Exception):
@@ -39,6 +46,10 @@ class NodeSilent(Exception):
         self.sent = sent
 
 
+class WrongAnswer(NodeSilent):
+    """An answer came that no node API gives. `sent`: to a change, which may have been made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A broker's answer. `headers` may be asked for in any case."""
@@ -46,23 +57,33 @@ class Answer:
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+    changes: bool = False  # the request may have changed something
 
     @property
     def ok(self) -> bool:
         return self.status < 400
 
     @property
+    def media_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
     def version(self) -> str:
         """Return the ETag without its quotes; "" without one."""
         return self.headers.get("etag", "").removeprefix("W/").strip('"')
 
-    def json(self) -> Any:
-        """Decode the body. Raises NodeSilent if it is no JSON: then no node API answered."""
+    def json(self, kind: Any = dict[str, Any]) -> Any:
+        """Decode the body, whose parts have the types of `kind` (namesrv.http.seen). Raises
+        WrongAnswer."""
         try:
-            return orjson.loads(self.body)
-        except orjson.JSONDecodeError as error:
-            text = f"the answer ({self.status}) is no JSON: {error}"
-            raise NodeSilent(text, sent=True) from error
+            value = orjson.loads(self.body)
+            msgspec.convert(value, kind)
+        except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
+            is_json = isinstance(error, msgspec.ValidationError)
+            form = "has other parts than a broker's" if is_json else "is no JSON"
+            text = f"the answer ({self.status}) {form}: {error}"
+            raise WrongAnswer(text, sent=self.changes) from error
+        return value
 
     def problem(self) -> dict[str, Any] | None:
         """Return the fields of a problem; None if the body is no JSON object."""
@@ -87,11 +108,14 @@ class Nodes:
     def __init__(
         self,
         token: ClusterToken,
+        contact: Callable[[str], Contact],
         concurrency_max: int = CONCURRENCY_MAX,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """`tls()` returns the trust in brokers with HTTPS; None: the system's."""
+        """`contact(http_address)`: where it is asked, if at all. `tls()` returns the trust in
+        brokers with HTTPS; None: the system's."""
         self._tls = tls
+        self._contact = contact
         self._token = token
         self._slots = asyncio.Semaphore(concurrency_max)
         self._session: aiohttp.ClientSession | None = None
@@ -136,6 +160,9 @@ class Nodes:
             url = url_of(http_address, path, query)
         except aiohttp.InvalidURL as error:
             raise NodeSilent(_no_address(http_address), sent=False) from error
+        contact = self._contact(http_address)
+        if contact.refused:
+            raise NodeSilent(f"it is not asked: {contact.refused}", sent=False)
         wanted = {**(headers or {}), **self._token.headers(url, http_address)}
         if body is not None:
             wanted.setdefault("Content-Type", JSON)
@@ -144,8 +171,9 @@ class Nodes:
         try:
             async with asyncio.timeout(timeout_s), self._slots:
                 request = self._session.request(
-                    method, url, data=body, headers=wanted, timeout=limit,
-                    allow_redirects=False, ssl=self._tls() or True,
+                    method, _at(contact, url), data=body, headers=wanted | _named(contact, url),
+                    timeout=limit, allow_redirects=False, ssl=self._tls() or True,
+                    server_hostname=_name(contact, url),
                 )  # fmt: skip
                 sent = method != "GET"
                 async with request as response:
@@ -154,7 +182,7 @@ class Nodes:
                 why = self._token.withheld(url, http_address)
                 if why and response.status == 401:
                     data = orjson.dumps({"detail": f"it is not shown the cluster's token: {why}"})
-                return Answer(response.status, data, response.headers)
+                return checked(Answer(response.status, data, response.headers, sent))
         except aiohttp.ClientConnectorError as error:
             raise NodeSilent(f"no connection: {_plain(error)}", sent=False) from error
         except aiohttp.ConnectionTimeoutError as error:
@@ -187,10 +215,13 @@ class Nodes:
         )
         url = url_of(http_address, path)
         wanted = {**headers, **self._token.headers(url, http_address)}
-        context = self._tls() or True
+        contact = self._contact(http_address)
+        if contact.refused:
+            raise aiohttp.ClientConnectionError(f"it is not asked: {contact.refused}")
         async with self._session.get(
-            url, headers=wanted, timeout=limit, allow_redirects=False, ssl=context
-        ) as response:
+            _at(contact, url), headers=wanted | _named(contact, url), timeout=limit,
+            allow_redirects=False, ssl=self._tls() or True, server_hostname=_name(contact, url),
+        ) as response:  # fmt: skip
             _check_plain(response)
             yield response
 
@@ -206,6 +237,34 @@ def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None)
     except ValueError as error:
         raise aiohttp.InvalidURL(http_address, str(error)) from error
     return url.with_query(dict(query)) if query else url
+
+
+def checked(answer: Answer) -> Answer:
+    """Return the answer if a node API can give it. Raises WrongAnswer. An error may have any media
+    type: a proxy between may have made it."""
+    status, media_type = answer.status, answer.media_type
+    text = ""
+    if status not in STATUSES or not (200 <= status < 300 or status == 304 or status >= 400):
+        text = f"it answers with status {status}"
+    elif answer.ok and answer.body and media_type not in (JSON, PROBLEM, *METRICS):
+        text = f"it answers {media_type[:80] or 'no media type'} instead of JSON"
+    if text:
+        raise WrongAnswer(text, sent=answer.changes)
+    return answer
+
+
+def _at(contact: Contact, url: URL) -> URL:
+    return url.with_host(contact.host) if contact.host else url
+
+
+def _named(contact: Contact, url: URL) -> dict[str, str]:
+    """Return the header that keeps the registered host in a request to another address."""
+    return {"Host": url.authority} if contact.host else {}
+
+
+def _name(contact: Contact, url: URL) -> str | None:
+    """Return the name that a certificate has to have; None: that of the URL."""
+    return url.host if contact.host and url.scheme == "https" else None
 
 
 def _no_address(http_address: str) -> str:

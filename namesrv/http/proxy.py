@@ -8,22 +8,25 @@ headers and answer pass unchanged; events pass as they come.
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote, unquote
 
 from aiohttp import ClientError, web
 
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.directory import Known
-from raftmq.namesrv.http.groups import problem_of
+from raftmq.namesrv.http.groups import problem_of, relayed
 from raftmq.namesrv.http.noderoles import role_at
-from raftmq.namesrv.http.nodes import WRITE_TIMEOUT_S, NodeSilent
+from raftmq.namesrv.http.nodes import METRICS, WRITE_TIMEOUT_S, NodeSilent, WrongAnswer
 from raftmq.web.app import RawRoute, read_body
 from raftmq.web.operation import EVENT_STREAM, JSON, OPERATOR_HEADER, Caller, Role
+from raftmq.web.problem import MEDIA_TYPE as PROBLEM
 from raftmq.web.problem import ApiProblem, not_found, unavailable
 
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
 REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")
 ANSWER_HEADERS = ("content-type", "etag", "x-leader-http", "retry-after", "allow")
+CHECKED_BYTES_MAX = 1 << 20  # larger JSON is passed on without being decoded
 OUTSIDE = {"health/live", "health/ready", "metrics"}  # of the paths without /api/v1
 EVENTS = "events"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -57,6 +60,14 @@ class Proxy:
                 known.http_address, request.method, path, query=dict(request.query), body=body,
                 headers=headers, timeout_s=WRITE_TIMEOUT_S,
             )  # fmt: skip
+            if answer.body and not (tail in OUTSIDE and answer.media_type in METRICS):
+                # A browser would show a page of another origin as this server's.
+                if answer.media_type not in (JSON, PROBLEM):
+                    if not answer.ok:
+                        raise relayed(answer, known.group)
+                    raise WrongAnswer("its answer is no JSON", sent=answer.changes)
+                if len(answer.body) <= CHECKED_BYTES_MAX:
+                    answer.json(Any)
         except NodeSilent as silent:
             raise problem_of(f"{known.address} of {known.group}", silent) from silent
         passed = {h: answer.headers[h] for h in ANSWER_HEADERS if h in answer.headers}

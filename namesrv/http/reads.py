@@ -41,6 +41,7 @@ from raftmq.namesrv.http.inputs import (
 )
 from raftmq.namesrv.http.messagepages import marks_of, merged_oldest, pages_of
 from raftmq.namesrv.http.nodes import NodeSilent
+from raftmq.namesrv.http.seen import Connections, ConsumerSeen, Items, Messages
 from raftmq.namesrv.http.topickinds import kind_of
 from raftmq.namesrv.http.views import (
     BrokerGroupPage,
@@ -160,14 +161,14 @@ class Reads:
         raise not_found(f"no group {name!r} is known to this name server")
 
     async def members(self, call: Call) -> Reply:
-        answer = await self._leaders.relay(call.parameters.group, "GET", "/api/v1/members")
-        return Reply(answer.json())
+        value, _ = await self._leaders.relay(call.parameters.group, "GET", "/api/v1/members")
+        return Reply(value)
 
     async def preferred(self, call: Call) -> Reply:
-        answer = await self._leaders.relay(
+        value, version = await self._leaders.relay(
             call.parameters.group, "GET", filled(PREFERRED_PATH, call)
         )
-        return Reply(answer.json(), version=answer.version or None)
+        return Reply(value, version=version or None)
 
     async def failovers(self, call: Call) -> Item:
         names = [call.query.group] if call.query.group else list(self._cluster.leaders())
@@ -219,7 +220,9 @@ class Reads:
         return await self._resource("topic", filled(TOPIC, call))
 
     async def queues(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(filled(QUEUES, call), only=call.query.group)
+        found, errors = await self._leaders.views(
+            filled(QUEUES, call), only=call.query.group, kind=Items
+        )
         if not found and not errors:
             raise not_found(f"no group has topic {call.parameters.topic!r}")
         items = [
@@ -234,8 +237,7 @@ class Reads:
         group = query.group or self._only_group_of(call.parameters.topic)
         asked = asked_of(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
         path = filled(QUEUE_MESSAGES, call)
-        answer = await self._leaders.relay(group, "GET", path, query=asked)
-        value = answer.json()
+        value, _ = await self._leaders.relay(group, "GET", path, Items, query=asked)
         return {**value, "items": merging.with_group(group, items_of(value))}
 
     def _only_group_of(self, topic: str) -> str:
@@ -258,7 +260,7 @@ class Reads:
         return await self._named("/api/v1/consumer-groups", call.query)
 
     async def consumer_group(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(filled(CONSUMERS, call))
+        found, errors = await self._leaders.views(filled(CONSUMERS, call), kind=ConsumerSeen)
         if not found:
             raise none_has("consumer group", errors)
         return tracing.merged_consumers(call.parameters.name, found) | {"errors": errors}
@@ -268,7 +270,7 @@ class Reads:
         wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
             asked = asked_of(limit=query.limit, cursor=encode_cursor(after))
-            found, errors = await self._leaders.views(path, asked, query.group)
+            found, errors = await self._leaders.views(path, asked, query.group, Items)
             rows, behind = merging.page_of(found, tracing.name_of, query.limit)
             items = [
                 {"name": name, "groups": [{"group": group, **item} for group, item in each]}
@@ -285,9 +287,9 @@ class Reads:
         found, errors = await self._leaders.answers(path)
         if not found:
             raise none_has(what, errors)
-        versions = {group: answer.version for group, answer in found.items()}
+        versions = {group: version for group, (_, version) in found.items()}
         value = {
-            "groups": [{"group": group, **found[group].json()} for group in sorted(found)],
+            "groups": [{"group": group, **found[group][0]} for group in sorted(found)],
             "errors": errors,
         }
         return Reply(value, version=merging.joined_version(versions))
@@ -305,7 +307,7 @@ class Reads:
             endMs=query.end_ms,
         )
         if query.key or query.unique_key:
-            found, errors = await self._leaders.views(MESSAGES, asked, query.group)
+            found, errors = await self._leaders.views(MESSAGES, asked, query.group, Messages)
             items = [
                 m
                 for group, value in found.items()
@@ -331,8 +333,8 @@ class Reads:
         group = self._cluster.group_of(address)
         if not group:
             raise not_found(f"no group has a broker at {address}, where the message was stored")
-        answer = await self._leaders.relay(group, "GET", f"/api/v1/messages/{message_id}")
-        return group, answer.json()
+        message, _ = await self._leaders.relay(group, "GET", f"/api/v1/messages/{message_id}")
+        return group, message
 
     async def trace(self, call: Call) -> Item:
         group, message = await self._message(call.parameters.message_id)
@@ -353,7 +355,7 @@ class Reads:
             answer = await self._leaders.ask(
                 group, "GET", "/api/v1/consumer-groups", query={"limit": "1000"}
             )
-            names = [tracing.name_of(item) for item in items_of(answer.json())]
+            names = [tracing.name_of(item) for item in items_of(answer.json(Items))]
         except (NodeSilent, ApiProblem) as error:
             return {"consumers": [], "consumersError": str(error)}
         asked = names[: tracing.CONSUMER_GROUPS_MAX]
@@ -363,7 +365,9 @@ class Reads:
                 view = await self._leaders.ask(
                     group, "GET", f"/api/v1/consumer-groups/{quote(name, '')}"
                 )
-                return tracing.progress_of(name, view.json(), message) if view.ok else None
+                return (
+                    tracing.progress_of(name, view.json(ConsumerSeen), message) if view.ok else None
+                )
             except (NodeSilent, ApiProblem) as error:
                 return {"name": name, "state": "unknown", "error": str(error)}
 
@@ -376,7 +380,9 @@ class Reads:
     # --- clients
 
     async def connections(self, call: Call) -> Item:
-        found, errors = await self._leaders.views("/api/v1/connections", only=call.query.group)
+        found, errors = await self._leaders.views(
+            "/api/v1/connections", only=call.query.group, kind=Connections
+        )
         merged: Item = {"producers": [], "consumers": [], "errors": errors}
         for group, value in found.items():
             for kind in ("producers", "consumers"):

@@ -12,11 +12,13 @@ from raftmq.namesrv.http.changes import Changes, Everywhere
 from raftmq.namesrv.http.clientaccess import ClientAccess
 from raftmq.namesrv.http.cluster import ClusterView
 from raftmq.namesrv.http.clustertoken import ClusterToken
+from raftmq.namesrv.http.directory import Directory
 from raftmq.namesrv.http.groups import Leaders
 from raftmq.namesrv.http.history import Histories
 from raftmq.namesrv.http.login import Login
 from raftmq.namesrv.http.nodes import Nodes
 from raftmq.namesrv.http.proxy import Proxy
+from raftmq.namesrv.http.reach import Reach
 from raftmq.namesrv.http.reads import Reads
 from raftmq.namesrv.http.topicmessages import TopicMessages
 from raftmq.namesrv.http.views import CallerView, OptionsView, ServesView, UpView
@@ -69,13 +71,16 @@ class ClusterApi:
         self._host = host
         self.hub = EventHub()
         self._tls = tls or ProcessTls(config)
-        self._nodes = Nodes(_cluster_token(config, table), tls=lambda: self._tls.https)
-        self.cluster = ClusterView(table, self._nodes, self.hub, f"{host}:{port}")
+        reach = Reach(bool(config.registration_key_file), config.broker_hosts)
+        directory = Directory(table, reach)
+        token = _cluster_token(config, table)
+        self._nodes = Nodes(token, directory.contact, tls=lambda: self._tls.https)
+        self.cluster = ClusterView(table, directory, self._nodes, self.hub, f"{host}:{port}")
         leaders = Leaders(self.cluster)
         everywhere = Everywhere(self.cluster, leaders)
         is_https = _seen_as_https(config, self._tls)
         access, self._oidc = _access(config, self._settings, is_https=is_https)
-        operations = [
+        self.operations = operations = [
             *Login(access, oidc=self._oidc is not None).operations(),
             *Reads(self.cluster, leaders).operations(),
             *TopicMessages(self.cluster, leaders).operations(),

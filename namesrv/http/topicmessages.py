@@ -14,6 +14,7 @@ from raftmq.namesrv.http.merging import FAILED, UNKNOWN, with_group
 from raftmq.namesrv.http.messagepages import marks_of, merged_newest, pages_of
 from raftmq.namesrv.http.nodes import NodeSilent
 from raftmq.namesrv.http.reads import none_has
+from raftmq.namesrv.http.seen import Items
 from raftmq.namesrv.http.views import NewestOfGroups, ResentByGroups
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import Cursor
@@ -99,11 +100,11 @@ class TopicMessages:
                 answer = await self._leaders.ask(
                     group, "POST", RESEND, body=body, headers=acting_for(call)
                 )
+                if answer.ok:
+                    return list(answer.json(Items)["items"])
             except (NodeSilent, ApiProblem) as error:
                 sent = isinstance(error, NodeSilent) and error.sent
                 return _all_of(ids, UNKNOWN if sent else FAILED, str(error))
-            if answer.ok:
-                return list(answer.json()["items"])
             return _all_of(ids, UNKNOWN if is_unknown(answer) else FAILED, answer.words())
 
         found = await asyncio.gather(*(one(group, ids) for group, ids in by_group.items()))

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.session import session
-from tests.archives import unpack
 from tests.leftovers import leftovers_collected as leftovers_collected
 from tests.smallspark import JVM
 
@@ -52,5 +51,5 @@ def apache_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classic store as Apache RocketMQ 5.3.3 left it, unpacked."""
     directory = tmp_path_factory.mktemp("apache")
     with tarfile.open(FIXTURES / "apache-5.3.3-async-master.tar.xz") as archive:
-        unpack(archive, directory)
+        archive.extractall(directory, filter="data")
     return directory / "store"

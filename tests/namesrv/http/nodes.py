@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.routes import Registration
+from raftmq.namesrv.routes import THIS_MACHINE, Registration
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.registration import DataVersion, TopicConfig
 
@@ -137,7 +137,7 @@ class FakeCluster:
         number = 0 if leads else int(node.name[1:]) + 1
         self.server.table.register(
             Registration("C", node.group, node.address, number, version=version, topics=given,
-                         term=node.view["term"], http_address=node.http),
+                         term=node.view["term"], http_address=node.http, peer=THIS_MACHINE),
             time.monotonic_ns() // 1_000_000,
         )  # fmt: skip
 

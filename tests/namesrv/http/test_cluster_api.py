@@ -111,7 +111,7 @@ async def test_a_broker_that_does_not_answer_fails_no_page(
     assert not brokers["n0"]["registered"]
     assert brokers["n0"]["error"].startswith("no connection")
     assert brokers["n1"]["error"].startswith("no answer within")
-    assert brokers["n2"]["error"] == "its node view is no object"
+    assert brokers["n2"]["error"].startswith("the answer (200) has other parts than a broker's")
     assert seen["groups"][1]["leader"] == "n3"
     status, _, _ = await call("DELETE", f"/brokers/broker-a/{dead.address}")
     assert status == 204

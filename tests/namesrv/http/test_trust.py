@@ -81,7 +81,7 @@ async def over(
     own.chmod(0o600)
     key.chmod(0o600)
     settings: dict[str, Any] = {"registration_key_file": str(key), "http_tokens_file": tokens}
-    settings |= {"registrations_must_be_signed": False} | names
+    settings |= {"registrations_must_be_signed": False, "http_broker_hosts": "127.0.0.1"} | names
     config = NameServerConfig(
         bind="127.0.0.1", port=0, http_port=0, http_cluster_token_file=str(own), **settings
     )

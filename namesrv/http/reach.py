@@ -1,0 +1,106 @@
+"""Decides to which brokers a name server sends HTTP requests. Shell: this machine's addresses.
+
+Whoever reaches a name server can register and name any HTTP address. A request goes to it only if
+
+1. the registration was signed; or
+2. the host is in httpBrokerHosts; or
+3. this name server has no registrationKeyFile, and the address is on the host that sent the
+   registration. The request goes to that host's address, whatever the registered name resolves to.
+
+So without a key a stranger can have requests sent to its own host, and to no other.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raftmq.namesrv.routes import THIS_MACHINE
+from raftmq.remoting.address import parse_address
+from raftmq.remoting.errors import ConnectError
+from raftmq.web.loopback import is_loopback
+
+HTTPS = "https://"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """Where a broker's HTTP API is asked. `host`: instead of the registered one, which is kept in
+    the request. `refused`: why it is not asked."""
+
+    host: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The rule. `has_key`: of registrations; `allowed`: hosts and networks (httpBrokerHosts)."""
+
+    has_key: bool = False
+    allowed: Sequence[str] = ()
+
+    def contact(self, http_address: str, peer: str, *, signed: bool) -> Contact:
+        """Return where to ask a broker that was registered from the host `peer`."""
+        try:
+            host, _ = parse_address(http_address.removeprefix(HTTPS))
+        except ConnectError:
+            return Contact(refused="it registered no HTTP address")
+        if signed or _is_in(host, self.allowed):
+            return Contact()
+        if self.has_key:
+            return Contact(refused="its registration is not signed (registrationKeyFile)")
+        if peer == THIS_MACHINE and (_is_own(host) or not _is_literal(host)):
+            return Contact() if _is_own(host) else Contact(LOOPBACK)
+        if peer and (host == peer or not _is_literal(host)):
+            return Contact(peer)
+        return Contact(
+            refused=f"{host} is not the host that its registration came from, {peer or 'unknown'}:"
+            " registrationKeyFile, or httpBrokerHosts"
+        )
+
+
+def host_problem(text: str) -> str:
+    """Return why an entry of httpBrokerHosts is none; "" if it is one."""
+    if "/" not in text:
+        return ""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _is_in(host: str, allowed: Sequence[str]) -> bool:
+    if host.lower() in (entry.lower() for entry in allowed):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return any(address in ipaddress.ip_network(entry) for entry in allowed if "/" in entry)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_own(host: str) -> bool:
+    """Return whether a host is this machine: by its name, or an address that it may listen on."""
+    if is_loopback(host) or host.lower() == socket.gethostname().lower():
+        return True
+    if not _is_literal(host):
+        return False
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return not ipaddress.ip_address(host).is_unspecified

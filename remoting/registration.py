@@ -34,7 +34,7 @@ from raftmq.remoting.topicattributes import MESSAGE_TYPE
 from raftmq.remoting.turns import Steps, finish
 from raftmq.remoting.unpacking import inflating
 
-BODY_BYTES_MAX = 24 * 1024 * 1024  # the default, of a body as JSON or unpacked: 100,000 topics
+BODY_BYTES_MAX = 18 * 1024 * 1024  # the default, of a body as JSON or unpacked: 110,000 topics
 TOPICS_MAX = 100_000  # the default, in one registration
 TOPICS_PER_STEP, STEP_BYTES = 32, 16 * 1024  # read in a step; some .3 ms
 FILTER_SERVERS_MAX = 100

@@ -334,7 +334,7 @@ async def test_a_strangers_registration_is_refused_from_its_header(tmp_path, mon
         monkeypatch.setattr(processor, "reading_register_body", read)
         monkeypatch.setattr(processor, "peek_data_version", read)
         stranger = Stranger(one.address)
-        body = bytes(20 << 20)
+        body = bytes(17 << 20)
         answer, _ = await stranger.say(HEADER, body=body)
         assert answer.code == 16 and answer.remark.startswith("[SIGNED]")
         wrong = RegistrationSigner(KEY.encode(), bytes(16))

@@ -204,7 +204,12 @@ class Pump:
     def _perform(self, ready: Ready) -> None:
         """Persist, then send, then acknowledge, in the order that `messages.Ready` defines."""
         if ready.truncate_from is not None:
-            log.warning("log_truncated node=%s from=%s", self.core.node_id, ready.truncate_from)
+            log.warning(
+                "log_truncated node=%s from=%d frames=%d",
+                self.core.node_id,
+                ready.truncate_from,
+                max(0, self.log.last_index - ready.truncate_from + 1),
+            )
             self.writer.truncate(ready.truncate_from)
         if ready.append:
             full = self.writer.append(ready.append)

@@ -104,7 +104,6 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         *((one, "__hash__", numbered_hash) for one in HASHED_BY_ADDRESS),
     ]
     by_name = [
-        ("raftmq.remoting.connection.perf_counter", lambda: loop.now_s),
         ("raftmq.remoting.turns.perf_counter", lambda: loop.now_s),
         ("raftmq.dledger.dialer.Hello", hello),
         ("raftmq.dledger.incoming.spoken", lambda hello: min(hello.version, version())),

@@ -29,6 +29,7 @@ from zlib import crc32
 from raftmq.broker.errors import Refused
 from raftmq.broker.tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.popheaders import POP_CK
 from raftmq.remoting.topicattributes import MIXED, type_of, type_problem
 from raftmq.store.properties import TAGS, decode_properties, java_string_hash, joined, tags_code
 from raftmq.store.record import MessageRecord, pack_host
@@ -102,6 +103,7 @@ V2_NAMES = {
     "batch": "m",
     "bname": "n",
 }
+HANDLE = f"{POP_CK}\x01"
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # the property of a message that wants a reply
 _SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
 
@@ -300,10 +302,12 @@ def stored_properties(text: str, rules: SendRules) -> Properties:
     at = text.find("UNIQ_KEY\x01")
     end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
     if end < 0:
-        return _read_properties(text, rules, False)
+        return _read_properties(without_handle(text), rules, False)
     rest = text[:at] + text[end:] if at else text[end:]
     known = rules.endings.get(rest)
     if known is None:
+        if HANDLE in rest:
+            return _read_properties(without_handle(text), rules, False)
         found = _read_properties(text, rules, False)
         stored, _, tags, wants_reply = found
         if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # replies differ in more
@@ -312,6 +316,16 @@ def stored_properties(text: str, rules: SendRules) -> Properties:
             rules.endings[rest] = (stored[len(text.encode()) :], tags)
         return found
     return text.encode() + known[0], text[at + 9 : end], known[1], False
+
+
+def without_handle(text: str) -> str:
+    """Return a client's properties without the handle of a popped message.
+
+    A popped message that is forwarded unchanged still has its old handle. A consumer would
+    acknowledge that handle and receive the message again. Only a broker's answer has a handle."""
+    if HANDLE not in text:
+        return text
+    return "\x02".join(part for part in text.split("\x02") if not part.startswith(HANDLE))
 
 
 def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
@@ -407,7 +421,8 @@ def parse_special(
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
-    stored, unique_key, _, wants_reply = _read_properties(ext.get("i") or "", rules, True)
+    text = without_handle(ext.get("i") or "")
+    stored, unique_key, _, wants_reply = _read_properties(text, rules, True)
     message = Outgoing(
         queue.topic,
         queue.queue_id,

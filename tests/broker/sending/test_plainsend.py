@@ -120,6 +120,7 @@ ENDINGS = [
     "IDEMPOTENT\x01false\x02",
     "REPLY_TO_CLIENT\x01me\x02CORRELATION_ID\x01c\x02",
     "UNIQ_KEY\x01second\x02",
+    "POP_CK\x010 1 2 3\x02TAGS\x01a\x02",
     "\x02\x02",
 ]
 ODD = [
@@ -244,6 +245,21 @@ class Fixed:
     """A uuid that is the same in both runs: a message without UNIQ_KEY gets one."""
 
     hex = "0" * 32
+
+
+@pytest.mark.parametrize("code_first", [True, False])
+@pytest.mark.parametrize(
+    "ending", ["", "TAGS\x01a\x02", "DELAY\x012\x02", "REPLY_TO_CLIENT\x01me\x02"]
+)
+def test_the_handle_of_a_popped_message_is_not_stored(code_first, ending):
+    """A consumer would acknowledge the old handle, and receive the forwarded message again."""
+    side = Side(code_first)
+    texts = [f"POP_CK\x01old handle\x02{ending}", f"{ending}POP_CK\x01old handle"]
+    texts += [f"{KEY.format(n)}{text}" for n, text in enumerate(texts)]
+    sent = [(fields(i=text), b"body", {}) for text in texts]
+    frames, answers, *_ = side.send(sent)
+    assert [code for _, code, *_ in answers] == [0] * 4
+    assert b"body" in b"".join(frames) and b"old handle" not in b"".join(frames)
 
 
 def plain(number, **changes):

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.sending.sendrequest import SendRules
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig
+from raftmq.broker.tables.topics import (
+    DEFAULT_TOPIC,
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    TopicConfig,
+)
 from raftmq.dledger import gate, incoming
 from raftmq.ops.descriptors import Ports
 from raftmq.ops.ports import http_port
@@ -37,6 +43,16 @@ def store_config(config: BrokerConfig) -> StoreConfig:
             disk_ratio_max=config.disk_max_used_space_ratio / 100,
         ),
     )
+
+
+def topics_of_names(config: BrokerConfig) -> list[TopicConfig]:
+    """Return the topics named as the cluster and as the broker group. Tools of Apache's look for
+    brokers by their routes, and send to them to measure a broker."""
+    perm = PERM_INHERIT | PERM_READ | PERM_WRITE
+    return [
+        TopicConfig(config.broker_cluster_name, perm=perm),
+        TopicConfig(config.broker_name, 1, 1, perm),
+    ]
 
 
 def send_rules(config: BrokerConfig, store_host: bytes) -> SendRules:
@@ -86,7 +102,7 @@ def template_topic(config: BrokerConfig) -> TopicConfig | None:
     if not config.auto_create_topic_enable:
         return None
     count = config.default_topic_queue_nums
-    return TopicConfig(DEFAULT_TOPIC, count, count, config.broker_permission | 1)
+    return TopicConfig(DEFAULT_TOPIC, count, count, config.broker_permission | PERM_INHERIT)
 
 
 def web_settings(config: BrokerConfig, listen_port: int) -> WebSettings:

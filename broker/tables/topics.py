@@ -19,6 +19,7 @@ from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
 
 PERM_READ = 4
 PERM_WRITE = 2
+PERM_INHERIT = 1
 
 DEFAULT_TOPIC = names.DEFAULT_TOPIC
 RETRY_PREFIX = names.RETRY_PREFIX
@@ -83,9 +84,9 @@ def topic_from_json(value: Mapping[str, Any]) -> TopicConfig:
 
 
 def stored_topic(value: Mapping[str, Any]) -> TopicConfig:
-    """Read the bean of a topic that there is already. Brokers make topics of their own names and
-    their cluster's, which may have characters that nobody else may give a topic. Raises
-    StateError."""
+    """Read the bean of an existing topic. Brokers make topics of their own and their cluster's
+    name, which may have characters that no other topic may have, and Apache's tables may have
+    topics without queues. Raises StateError."""
     topic = _read(value)
     _refuse(names.name_problem("topic name", topic.name) or _range_problem(topic))
     return topic
@@ -119,6 +120,8 @@ def attributes_of(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def topic_problem(topic: TopicConfig) -> str:
     """Return why this configuration is invalid; '' when it is valid."""
+    if topic.queue_count == 0:
+        return f"topic {topic.name}: has no queue"
     return topic_name_problem(topic.name) or _range_problem(topic)
 
 
@@ -126,8 +129,6 @@ def _range_problem(topic: TopicConfig) -> str:
     for count in (topic.read_queue_count, topic.write_queue_count):
         if not 0 <= count <= QUEUE_COUNT_MAX:
             return f"topic {topic.name}: queue count {count} is not in 0..{QUEUE_COUNT_MAX}"
-    if topic.queue_count == 0:
-        return f"topic {topic.name}: has no queue"
     if not 0 <= topic.perm <= 15:
         return f"topic {topic.name}: perm {topic.perm} is not in 0..15"
     return ""

@@ -109,8 +109,10 @@ class VersionedTable(Generic[E]):
         """Load a snapshot; unchanged when that raises."""
         table = value[self._json_key].items()
         loaded = {name: self._stored_from_json(entry) for name, entry in table}
-        counter = int(value["dataVersion"]["counter"])
-        self.timestamp_ms = int(value["dataVersion"]["timestamp"])
+        version = value["dataVersion"]
+        counter = int(version["counter"])
+        # Apache's brokers of 3.x wrote the second spelling.
+        self.timestamp_ms = int(version.get("timestamp", version.get("timestatmp", 0)))
         self.counter = counter
         self.entries = loaded
         self._changes.clear()

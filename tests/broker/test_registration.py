@@ -4,6 +4,8 @@ import asyncio
 import time
 
 from raftmq.broker import registration
+from raftmq.broker.config import build_config, parse_properties
+from raftmq.broker.construction import topics_of_names
 from raftmq.broker.health import why_not
 from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.broker.tables import versioned
@@ -293,3 +295,16 @@ async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_pat
     finally:
         down.close()
         await names.server.stop()
+
+
+def test_tools_find_a_broker_by_the_topics_of_its_names():
+    """Java's createTopic takes a cluster's or a broker's name, and asks for its route."""
+    config = build_config(parse_properties("brokerName=broker-a\nbrokerClusterName=c\n", "test"))
+    found = {topic.name: topic for topic in topics_of_names(config)}
+    assert {name: (t.queue_count, t.perm) for name, t in found.items()} == {
+        "c": (16, 7),
+        "broker-a": (1, 7),
+    }
+    table = TopicTable()
+    table.internal.update(found)
+    assert {topic.topic for topic in RegisteredTopics(table, None).all()} == {"c", "broker-a"}

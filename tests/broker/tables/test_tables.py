@@ -34,7 +34,12 @@ from raftmq.broker.tables.state import (
     put_topic,
     several,
 )
-from raftmq.broker.tables.topics import TopicConfig, topic_name_problem, topic_problem
+from raftmq.broker.tables.topics import (
+    TopicConfig,
+    TopicTable,
+    topic_name_problem,
+    topic_problem,
+)
 from raftmq.broker.tables.writers import Watermark, open_writer, wrote
 from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
 from raftmq.remoting.acl import Account, Accounts
@@ -743,3 +748,23 @@ def test_offsets_are_counted_however_they_come_and_go():
         else:
             table.load(table.to_json(), 3)
         assert table.count == sum(map(len, table.offsets.values()))
+
+
+@pytest.mark.parametrize(
+    ("version", "counts", "timestamp_ms"),
+    [
+        ({"counter": 3, "timestamp": 7}, (4, 4), 7),
+        ({"counter": 3, "timestatmp": 7}, (4, 4), 7),  # as brokers of 3.x wrote it
+        ({"counter": 3, "timestamp": 7}, (0, 0), 7),  # tools could make topics without queues
+        ({"counter": 3, "timestamp": 7}, (0, 4), 7),
+    ],
+)
+def test_a_table_of_apaches_is_taken_whole(version, counts, timestamp_ms):
+    bean = {"topicName": "T", "readQueueNums": counts[0], "writeQueueNums": counts[1], "perm": 6}
+    other = {"topicName": "Other", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+    table = TopicTable()
+    table.load({"dataVersion": version, "topicConfigTable": {"T": bean, "Other": other}}, 0)
+    assert (table.counter, table.timestamp_ms) == (3, timestamp_ms)
+    found = table.entries["T"]
+    assert (found.read_queue_count, found.write_queue_count) == counts
+    assert table.entries["Other"].queue_count == 2

@@ -32,7 +32,7 @@ from raftmq.broker.backup.service import Backups
 from raftmq.broker.clientroom import ClientRoom
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import budget_limits, template_topic
+from raftmq.broker.construction import budget_limits, template_topic, topics_of_names
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.consuming.groupcreation import GroupCreation
 from raftmq.broker.consuming.locks import lock_service
@@ -186,14 +186,15 @@ class Broker:
         self.sends = make_send_path(
             opened, context, self.halves, self.clients, wheel, self.locks, append.observe
         )
-        reply = reply_topic(config.broker_cluster_name)
-        state.topics.internal[reply.name] = reply
+        for topic in (reply_topic(config.broker_cluster_name), *topics_of_names(config)):
+            state.topics.internal[topic.name] = topic
         replies = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
         self.replies = ReplyService(context, self.clients, self.sends, replies)
         self.delays = DelayService(context, self.sends)
         self.timers = TimerService(context, self.sends, wheel)
+        keys = KeyQueries(config, store.derived, self.log.frame_is_damaged)
         self.transactions = Transactions(
-            context, self.halves, self.sends, self.clients, self.access
+            context, self.halves, self.sends, self.clients, self.access, keys.newest
         )
 
         # Consuming.
@@ -264,7 +265,6 @@ class Broker:
             clock_ms, wall_ms, lambda: self.sends.put_count, lambda: self.pulls.get_count
         )
         self.catalog = Catalog(context, self.commits, self.popping.settled, self.registrar.spread)
-        keys = KeyQueries(config, store.derived, self.log.frame_is_damaged)
         group_rates = GroupRates(state, clock_ms)
         self.history = History(
             context,

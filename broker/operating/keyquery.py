@@ -38,10 +38,12 @@ from raftmq.remoting.turns import StepTurns
 from raftmq.store.derived import DerivedFiles
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery
+from raftmq.store.record import MessageRecord, decode_record
 
 log = logging.getLogger("raftmq.broker.index")
 
 MS = 1_000_000  # ns
+INT64_MAX = (1 << 63) - 1
 STEP_INTERVAL_NS = 1_000 * MS
 BUSY_NS = 1 * MS  # of each housekeeping tick of 25 ms
 IDLE_NS = 10 * MS
@@ -178,6 +180,11 @@ class KeyQueries:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the index cannot be read: {error}"
             ) from error
+
+    async def newest(self, topic: str, unique_key: str) -> list[MessageRecord]:
+        """Return the newest messages of a topic with this UNIQ_KEY or key. Raises Refused."""
+        found = await self.find(KeyWanted(topic, unique_key, True, 0, 0, INT64_MAX))
+        return [decode_record(data, check_body=False) for data in found.records]
 
     async def query_message(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Answer QUERY_MESSAGE (12), on any replica. Only a leader says that there is none."""

@@ -99,9 +99,13 @@ class HalfBook:
         if self._roots.get(half.root) == offset:
             del self._roots[half.root]
         if decision is not None:
-            self._ended[half.root] = decision
-            while len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
+            self.note_end(half.root, decision)
+
+    def note_end(self, root: Root, decision: int) -> None:
+        """Remember how a half ended."""
+        self._ended[root] = decision
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
 
     def find(self, root: Root) -> Half | None:
         """Return the open half that began at `root`."""

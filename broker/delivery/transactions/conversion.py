@@ -18,6 +18,7 @@ from raftmq.broker.sending.sendrequest import (
 )
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.properties import (
+    KEYS,
     TAGS,
     UNIQ_KEY,
     WAIT,
@@ -120,13 +121,15 @@ def committed(half: MessageRecord) -> Outgoing:
     )
 
 
-def op_record(half_offset: int, half: MessageRecord, now_ms: int) -> Outgoing:
-    """Return the op record that marks the half at this queue offset as ended."""
+def op_record(half_offset: int, half: MessageRecord, now_ms: int, key: str = "") -> Outgoing:
+    """Return the op record that marks the half at this queue offset as ended. `key`: its UNIQ_KEY,
+    if the op is to be found by it: that of a half which was given up and is committed."""
+    keys = {KEYS: key} if key else {}
     return Outgoing(
         OP_TOPIC,
         0,
         str(half_offset).encode(),
-        encode_properties({TAGS: OP_TAG}),
+        encode_properties({TAGS: OP_TAG, **keys}),
         now_ms,
         pack_host(half.store_host),
     )

@@ -8,6 +8,8 @@ A half that nobody ended is checked: the leader stores it again with one more ch
 the old one in the same frame, and when that is committed asks a producer of its group (39). If none
 is connected, it is only stored again: nobody was asked, so nothing is counted. After
 `transactionCheckMax` checks, or beyond `fileReservedTime`, it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+A commit that arrives later still delivers the message, once: the index of keys has the half in that
+topic, and the op record of such a commit.
 One whose properties have no room for the count stays where it is: it is asked about until then.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
@@ -121,8 +123,11 @@ class Transactions:
         sends: SendPath,
         clients: ClientTable,
         access: Access,
+        newest: Callable[[str, str], Awaitable[Sequence[MessageRecord]]],
     ) -> None:
+        """`newest(topic, unique key)` finds messages by their key."""
         self._context = context
+        self._newest = newest
         self._config = context.config
         self._store = context.store
         self._halves = halves
@@ -133,6 +138,7 @@ class Transactions:
         self._targets = (0, 0)  # where the first reading ends
         self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → those waiting for its end
         self._asking: dict[Root, bool] = {}  # roots stored again for a check
+        self._late: set[Root] = set()  # given up, and being committed
         self._waiting = 0
         self._noted = (0, 0)
         self._noting = False
@@ -324,7 +330,9 @@ class Transactions:
             waiters.append(waiter)
             await waiter
         if half is None:
-            self._say_how_it_ended(book, root, header.decision)
+            late = header.decision == COMMIT and book.decision(root) is None
+            if not late or not await self._commit_given_up(book, record, root):
+                self._say_how_it_ended(book, root, header.decision)
             return
         # Stored again it has the same content, but op and message name its present position.
         if half.offset != record.queue_offset:
@@ -332,9 +340,7 @@ class Transactions:
             permit(record)
         messages = [conversion.op_record(half.offset, record, self._context.wall_ms())]
         if header.decision == COMMIT:
-            message = conversion.committed(record)
-            properties = decode_properties(message.properties)
-            messages.insert(0, later(message, properties, self._sends.parking))
+            messages.insert(0, self._committed(record))
         ended = Ended()
         self._store_end(book, half, messages, header.decision, ended)
         await ended.stored()
@@ -342,6 +348,36 @@ class Transactions:
             self.counts.committed += 1
         else:
             self.counts.rolled_back += 1
+
+    def _committed(self, record: MessageRecord) -> Outgoing:
+        message = conversion.committed(record)
+        return later(message, decode_properties(message.properties), self._sends.parking)
+
+    async def _commit_given_up(self, book: HalfBook, record: MessageRecord, root: Root) -> bool:
+        """Deliver the message of a half that was given up; return False if it was not given up, or
+        was committed since. Raises Refused, OutcomeUnknown."""
+        if root in self._late:
+            raise busy("the transaction is being committed", retriable=True)
+        self._late.add(root)
+        try:
+            given_up = await self._newest(GIVEN_UP_TOPIC, root.unique_key)
+            if not any(conversion.root_of(half)[1:] == root[1:] for half in given_up):
+                return False
+            if await self._newest(OP_TOPIC, root.unique_key):
+                book.note_end(root, COMMIT)
+                return False
+            now_ms = self._context.wall_ms()
+            op = conversion.op_record(root.offset, record, now_ms, root.unique_key)
+            ended = Ended()
+            self._sends.store([self._committed(record), op], b"", ended)
+            self._sends.wake()
+            await ended.stored()
+        finally:
+            self._late.discard(root)
+        book.note_end(root, COMMIT)
+        self.counts.committed += 1
+        log.info("transaction_committed_late group=%s key=%s", root.group, root.unique_key)
+        return True
 
     def _named(
         self, header: EndTransactionHeader, permit: Callable[[MessageRecord], None]

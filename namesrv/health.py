@@ -37,7 +37,9 @@ def health(address: str | None, timeout_s: float) -> None:
         credentials = credentials_of_environment(os.environ)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    address = address or f"127.0.0.1:{os.environ.get(PORT_VARIABLE, PORT)}"
+    config = None if address else verdict.configured("raftmq.namesrv.config")
+    port = config.port if config else os.environ.get(PORT_VARIABLE, PORT)
+    address = address or f"127.0.0.1:{port}"
     warnings: list[str] = []
 
     def judge(answer: RemotingCommand) -> str:

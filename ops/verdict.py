@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -18,3 +20,18 @@ def end(address: str, reason: str, warnings: Iterable[str]) -> NoReturn:
     for warning in warnings:
         click.echo(f"{address}: warning: {warning}")
     sys.exit(0)
+
+
+def configured(options: str) -> Any:
+    """Return the configuration that the program's own options describe, such as `-c FILE` before
+    `health`; None if there are none. `options`: the name of the module with `load`."""
+    given = click.get_current_context().find_root().params
+    path, settings = given.get("path"), given.get("settings") or ()
+    if path is None and not settings:
+        return None
+    from raftmq.ops.options import ConfigError
+
+    try:
+        return importlib.import_module(options).load(path, settings, os.environ).config
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error

@@ -37,9 +37,15 @@ def health(address: str | None, timeout_s: float) -> None:
     from raftmq.remoting.tlsfile import context_of
 
     warnings: list[str] = []
-    http_port = os.environ.get(HTTP_VARIABLE) or str(
-        int(os.environ.get(PORT_VARIABLE, PORT)) + HTTP_ABOVE
-    )
+    config = None if address else verdict.configured("raftmq.proxy.config")
+    if config is not None:
+        from raftmq.ops.ports import http_port as of_options
+
+        http_port = str(of_options(config.http_port, config.port))
+    else:
+        http_port = os.environ.get(HTTP_VARIABLE) or str(
+            int(os.environ.get(PORT_VARIABLE, PORT)) + HTTP_ABOVE
+        )
     address = address or f"127.0.0.1:{http_port}"
     try:
         context = context_of(os.environ)

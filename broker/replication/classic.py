@@ -21,10 +21,12 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from errno import EDQUOT, ENOSPC
 
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.containment import Contained
 from raftmq.broker.delivery.progress import keep_within
+from raftmq.broker.errors import OutcomeUnknown, Refused
 from raftmq.broker.housekeeping import Activity
 from raftmq.broker.replication.ha.acks import AckBook, Answered, SlaveWish
 from raftmq.broker.replication.ha.follower import Follower
@@ -38,6 +40,7 @@ from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.state import BrokerState, Change, decode_command_payload
 from raftmq.dledger.errors import NotLeader
 from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.store.dispatch import Units
 from raftmq.store.errors import StoreError
@@ -48,6 +51,7 @@ from raftmq.store.shortage import RETRY_S, passes
 log = logging.getLogger("raftmq.broker.classic")
 
 DEFINING = ("put_topic", "put_group")  # they change nothing but a definition
+KEPT_IN_FILES = (*DEFINING, "delete_topic", "delete_group")
 POOL_THREADS = 2  # one for fdatasync, one to prepare segments
 TICK_MS = 50  # time-outs and heartbeats may be late by so much
 
@@ -413,10 +417,18 @@ class ClassicEngine:
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
         """Change the tables now. The result is done once a changed topic or group is in its file;
-        offsets are written on a timer. A slave takes offsets only. Raises NotLeader, StateError."""
+        offsets are written on a timer. A slave takes offsets only. Raises NotLeader, StateError;
+        Refused, having changed nothing, if the file could not be written."""
         command = decode_command_payload(payload)
         if self.is_slave and command["op"] != "commit_offsets":
             raise NotLeader(None)
+        if any(one["op"] in KEPT_IN_FILES for one in command.get("commands", [command])):
+            try:
+                self._application.files.check_room(len(payload))
+            except OSError as error:
+                tag = "DISK_FULL" if error.errno in (ENOSPC, EDQUOT) else "DISK_ERROR"
+                words = f"its file could not be written ({error}); nothing was changed"
+                raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, words, tag=tag) from error
         try:
             change = self._application.apply(payload, self._wall_ms())
         except AssertionError as error:
@@ -432,7 +444,10 @@ class ClassicEngine:
             error = None if result.cancelled() else result.exception()
             if done.done():
                 return
-            if error is not None:
+            if isinstance(error, OSError):
+                words = f"the change is in force, but not in its file yet: {error}"
+                done.set_exception(OutcomeUnknown(f"{words}. It is lost if the broker ends now"))
+            elif error is not None:
                 done.set_exception(error)
             else:
                 done.set_result(index)

@@ -31,6 +31,8 @@ DEFINITIONS = ("topics.json", "subscriptionGroup.json")  # these say nothing of 
 EXPECTED = (*DEFINITIONS, "consumerOffset.json")  # Apache's brokers have them, too
 PROGRESS = tuple(name for name in snapshot.FILES if name not in DEFINITIONS)
 DURABLE_POLL_S = 0.02
+MARGIN_BYTES = 64 << 10  # for what else is written before the tables are
+PROBE = "room"  # a file that is there only while its room is looked for
 
 
 class ConfigFiles:
@@ -77,6 +79,20 @@ class ConfigFiles:
         versions = (*both(name), name + snapshot.BESIDE)
         there = [n for n in versions if self._disk.exists(f"{snapshot.DIRECTORY}/{n}")]
         return bool(there) and all(n in self._state.damaged for n in there)
+
+    def check_room(self, more_bytes: int) -> None:
+        """Raise OSError if the tables cannot be written once more, with `more_bytes` of changes. To
+        be called before a change is applied that only a file keeps. Blocking, for a moment."""
+        size_bytes = sum(map(len, self._written.values())) + 2 * more_bytes + MARGIN_BYTES
+        path = f"{snapshot.DIRECTORY}/{PROBE}"
+        self._disk.makedirs(snapshot.DIRECTORY)
+        if self._disk.exists(path):
+            self._disk.remove(path)  # left by a crash
+        try:
+            self._disk.open(path, allocate_bytes=size_bytes).close()
+        finally:
+            if self._disk.exists(path):
+                self._disk.remove(path)
 
     def defined(self) -> asyncio.Future[None]:
         """Return a future that is done once topics and groups as they are now are in their files;

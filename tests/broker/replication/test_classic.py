@@ -6,9 +6,11 @@ import errno
 import orjson
 import pytest
 
+from raftmq.broker.tables import configfiles
 from raftmq.broker.tables.state import delete_topic, put_topic
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.shortage import RETRY_S
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
@@ -189,6 +191,49 @@ async def test_another_error_of_the_disk_ends_the_broker(tmp_path, name):
         assert "says the test" in await broker.failed
         for task in tasks:
             task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "tag"), [(errno.ENOSPC, "[DISK_FULL]"), (errno.EROFS, "[DISK_ERROR]")]
+)
+async def test_a_change_that_cannot_be_kept_is_refused_before_it_is_in_force(tmp_path, error, tag):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        broker = pair.master
+        assert (await pair.create_topic(broker, "T")).code == OK
+        with pytest.MonkeyPatch.context() as patch:
+            open_file = type(broker.disk).open
+
+            def fail(disk, path, **options):
+                if path.startswith("config/"):
+                    raise OSError(error, "says the test")
+                return open_file(disk, path, **options)
+
+            patch.setattr(type(broker.disk), "open", fail)
+            for code, ext in (
+                (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
+                (RequestCode.UPDATE_AND_CREATE_TOPIC, TopicHeader("U", 1, 1, 6).to_ext()),
+            ):
+                refused = await pair.ask(broker, code, ext)
+                assert refused.code != OK and refused.remark.startswith(tag), refused.remark
+                assert "nothing was changed" in refused.remark
+            assert "T" in broker.state.topics.entries and "U" not in broker.state.topics.entries
+        deleted = await pair.ask(broker, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+        assert deleted.code == OK and "T" not in broker.state.topics.entries
+
+
+async def test_a_change_whose_file_fails_all_the_same_is_said_to_be_in_force(tmp_path):
+    async with Classic(tmp_path, 0, "ASYNC_MASTER") as pair:
+        broker = pair.master
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fail(*_):
+                raise OSError(errno.EIO, "says the test")
+
+            patch.setattr(configfiles.snapshot, "write_changed", fail)
+            answer = await pair.create_topic(broker, "T")
+            assert answer.code != OK
+            assert "[OUTCOME_UNKNOWN] the change is in force" in answer.remark
+            assert "T" in broker.state.topics.entries
 
 
 # ---- what the files say of the log --------------------------------------------------------------

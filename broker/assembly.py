@@ -50,6 +50,7 @@ from raftmq.broker.sending.send import SendPath
 from raftmq.broker.sending.writerservice import Writers
 from raftmq.broker.tables.snapshotinstall import Source
 from raftmq.broker.tables.topics import TopicConfig
+from raftmq.broker.unexpired import Unexpired
 from raftmq.dledger.messages import RoleEvent
 from raftmq.remoting.tlslinks import TlsLinks
 from raftmq.web.operation import Operation
@@ -220,17 +221,23 @@ def _classic(
 
 
 def make_keeper(
-    opened: Opened, context: Context, retention: Retention, timers: TimerService, backups: Backups
+    opened: Opened,
+    context: Context,
+    retention: Retention,
+    unexpired: Unexpired,
+    timers: TimerService,
+    backups: Backups,
 ) -> Keeper:
     """Return the keeper of the tables' files. Retention spares what timers and backups need."""
     if opened.files is not None:
         return ClassicKeeper(
-            context, opened.pool, retention, files=opened.files, spare=timers.spare
+            context, opened.pool, retention, unexpired, files=opened.files, spare=timers.spare
         )
     return RaftKeeper(
         context,
         opened.pool,
         retention,
+        unexpired,
         covered_index=opened.covered_index,
         spare=timers.spare,
         needed_from=backups.needed_from,

@@ -82,6 +82,7 @@ from raftmq.broker.sending.reply import ReplyService, reply_topic
 from raftmq.broker.sending.writerservice import Writers
 from raftmq.broker.service import RoleChange, Service
 from raftmq.broker.tables.state import announce
+from raftmq.broker.unexpired import Unexpired
 from raftmq.dledger.messages import RoleEvent
 from raftmq.dledger.proposals import command_bytes_max
 from raftmq.ops.memory import Trimmer
@@ -255,9 +256,12 @@ class Broker:
         if self.log.raft is not None:
             self.log.raft.identity.tell(self.registrar.trigger)
         self.backups = Backups(context)
-        self.retention = Retention(store, wall_ms, clock_ms)
-        self.keeper = make_keeper(opened, context, self.retention, self.timers, self.backups)
-        self.reliever = Reliever(context, self.sends)
+        self.retention = Retention(store, config, wall_ms, clock_ms)
+        self.unexpired = Unexpired(store.queues, state.offsets, self.events)
+        self.keeper = make_keeper(
+            opened, context, self.retention, self.unexpired, self.timers, self.backups
+        )
+        self.reliever = Reliever(context, self.sends, self.retention)
         self.members = Members(context, self.registrar)
 
         # Operators.
@@ -277,6 +281,8 @@ class Broker:
             context=context,
             gates=opened.gates,
             retention=self.retention,
+            reliever=self.reliever,
+            unexpired=self.unexpired,
             access=self.access,
             clients=self.clients,
             sends=self.sends,
@@ -320,7 +326,7 @@ class Broker:
             self.replies.service(),
             self.backups.service(),
             acl_admin.service(),
-            Upkeep(context, self.keeper).service(),
+            Upkeep(context, self.keeper, self.retention).service(),
             Recalls(context, self.sends, self.timers).service(),
             SendBack(context, self.sends, self.access).service(),
             Service(handlers=queries.handlers()),
@@ -399,6 +405,7 @@ class Broker:
         health = claim.socket_of("health")
         await self.http.start(claim.socket_of("http"), health)  # first: a wait for peers is seen
         await self.engine.start()  # before anybody can ask about it
+        self.reliever.start()
         self.life.recovered = True
         self._client_room.start()
         await self.server.start(config.bind_address, claim.port, claim.socket_of("client"))
@@ -468,6 +475,7 @@ class Broker:
     def _close(self, clean: bool) -> None:
         """Close the files; blocking. If not `clean`, they stay as they are."""
         if clean:
+            self.retention.note()
             self.keeper.close()
         self.history.close()
         self._opened.close(clean=clean)

@@ -149,11 +149,27 @@ class BrokerConfig(PeerTlsOptions):
     delete_when: str = option("store", "deleteWhen", "04",
         "Hours of the day at which expired segments go, separated by `;`.", spread=True)
     file_reserved_time: int = option("store", "fileReservedTime", 72,
-        "Age at which a segment expires.", unit=HOURS, low=0, alike=True)
+        "Age at which a segment expires.", unit=HOURS, low=0, alike=True, live=True)
     clean_resource_interval: int = option("store", "cleanResourceInterval", 10_000,
         "Between two looks for expired segments.", unit=MS, low=50)
     disk_max_used_space_ratio: int = option("store", "diskMaxUsedSpaceRatio", 75,
-        "Disk use above which expired segments go at any hour.", unit=PERCENT, low=10, high=95)
+        "Disk use from which on expired segments go at any hour.", unit=PERCENT, low=10, high=95,
+        live=True)
+    disk_max_used_space_free_bytes: int = option("store", "diskMaxUsedSpaceFreeBytes", 64 * GIB,
+        "Expired segments go at any hour only if less than this is free, too. 0: the percentage"
+        " alone decides.", unit=BYTES, low=0, live=True)
+    clean_file_forcibly_enable: bool = option("store", "cleanFileForciblyEnable", False,
+        "Delete the oldest segments although they have not expired, consumed or not, from"
+        " diskSpaceCleanForciblyRatio on. false: what has not expired is kept, and a full disk"
+        " refuses sends.", live=True)
+    disk_space_clean_forcibly_ratio: int = option("store", "diskSpaceCleanForciblyRatio", 85,
+        "Disk use from which on expired segments go although a replica or a backup still reads"
+        " them; with cleanFileForciblyEnable the oldest go whatever their age.", unit=PERCENT,
+        low=10, high=100, live=True)
+    disk_space_clean_forcibly_free_bytes: int = option(
+        "store", "diskSpaceCleanForciblyFreeBytes", 24 * GIB,
+        "They go only if less than this is free, too. 0: the percentage alone decides.",
+        unit=BYTES, low=0, live=True)
     disk_space_warning_level_ratio: int = option("store", "diskSpaceWarningLevelRatio", 90,
         "Disk use from which on sends are refused (`[DISK_FULL]`).", unit=PERCENT,
         low=10, high=100, live=True)

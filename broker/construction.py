@@ -19,6 +19,7 @@ from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
 from raftmq.remoting.processtls import LINK_LIMITS
 from raftmq.remoting.tls import TlsMode
 from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
+from raftmq.store.disk import DiskMark
 from raftmq.store.frame import HEADER_SIZE_BYTES
 from raftmq.store.indexfile import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
@@ -37,11 +38,23 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         cold_count_max=config.max_transfer_count_on_message_in_disk,
         delay_levels_ms=config.delay_levels_ms,
         cold_bytes_max=config.max_transfer_bytes_on_message_in_disk,
-        retention=RetentionPolicy(
-            reserved_hours=config.file_reserved_time,
-            delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
-            disk_ratio_max=config.disk_max_used_space_ratio / 100,
+    )
+
+
+def retention_policy(config: BrokerConfig) -> RetentionPolicy:
+    """Return the policy of the current settings, which may be changed while the broker runs."""
+    return RetentionPolicy(
+        reserved_hours=config.file_reserved_time,
+        delete_when=frozenset(int(hour) for hour in config.delete_when.split(";")),
+        filling=DiskMark(
+            config.disk_max_used_space_ratio,
+            config.disk_max_used_space_free_bytes,
         ),
+        crowded=DiskMark(
+            config.disk_space_clean_forcibly_ratio,
+            config.disk_space_clean_forcibly_free_bytes,
+        ),
+        forced=config.clean_file_forcibly_enable,
     )
 
 

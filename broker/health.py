@@ -5,8 +5,8 @@ slave follows its master; and the name servers that answer do not all refuse to 
 is told if the broker knows it: a group that cannot elect, frames that it refuses, peers of another
 group, peers that it does not reach, a store that lost promises, a bad disk. What is wrong with one
 that serves is printed, too, and changes no exit status: peers of another group or with other
-founders, two processes with one id, clocks and settings that differ, certificates that expire.
-Containers run it every few
+founders, two processes with one id, clocks and settings that differ, a clock that the log
+contradicts, a disk that will be full soon, certificates that expire. Containers run it every few
 seconds as `python -m raftmq.broker.health`, so it imports little.
 """
 
@@ -88,7 +88,7 @@ def why_not(info: Mapping[str, str]) -> str:
 
 def warnings_of(info: Mapping[str, str]) -> list[str]:
     """Return what somebody should look at although the broker with this runtime info serves."""
-    found = [info.get("raftForeign", "")]
+    found = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
     if info.get("raftDiffers"):
         found.append(f"not as this replica's: {info['raftDiffers']}")
     if info.get("tlsCertificatesExpire"):

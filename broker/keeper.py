@@ -19,6 +19,7 @@ from raftmq.broker.housekeeping import IDLE_MS, Chore
 from raftmq.broker.retention import Limit, Retained, Retention
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.unexpired import Unexpired
 from raftmq.store.messagestore import MessageStore
 
 log = logging.getLogger("raftmq.broker.keeper")
@@ -62,6 +63,7 @@ class RaftKeeper:
         context: Context,
         pool: Executor,
         retention: Retention,
+        unexpired: Unexpired,
         *,
         covered_index: int,
         spare: Callable[[int], int],
@@ -78,6 +80,7 @@ class RaftKeeper:
         self._store = context.store
         self._pool = pool
         self._retention = retention
+        self._unexpired = unexpired
         self._spare = spare
         self._needed_from = needed_from
         self._waiting_for_others = 0  # the position told of last
@@ -146,18 +149,18 @@ class RaftKeeper:
 
     async def retain(self, *, at_once: bool = False) -> Retained:
         """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
-        stay that have not expired for a majority of the replicas, or that a snapshot install or a
-        backup still needs, unless the disk is too full for that."""
+        stay that have not expired for a majority of the replicas, unless deletion is forced, or
+        that a snapshot install or a backup still needs, unless the disk is too full for that."""
         engine, store = self._context.log.framed, self._store
         refilled = engine.refilled
         looked = self._retention.expired(at_once=at_once)
         expired, agreed = looked.before, engine.agree_expired(looked.by_age)
-        is_full = self._retention.disk_is_full
+        crowded, forced = self._retention.crowded, self._retention.forced
         limit, before = Limit(expired), store.commitlog.min_offset
-        if refilled and not is_full:
+        if refilled and not crowded:
             log.info("retention_waits for=%s", ",".join(refilled))
             limit.lower(before, f"replicas that are refilled from this one: {', '.join(refilled)}")
-        elif not is_full and agreed < expired:
+        elif agreed < expired and not forced:
             if expired != self._waiting_for_others:
                 log.info("retention_waits own=%d agreed=%d: a majority decides", expired, agreed)
             self._waiting_for_others = expired
@@ -169,11 +172,14 @@ class RaftKeeper:
             end = index.end_of(covered) if covered >= index.first_index else before
             limit.lower(end, FOR_SNAPSHOTS)
             needed = self._needed_from()
-            if needed is not None and not is_full:
+            if needed is not None and not crowded:
                 limit.lower(needed, FOR_BACKUP)
         after = before
         if limit.position > before:
+            early = self._unexpired.begin(max(before, looked.by_age)) if forced else None
             after = await engine.delete_before(limit.position)
+            if early is not None:
+                self._unexpired.end(early, after)
         if after != before:
             store.derived.correct_min_offset()
             log.info("log_trimmed from=%d to=%d", before, after)
@@ -196,6 +202,7 @@ class ClassicKeeper:
         context: Context,
         pool: Executor,
         retention: Retention,
+        unexpired: Unexpired,
         *,
         files: ConfigFiles,
         spare: Callable[[int], int],
@@ -207,6 +214,7 @@ class ClassicKeeper:
         self._store = context.store
         self._pool = pool
         self._retention = retention
+        self._unexpired = unexpired
         self._spare = spare
 
     def chores(self) -> list[Chore]:
@@ -223,12 +231,17 @@ class ClassicKeeper:
         """Delete old segments. What waits for delivery does not keep a slave's on a full disk: its
         master alone can store that once more, and has it."""
         before = after = self._store.commitlog.min_offset
-        expired = self._retention.expired(at_once=at_once).before
+        looked = self._retention.expired(at_once=at_once)
+        expired = looked.before
         limit = Limit(expired)
-        if not (self._config.is_slave and self._retention.disk_is_full):
+        if not (self._config.is_slave and self._retention.crowded):
             limit.lower(self._spare(expired), FOR_DELIVERY)
         if limit.position > before:
+            forced = self._retention.forced
+            early = self._unexpired.begin(max(before, looked.by_age)) if forced else None
             after = await self._context.log.engine.delete_before(limit.position)
+            if early is not None:
+                self._unexpired.end(early, after)
         if after > before:
             log.info("log_trimmed from=%d to=%d", before, after)
         return limit.retained(expired, before, after)

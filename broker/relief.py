@@ -4,12 +4,12 @@ another replica takes over, or sends are refused.
 A leader of a Raft group whose disk is full (broker.diskroom) hands leadership to a replica that has
 room, as in any planned transfer; so does one under which commits take far longer than they would
 under another replica (dledger.pace), and one whose clock is wrong, as most others say
-(dledger.surroundings). Until then it takes sends, because a disk that counts as full still has free
-blocks. dledger.relief decides which replicas are better, which are asked and for how long. If no
-replica has room, and always in classic mode and over pysyncobj, sends are refused ([DISK_FULL])
-until there is room again; so they are while the disks of so many other replicas are full to the
-last block that no majority takes frames. A replica that is short of room or slow, or whose clock is
-wrong, tells its group so, and is not made leader.
+(dledger.surroundings) or its own log does (broker.retention). Until then it takes sends, because a
+disk that counts as full still has free blocks. dledger.relief decides which replicas are better,
+which are asked and for how long. If no replica has room, and always in classic mode and over
+pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are while the disks of
+so many other replicas are full to the last block that no majority takes frames. A replica that is
+short of room or slow, or whose clock is wrong, tells its group so, and is not made leader.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from __future__ import annotations
 import logging
 
 from raftmq.broker.context import Context
-from raftmq.broker.diskroom import DiskRoom
+from raftmq.broker.diskroom import DiskRoom, Forecast
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import IDLE_MS, Chore
+from raftmq.broker.retention import Retention
 from raftmq.broker.sending.send import SendPath
 from raftmq.broker.service import RoleChange, Service
 from raftmq.dledger.errors import RaftError
+from raftmq.store.disk import DiskMark
 
 log = logging.getLogger("raftmq.broker.disk")
 
 LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
+CLOCK_LOOKS = 2  # the report that a peer's own log contradicts its clock may be on its way
 TICK_MS = 100  # between looks for a replica that has room
 # The initiator named in the transfer's event
 BY_FULL = "full disk"
@@ -38,13 +41,15 @@ class Reliever:
     """Watches disk and clock periodically, and keeps in `sends.disk_full` why sends are refused.
     One per broker."""
 
-    def __init__(self, context: Context, sends: SendPath) -> None:
+    def __init__(self, context: Context, sends: SendPath, retention: Retention) -> None:
         self._context = context
         self._sends = sends
+        self._retention = retention
         self._told = ("ok", "")
         self._slow = ""  # why commits are slow under this replica
-        self._clock_is_wrong = False
+        self._clock_looks = 0  # successive looks at which the clock was wrong
         self.room = DiskRoom()
+        self.forecast = Forecast()
 
     def service(self) -> Service:
         return Service(
@@ -55,10 +60,17 @@ class Reliever:
             role_changed=self._role_changed,
         )
 
+    def start(self) -> None:
+        """Look at once, so that a replica whose clock the log contradicts is not elected first."""
+        try:
+            self.look()
+        except OSError as error:  # of the disk's usage; the chore meets it again, and reports it
+            log.warning("disk_usage_unknown: %s", error)
+
     @property
     def _rest_ms(self) -> float:
         engine = self._context.log.raft
-        wanted = self.room.full or self._slow or self._clock_is_wrong
+        wanted = self.room.full or self._slow or self._clock_looks
         idle = not (wanted or (engine and engine.full_voters))
         return IDLE_MS if idle else 0
 
@@ -67,20 +79,25 @@ class Reliever:
         OSError."""
         config, room = self._context.config, self.room
         was_full = room.full
-        room.look(
-            self._context.disk.usage(),
-            config.disk_space_warning_level_ratio,
-            config.disk_space_warning_free_bytes,
-        )
+        usage = self._context.disk.usage()
+        mark = DiskMark(config.disk_space_warning_level_ratio, config.disk_space_warning_free_bytes)
+        room.look(usage, mark)
+        self.forecast.look(mark.room_bytes(usage), self._context.clock_ms())
+        self._retention.look()
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)
         engine, slow_before = self._context.log.raft, self._slow
         if engine is not None:
             self._slow = engine.slow_reason
-            clock_was_wrong, self._clock_is_wrong = self._clock_is_wrong, engine.clock_is_wrong
-            engine.be_willing(not (room.short or self._slow or self._clock_is_wrong))
-            if self._clock_is_wrong != clock_was_wrong:
-                log.warning("clock_wrong=%s", self._clock_is_wrong)
+            engine.doubt_clock(self._retention.clock_lead_ms)
+            if engine.clock_is_confirmed:
+                self._retention.trust_clock()
+            was_wrong = self._clock_looks
+            is_wrong = engine.clock_is_wrong or bool(self._retention.contradiction)
+            self._clock_looks = self._clock_looks + 1 if is_wrong else 0
+            engine.be_willing(not (room.short or self._slow or is_wrong))
+            if is_wrong != bool(was_wrong):
+                log.warning("clock_wrong=%s", is_wrong)
         if bool(self._slow) != bool(slow_before):
             log.warning("slow=%s reason=%s", bool(self._slow), self._slow or "-")
         self.tick()
@@ -99,7 +116,7 @@ class Reliever:
         room, sends, engine = self.room, self._sends, self._context.log.raft
         leading, hoped, others = self._context.roles.leading, False, ""
         if engine is not None:
-            unfit = room.full or self._clock_is_wrong
+            unfit = room.full or self._clock_looks >= CLOCK_LOOKS
             wanted = leading and (unfit or bool(self._slow))
             target = engine.willing_successor(wanted, faster=not unfit)
             hoped = engine.hopes_for_room

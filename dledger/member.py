@@ -529,6 +529,16 @@ class RaftMember:
         return self.life.running and self.parts.chores.surroundings.clock_is_wrong
 
     @property
+    def clock_is_confirmed(self) -> bool:
+        """True if a majority of other voters agrees with this replica's clock (surroundings.py)."""
+        return self.life.running and self.parts.chores.surroundings.clock_is_confirmed
+
+    def doubt_clock(self, lead_ms: int) -> None:
+        """Note by how much this replica's clock is ahead of its log's own time; 0: they agree."""
+        if self.life.running:
+            self.parts.chores.surroundings.doubt_clock(lead_ms)
+
+    @property
     def slow_reason(self) -> str:
         """The reason why commits are slow under this replica as leader; "" if they are not, next to
         other leaders (pace.py)."""

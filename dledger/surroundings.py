@@ -11,6 +11,9 @@ by age only as far as it has expired on a majority of voters, this replica being
 have to agree. What counts is age alone: what a full disk made another replica delete has not
 expired there. A voter that has told nothing lately agrees to nothing; one whose program is too old
 to tell does not count.
+
+A majority may be wrong, too. A replica whose clock is not the time of its own log (store.logclock)
+sends by how much, and its clock is no evidence against another's.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ EXTENT = "extent"  # of the sender's log, among the settings; no setting has thi
 TOLD_MS = 5_000
 KNOWN_MS = 6 * TOLD_MS
 CLOCKS_APART_MS = 60_000  # next to hours of age and delays of minutes, less does not matter
+LEAD = "clockAheadOfLogMs"  # sent among the settings; no setting has this name
 VALUE_SIZE_MAX = 256  # characters of a setting's value; what is behind is not compared
 
 
@@ -50,6 +54,7 @@ class _Peer:
     heard_ms: float = 0.0  # the last one, by the clock that never goes back
     judged_ms: float = 0.0  # the last one that its clock was judged by
     is_apart: bool = False  # its clock
+    is_doubted: bool = False  # its clock, by its own log
     differing: dict[str, tuple[str, str]] = field(default_factory=dict)  # key → (there, here)
 
 
@@ -79,6 +84,8 @@ class Surroundings:
         self.extents: dict[NodeId, Extent] = {}  # of the peers, as reported last
         self._expired_position = 0
         self._agreed_position = 0  # so far a majority has agreed since the start
+        self._lead_ms = 0  # by so much this clock is ahead of the log's own time
+        self._doubted_ms = 0.0  # when that was 0 last, or first
         self._now_ms = 0.0
         self._due_ms = 0.0
 
@@ -118,6 +125,31 @@ class Surroundings:
         self._agreed_position = max(self._agreed_position, agreed)
         return self._agreed_position
 
+    def doubt_clock(self, lead_ms: int) -> None:
+        """Note by how much this replica's clock is ahead of the log's own time; 0: they agree."""
+        if bool(lead_ms) != bool(self._lead_ms):
+            self._due_ms, self._doubted_ms = 0.0, self._now_ms
+        self._lead_ms = lead_ms
+
+    @property
+    def clock_is_confirmed(self) -> bool:
+        """True if the clocks of other replicas, a majority of all voters, agree with this one and
+        with their own logs. Clocks may jump together, so only messages count that were sent some
+        time after the doubt began."""
+        voters = self._core.membership.voters
+        if self._now_ms - self._doubted_ms < KNOWN_MS:
+            return False
+        since_ms = self._doubted_ms + 2 * TOLD_MS
+        agreeing = [
+            name
+            for name, peer in self._peers.items()
+            if name in voters
+            and peer.heard_ms >= since_ms
+            and not peer.is_doubted
+            and abs(peer.ahead_ms) <= CLOCKS_APART_MS
+        ]
+        return 2 * len(agreeing) > len(voters)
+
     @property
     def clock_is_wrong(self) -> bool:
         """True if this replica's clock is wrong (`is_wrong_at`)."""
@@ -125,13 +157,18 @@ class Surroundings:
 
     def is_wrong_at(self, node_id: NodeId) -> bool:
         """Return whether the clocks of a majority of voters are with each other, and that replica's
-        is not with them. Where there is no such majority nobody can tell who is right."""
+        is not with them; or its own log contradicts it, and another replica's clock is apart from
+        it and agrees with its log. Elsewhere nobody can tell who is right."""
         told = {name: peer.ahead_ms for name, peer in self._peers.items()}
         told[self._core.node_id] = 0
+        doubted = {name for name, peer in self._peers.items() if peer.is_doubted}
+        if self._lead_ms:
+            doubted.add(self._core.node_id)
         voters = self._core.membership.voters
-        ahead = [ahead_ms for name, ahead_ms in told.items() if name in voters]
+        ahead = [at for name, at in told.items() if name in voters and name not in doubted]
+        needed = 0 if node_id in doubted else len(voters) // 2
         return node_id in told and any(
-            2 * sum(abs(other - one) <= CLOCKS_APART_MS for other in ahead) > len(voters)
+            sum(abs(other - one) <= CLOCKS_APART_MS for other in ahead) > needed
             for one in ahead
             if abs(one - told[node_id]) > CLOCKS_APART_MS
         )
@@ -145,6 +182,7 @@ class Surroundings:
         ahead_ms, before = told.wall_ms - self._wall_ms(), self._peers.get(sender)
         peer = self._peers[sender] = before or _Peer(told, ahead_ms, ahead_ms)
         peer.told, peer.heard_ms = told, self._now_ms
+        peer.is_doubted = settings.get(LEAD, "0") != "0"
         extent = decode_extent(settings.get(EXTENT, ""))
         if extent is not None:
             self.extents[sender] = extent
@@ -210,7 +248,8 @@ class Surroundings:
     def _tell(self, peers: Iterable[NodeId]) -> None:
         first, expired = self._log.commitlog.min_offset, self._expired_position
         reach = {EXTENT: self.own_extent.encode()}
-        data = encode_settings({**reach, **self._founders.told, **self._settings()})
+        lead = {LEAD: str(self._lead_ms)} if self._lead_ms else {}
+        data = encode_settings({**reach, **self._founders.told, **lead, **self._settings()})
         wall_ms = self._wall_ms()
         for peer in peers:
             self._send(Circumstances(self._core.node_id, peer, wall_ms, first, expired, data))

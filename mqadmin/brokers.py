@@ -154,7 +154,8 @@ async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
-    found = await at_each(addresses, admin.broker.delete_expired_log)
+    trust = arguments.on("trustClock")
+    found = await at_each(addresses, lambda at: admin.broker.delete_expired_log(at, trust))
     return [_deleted(address, log) for address, log in found.items()]
 
 

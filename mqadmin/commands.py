@@ -114,7 +114,9 @@ COMMANDS = (
         (BROKER, Flag("c", "cluster", "Every broker of this cluster.")),
         "brokers:clean_queues", CHANGES),
     Command("deleteExpiredCommitLog", "Have expired CommitLog files deleted now.",
-        (BROKER, Flag("c", "cluster", "Every broker of this cluster.")),
+        (BROKER, Flag("c", "cluster", "Every broker of this cluster."),
+         Flag("", "trustClock", "The brokers' clocks are right, though their logs contradict them:"
+              " what is old by the clock is deleted.", Kind.SWITCH)),
         "brokers:delete_log", CHANGES),
     Command("raftStatus", "Show each Raft replica's own view of its group.",
         (Flag("c", "clusterName", "This cluster only."),

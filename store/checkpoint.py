@@ -9,6 +9,9 @@
                              in Raft mode the end of a committed frame
     40  "RMQC"               here: a checksum follows (zeros: written by an Apache broker)
     44  CRC-32C of bytes 0..39
+    64  int64, the log's own time when the store was last open, in ms (store.logclock)
+    72  int64, its `since_ms`
+    80  "RMQT", CRC-32C of bytes 64..79; zeros: no such time is known
 
 abort is an empty file that exists while the store is open: if it is found at boot, the last stop
 was unclean. Apache's brokers read and write the same files.
@@ -41,6 +44,9 @@ _FIELDS = struct.Struct(">qqqqq")
 _SEAL = struct.Struct(">4sI")
 _SEAL_MAGIC = b"RMQC"
 _RECORD_SIZE_BYTES = _FIELDS.size + _SEAL.size
+_TIMES_AT = 64
+_TIMES = struct.Struct(">qq")
+_TIMES_MAGIC = b"RMQT"
 
 
 class CheckpointFields(NamedTuple):
@@ -53,6 +59,14 @@ class CheckpointFields(NamedTuple):
     confirm_offset: int = 0
 
 
+class LogTimes(NamedTuple):
+    """The log's own time when its store was last open, and since when the wall clock is doubted
+    (store.logclock); 0: unknown, or not doubted."""
+
+    own_ms: int = 0
+    since_ms: int = 0
+
+
 class Checkpoint:
     """The open checkpoint file; also the CommitLog's durable mark."""
 
@@ -61,6 +75,7 @@ class Checkpoint:
         self.path = path
         self._file: File | None = None
         self.fields = CheckpointFields()
+        self.times = LogTimes()
         self.damaged = False  # as found by `open`
         self.lost = False  # the durable mark is not known
 
@@ -77,6 +92,7 @@ class Checkpoint:
         self.damaged = self.lost = verify and not _is_whole(data)
         if not self.damaged:
             self.fields = CheckpointFields(*_FIELDS.unpack_from(data))
+        self.times = _read_times(self._file.pread(_TIMES_AT, _TIMES.size + _SEAL.size))
 
     @property
     def durable_offset(self) -> int:
@@ -107,6 +123,13 @@ class Checkpoint:
         if not self.lost:  # else the unknown durable mark would look known
             self._file.pwrite(0, self._record())
 
+    def note_times(self, times: LogTimes) -> None:
+        """Note the log's own time; the note itself is not synced. Raises OSError."""
+        assert self._file is not None
+        self.times = times
+        numbers = _TIMES.pack(*times)
+        self._file.pwrite(_TIMES_AT, numbers + _SEAL.pack(_TIMES_MAGIC, crc32c(numbers)))
+
     def _record(self) -> bytes:
         numbers = _FIELDS.pack(*self.fields)
         return numbers + _SEAL.pack(_SEAL_MAGIC, crc32c(numbers))
@@ -120,6 +143,13 @@ class Checkpoint:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _read_times(data: bytes) -> LogTimes:
+    numbers, seal = data[: _TIMES.size], data[_TIMES.size :]
+    if len(seal) < _SEAL.size or _SEAL.unpack(seal) != (_TIMES_MAGIC, crc32c(numbers)):
+        return LogTimes()
+    return LogTimes(*_TIMES.unpack(numbers))
 
 
 def _is_whole(data: bytes) -> bool:

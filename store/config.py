@@ -11,7 +11,6 @@ from raftmq.store.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER
 from raftmq.store.dispatch import DELAY_LEVELS_MS
 from raftmq.store.filecache import OPEN_FILES_MAX
 from raftmq.store.indexfile import IndexLimits
-from raftmq.store.retention import RetentionPolicy
 
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the page cache
 
@@ -45,7 +44,6 @@ class StoreConfig:
     cold_bytes_max: int = 64 << 10  # maxTransferBytesOnMessageInDisk
     hot_span_bytes: int = field(default_factory=hot_span_bytes)
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
-    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     zero_ahead: bool = False  # see store.commitlog
     index_enable: bool = True  # messageIndexEnable
     index_limits: IndexLimits = field(default_factory=IndexLimits)  # maxHashSlotNum, maxIndexNum

@@ -51,6 +51,26 @@ class DiskUsage:
         return -(-self.used_bytes * 100 // size_bytes) if size_bytes else 0
 
 
+@dataclass(frozen=True, slots=True)
+class DiskMark:
+    """A mark of disk use: it is reached at `percent`, and only if less than `free_bytes` are
+    available, too. On a large disk the percentage alone means little. 0: it decides alone."""
+
+    percent: int
+    free_bytes: int = 0
+
+    def is_reached(self, usage: DiskUsage) -> bool:
+        floor = self.free_bytes
+        return usage.used_percent >= self.percent and (not floor or usage.available_bytes < floor)
+
+    def room_bytes(self, usage: DiskUsage) -> int:
+        """Return how many more bytes can be written before the mark is reached."""
+        left = usage.size_bytes * (100 - self.percent) // 100
+        if self.free_bytes:
+            left = min(left, self.free_bytes)
+        return max(0, usage.available_bytes - left)
+
+
 class File(Protocol):
     """An open file of fixed or growing size."""
 

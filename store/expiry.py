@@ -13,8 +13,9 @@ from functools import partial
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.derived import DerivedFiles
-from raftmq.store.disk import Disk, DiskUsage
+from raftmq.store.disk import DiskUsage
 from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from raftmq.store.logclock import LogNow
 from raftmq.store.record import (
     BLANK,
     HEAD_SIZE_BYTES,
@@ -30,50 +31,41 @@ from raftmq.store.retention import Expired, RetentionPolicy, SegmentAge, expired
 class Expiry:
     """The ages of one log's segments. For one caller (the loop)."""
 
-    _disk: Disk
     _commitlog: CommitLog
     _derived: DerivedFiles
     _confirmed: Checkpoint | None  # in Raft mode nothing above its confirmPhyOffset expires
-    _policy: RetentionPolicy
 
     def expired(
         self,
-        now_ms: int,
-        usage: DiskUsage | None = None,
+        policy: RetentionPolicy,
+        now: LogNow,
+        usage: DiskUsage,
         hour: int | None = None,
-        by_age: bool = True,
     ) -> Expired:
-        """Return which segments the configured policy deletes (store.retention).
-
-        `usage` is Disk.usage(), `hour` the local hour; both are looked up if not given. Without
-        `by_age` the time does not matter, only usage. Raises OSError."""
-        usage = self._disk.usage() if usage is None else usage
-        log, ages = self._commitlog, self._ages(now_ms)
+        """Return which segments `policy` deletes (store.retention); `hour` is the local one, and
+        looked up if it is not given. Raises OSError."""
+        log, ages = self._commitlog, self._ages(now, policy.segments_at_once_max + 2)
         limit = min(self._derived.dispatched_offset, log.durable_offset)
         if self._confirmed is not None:
             limit = min(limit, self._confirmed.fields.confirm_offset)
-        hour = time.localtime(now_ms / 1000).tm_hour if hour is None else hour
-        decide = partial(
-            expired_before, ages, self._policy, now_ms=now_ms, limit=limit, by_age=by_age
-        )
-        old = decide(hour=self.due_hour, disk_used_ratio=0.0)
+        hour = time.localtime(now.wall_ms / 1000).tm_hour if hour is None else hour
+        decide = partial(expired_before, ages, policy, limit=limit)
+        empty, begin = DiskUsage(0, 1), log.min_offset
+        old = decide(now=now, hour=policy.due_hour, usage=empty)
+        doubted = LogNow(now.wall_ms, now.wall_ms)
+        held = decide(now=doubted, hour=policy.due_hour, usage=empty) if now.since_ms else old
         return Expired(
-            decide(hour=hour, disk_used_ratio=usage.used_ratio) if ages else log.min_offset,
-            old if old > log.min_offset else 0,
+            decide(now=now, hour=hour, usage=usage) if ages else begin,
+            old if old > begin else 0,
+            max(0, held - old),
         )
 
-    @property
-    def due_hour(self) -> int:
-        """An hour in which the policy deletes what is old."""
-        return min(self._policy.delete_when)
-
-    def _ages(self, now_ms: int) -> list[SegmentAge]:
-        """Return the ages of as many of the oldest segments as one pass may delete, and one more.
+    def _ages(self, now: LogNow, count: int) -> list[SegmentAge]:
+        """Return the ages of the `count` oldest segments.
         The first record of the next segment that tells its time bounds the age of one's last: what
         is damaged or cannot be read is mended elsewhere, and retention goes on."""
         ages: list[SegmentAge] = []
-        youngest_ms = now_ms
-        count = self._policy.segments_at_once_max + 2
+        youngest_ms = max(now.wall_ms, now.own_ms)
         for segment in reversed(self._commitlog.segments()[:count]):
             ages.append(SegmentAge(segment.start, segment.end, youngest_ms))
             try:
@@ -89,6 +81,12 @@ class Expiry:
         """Return the time in ms of the oldest frame or record in the log; -1 if it has none."""
         times = (self._first_time(segment.start) for segment in self._commitlog.segments())
         return next((stamp for stamp in times if stamp >= 0), -1)
+
+    def log_end_time(self) -> int:
+        """Return a time in ms at or before which the log's last message was stored, as near as it
+        is known without reading all of a segment; 0 if it has none. Raises OSError."""
+        times = map(self._first_time, (s.start for s in reversed(self._commitlog.segments())))
+        return max(self._derived.newest_ms, next((stamp for stamp in times if stamp >= 0), 0))
 
     def _first_time(self, segment_start: int) -> int:
         """Return the time in ms of the segment's first frame or record; -1 if it has none, or if

@@ -81,7 +81,7 @@ class MessageStore:
         self.reads = MessageReads(log, derived, checked, config)
         self.classic = None if raft else ClassicLog(log, derived)
         self.flushes = StoreFlusher(log, checkpoint, derived, raft)
-        self.expiry = Expiry(disk, log, derived, checkpoint if raft else None, config.retention)
+        self.expiry = Expiry(log, derived, checkpoint if raft else None)
         self.last_stop_clean = True
 
     @property

@@ -204,6 +204,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
             durable_offset=log.durable_offset,
         ),
         disk=_disk(parts, status),
+        clock_contradiction=parts.retention.contradiction,
         peers=_peers(parts, status),
         rates=RatesView(
             sends_per_s=_rate(parts.throughput.put_text()),
@@ -222,7 +223,12 @@ def _disk(parts: Parts, status: dict[str, object]) -> DiskView:
     except (OSError, StoreError) as error:
         reason = reason or str(error)
     return DiskView(
-        state=state, reason=reason, total_bytes=total, free_bytes=free, used_ratio=ratio
+        state=state,
+        reason=reason,
+        total_bytes=total,
+        free_bytes=free,
+        used_ratio=ratio,
+        full_in_ms=parts.reliever.forecast.full_in_ms,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from math import inf
 
 from prometheus_client.metrics_core import Metric
 
@@ -115,6 +116,7 @@ class BrokerMetrics:
         self._bounds(families)
         self._log(families)
         self._disk(families)
+        self._retention(families)
         self._lags(families)
         self._delayed(families)
         self._timers(families)
@@ -292,6 +294,29 @@ class BrokerMetrics:
             ("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes),
             ("rocketmq_disk_full", "1 while this replica takes no sends for want of room.",
              float(bool(parts.sends.disk_full))),
+            ("rocketmq_disk_full_in_seconds",
+             "When sends are refused, at the rate of the last half hour; +Inf: it does not fill.",
+             inf if (full_in_ms := parts.reliever.forecast.full_in_ms) is None
+             else full_in_ms / 1000),
+        ])  # fmt: skip
+
+    def _retention(self, families: Families) -> None:
+        retention, unexpired = self._parts.retention, self._parts.unexpired
+        _tell(families, [
+            ("rocketmq_clock_ahead_of_log_seconds",
+             "The wall clock, less the time when this store was last open; 0 while they agree.",
+             retention.clock_lead_ms / 1000),
+            ("rocketmq_clock_contradicted",
+             "1 while the log contradicts the wall clock, so that it ages no older messages.",
+             float(bool(retention.contradiction))),
+            ("rocketmq_unexpired_deleted_messages_total",
+             "Messages deleted before they had expired (cleanFileForciblyEnable).",
+             unexpired.messages),
+            ("rocketmq_unexpired_deleted_unconsumed_messages_total",
+             "Those that some consumer group, or every one, had not consumed.",
+             unexpired.unconsumed),
+            ("rocketmq_unexpired_deleted_bytes_total", "Their bytes in the CommitLog.",
+             unexpired.size_bytes),
         ])  # fmt: skip
 
     def _lags(self, families: Families) -> None:

@@ -15,9 +15,11 @@ from raftmq.broker.guard import Guard
 from raftmq.broker.operating.rates import Throughput
 from raftmq.broker.popping.popping import Popping
 from raftmq.broker.registration import Registrar
+from raftmq.broker.relief import Reliever
 from raftmq.broker.replication.peerproof import Gates
 from raftmq.broker.retention import Retention
 from raftmq.broker.sending.send import SendPath
+from raftmq.broker.unexpired import Unexpired
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Parts:
     context: Context
     gates: Gates
     retention: Retention
+    reliever: Reliever
+    unexpired: Unexpired
     access: Access
     clients: ClientTable
     sends: SendPath

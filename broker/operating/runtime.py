@@ -43,6 +43,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "commitLogMaxOffset": str(log.max_offset),
         **_from_disk(parts),
         **parts.retention.info(),
+        "diskForecast": parts.reliever.forecast.warning,
         **_delayed(parts),
         **_timers(parts),
         "remainHowManyDataToFlush": f"{log.max_offset - log.durable_offset} B",

@@ -12,6 +12,7 @@ from raftmq.broker.config import BrokerConfig, change_live, parse_live
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.keeper import Keeper
+from raftmq.broker.retention import Retention
 from raftmq.broker.service import Service
 from raftmq.ops.logs import set_level
 from raftmq.ops.options import ConfigError
@@ -35,10 +36,11 @@ def change(config: BrokerConfig, live: Mapping[str, object]) -> None:
 class Upkeep:
     """The handlers of upkeep requests."""
 
-    def __init__(self, context: Context, keeper: Keeper) -> None:
+    def __init__(self, context: Context, keeper: Keeper, retention: Retention) -> None:
         self._config = context.config
         self._store = context.store
         self._keeper = keeper
+        self._retention = retention
 
     def service(self) -> Service:
         code = RequestCode
@@ -77,7 +79,10 @@ class Upkeep:
 
     async def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Delete now what retention would delete at `deleteWhen` (329), and say how much that was.
-        Apache's tool reads the code alone. Raises Refused."""
+        With the ext field trustClock=true the wall clock counts as right from now on. Apache's tool
+        sends no field, and reads the code alone. Raises Refused."""
+        if (request.ext or {}).get("trustClock") == "true":
+            self._retention.trust_clock()
         try:
             retained = await self._keeper.retain(at_once=True)
         except OSError as error:

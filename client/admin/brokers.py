@@ -79,11 +79,15 @@ class BrokerAdmin:
         code = RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE
         await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
 
-    async def delete_expired_log(self, address: str) -> DeletedLog | None:
-        """Have the broker run now the retention that it runs at `deleteWhen` (329). Returns what it
-        did; None from Apache's broker, which does not say."""
+    async def delete_expired_log(
+        self, address: str, trust_clock: bool = False
+    ) -> DeletedLog | None:
+        """Have the broker run now the retention that it runs at `deleteWhen` (329). `trust_clock`:
+        its wall clock is right, though its log contradicts it. Returns what it did; None from
+        Apache's broker, which does not say."""
         code = RequestCode.DELETE_EXPIRED_COMMITLOG
-        answer = await self._requests.ask(address, code, timeout_ms=UPKEEP_TIMEOUT_MS)
+        ext = {"trustClock": "true"} if trust_clock else {}
+        answer = await self._requests.ask(address, code, ext, timeout_ms=UPKEEP_TIMEOUT_MS)
         ext = answer.ext or {}
         if "deletedBytes" not in ext:
             return None

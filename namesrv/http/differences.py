@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FRAMES_APART_MAX = 200  # a busy group commits about as many in the time that views lie apart
+FULL_SOON_MS = 6 * 3_600_000  # as brokers warn
 SEVERITIES = ("critical", "warning", "notice")
 
 View = Mapping[str, Any]
@@ -161,6 +162,14 @@ def _health(group: str, view: View) -> Iterator[Finding]:
         words = f"{group}: the disk of {name} is {state}{reason}"
         severity = "critical" if state in ("failed", "full") else "warning"
         yield Finding(group, severity, "disk", (name,), words)
+    full_in_ms = disk.get("fullInMs")
+    if isinstance(full_in_ms, int) and full_in_ms < FULL_SOON_MS:
+        by = f"in {full_in_ms // 3_600_000} h {full_in_ms // 60_000 % 60} min"
+        words = f"{group}: the disk of {name} is full {by} at this rate"
+        yield Finding(group, "warning", "disk", (name,), words)
+    if view.get("clockContradiction"):
+        words = f"{group}: {name}: {view['clockContradiction']}"
+        yield Finding(group, "warning", "clock", (name,), words)
     if view.get("recovered", view.get("whole")) is False:  # "whole": from a broker before 0.2
         reason = f": {view['recovering']}" if view.get("recovering") else ""
         words = f"{group}: {name} may have lost promises and does not vote{reason}"

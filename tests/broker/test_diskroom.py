@@ -1,9 +1,9 @@
-"""When a disk counts as full, and when as having room again."""
+"""When a disk counts as full, when as having room again, and when it will be full."""
 
 import pytest
 
-from raftmq.broker.diskroom import DiskRoom
-from raftmq.store.disk import DiskUsage
+from raftmq.broker.diskroom import SAMPLE_MS, WARN_MS, DiskRoom, Forecast
+from raftmq.store.disk import DiskMark, DiskUsage
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def disk(size_gib, free_gib):
 )
 def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gib, full):
     room = DiskRoom()
-    room.look(usage, percent_max, free_gib * GIB)
+    room.look(usage, DiskMark(percent_max, free_gib * GIB))
     assert (room.full, room.short) == (full, full)
     assert room.percent == usage.used_percent
 
@@ -49,14 +49,50 @@ def test_a_disk_is_full_by_percentage_and_free_bytes(usage, percent_max, free_gi
 def test_a_disk_that_was_full_is_short_of_room_until_it_is_well_below(size, free_bytes_min, steps):
     room = DiskRoom()
     for free, full, short in steps:
-        room.look(disk(size, free), 90, free_bytes_min * GIB)
+        room.look(disk(size, free), DiskMark(90, free_bytes_min * GIB))
         assert (free, room.full, room.short) == (free, full, short)
 
 
 def test_raising_the_limits_makes_room_at_once():
     room = DiskRoom()
-    room.look(disk(100, 8), 90, 16 * GIB)
+    room.look(disk(100, 8), DiskMark(90, 16 * GIB))
     assert room.short
-    room.look(disk(100, 8), 98, 16 * GIB)
+    room.look(disk(100, 8), DiskMark(98, 16 * GIB))
     assert not room.full
     assert not room.short
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("rooms", "full_in_ms"),
+    [  # the room in GiB, every 30 s
+        ([100 - n for n in range(9)], None),  # a burst of four minutes
+        ([100 - n for n in range(11)], 90 * SAMPLE_MS),
+        ([100] * 60, None),
+        ([100 + n for n in range(60)], None),  # retention
+        ([100 - n // 10 for n in range(60)], 95 * SAMPLE_MS * 59 // 5),  # whole segments
+        ([100] * 1000 + [100 - n for n in range(60)], 41 * SAMPLE_MS),  # it has just begun
+        ([50 - n for n in range(51)], 0),
+    ],
+)
+def test_a_forecast_goes_by_the_rate_of_half_an_hour(rooms, full_in_ms):
+    forecast = Forecast()
+    for n, room in enumerate(rooms):
+        for again in range(3):  # looks in between are no samples
+            forecast.look(room * GIB, n * SAMPLE_MS + again)
+    assert forecast.full_in_ms == full_in_ms
+
+
+@pytest.mark.parametrize(
+    ("full_in_ms", "warning"),
+    [
+        (3 * HOUR_MS + 90_000, "the disk is full in 3 h 1 min at this rate"),
+        (WARN_MS, ""),
+        (None, ""),
+    ],
+)
+def test_a_warning_says_in_how_many_hours(monkeypatch, full_in_ms, warning):
+    monkeypatch.setattr(Forecast, "full_in_ms", full_in_ms)
+    assert Forecast().warning == warning

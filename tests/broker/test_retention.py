@@ -1,4 +1,4 @@
-"""Retention by a wall clock that jumps, over a real store."""
+"""Retention by clocks and disks that are not as they should be, over a real store."""
 
 from types import SimpleNamespace
 
@@ -15,16 +15,19 @@ from raftmq.broker.keeper import (
     RaftKeeper,
 )
 from raftmq.broker.retention import Retained, Retention
+from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.unexpired import Unexpired
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
 from raftmq.store.expiry import Expiry
 from raftmq.store.messagestore import MessageStore
-from raftmq.store.retention import CLOCK_STEADY_MS, HOUR_MS, RetentionPolicy
+from raftmq.store.retention import HOUR_MS
 from tests.store.make import append_classic, record
 
 NOW = 1_700_000_000_000
 MONTH = 30 * 24 * HOUR_MS
+YEAR = 365 * 24 * HOUR_MS
 HALF_FULL, FULL = DiskUsage(50, 50), DiskUsage(90, 10)
 
 
@@ -61,48 +64,124 @@ def disk(tmp_path):
     return Usage(str(tmp_path))
 
 
-@pytest.fixture
-def store(disk):
-    """Several segments, all written at NOW; any hour is right for deleting."""
-    policy = RetentionPolicy(delete_when=frozenset(range(24)))
-    config = StoreConfig(
-        mode=StoreMode.CLASSIC, segment_size_bytes=4096, units_per_file=100, retention=policy
-    )
-    store = MessageStore(disk, config)
+CONFIG = StoreConfig(mode=StoreMode.CLASSIC, segment_size_bytes=4096, units_per_file=100)
+
+
+def written(disk):
+    """Return an open store of several segments, all written at NOW."""
+    store = MessageStore(disk, CONFIG)
     store.open()
     append_classic(store, [record(body=bytes(500)) for _ in range(40)], now_ms=NOW)
     store.flush()
     assert len(store.commitlog.segments()) > 4
+    return store
+
+
+@pytest.fixture
+def store(disk):
+    store = written(disk)
     yield store
     store.close()
 
 
+def retention_of(store, clocks, **settings):
+    """Any hour is right for deleting."""
+    settings = {"delete_when": ";".join(map(str, range(24))), **settings}
+    return Retention(store, BrokerConfig(**settings), clocks.wall, clocks.monotonic)
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "raftmq.broker.retention"]
+
+
 def test_a_clock_that_jumps_a_month_makes_nothing_old(store, clocks, caplog):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+    retention = retention_of(store, clocks)
     assert retention.expired().before == 0
-    assert retention.info() == {"clockJumpedMs": "0", "retentionByAgeHeldMs": "0"}
+    nothing = {"clockAheadOfLogMs": "0", "clockContradiction": "", "retentionDoubtedBytes": "0"}
+    assert retention.info() == nothing
     clocks.off = MONTH
-    for clocks.now in range(10_000, 100_000, 10_000):
+    for clocks.now in range(10_000, 48 * HOUR_MS, HOUR_MS):
         assert retention.expired().before == 0
-    assert retention.info() == {
-        "clockJumpedMs": str(MONTH),
-        "retentionByAgeHeldMs": str(CLOCK_STEADY_MS - 80_000),
-    }
-    said = [r.getMessage() for r in caplog.records if r.name == "raftmq.broker.retention"]
-    assert said == ["clock_jumped seconds=+2592000.000 retention_by_age_held_s=3600"]
-    # It stays there: then it is taken at its word.
-    clocks.now = 10_000 + CLOCK_STEADY_MS
+    info = retention.info()
+    assert info["clockAheadOfLogMs"] == str(MONTH)
+    assert info["clockContradiction"].startswith("the clock is 30 d 0 h 0 min ahead of the time")
+    assert int(info["retentionDoubtedBytes"]) == store.commitlog.segments()[-1].start
+    assert warnings(caplog) == [
+        "clock_doubted seconds=+2592000.000: messages from before do not age by it"
+    ]
+    # The log's own time passes all the same.
+    clocks.now = 73 * HOUR_MS
+    assert retention.expired().before == store.commitlog.segments()[-1].start
+
+
+def test_an_operator_confirms_the_clock(store, clocks):
+    retention = retention_of(store, clocks)
+    retention.look()
+    clocks.off = MONTH
+    assert retention.expired().before == 0
+    retention.trust_clock()
+    assert retention.contradiction == ""
     assert retention.expired().before == store.commitlog.segments()[-1].start
 
 
 def test_time_that_passes_on_both_clocks_makes_old(store, clocks):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+    retention = retention_of(store, clocks)
+    retention.look()
     clocks.now = MONTH
     assert retention.expired().before == store.commitlog.segments()[-1].start
 
 
-def test_a_full_disk_is_relieved_whatever_the_clock_does(store, disk, clocks):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+def restarted(store, disk, clean=True):
+    if clean:
+        store.close()
+    else:
+        store.close_unclean()
+    again = MessageStore(disk, CONFIG)
+    again.open()
+    return again
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize(
+    ("off", "contradiction"),
+    [
+        (0, ""),
+        (3 * HOUR_MS, ""),  # the store was off for the night, maybe
+        (YEAR, "the clock is 365 d 0 h 0 min ahead"),
+        (-YEAR, "the clock is 365 d 0 h 0 min behind"),
+    ],
+)
+def test_a_start_by_a_wrong_clock_makes_nothing_old(disk, clocks, clean, noted, off, contradiction):
+    """Messages were stored a moment ago, then the broker starts again, a year ahead, say."""
+    store = written(disk)
+    if noted:  # else by a version that noted no time
+        retention_of(store, clocks).look()
+    store = restarted(store, disk, clean)
+    clocks.now, clocks.off = 1000, off - 1000
+    retention = retention_of(store, clocks)
+    for clocks.now in range(1000, 72 * HOUR_MS, 12 * HOUR_MS):
+        assert retention.expired(at_once=True).before == 0
+    assert retention.contradiction.startswith(contradiction)
+    assert bool(retention.contradiction) == bool(contradiction)
+    assert bool(retention.clock_lead_ms) == bool(off)
+    # And once more.
+    retention.note()
+    store = restarted(store, disk)
+    again = retention_of(store, clocks)
+    assert again.expired(at_once=True).before == 0
+    store.close()
+
+
+def test_a_disk_that_is_short_of_room_makes_nothing_old(store, disk, clocks):
+    retention = retention_of(store, clocks)
+    for percent in range(50, 101):
+        disk.space = DiskUsage(percent, 100 - percent)
+        assert retention.expired(at_once=True).before == 0
+
+
+def test_deletion_that_is_forced_goes_by_no_clock(store, disk, clocks):
+    retention = retention_of(store, clocks, clean_file_forcibly_enable=True)
     clocks.off = -MONTH
     assert retention.expired().before == 0
     disk.space = FULL
@@ -117,6 +196,14 @@ async def test_a_pass_looks_at_the_ages_once(store, disk, clocks, monkeypatch, a
     monkeypatch.setattr(Expiry, "_ages", lambda *args: looks.append(1) or ages(*args))
     await keeper.retain(at_once=at_once)
     assert len(looks) == 1
+
+
+class Events:
+    def __init__(self):
+        self.told = []
+
+    def tell(self, kind, detail):
+        self.told.append((kind, detail))
 
 
 class Engine:
@@ -146,9 +233,10 @@ class Engine:
         return self.store.commitlog.min_offset
 
 
-def aged(store, disk, clocks, space):
+def aged(store, disk, clocks, space, **settings):
     """Let a month pass by steady clocks; return where segments begin, and who decides."""
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+    retention = retention_of(store, clocks, **settings)
+    retention.look()
     clocks.now = MONTH
     disk.space = space
     return [segment.start for segment in store.commitlog.segments()], retention
@@ -166,6 +254,7 @@ def keeper_of(store, disk, retention, engine, needed_from=None):
         context,
         None,
         retention,
+        Unexpired(store.queues, OffsetTable(), Events()),
         covered_index=0,
         spare=lambda position: position,
         needed_from=lambda: needed_from,
@@ -215,11 +304,15 @@ async def test_what_the_snapshots_and_their_bak_files_do_not_cover_stays_on_any_
     assert retained.kept_for == (FOR_SNAPSHOTS if kept_from >= 0 else "")
 
 
-@pytest.mark.parametrize(("agreed", "space", "kept_from"), [(2, HALF_FULL, 2), (2, FULL, -1)])
-async def test_what_has_not_expired_for_a_majority_stays_unless_the_disk_is_full(
-    store, disk, clocks, agreed, space, kept_from
+@pytest.mark.parametrize(
+    ("space", "forced", "kept_from"),
+    [(HALF_FULL, True, 2), (FULL, False, 2), (FULL, True, -1)],
+)
+async def test_what_has_not_expired_for_a_majority_stays_unless_that_is_forced(
+    store, disk, clocks, space, forced, kept_from
 ):
-    starts, retention = aged(store, disk, clocks, space)
+    agreed = 2
+    starts, retention = aged(store, disk, clocks, space, clean_file_forcibly_enable=forced)
     engine = Engine(store, [], starts[agreed])
     keeper = keeper_of(store, disk, retention, engine)
     keeper.fallback_index = 1
@@ -230,7 +323,7 @@ async def test_what_has_not_expired_for_a_majority_stays_unless_the_disk_is_full
 
 
 async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store, disk, clocks):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+    retention = retention_of(store, clocks)
     keeper = keeper_of(store, disk, retention, engine := Engine(store, ["n1"]))
     await keeper.retain()
     clocks.now = MONTH
@@ -239,7 +332,7 @@ async def test_the_others_are_told_what_has_expired_while_one_is_refilled(store,
 
 
 async def test_what_a_full_disk_takes_has_not_expired(store, disk, clocks):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+    retention = retention_of(store, clocks, clean_file_forcibly_enable=True)
     disk.space = FULL
     keeper = keeper_of(store, disk, retention, engine := Engine(store, []))
     keeper.fallback_index = 1
@@ -279,7 +372,12 @@ async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_
         log=SimpleNamespace(engine=Engine(store, [])),
     )
     keeper = ClassicKeeper(
-        context, None, retention, files=None, spare=lambda position: min(position, starts[2])
+        context,
+        None,
+        retention,
+        Unexpired(store.queues, OffsetTable(), Events()),
+        files=None,
+        spare=lambda position: min(position, starts[2]),
     )
     retained = await keeper.retain()
     assert store.commitlog.min_offset == retained.deleted == starts[kept_from]
@@ -287,7 +385,7 @@ async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_
 
 
 async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, clocks):
-    retention = Retention(store, clocks.wall, clocks.monotonic)
+    retention = retention_of(store, clocks)
     keeper = keeper_of(store, disk, retention, Engine(store, []))
     flush = store.flushes.begin()
     store.delete_before(store.commitlog.segments()[2].start)
@@ -300,3 +398,52 @@ async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, cloc
     assert store.queues.corrected_to == store.commitlog.min_offset
     (queue,) = store.queues.queues()
     assert queue.unit(queue.min_offset)[0] == store.commitlog.min_offset
+
+
+@pytest.mark.parametrize("mode", ["raft", "classic"])
+@pytest.mark.parametrize("forced", [False, True])
+async def test_what_is_deleted_early_is_counted(store, disk, clocks, caplog, mode, forced):
+    """Of two groups one has consumed 30 messages, and one 5."""
+    retention = retention_of(store, clocks, clean_file_forcibly_enable=forced)
+    disk.space, table, events = FULL, OffsetTable(), Events()
+    (queue,) = store.queues.queues()
+    table.commit([(queue.topic, "fast", 0, 30), (queue.topic, "slow", 0, 5)])
+    unexpired, engine = Unexpired(store.queues, table, events), Engine(store, [])
+    keeper = keeper_of(store, disk, retention, engine)
+    keeper._unexpired, keeper.fallback_index = unexpired, 1
+    if mode == "classic":
+        keeper = ClassicKeeper(
+            SimpleNamespace(config=BrokerConfig(), store=store, log=SimpleNamespace(engine=engine)),
+            None,
+            retention,
+            unexpired,
+            files=None,
+            spare=lambda position: position,
+        )
+    await keeper.retain()
+    store.derived.correct_min_offset()
+    gone = queue.min_offset
+    if not forced:
+        assert (gone, unexpired.messages, events.told) == (0, 0, [])
+        return
+    assert gone > 20
+    size_bytes = store.commitlog.min_offset
+    found = (unexpired.messages, unexpired.unconsumed, unexpired.size_bytes)
+    assert found == (gone, gone - 5, size_bytes)
+    detail = {
+        "messages": gone,
+        "bytes": size_bytes,
+        "unconsumed": gone - 5,
+        "topics": {queue.topic: gone - 5},
+    }
+    assert events.told == [("unexpiredDeleted", detail)]
+    (said,) = warnings(caplog)
+    assert said.startswith(f"unexpired_deleted messages={gone} bytes={size_bytes} unconsumed=")
+
+
+async def test_what_has_expired_is_no_early_deletion(store, disk, clocks):
+    _, retention = aged(store, disk, clocks, FULL, clean_file_forcibly_enable=True)
+    keeper = keeper_of(store, disk, retention, Engine(store, []))
+    keeper.fallback_index = 1
+    assert (await keeper.retain()).deleted
+    assert keeper._unexpired.messages == 0

@@ -15,6 +15,7 @@ from raftmq.dledger.state import CoreConfig
 from raftmq.dledger.surroundings import (
     CLOCKS_APART_MS,
     KNOWN_MS,
+    LEAD,
     TOLD_MS,
     VALUE_SIZE_MAX,
     Surroundings,
@@ -66,9 +67,16 @@ class Replica:
         )
 
     def hear(
-        self, sender: str, *, ahead_ms: int = 0, expired: int = 0, data: bytes | None = None
+        self,
+        sender: str,
+        *,
+        ahead_ms: int = 0,
+        expired: int = 0,
+        data: bytes | None = None,
+        lead_ms: int = 0,
     ) -> None:
-        data = encode_settings(self.settings) if data is None else data
+        doubted = {LEAD: str(lead_ms)} if lead_ms else {}
+        data = encode_settings({**doubted, **self.settings}) if data is None else data
         told = Circumstances(sender, "a", NOW_MS + ahead_ms, 0, expired, data)
         self.surroundings.take(told)
 
@@ -295,3 +303,64 @@ def test_a_leader_knows_whose_clock_is_wrong(
         replica.hear(name, ahead_ms=seconds * 1000)
     found = "".join(name for name in names[1:] if replica.surroundings.is_wrong_at(name))
     assert found == wrong
+
+
+YEAR = 365 * DAY_MS
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "wrong", "confirmed"),
+    [
+        # By how much this clock is ahead of its own log; for each other replica by how much its
+        # clock is ahead of this one, and of its own log; whose clocks are wrong.
+        (0, {"b": (0, 0), "c": (0, 0)}, "", True),
+        (0, {"b": (YEAR, YEAR), "c": (YEAR, YEAR)}, "bc", False),  # a majority, and wrong
+        (0, {"b": (-YEAR, -YEAR), "c": (-YEAR, -YEAR)}, "bc", False),
+        (0, {"b": (YEAR, YEAR), "c": (0, 0)}, "b", False),
+        (0, {"b": (YEAR, 0), "c": (YEAR, 0)}, "a", False),  # as before: a majority
+        (YEAR, {"b": (0, YEAR), "c": (-YEAR, 0)}, "ab", False),  # one of two wrong ones
+        (YEAR, {"b": (0, YEAR), "c": (0, YEAR)}, "", False),  # all, or none: off for a year
+        (YEAR, {"b": (-YEAR, 0), "c": (-YEAR, 0)}, "a", False),
+        (YEAR, {"b": (0, 0), "c": (0, 0)}, "", True),  # it was off, and the others were not
+        (YEAR, {"b": (0, 0)}, "", False),
+        (DAY_MS, {"b": (0, DAY_MS), "c": (0, 0)}, "", False),
+        (0, {"b": (YEAR, YEAR)}, "b", False),
+    ],
+)
+def test_a_clock_that_its_own_log_contradicts_is_no_evidence(
+    own: int, others: dict[str, tuple[int, int]], wrong: str, confirmed: bool
+) -> None:
+    replica = Replica()
+    replica.surroundings.doubt_clock(own)
+    for now_ms in range(0, KNOWN_MS + 1, TOLD_MS):
+        assert not replica.surroundings.clock_is_confirmed
+        replica.surroundings.look(now_ms)
+        for name, (ahead_ms, lead_ms) in others.items():
+            replica.hear(name, ahead_ms=ahead_ms, lead_ms=lead_ms)
+        assert "".join(filter(replica.surroundings.is_wrong_at, "abc")) == wrong
+    assert replica.surroundings.clock_is_confirmed is confirmed
+
+
+def test_clocks_that_jump_together_confirm_each_other_not() -> None:
+    """Each has heard of the other's clock before the jump, and not yet of its doubt."""
+    replica = Replica()
+    for now_ms in range(0, 10 * TOLD_MS, TOLD_MS):
+        replica.surroundings.look(now_ms)
+        for name in "bc":
+            replica.hear(name)
+    replica.surroundings.doubt_clock(YEAR)
+    replica.hear("b")
+    assert not replica.surroundings.clock_is_confirmed
+    replica.surroundings.look(now_ms + KNOWN_MS - 1)
+    replica.hear("b", lead_ms=YEAR)
+    replica.surroundings.look(now_ms + KNOWN_MS)
+    assert not replica.surroundings.clock_is_confirmed
+
+
+def test_peers_learn_at_once_that_a_clock_is_doubted() -> None:
+    replica = Replica()
+    replica.surroundings.look(0)
+    replica.told.clear()
+    replica.surroundings.doubt_clock(YEAR)
+    replica.surroundings.look(1)
+    assert {decode_settings(told.data)[LEAD] for told in replica.told} == {str(YEAR)}

@@ -24,6 +24,7 @@ from raftmq.store.dispatch import Dispatcher
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.indexfile import IndexLimits
+from raftmq.store.logclock import LogNow
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.properties import tags_code
 from raftmq.store.record import (
@@ -121,7 +122,6 @@ class Life:
             cold_count_max=rng.choice([2, 8]),
             cold_bytes_max=rng.choice([300, 1000]),
             hot_span_bytes=rng.choice([0, 3000, 1 << 40]),
-            retention=RetentionPolicy(reserved_hours=1, segments_at_once_max=2),
             zero_ahead=rng.random() < 0.2,
             index_enable=rng.random() < 0.8,
             index_limits=IndexLimits(slots=32, entries=rng.choice([8, 40])),
@@ -462,7 +462,9 @@ class Life:
     def retain(self) -> None:
         store, rng = self.store, self.rng
         by_age, hour = rng.random() < 0.8, rng.choice([4, 5])
-        offset = store.expiry.expired(self.now_ms, None, hour, by_age).before
+        policy = RetentionPolicy(reserved_hours=1, segments_at_once_max=2)
+        now = LogNow(self.now_ms, self.now_ms if by_age else 0)
+        offset = store.expiry.expired(policy, now, store.disk.usage(), hour).before
         self.note("expired", offset)
         if rng.random() < 0.5:
             self.note("deleted", store.delete_before(offset))

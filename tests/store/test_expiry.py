@@ -4,6 +4,7 @@ import pytest
 
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import DiskUsage, OsDisk
+from raftmq.store.logclock import LogNow
 from raftmq.store.record import decode_record
 from raftmq.store.retention import HOUR_MS, RetentionPolicy
 from raftmq.store.selection import GetStatus
@@ -20,11 +21,11 @@ def test_a_damaged_frame_does_not_stop_retention(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
-    store = raft_store(disk, retention=policy)
+    store = raft_store(disk)
     fill(store, 40)
     store.flush()
     later, last = 100 * HOUR_MS, store.commitlog.segments()[-1]
-    assert store.expiry.expired(later, EMPTY, 4).before == last.start
+    assert store.expiry.expired(policy, LogNow(later, later), EMPTY, 4).before == last.start
     spoilt = store.commitlog.segments()[1]
     if damage == "header":
         file = disk.open(spoilt.path)
@@ -39,28 +40,34 @@ def test_a_damaged_frame_does_not_stop_retention(
             return read(log, offset, size)
 
         monkeypatch.setattr(CommitLog, "read", fail)
-    assert store.expiry.expired(later, DiskUsage(90, 10), 3).before == last.start
-    assert store.expiry.expired(later, EMPTY, 4).before == last.start
+    assert (
+        store.expiry.expired(policy, LogNow(later, later), DiskUsage(90, 10), 3).before
+        == last.start
+    )
+    assert store.expiry.expired(policy, LogNow(later, later), EMPTY, 4).before == last.start
     young = HOUR_MS + 1_500  # only the first frames are older
-    assert store.expiry.expired(young, EMPTY, 4).before == 0
+    assert store.expiry.expired(policy, LogNow(young, young), EMPTY, 4).before == 0
 
 
-def test_retention(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention(disk: OsDisk) -> None:
     policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
-    store = raft_store(disk, retention=policy)
-    assert store.expiry.expired(0, EMPTY, 4).before == 0
+    store = raft_store(disk)
+    assert store.expiry.expired(policy, LogNow(0, 0), EMPTY, 4).before == 0
     fill(store, 40)
     later = 100 * HOUR_MS
     segments = store.commitlog.segments()
     assert len(segments) > 3
-    assert store.expiry.expired(later, EMPTY, 4).before == 0  # nothing is confirmed durable yet
+    assert (
+        store.expiry.expired(policy, LogNow(later, later), EMPTY, 4).before == 0
+    )  # nothing is confirmed durable yet
     store.flush()
-    assert store.expiry.expired(later, EMPTY, 3).before == 0
-    assert store.expiry.expired(later, DiskUsage(90, 10), 3).before == segments[-1].start
-    monkeypatch.setattr(OsDisk, "usage", lambda _: DiskUsage(90, 10))
-    assert store.expiry.expired(later).before == segments[-1].start  # looks at disk and clock
+    assert store.expiry.expired(policy, LogNow(later, later), EMPTY, 3).before == 0
+    assert (
+        store.expiry.expired(policy, LogNow(later, later), DiskUsage(90, 10), 3).before
+        == segments[-1].start
+    )
     young = HOUR_MS + 15_000  # frames 0..14 are older than an hour
-    offset = store.expiry.expired(young, EMPTY, 4).before
+    offset = store.expiry.expired(policy, LogNow(young, young), EMPTY, 4).before
     assert 0 < offset < segments[-1].start
     assert store.delete_before(offset) == offset // SEGMENT
     result = store.reads.get_messages("T", 0, 0, 32, 9999)

@@ -1,17 +1,11 @@
 import pytest
 
-from raftmq.store.retention import (
-    CLOCK_JUMP_MS,
-    CLOCK_STEADY_MS,
-    HOUR_MS,
-    RetentionPolicy,
-    SegmentAge,
-    SteadyClock,
-    expired_before,
-)
+from raftmq.store.disk import DiskMark, DiskUsage
+from raftmq.store.logclock import LogNow
+from raftmq.store.retention import HOUR_MS, RetentionPolicy, SegmentAge, expired_before
 
 NOW = 1000 * HOUR_MS
-POLICY = RetentionPolicy(reserved_hours=72, segments_at_once_max=3)
+GIB = 1 << 30
 
 
 def segments(*ages_hours: float) -> list[SegmentAge]:
@@ -24,100 +18,79 @@ def segments(*ages_hours: float) -> list[SegmentAge]:
 def decide(
     ages: list[SegmentAge],
     hour: int = 4,
-    ratio: float = 0.5,
+    percent: int = 50,
     limit: int = 10**9,
-    by_age: bool = True,
+    *,
+    forced: bool = False,
+    usage: DiskUsage | None = None,
 ) -> int:
     return expired_before(
         ages,
-        POLICY,
-        now_ms=NOW,
+        RetentionPolicy(72, segments_at_once_max=3, forced=forced),
+        now=LogNow(NOW, NOW),
         hour=hour,
-        disk_used_ratio=ratio,
+        usage=usage or DiskUsage(percent, 100 - percent),
         limit=limit,
-        by_age=by_age,
     )
 
 
 @pytest.mark.parametrize(
-    ("ages", "hour", "ratio", "limit", "expected"),
+    ("ages", "hour", "percent", "limit", "expected"),
     [
-        ((100, 90, 10, 1), 4, 0.5, 10**9, 700),  # two are old
-        ((100, 90, 10, 1), 5, 0.5, 10**9, 500),  # not the hour
-        ((100, 90, 10, 1), 5, 0.75, 10**9, 700),  # filling up: any hour, but only the old
-        ((100, 90, 10, 1), 5, 0.85, 10**9, 800),  # nearly full: any age
-        ((1, 1, 1, 1), 5, 0.849, 10**9, 500),
-        ((100, 90, 80, 70), 4, 0.5, 10**9, 800),  # never the last
-        ((100,), 4, 0.99, 10**9, 500),
-        ((72, 1), 4, 0.5, 10**9, 500),  # not older than 72 hours
-        ((72.01, 1), 4, 0.5, 10**9, 600),
-        ((100, 10, 100, 1), 4, 0.5, 10**9, 600),  # stops at the first young one
-        ((100, 90, 80, 1), 4, 0.5, 699, 600),  # reaches beyond the limit
-        ((100, 90, 80, 1), 4, 0.9, 700, 700),
-        ((90,) * 9, 4, 0.5, 10**9, 800),  # three at once
+        ((100, 90, 10, 1), 4, 50, 10**9, 700),  # two are old
+        ((100, 90, 10, 1), 5, 50, 10**9, 500),  # not the hour
+        ((100, 90, 10, 1), 5, 75, 10**9, 700),  # filling up: any hour, but only the old
+        ((100, 90, 10, 1), 5, 100, 10**9, 700),  # full: no other
+        ((1, 1, 1, 1), 4, 100, 10**9, 500),
+        ((100, 90, 80, 70), 4, 50, 10**9, 800),  # never the last
+        ((100,), 4, 99, 10**9, 500),
+        ((72, 1), 4, 50, 10**9, 500),  # not older than 72 hours
+        ((72.01, 1), 4, 50, 10**9, 600),
+        ((100, 10, 100, 1), 4, 50, 10**9, 600),  # stops at the first young one
+        ((100, 90, 80, 1), 4, 50, 699, 600),  # reaches beyond the limit
+        ((100, 90, 80, 1), 4, 90, 700, 700),
+        ((90,) * 9, 4, 50, 10**9, 800),  # three at once
     ],
 )
-def test_table(ages: tuple[float, ...], hour: int, ratio: float, limit: int, expected: int) -> None:
-    assert decide(segments(*ages), hour, ratio, limit) == expected
+def test_table(ages: tuple[float, ...], hour: int, percent: int, limit: int, expected: int) -> None:
+    assert decide(segments(*ages), hour, percent, limit) == expected
 
 
 def test_an_empty_log() -> None:
     assert decide([]) == 0
 
 
-@pytest.mark.parametrize(
-    ("ratio", "expected"),
-    [
-        (0.5, 500),  # all are old, and it is the hour
-        (0.849, 500),  # so full that old ones go at any hour: but which are old?
-        (0.85, 800),  # forced: age does not matter
-    ],
-)
-def test_no_age_is_judged_while_the_clock_is_not_to_be_trusted(ratio: float, expected: int) -> None:
-    assert decide(segments(100, 90, 80, 70), ratio=ratio, by_age=False) == expected
-
-
-S = 1000
-MONTH = 30 * 24 * HOUR_MS
-BOOT_WALL, BOOT_CLOCK = 1_700_000_000_000, 5_000
+@pytest.mark.parametrize("percent", range(80, 101))
+@pytest.mark.parametrize("forced", [False, True])
+def test_what_has_not_expired_goes_only_if_that_is_forced(percent: int, forced: bool) -> None:
+    young = segments(1, 1, 1, 1)
+    expected = 800 if forced and percent >= 85 else 500
+    assert decide(young, 5, percent, forced=forced) == expected
 
 
 @pytest.mark.parametrize(
-    "rounds",
+    ("size", "free", "percent", "floor", "reached"),
     [
-        # Each: monotonic ms since the start, by how much the wall clock is off (ms),
-        #       the jump that is seen, for how long ages are not judged from then on.
-        [(10 * S, 0, 0, 0), (MONTH, 0, 0, 0)],
-        [(10 * S, CLOCK_JUMP_MS, 0, 0), (20 * S, -CLOCK_JUMP_MS, 0, 0)],  # within the bound
-        [(10 * S, CLOCK_JUMP_MS + 1, CLOCK_JUMP_MS + 1, CLOCK_STEADY_MS)],
-        [(10 * S, -CLOCK_JUMP_MS - 1, -CLOCK_JUMP_MS - 1, CLOCK_STEADY_MS)],
-        [(0, MONTH, MONTH, CLOCK_STEADY_MS)],  # between the start and the first round
-        [  # told once; steady for long enough
-            (10 * S, MONTH, MONTH, CLOCK_STEADY_MS),
-            (20 * S, MONTH, 0, CLOCK_STEADY_MS - 10 * S),
-            (10 * S + CLOCK_STEADY_MS - 1, MONTH, 0, 1),
-            (10 * S + CLOCK_STEADY_MS, MONTH, 0, 0),
-            (10 * S + 2 * CLOCK_STEADY_MS, MONTH, 0, 0),
-        ],
-        [  # put right: a jump as well
-            (10 * S, MONTH, MONTH, CLOCK_STEADY_MS),
-            (60 * S, 0, -MONTH, CLOCK_STEADY_MS),
-            (70 * S, 0, 0, CLOCK_STEADY_MS - 10 * S),
-        ],
-        [  # small steps add up
-            (10 * S, 200 * S, 0, 0),
-            (20 * S, 300 * S, 0, 0),
-            (30 * S, 400 * S, 400 * S, CLOCK_STEADY_MS),
-            (40 * S, 500 * S, 0, CLOCK_STEADY_MS - 10 * S),
-        ],
+        (1000, 140, 85, 24, False),  # 86 percent are used, but there is room
+        (1000, 24, 85, 24, False),
+        (1000, 23, 85, 24, True),
+        (1000, 140, 85, 0, True),  # the percentage alone
+        (100, 20, 85, 24, False),  # little is free, but the disk is small
+        (100, 15, 85, 24, True),
     ],
 )
-def test_a_steady_clock(rounds: list[tuple[int, int, int, int]]) -> None:
-    steady = SteadyClock(BOOT_WALL, BOOT_CLOCK)
-    jumped = 0
-    for elapsed, off, jump, held in rounds:
-        clock = BOOT_CLOCK + elapsed
-        assert steady.look(BOOT_WALL + elapsed + off, clock) == jump
-        assert steady.held_ms(clock) == held
-        jumped = jump or jumped
-        assert steady.jump_ms == jumped
+def test_a_mark_is_reached_by_percentage_and_free_bytes(
+    size: int, free: int, percent: int, floor: int, reached: bool
+) -> None:
+    usage = DiskUsage((size - free) * GIB, free * GIB)
+    assert DiskMark(percent, floor * GIB).is_reached(usage) is reached
+
+
+@pytest.mark.parametrize(
+    ("free", "floor", "room"), [(30, 0, 20), (10, 0, 0), (5, 0, 0), (30, 4, 26), (30, 16, 20)]
+)
+def test_the_room_before_a_mark(free: int, floor: int, room: int) -> None:
+    usage = DiskUsage((100 - free) * GIB, free * GIB)
+    assert DiskMark(90, floor * GIB).room_bytes(usage) == room * GIB
+    full = DiskUsage((100 - free + room) * GIB + 1, (free - room) * GIB - 1)
+    assert DiskMark(90, floor * GIB).is_reached(full)

@@ -38,6 +38,7 @@ class DiskView(View, frozen=True, kw_only=True):
     total_bytes: int
     free_bytes: int
     used_ratio: float
+    full_in_ms: int | None  # at the rate of the last half hour; null: it does not fill
 
 
 class DifferenceView(View, frozen=True, kw_only=True):
@@ -180,6 +181,7 @@ class NodeView(View, frozen=True, kw_only=True):
     first_index: int | None
     commit_log: LogView
     disk: DiskView
+    clock_contradiction: str
     peers: list[PeerView]
     rates: RatesView
     members: list[MemberView]

@@ -167,7 +167,8 @@ function beliefs(group, findings) {
   ];
   const both = [
     ["Log", "commitLog", (node) => bytes((node.commitLog?.maxOffset ?? 0) - (node.commitLog?.minOffset ?? 0))],
-    ["Disk", "disk", (node) => [node.disk?.state ?? "–", typeof node.disk?.usedRatio === "number" && h("span", { class: "muted" }, ` ${Math.round(node.disk.usedRatio * 100)} %`)]],
+    ["Disk", "disk", (node) => [node.disk?.state ?? "–", typeof node.disk?.usedRatio === "number" && h("span", { class: "muted" }, ` ${Math.round(node.disk.usedRatio * 100)} %${typeof node.disk.fullInMs === "number" ? `, full in ${span(node.disk.fullInMs)}` : ""}`)]],
+    ["Clock", "clock", (node) => node.clockContradiction || "as its log's"],
     ["Members", "members", (node) => (node.members?.length ? node.members.map((one) => one.id + (one.role && one.role !== "voter" ? ` (${one.role})` : "")).join(", ") : "–")],
     ["Version", "version", (node) => node.version || "–"],
     ["Up", "bootTimeMs", (node) => (node.bootTimeMs ? span(Date.now() - node.bootTimeMs) : "–")],

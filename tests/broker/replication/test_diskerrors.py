@@ -81,7 +81,7 @@ async def test_runtime_info_goes_by_the_brokers_own_wall_clock(tmp_path):
         broker = await group.leading()
         broker.life.boot_ms = broker.context.wall_ms() - ((2 * 24 + 3) * 60 + 4) * 60_000
         assert (await info(group, broker))["runtime"] == "[ 2 days, 3 hours, 4 minutes, 0 seconds ]"
-        assert (await info(group, broker))["clockJumpedMs"] == "0"
+        assert (await info(group, broker))["clockAheadOfLogMs"] == "0"
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -663,6 +663,7 @@ class ClusterWorld:
             "frameSizeMax": str(profile.frame_bytes_max),
             "maxMessageSize": "8192",
             "diskSpaceWarningFreeBytes": "1",
+            "cleanFileForciblyEnable": "true",  # of a crowded disk
             "cleanResourceInterval": "1000",
             "snapshotIntervalMs": "2000",
             **({"peerSecret": SECRET} if profile.secret else {}),

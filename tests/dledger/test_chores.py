@@ -104,7 +104,8 @@ class World:
         milestones = SimpleNamespace(look=note("tell milestones"))
         surroundings = SimpleNamespace(look=note("tell circumstances"))
         paces = SimpleNamespace(look=note("paces"))
-        later = (milestones, surroundings, paces)
+        standstill = SimpleNamespace(look=note("standstill"))
+        later = (milestones, surroundings, paces, standstill)
         self.chores: Chores = made(*parts, *later, self.pool, lambda: self.now_ms)
         self.chores.start()
 
@@ -144,6 +145,7 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "tell milestones",
         "tell circumstances",
         "paces",
+        "standstill",
     ]
     assert world.look(0) == always + healing + keeping
     assert world.look(HOUSEKEEPING_MS - 1) == always

@@ -31,7 +31,7 @@ class JavaNotFound(Exception):
     def __init__(self) -> None:
         super().__init__(
             f"Java {JAVA_VERSION_MIN} or newer is needed and was not found: install one "
-            "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+            "(Debian, Ubuntu: apt-get install default-jre-headless) or set JAVA_HOME"
         )
 
 

@@ -16,10 +16,11 @@ from raftmq.broker.backup.cli import backup, restore, verify
 from raftmq.broker.health import health
 from raftmq.broker.rescue.cli import rescue
 from raftmq.ops.configcli import config_commands
+from raftmq.ops.interpreter import version_option
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.version_option(__version__, prog_name="mqbroker")
+@version_option("mqbroker", __version__)
 @click.option(
     "-c",
     "--config",
@@ -69,7 +70,9 @@ def main(context: click.Context, /, **given: Any) -> None:
         sys.exit(serve(**given, machine_of=context.obj))
 
 
-main.add_command(config_commands("mqbroker", "raftmq.broker.config"), "config")
+main.add_command(
+    config_commands("mqbroker", "raftmq.broker.config", "raftmq.broker.opening"), "config"
+)
 main.add_command(health)
 main.add_command(backup)
 main.add_command(verify)

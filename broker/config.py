@@ -14,10 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from raftmq.dledger.proof import SECRET_SIZE_BYTES_MIN
+from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
     HOURS,
@@ -568,6 +570,7 @@ CLASSIC = {"flush_disk_type": "ASYNC_FLUSH"}
 PYSYNCOBJ = {"frame_size_max": 32 * KIB, "flush_disk_type": "ASYNC_FLUSH"}
 
 OPTIONS: dict[str, Option] = options_of(BrokerConfig)
+APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
 
 
 def load(
@@ -595,7 +598,8 @@ def build_config(settings: Iterable[Setting]) -> BrokerConfig:
 
 
 def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
-    values, places = parse_settings(OPTIONS, settings)
+    parted = separate(OPTIONS, tuple(settings), APACHE_KEYS)
+    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
 
     def default(place: str, defaults: Mapping[str, object]) -> None:
         for name in defaults.keys() - values.keys():
@@ -618,8 +622,9 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
             " machine may do everything"
         )
     keys = {key: places[OPTIONS[key].name] for key in config.without_effect()}
-    warnings = [f"{place}: {key}: no effect in this mode" for key, place in keys.items()]
-    return Loaded(config, places, warnings=tuple(warnings))
+    unused = [f"{place}: {key}: no effect in this mode" for key, place in keys.items()]
+    warnings = (*unused, *parted.otherwise)
+    return Loaded(config, places, warnings=warnings, not_needed=parted.not_needed)
 
 
 @dataclass(frozen=True, slots=True)

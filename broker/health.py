@@ -91,6 +91,8 @@ def warnings_of(info: Mapping[str, str]) -> list[str]:
     found = [info.get(key, "") for key in ("raftForeign", "diskForecast", "clockContradiction")]
     if info.get("raftDiffers"):
         found.append(f"not as this replica's: {info['raftDiffers']}")
+    if info.get("inNoRoute"):
+        found.append(f"no client finds it: {info['inNoRoute']}")
     if info.get("tlsCertificatesExpire"):
         found.append(f"TLS: {info['tlsCertificatesExpire']}")
     return [text for text in found if text]

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from raftmq.broker.accountbook import load_account_file
 from raftmq.broker.claim import Claim
 from raftmq.broker.config import BrokerConfig
 from raftmq.broker.construction import ports_of, store_config, web_settings
+from raftmq.broker.errors import EngineError
 from raftmq.broker.replication.peerproof import Gates, make_gates
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.configfiles import ConfigFiles
@@ -25,19 +27,23 @@ from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, prepare
 from raftmq.broker.tables.state import BrokerState
 from raftmq.ops.descriptors import Shares, descriptor_limit
 from raftmq.ops.metrics import Timings
+from raftmq.remoting.acl import AclError
 from raftmq.remoting.aclfile import AccountFile
 from raftmq.remoting.address import format_address
-from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.remoting.keyfile import KeyFileError, load_registration_keys
 from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.tls import TlsError
 from raftmq.remoting.tlslistener import ArrivalLimits
 from raftmq.store.disk import OsDisk
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.ownership import StoreLock
 from raftmq.store.record import pack_host
 from raftmq.web.auth import Access as WebAccess
-from raftmq.web.auth import WebSettings
+from raftmq.web.auth import WebConfigError, WebSettings
 
 log = logging.getLogger("raftmq.broker")
+
+START_READ_ERRORS = (AclError, EngineError, KeyFileError, TlsError, WebConfigError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +108,11 @@ async def open_store(
     tls = ProcessTls(config, config, ArrivalLimits(arriving_max=shares.arriving))
 
     def opened() -> Opened:
-        web_access = None
-        if config.http_enable:
-            web_access = WebAccess.of(web_settings(config, config.listen_port))
+        web_access = read_tokens(config)
         tls.load()
         gates = make_gates(config, replication_socket)
-        claim.take()
         keys = load_registration_keys(config.registration_key_file)
+        claim.take()
         files, installed, covered = None, 0, 0
         if config.is_classic:
             files = ConfigFiles(disk, state, pool, store.commitlog)
@@ -171,6 +175,25 @@ async def open_store(
         await tls.stop()
         pool.shutdown()
         raise
+
+
+def read_tokens(config: BrokerConfig) -> WebAccess | None:
+    """Read the tokens of the HTTP port; None if it is disabled. Raises WebConfigError."""
+    if not config.http_enable:
+        return None
+    return WebAccess.of(web_settings(config, config.listen_port))
+
+
+def start_reads(config: BrokerConfig) -> Iterator[Callable[[], object]]:
+    """Yield the reads of a start that need no store. Each raises START_READ_ERRORS if a start would
+    fail. A Raft group may have its accounts in its log, without a file."""
+    yield partial(read_tokens, config)
+    yield ProcessTls(config, config, ArrivalLimits()).load
+    yield partial(make_gates, config)
+    yield partial(load_registration_keys, config.registration_key_file)
+    accounts = AccountFile(config.acl_file)
+    if config.acl_enable and (accounts.exists or config.is_classic or config.acl_file_wins):
+        yield accounts.read
 
 
 def _store_host(host: str, port: int) -> bytes:

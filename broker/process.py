@@ -32,7 +32,7 @@ from raftmq.broker.grpcproxy import proxy_beside
 from raftmq.broker.http.faults import FaultDoor
 from raftmq.dledger.errors import RaftError
 from raftmq.ops.descriptors import raise_descriptor_limit
-from raftmq.ops.logs import set_up, warn_of_repeated
+from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.packages import PROXY_PACKAGES, missing_package
@@ -116,9 +116,7 @@ def serve(
     set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
     return_large_blocks()
     raise_descriptor_limit()
-    warn_of_repeated(loaded.repeated)
-    for key in config.without_effect():
-        log.warning("config_without_effect key=%s: accepted, but not acted on in this mode", key)
+    report_configuration(loaded, os.environ)
     say_what_is_open(loaded, path)
     return owned(config, machine_of or this_machine, where)
 

@@ -6,7 +6,8 @@ soon after a name server's connection was lost, because with the connection the 
 the broker. The ready leader registers as brokerId 0, every other replica with its own id;
 `raftTerm` lets a name server refuse a deposed leader's claim, `raftGroupId` a replica of another
 group of this name. A failed attempt is repeated after RETRY_MS. The leader's is logged each time,
-another replica's if it was registered, and once when FAILURES_TOLD failed in a row. A replica that
+another replica's if it was registered. A member that no name server has listed for UNLISTED_S
+reports that once (`in_no_route`), also if it has no name servers. A replica that
 is no member of its Raft group (any more, or yet) leaves the routes and stays out. With a key
 (`registrationKeyFile`) registrations are signed, with a nonce that the name server gives for the
 connection (remoting.registrationproof). A name server that gives none has no key, and gets unsigned
@@ -51,7 +52,7 @@ RETRY_MS = 1_000  # a name server that comes back gets a registration a second l
 LOST_PAUSE_MS = 100  # one that closes every connection is not dialled more often than that
 UNREGISTER_TIMEOUT_MS = 500
 REFUSALS_TOLD = 5  # in a row at one name server: not what passes with a change of role
-FAILURES_TOLD = 30  # a replica that is in no routes says so when half a minute or more has passed
+UNLISTED_S = 30.0  # without a route at any name server; then clients do not find the broker
 SPREAD_S = 1.0  # creating a topic waits for name servers no longer than that
 
 
@@ -118,17 +119,21 @@ class Registrar:
         self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
         self._taken: dict[str, DataVersion] = {}  # versions of name servers that take deltas
         self._told: dict[str, int] = {}  # by name server: counter of the version it was told last
-        self._failures: dict[str, int] = {}  # by name server: in a row, without any answer
         self._refusals: dict[str, int] = {}  # by name server: in a row, each with an answer
         self._refusal = ""  # the last of them
+        self._failure = "namesrvAddr is empty"  # the last reason for which no name server lists it
+        self._unlisted_at_s = 0.0  # of the loop's clock: since then no name server lists it
         self._news = asyncio.Event()  # set when a name server was told
         self.body_bytes_sent = 0
         self.registered: dict[str, Identity] = {}  # by name server: what it was last told
         self._on_route = on_route
 
     def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._unlisted_at_s = loop.time()
+        self._tasks.append(loop.create_task(self._report_missing_route()))
         for server in self._name_servers:
-            self._tasks.append(asyncio.get_running_loop().create_task(self._keep(server)))
+            self._tasks.append(loop.create_task(self._keep(server)))
         self.trigger()
 
     def trigger(self) -> None:
@@ -153,6 +158,23 @@ class Registrar:
         told = max(self._refusals.values(), default=0) >= REFUSALS_TOLD
         return self._refusal if told and not self.registered else ""
 
+    @property
+    def unlisted(self) -> str:
+        """Return why no name server has listed this member for UNLISTED_S; "" otherwise."""
+        if self.registered or not self._identity().member:
+            return ""
+        lasted_s = asyncio.get_running_loop().time() - self._unlisted_at_s
+        return self._failure if lasted_s >= UNLISTED_S else ""
+
+    async def _report_missing_route(self) -> None:
+        reported = False
+        while True:
+            await asyncio.sleep(UNLISTED_S / 10)
+            reason = self.unlisted
+            if reason and not reported:
+                log.warning("in_no_route no client finds this broker: %s", reason)
+            reported = bool(reason)
+
     def _connection_lost(self, connection: Connection, reason: str) -> None:
         server = connection.address
         self._signers.pop(connection, None)
@@ -176,6 +198,7 @@ class Registrar:
         """Note that this broker left that name server's routes; return whether it was there."""
         had = self.registered.pop(server, None) is not None
         if had:
+            self._unlisted_at_s, self._failure = asyncio.get_running_loop().time(), why
             self._on_route(server, None, why)
         return had
 
@@ -200,12 +223,11 @@ class Registrar:
         try:
             response = await self._tell(server, command, self._timeout_ms)
         except RemotingError as error:
-            failures = self._failures[server] = self._failures.get(server, 0) + 1
+            self._failure = f"{server}: {error}"
             was_there = self._gone(server, str(error))
-            if was_there or identity.broker_id == 0 or failures == FAILURES_TOLD:
+            if was_there or identity.broker_id == 0:
                 log.warning("register_failed namesrv=%s: %s", server, error)
             return False
-        self._failures[server] = 0
         if response.code != ResponseCode.SUCCESS:
             log.warning(
                 "register_refused namesrv=%s code=%d remark=%s",
@@ -214,7 +236,7 @@ class Registrar:
                 response.remark,
             )
             self._refusals[server] = self._refusals.get(server, 0) + 1
-            self._refusal = f"{server} answers {response.code}: {response.remark}"
+            self._failure = self._refusal = f"{server} answers {response.code}: {response.remark}"
             return False
         self._refusals[server] = 0
         if boolean_or(response.ext, "needFull", False):

@@ -18,10 +18,11 @@ from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES
 from raftmq.chaos.cluster.topology import MODES, REPLICAS_MAX
 from raftmq.chaos.run.engines import ENGINES
 from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MINUTES_MIN, WINDOW_MAX
+from raftmq.ops.interpreter import version_option
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(__version__, prog_name="mqchaos")
+@version_option("mqchaos", __version__)
 def main() -> None:
     """Break a cluster on purpose, under load, and say whether it kept its promises.
 

@@ -16,6 +16,7 @@ from raftmq.mqadmin.command import Command, Flag, Kind, Manner, Positional, pars
 from raftmq.mqadmin.commands import COMMANDS
 from raftmq.mqadmin.completion import completion_command
 from raftmq.mqadmin.contextcli import complete_context, context_group
+from raftmq.ops.interpreter import version_option
 
 INTERRUPTED = 130  # exit status
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -54,7 +55,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
-@click.version_option(__version__, prog_name="mqadmin")
+@version_option("mqadmin", __version__)
 @click.option("--accessKey", "access_key", default="", help="Sign requests: the account,")
 @click.option("--secretKey", "secret_key", default="", help="and its secret.")
 @click.option("--securityToken", "security_token", default="", help="The token, if there is one.")

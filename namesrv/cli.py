@@ -13,12 +13,13 @@ import click
 from raftmq import __version__
 from raftmq.namesrv.health import health
 from raftmq.ops.configcli import config_commands
+from raftmq.ops.interpreter import version_option
 
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.version_option(__version__, prog_name="mqnamesrv")
+@version_option("mqnamesrv", __version__)
 @click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False), metavar="FILE",
     help="namesrv.toml, or properties. Keys: docs/configuration.md.",
@@ -65,7 +66,9 @@ def main(context: click.Context, /, **given: Any) -> None:
         sys.exit(serve(**given))
 
 
-main.add_command(config_commands("mqnamesrv", "raftmq.namesrv.config"), "config")
+main.add_command(
+    config_commands("mqnamesrv", "raftmq.namesrv.config", "raftmq.namesrv.server"), "config"
+)
 main.add_command(health)
 
 

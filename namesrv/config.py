@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from raftmq.namesrv.http.reach import host_problem
 from raftmq.namesrv.routes import RouteLimits
+from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
     MS,
@@ -196,6 +198,7 @@ class NameServerConfig(TlsOptions):
 
 
 OPTIONS: dict[str, Option] = options_of(NameServerConfig)
+APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
 
 
 def load(
@@ -206,7 +209,8 @@ def load(
     """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
     `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
-    values, places = parse_settings(OPTIONS, settings)
+    parted = separate(OPTIONS, settings, APACHE_KEYS)
+    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
     if values.get("acl_enable") and "bind" not in values:
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = NameServerConfig(**values)
@@ -222,7 +226,7 @@ def load(
         if problem := host_problem(host):
             raise wrong_value(OPTIONS, config, places, "http_broker_hosts", problem)
     check_ports(OPTIONS, config, places, _listeners(config))
-    return Loaded(config, places, repeated(OPTIONS, settings))
+    return Loaded(config, places, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed)
 
 
 def _listeners(config: NameServerConfig) -> Iterator[Listener]:

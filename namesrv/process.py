@@ -17,7 +17,7 @@ from raftmq.namesrv.config import ConfigError, NameServerConfig, load
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.configcli import WRONG
 from raftmq.ops.descriptors import raise_descriptor_limit
-from raftmq.ops.logs import set_up, warn_of_repeated
+from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.remoting.errors import RemotingError
@@ -58,7 +58,7 @@ def serve(
     set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
     return_large_blocks()
     raise_descriptor_limit()
-    warn_of_repeated(loaded.repeated)
+    report_configuration(loaded, os.environ)
     if "bind" not in loaded.places:
         LOG.warning(
             "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"

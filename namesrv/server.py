@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from raftmq.namesrv.access import Access
 from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.http.server import ClusterApi
+from raftmq.namesrv.http.server import ClusterApi, settings_of
 from raftmq.namesrv.kv import KvConfig
 from raftmq.namesrv.metrics import NameServerMetrics
 from raftmq.namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
@@ -19,22 +21,37 @@ from raftmq.namesrv.settings import Settings
 from raftmq.namesrv.watchers import RouteWatchers
 from raftmq.ops.descriptors import Ports, Shares, descriptor_limit, warn_if_limited
 from raftmq.ops.memory import Trimmer
+from raftmq.remoting.acl import AclError
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.keyfile import load_registration_keys
+from raftmq.remoting.keyfile import KeyFileError, load_registration_keys
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.threads import in_thread_to_its_end
-from raftmq.remoting.tls import TlsMode
+from raftmq.remoting.tls import TlsError, TlsMode
 from raftmq.remoting.tlslistener import ArrivalLimits
 from raftmq.remoting.turns import Steps, StepTurns
+from raftmq.web.auth import Access as WebAccess
+from raftmq.web.auth import WebConfigError
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
 PUSH_DELAY_S = 0.01  # route changes are gathered this long before clients are told
 KV_FILE_NAME = "kvConfig.json"
+
+
+START_READ_ERRORS = (AclError, KeyFileError, TlsError, WebConfigError)
+
+
+def start_reads(config: NameServerConfig) -> Iterator[Callable[[], object]]:
+    """Yield the reads of a start. Each raises START_READ_ERRORS if a start would fail."""
+    yield Access(config).prepare
+    yield ProcessTls(config).load
+    yield partial(load_registration_keys, config.registration_key_file)
+    if config.http_enable:
+        yield partial(WebAccess.of, settings_of(config), with_sessions=True)
 
 
 class NameServer:

@@ -50,13 +50,17 @@ async def dial(
 async def within(timeout_ms: float) -> AsyncIterator[None]:
     """Bound a dial. Raises TimeoutError, whose text has the addresses that did not answer if the
     name has several."""
+    silent = ""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            yield
+            try:
+                yield
+            except asyncio.CancelledError as given_up:  # Python before 3.11.3 drops it
+                silent = "".join(getattr(given_up, "__notes__", ()))
+                raise
     except TimeoutError as error:
         if error.args:  # TCP's own
             raise
-        silent = "".join(getattr(error.__cause__, "__notes__", ()))
         raise TimeoutError(f"no answer in {timeout_ms:g} ms{silent}") from error
 
 

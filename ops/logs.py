@@ -24,11 +24,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 
 from raftmq.ops.logtext import field_of, message_of, short_trace_of, trace_of
+
+if TYPE_CHECKING:
+    from raftmq.ops.options import Loaded
 
 LINES_MAX = 100  # more of one kind within a window would say nothing new
 WINDOW_S = 10.0
@@ -37,6 +40,8 @@ TEMPLATE_CHARS_MAX = 500  # by which they are distinguished; other people's may 
 PEER_LIBRARIES = frozenset({"aiohttp", "asyncio", "grpc"})  # loggers of code that peers reach
 PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
+# Of Apache's scripts: the directory of their files, and the options of a Java virtual machine.
+APACHES_VARIABLES = {"ROCKETMQ_HOME", "JAVA_OPT", "JAVA_OPT_EXT"}
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _PIECE = re.compile(
@@ -216,12 +221,18 @@ def _error_of(record: logging.LogRecord) -> BaseException | None:
     return record.exc_info[1] if record.exc_info else None
 
 
-def warn_of_repeated(repeated: Mapping[str, str]) -> None:
-    """Log the keys that stand in the configuration file twice, and the places that count."""
-    for key, place in repeated.items():
-        logging.getLogger("raftmq.ops.settings").warning(
-            "config_repeated key=%s place=%s: the last one counts", key, place
-        )
+def report_configuration(loaded: Loaded[Any], environment: Mapping[str, str]) -> None:
+    """Log the keys of a configuration that were set twice, have no effect or are not needed, and
+    variables of Apache's scripts."""
+    log = logging.getLogger("raftmq.ops.settings")
+    for key, place in loaded.repeated.items():
+        log.warning("config_repeated key=%s place=%s: the last one counts", key, place)
+    for text in loaded.warnings:
+        log.warning("config_without_effect %s", text)
+    if keys := loaded.not_needed:
+        log.info("config_not_needed count=%d keys=%s", len(keys), ",".join(keys))
+    for name in sorted(APACHES_VARIABLES & environment.keys()):
+        log.info("variable_without_effect %s: this program needs no %s", name, name)
 
 
 @functools.lru_cache(TEMPLATES_MAX)

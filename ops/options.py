@@ -233,12 +233,13 @@ def options_of(cls: type) -> dict[str, Option]:
 class Loaded(Generic[Config]):
     """A configuration, and the source of each value that is not a default, by field name.
     `repeated`: keys that stand in one file twice, and the place that counts. `warnings`: what else
-    is probably not meant."""
+    is probably not meant. `not_needed`: keys of Apache's that were skipped (ops.foreignkeys)."""
 
     config: Config
     places: Mapping[str, str]
     repeated: Mapping[str, str] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    not_needed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +258,13 @@ class Setting:
 
 
 def parse_settings(
-    options: Mapping[str, Option], settings: Iterable[Setting]
+    options: Mapping[str, Option], settings: Iterable[Setting], refused: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values and places by field name; later settings win. Raises ConfigError, which names
-    every mistake in a line of its own."""
+    every mistake in a line of its own, those of `refused` first."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    mistakes: list[str] = []
+    mistakes = list(refused)
     for setting in settings:
         try:
             declared, value = _parsed(options, setting)

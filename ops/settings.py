@@ -1,4 +1,4 @@
-"""Reads settings from a file (TOML or Java properties), the environment and the command line.
+"""Reads settings from a file (TOML, JSON or Java properties), the environment and the command line.
 
 Later ones win in that order. Each setting keeps its place (`file:line`, `env NAME`, `--set`), for
 messages and for `config show`. Blocking: reads the file.
@@ -11,6 +11,7 @@ is ignored.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from raftmq.ops.options import (
 )
 
 COMMAND_LINE = "--set"
+NAME_SERVERS, NAME_SERVERS_VARIABLE = "namesrvAddr", "NAMESRV_ADDR"
 PROPERTIES_CHARS_MAX = 256 << 10  # all keys with long values are some thousands
 QUOTED_CHARS = 80  # of a wrong line
 # From this similarity on an unknown variable counts as a misspelt key and is refused. Others may
@@ -42,8 +44,10 @@ def gather(
     environment: Mapping[str, str] | None = None,
 ) -> list[Setting]:
     """Return all settings, the winning ones last. Raises ConfigError."""
-    settings = [] if path is None else read_file(path, options)
-    settings += from_environment(options, environment or {})
+    environment = environment or {}
+    settings = from_apaches_environment(options, environment)
+    settings += [] if path is None else read_file(path, options)
+    settings += from_environment(options, environment)
     for override in overrides:
         settings += parse_properties(override, COMMAND_LINE)
     return settings
@@ -57,6 +61,8 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
         raise ConfigError(f"cannot read configuration file {path}: {error}") from error
     if path.endswith(".toml"):
         return parse_toml(text, path, {option.section for option in options.values()})
+    if path.endswith(".json"):
+        return parse_json(text, path)
     return parse_properties(text, path)
 
 
@@ -124,6 +130,24 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
     return settings
 
 
+def parse_json(text: str, source: str) -> list[Setting]:
+    """Parse the settings of a JSON object, the form of Apache's rmq-proxy.json. Raises
+    ConfigError."""
+
+    def pairs(found: list[tuple[str, Any]]) -> list[Setting]:
+        return [Setting(key, value, source) for key, value in found]
+
+    try:
+        settings = json.loads(text, object_pairs_hook=pairs)
+    except ValueError as error:
+        raise ConfigError(f"{source}: not JSON: {error}") from error
+    if not isinstance(settings, list) or not all(isinstance(s, Setting) for s in settings):
+        raise ConfigError(f"{source}: expected one JSON object of keys and values")
+    nested = [key for key in settings if isinstance(key.value, list | None)]
+    refuse([f"{source}: {key.key}: expected a text, a number or a boolean" for key in nested])
+    return settings
+
+
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield values by dotted key: TOML reads `server.mode = …` as a table."""
     for key, value in table.items():
@@ -148,6 +172,17 @@ def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
         if key is not None:
             found.setdefault((section, key[1]), number)
     return found
+
+
+def from_apaches_environment(
+    options: Mapping[str, Option], environment: Mapping[str, str]
+) -> list[Setting]:
+    """Return the name servers of NAMESRV_ADDR, which Apache's images set. Everything else overrides
+    them."""
+    addresses = environment.get(NAME_SERVERS_VARIABLE, "").strip()
+    if not addresses or NAME_SERVERS not in options:
+        return []
+    return [Setting(NAME_SERVERS, addresses, f"env {NAME_SERVERS_VARIABLE}")]
 
 
 def from_environment(

@@ -12,16 +12,17 @@ import click
 
 from raftmq import __version__
 from raftmq.ops.configcli import config_commands
+from raftmq.ops.interpreter import version_option
 from raftmq.proxy.health import health
 
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.version_option(__version__, prog_name="mqproxy")
+@version_option("mqproxy", __version__)
 @click.option(
-    "-c", "--config", "path", type=click.Path(dir_okay=False), metavar="FILE",
-    help="proxy.toml, or properties. Keys: docs/proxy.md.",
+    "-c", "-pc", "--config", "path", type=click.Path(dir_okay=False), metavar="FILE",
+    help="proxy.toml, rmq-proxy.json, or properties. Keys: docs/proxy.md.",
 )  # fmt: skip
 @click.option(
     "-n", "--namesrv", metavar="HOST:PORT;…",
@@ -60,7 +61,7 @@ def main(context: click.Context, /, **given: Any) -> None:
         sys.exit(serve(**given))
 
 
-main.add_command(config_commands("mqproxy", "raftmq.proxy.config"), "config")
+main.add_command(config_commands("mqproxy", "raftmq.proxy.config", "raftmq.proxy.server"), "config")
 main.add_command(health)
 
 

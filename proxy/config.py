@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
     MS,
@@ -175,6 +177,7 @@ class ProxyConfig(TlsOptions):
 
 
 OPTIONS: dict[str, Option] = options_of(ProxyConfig)
+APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
 
 
 def load(
@@ -185,14 +188,15 @@ def load(
     """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
     `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
-    values, places = parse_settings(OPTIONS, settings)
+    parted = separate(OPTIONS, settings, APACHE_KEYS)
+    values, places = parse_settings(OPTIONS, parted.own, parted.refused)
     if values.get("acl_enable") and "bind" not in values:
         values["bind"], places["bind"] = EVERYWHERE, "default with aclEnable"
     config = ProxyConfig(**values)
     if (wrong := config.wrong()) is not None:
         raise wrong_value(OPTIONS, config, places, *wrong)
     check_ports(OPTIONS, config, places, _listeners(config))
-    return Loaded(config, places, repeated(OPTIONS, settings))
+    return Loaded(config, places, repeated(OPTIONS, settings), parted.otherwise, parted.not_needed)
 
 
 def _listeners(config: ProxyConfig) -> Iterator[Listener]:

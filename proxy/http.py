@@ -37,14 +37,7 @@ class ProxyApi:
         self._config = config
         self._instance = instance
         self._tls = tls
-        settings = WebSettings(
-            config.http_enable,
-            config.http_bind_address,
-            http_port(config.http_port, config.port and port),
-            "",
-            config.http_tokens_file,
-            config.http_health_port,
-        )
+        settings = web_settings(config, port)
         self._server = WebServer(
             settings,
             Access.of(settings),
@@ -106,3 +99,15 @@ class ProxyApi:
             ],
             "next": None,
         }
+
+
+def web_settings(config: ProxyConfig, port: int) -> WebSettings:
+    """Return where the HTTP port listens; `port` is gRPC's."""
+    return WebSettings(
+        config.http_enable,
+        config.http_bind_address,
+        http_port(config.http_port, config.port and port),
+        "",
+        config.http_tokens_file,
+        config.http_health_port,
+    )

@@ -14,7 +14,7 @@ import uvloop
 
 from raftmq.ops.configcli import WRONG
 from raftmq.ops.descriptors import raise_descriptor_limit
-from raftmq.ops.logs import set_up, warn_of_repeated
+from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.proxy.config import ConfigError, ProxyConfig, load
 from raftmq.proxy.server import ProxyServer
@@ -51,7 +51,7 @@ def serve(
     where = {"service": "proxy", "node": f"{config.bind}:{config.port}"}
     set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
     raise_descriptor_limit()
-    warn_of_repeated(loaded.repeated)
+    report_configuration(loaded, os.environ)
     if "bind" not in loaded.places:
         LOG.warning(
             "serves_this_machine_only bindAddress=%s: there are no accounts (aclEnable) and no"

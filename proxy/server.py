@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -15,7 +17,7 @@ from raftmq.proxy.clients import Clients
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.counts import Counts, Figures, ProxyMetrics
 from raftmq.proxy.credentials import Certificates
-from raftmq.proxy.http import ProxyApi
+from raftmq.proxy.http import ProxyApi, web_settings
 from raftmq.proxy.presence import Presence
 from raftmq.proxy.protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
 from raftmq.proxy.receives import Receives
@@ -24,10 +26,13 @@ from raftmq.proxy.sends import Sends
 from raftmq.proxy.service import Service
 from raftmq.proxy.tasks import Tasks
 from raftmq.proxy.transactions import Transactions
+from raftmq.remoting.acl import AclError
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.processtls import ProcessTls
-from raftmq.remoting.tls import ClientAuth
+from raftmq.remoting.tls import ClientAuth, TlsError
+from raftmq.web.auth import Access as WebAccess
+from raftmq.web.auth import WebConfigError
 
 log = logging.getLogger("raftmq.proxy")
 
@@ -41,6 +46,17 @@ UNREAD_BYTES = 256 << 10  # of a message: 5 MB a second over a connection at 50 
 PING_MS, PING_TIMEOUT_MS = 8_000, 8_000  # a silent connection is closed after both
 HANDSHAKE_MS, IDLE_MS = 10_000, 120_000  # the latter as Apache's
 PING_MS_MIN = 5_000  # clients may ping that often
+
+
+START_READ_ERRORS = (AclError, TlsError, WebConfigError)
+
+
+def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
+    """Yield the reads of a start. Each raises START_READ_ERRORS if a start would fail."""
+    yield Access(enabled=config.acl_enable, path=config.acl_file).prepare
+    yield ProcessTls(config, by_grpc=True).load
+    if config.http_enable:
+        yield partial(WebAccess.of, web_settings(config, config.port))
 
 
 class ProxyServer:

@@ -7,6 +7,7 @@ directory and the offset of its first unit, its `start`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +19,9 @@ from raftmq.store.filecache import OPEN_FILES_MAX, FileCache
 # holds up the CommitLog's syncs, too: 10,000 new queues took ten seconds. More are synced by one
 # call, which writes what others have in the page cache, too, and takes a second.
 SYNCS_MAX = 256
+ADOPT_QUEUES = 4  # of a topic, of which the files' sizes are read
+
+log = logging.getLogger("raftmq.store.queuefiles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,28 @@ class QueueFiles:
         self._open = FileCache(disk, open_files_max)
         self._dirty_paths: dict[str, None] = {}
         self._dirty_directories: dict[str, None] = {}
+
+    def adopt_size(self) -> None:
+        """Use the size of existing files instead of the configured size. Neither this store nor
+        Apache's broker can read a queue with files of two sizes.
+
+        Two files of the same size are required. A single file may be shorter after a kill."""
+        sizes: set[int] = set()
+        for topic in self._disk.listdir(self.directory):
+            for queue_id in self._disk.listdir(f"{self.directory}/{topic}")[:ADOPT_QUEUES]:
+                queue = f"{self.directory}/{topic}/{queue_id}"
+                for start in self.starts(queue)[:2]:
+                    size = self._open.get(path_of(queue, start)).size_bytes
+                    if size in sizes:
+                        self._adopt(size)
+                        return
+                    sizes.add(size)
+
+    def _adopt(self, size_bytes: int) -> None:
+        if size_bytes > 0 and size_bytes % UNIT_SIZE_BYTES == 0 and size_bytes != self._size_bytes:
+            log.info("queue_file_size_adopted bytes=%d configured=%d", size_bytes, self._size_bytes)
+            self._size_bytes = size_bytes
+            self.units_per_file = size_bytes // UNIT_SIZE_BYTES
 
     def start_of(self, offset: int) -> int:
         """Return the start of the file that holds the unit at `offset`."""

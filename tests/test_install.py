@@ -11,11 +11,14 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import raftmq
+from tests.archives import unpack
 
 ROOT = Path(__file__).parent.parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -156,7 +159,7 @@ def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path)
     run(bin_ / "python", "-c", hook, tmp_path, cwd=project)
     (made,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(made) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+        unpack(archive, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     again = wheel_of(unpacked, tmp_path)
     assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
@@ -164,7 +167,8 @@ def test_the_source_distribution_builds_the_same_wheel(project, wheel, tmp_path)
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_says_what_it_is(everything, command):
-    assert run(everything / command, "--version").split()[-1] == raftmq.__version__
+    shown = run(everything / command, "--version").splitlines()
+    assert shown[0].split()[-1] == raftmq.__version__ and "CPython" in shown[1]
     assert run(everything / command, "-h").startswith(f"Usage: {command}")
 
 
@@ -232,3 +236,19 @@ def test_all_public_names_come_with_a_star() -> None:
     exec("from raftmq import *", found)
     assert found["Producer"] is raftmq.Producer
     assert set(found) - {"__builtins__"} == set(raftmq.client.__all__)
+
+
+def test_every_pinned_package_takes_the_oldest_python():
+    """Debian 12's Python is 3.11.2; pyproject.toml promises 3.11."""
+    pins = [
+        line.partition("==")[0]
+        for path in ROOT.glob("requirements*.txt")
+        for line in path.read_text().splitlines()
+        if "==" in line
+    ]
+    refused = {
+        name: takes
+        for name in pins
+        if (takes := metadata(name)["Requires-Python"]) and "3.11.0" not in SpecifierSet(takes)
+    }
+    assert len(pins) > 80 and not refused

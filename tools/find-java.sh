@@ -21,15 +21,12 @@ find_java() {
 }
 
 find_java && exit 0
+# The default release of every Debian and Ubuntu that has Python 3.11: 17, 21 or newer.
+package=default-jre-headless
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "no Java 17 found: installing one with apt-get" >&2
-    {
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless ||
-            apt-get install -y -qq --no-install-recommends openjdk-21-jre-headless ||
-            apt-get install -y -qq --no-install-recommends default-jre-headless
-    } >/dev/null 2>&1
+    echo "no Java 17 or newer found: installing $package with apt-get" >&2
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$package"; } >/dev/null 2>&1
     find_java && exit 0
 fi
-echo "Spark needs Java 17 or newer: install it (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME" >&2
+echo "Spark needs Java 17 or newer: install it (Debian, Ubuntu: sudo apt-get install $package; macOS: brew install openjdk@17) or set JAVA_HOME" >&2
 exit 1

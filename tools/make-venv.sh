@@ -23,5 +23,6 @@ if ! "$PYTHON" -m venv --clear "$VENV" 2>/tmp/make-venv.$$; then
     fi
 fi
 rm -f /tmp/make-venv.$$
+echo "$VENV uses $PYTHON: $("$VENV/bin/python" "$(dirname "$0")/../ops/interpreter.py")"
 "$(dirname "$0")/install.sh" "$VENV/bin/python" "$requirements"
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e .

@@ -65,6 +65,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
         "tlsFilesRefused": parts.context.tls.error,
         "tlsCertificatesExpire": parts.context.tls.expiring,
         "registrationRefused": parts.registrar.refused,
+        "inNoRoute": parts.registrar.unlisted,
     }
     if config.is_classic:
         return info | _classic(parts)

@@ -20,6 +20,7 @@ from raftmq.chaos.cluster.topology import (
     PROXIES_MAX,
     REPLICAS_MAX,
 )
+from raftmq.ops.interpreter import version_option
 
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 DIRECTORY = click.option(
@@ -33,7 +34,7 @@ DIRECTORY = click.option(
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="mqcluster")
+@version_option("mqcluster", __version__)
 def main() -> None:
     """Run name servers, broker groups and gRPC proxies as processes on this machine.
 

@@ -113,9 +113,12 @@ def check_settings(directory: Path, state: ClusterState) -> None:
     if MODES[state.mode].engine != CLASSIC:
         roles = {("broker", False): state.brokers[0]}
     with tempfile.TemporaryDirectory() as scratch:  # only we can enter it
-        path = Path(scratch) / "broker.conf"
+        path, key = Path(scratch) / "broker.conf", Path(scratch) / "registration.key"
+        _make(key)  # the cluster's key is made when the settings are right
         for node in roles.values():
-            _check(path, broker_conf(directory, state, node), "raftmq.broker.cli")
+            conf = broker_conf(directory, state, node)
+            conf = conf.replace(str(registration_key(directory)), str(key))
+            _check(path, conf, "raftmq.broker.cli")
         for node in state.grpc_proxies[:1]:
             _check(path, proxy_conf(state, node), "raftmq.proxy.cli")
     if SEGMENT_BYTES.key in state.settings:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.session import session
+from tests.archives import unpack
 from tests.leftovers import leftovers_collected as leftovers_collected
 from tests.smallspark import JVM
 
@@ -51,5 +52,5 @@ def apache_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classic store as Apache RocketMQ 5.3.3 left it, unpacked."""
     directory = tmp_path_factory.mktemp("apache")
     with tarfile.open(FIXTURES / "apache-5.3.3-async-master.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
+        unpack(archive, directory)
     return directory / "store"

@@ -11,6 +11,7 @@ from raftmq.audit.api import run_audit
 from raftmq.audit.report import AuditReport
 from raftmq.audit.walk import walk_range
 from raftmq.spark.layout import DLEDGER_ENTRY
+from tests.archives import unpack
 from tests.audit.conftest import FIXTURES
 
 ENTRIES = 178
@@ -20,7 +21,7 @@ END = 53_152
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[dict[str, Path]]:
     with tarfile.open(FIXTURES / "apache-5.3.3-dledger-3-replicas.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     yield {f"n{number}": tmp_path / f"dledger-{number}" for number in range(3)}
 
 

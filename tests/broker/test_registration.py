@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+import pytest
+
 from raftmq.broker import registration
 from raftmq.broker.config import build_config, parse_properties
 from raftmq.broker.construction import topics_of_names
@@ -234,24 +236,22 @@ async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting_for_long(
         await names.server.stop()
 
 
-async def test_a_follower_that_never_reaches_a_name_server_says_so_once(monkeypatch, caplog):
+@pytest.mark.parametrize("has_name_server", [True, False])
+async def test_a_member_that_no_name_server_lists_reports_that_once(
+    monkeypatch, caplog, has_name_server
+):
     monkeypatch.setattr(registration, "RETRY_MS", 1)
-    monkeypatch.setattr(registration, "FAILURES_TOLD", 5)
-    said = []  # before each attempt: the lines so far
-
-    def identity():
-        said.append(caplog.text.count("register_failed"))
-        return registration.Identity(broker_id=2, term=1, role="follower")
-
+    monkeypatch.setattr(registration, "UNLISTED_S", 0.01)
+    follower = registration.Identity(broker_id=2, term=1, role="follower")
     with bound() as nobody:
         server = f"127.0.0.1:{nobody.getsockname()[1]}"
         registrar = registration.Registrar(
-            [server],
+            [server] if has_name_server else [],
             cluster="c",
             broker_name="g",
             address="127.0.0.1:1",
             ha_address=str,
-            identity=identity,
+            identity=lambda: follower,
             topics=RegisteredTopics(TopicTable(), None),
             on_master=lambda address, ha_address: None,
             needs_master=lambda: False,
@@ -259,9 +259,12 @@ async def test_a_follower_that_never_reaches_a_name_server_says_so_once(monkeypa
             timeout_ms=1_000,
         )
         registrar.start()
-        await until(lambda: len(said) > 20)
+        reason = f"{server}: " if has_name_server else "namesrvAddr is empty"
+        await until(lambda: registrar.unlisted.startswith(reason) and "in_no_route" in caplog.text)
+        await asyncio.sleep(0.05)  # of further rounds, with no further line
         await registrar.stop()
-    assert said[:20] == [0] * 5 + [1] * 15
+    assert caplog.text.count("in_no_route no client finds this broker") == 1
+    assert "register_failed" not in caplog.text
 
 
 async def test_whom_every_name_server_refuses_says_so_and_is_not_healthy(tmp_path, monkeypatch):

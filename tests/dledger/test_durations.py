@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from raftmq.dledger import durations
-from raftmq.dledger.durations import PERIODS, SUSPECT_MS, Durations
+from raftmq.dledger.durations import ASK_MS, PERIODS, SUSPECT_MS, Durations
 
 
 class Thread:
@@ -90,16 +93,25 @@ def test_what_the_kernel_does_not_report_does_not_count() -> None:
     assert thread.calls.period() is None
 
 
-@pytest.mark.parametrize("content", ["", "1 2", "a b c", "0 0 0"])
+@pytest.mark.parametrize("content", ["", "1 2", "a b c", "0 0 0", None])
 def test_a_kernel_that_reports_something_else(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, content: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
-    file = tmp_path / "schedstat"  # type: ignore[operator]
-    file.write_text(content)
+    file = tmp_path / "schedstat"
+    if content is not None:
+        file.write_text(content)
     monkeypatch.setattr(durations, "SCHEDSTAT", str(file))
+    monkeypatch.setattr(durations, "_own", own := threading.local())
     assert durations.on_processor_ms() is None
-    monkeypatch.setattr(durations, "SCHEDSTAT", str(tmp_path))
-    assert durations.on_processor_ms() is None
+    if content is not None:
+        os.close(own.file)
+
+
+def test_among_many_fast_writes_the_kernel_is_asked_every_two_milliseconds() -> None:
+    thread = Thread()
+    thread.write(SUSPECT_MS)
+    thread.write(0.1, times=1_000)
+    assert thread.asked <= 1_000 * 0.1 / ASK_MS + 1
 
 
 def test_the_kernel_tells_sleep_from_work() -> None:

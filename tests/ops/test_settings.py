@@ -264,7 +264,11 @@ def test_commands_show_and_check(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert 'brokerName = "broker-x"  # ' + f"{path}:3\n" in shown.stdout
     assert "listenPort = 7  # env RAFTMQ_LISTEN_PORT\n" in shown.stdout
-    assert run(mqbroker, "config", "check", path).exit_code == 0
+    refused = run(mqbroker, "config", "check", path)  # a start refuses an open Raft port
+    assert (refused.exit_code, "set peerSecretFile" in refused.stderr) == (2, True)
+    (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
+    secret = f'\n[peers]\npeerSecretFile = "{tmp_path}/secret"\n'
+    assert run(mqbroker, "config", "check", written(tmp_path, GOOD + secret)).exit_code == 0
     classic = tmp_path / "classic.conf"
     classic.write_text("enableDLegerCommitLog=false\ndLegerGroup=g\n")
     warned = run(mqbroker, "config", "check", str(classic))
@@ -284,11 +288,14 @@ declarations (`broker/config.py`, `namesrv/config.py`, `proxy/config.py`) by
 Settings come, each over the ones before, from: the defaults; the file (`-c`); environment
 variables; `--set key=value` and other options of the command line. `mqbroker config show` (with the
 same options) prints what is in effect and where each value came from; `mqbroker config check FILE`
-ends with status 0, or with 2 and says what is wrong. `mqnamesrv` and `mqproxy` have both
-commands, too.
+refuses, with status 2, everything that a start would refuse before it opens its store.
+`mqbroker config convert FILE` prints a file of Apache's broker as one of ours
+([Moving](moving.md#keys-of-brokerconf)). `mqnamesrv` and `mqproxy` have the same commands.
+`NAMESRV_ADDR` is read as `namesrvAddr`, below the file.
 
-A file called `*.toml` is TOML, with the sections below as tables (a key may also stand above all
-tables); any other is Java properties without sections, as Apache RocketMQ's `broker.conf`. A number
+A file called `*.json` is one JSON object, as Apache's `rmq-proxy.json`. A file called `*.toml` is
+TOML, with the sections below as tables (a key may also stand above all tables). Any other file is
+Java properties without sections, as Apache RocketMQ's `broker.conf`. A number
 with a unit may be written as text: `"64MiB"` (B, KiB, MiB, GiB, TiB), `"5s"` (ms, s, min, h, d),
 `"75%"`; without one it is in the unit given here. A key's environment variable is its name in
 capitals with underscores: `listenPort` is `RAFTMQ_LISTEN_PORT`, `dLegerPeers` is
@@ -386,4 +393,4 @@ def test_a_key_that_stands_twice_is_told(tmp_path: Path) -> None:
     assert found.repeated == {"listenPort": f"{path}:3"}
     checked = CliRunner().invoke(mqbroker, ["config", "check", path])
     assert checked.exit_code == 0
-    assert f"{path}:3: listenPort stands there twice" in checked.stderr
+    assert f"{path}:3: listenPort is set twice" in checked.stderr

@@ -25,6 +25,7 @@ from raftmq.store.record import (
     walk_records,
 )
 from raftmq.store.selection import GetStatus
+from tests.archives import unpack
 from tests.store.make import append_classic
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -38,7 +39,7 @@ INDEX_LIMITS = IndexLimits(slots=500, entries=2000)
 @pytest.fixture
 def apache(tmp_path: Path) -> Path:
     with tarfile.open(FIXTURES / "apache-5.3.3-async-master.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+        unpack(tar, tmp_path)
     return tmp_path / "store"
 
 
@@ -222,7 +223,7 @@ def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
 def test_three_dledger_replicas_hold_the_same_records(tmp_path: Path) -> None:
     """DLedger's own layout: each record behind a 48-byte header, otherwise the same record."""
     with tarfile.open(FIXTURES / "apache-5.3.3-dledger-3-replicas.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+        unpack(tar, tmp_path)
     counts, contents = [], set()
     dispatcher = Dispatcher(DELAYS_MS)
     for replica in range(3):

@@ -48,6 +48,38 @@ def test_reads_see_file_and_tail_alike(disk: OsDisk, flush_after: int) -> None:
     assert queue.unit(5) == (6000, 105, 5)
 
 
+@pytest.mark.parametrize("queues", [("T",), ("T", "U")])
+@pytest.mark.parametrize("configured", [PER_FILE // 2, 3 * PER_FILE])
+def test_files_keep_the_size_that_a_store_has(
+    disk: OsDisk, queues: tuple[str, ...], configured: int
+) -> None:
+    """Apache's broker refuses a directory with files of another size."""
+    count = 7 if len(queues) > 1 else 13  # one file each, or two of one queue
+    store = new_store(disk)
+    for topic in queues:
+        store.append(topic, 0, 0, units(0, count))
+    store.flush()
+    store.close()
+    again = ConsumeQueueStore(disk, "consumequeue", configured)
+    again.open(1 << 40)
+    again.append("T", 0, count, units(count, 20))
+    again.flush()
+    assert disk.listdir("consumequeue/T/0") == [
+        f"{start:020d}" for start in range(0, (count + 20) * 20, PER_FILE * 20)
+    ]
+    queue = again.queue("T", 0)
+    assert queue is not None and queue.units(0, 40) == units(0, count + 20)
+
+
+def test_one_short_file_does_not_set_the_size(disk: OsDisk) -> None:
+    disk.makedirs("consumequeue/T/0")
+    disk.open(f"consumequeue/T/0/{0:020d}").truncate(40)  # as after a kill
+    store = new_store(disk)
+    store.append("T", 0, 0, units(0, 5))
+    store.flush()
+    assert disk.open(f"consumequeue/T/0/{0:020d}").size_bytes == PER_FILE * 20
+
+
 def test_files_are_apaches(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, units(0, 13))

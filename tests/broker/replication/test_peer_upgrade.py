@@ -20,6 +20,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.store.record import decode_record
+from tests.archives import unpack
 from tests.broker.replication.test_refill_processes import NAMES, PATIENCE_S, Processes, leads
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +38,7 @@ def program_before(directory, commit):
         pytest.fail(f"this clone does not have {commit}: git fetch --unshallow")
     made = subprocess.run([*git, "archive", commit], capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
-        archive.extractall(directory, filter="data")
+        unpack(archive, directory)
     return directory
 
 

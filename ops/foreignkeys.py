@@ -1,0 +1,95 @@
+"""Apache RocketMQ's configuration keys that are no keys of ours.
+
+A file that served an Apache broker is taken: a key that is not needed here is skipped, a key whose
+purpose is served otherwise is skipped with a warning, and a key that would change where or whether
+messages are stored is refused, unless it has its harmless value. Each server program has a table,
+`apache_keys.toml`, which is read only if a configuration holds a key that is no option.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from raftmq.ops.options import Option, Setting, find
+
+REFUSED, OTHERWISE, NOT_NEEDED = "refused", "otherwise", "not needed"
+CHANGES_NOTHING = "this value changes nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """One key of Apache's: its kind, the reason, and the value with which it is never refused."""
+
+    kind: str
+    because: str
+    harmless: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """Settings parted by a table. `own`: of our options, and unknown ones. `foreign`: Apache's with
+    the kind that the value has, which is never `refused` for a harmless value."""
+
+    own: tuple[Setting, ...]
+    foreign: tuple[tuple[Setting, str, str], ...] = ()  # (setting, kind, reason)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        return tuple(f"{setting}: {why}" for setting, kind, why in self.foreign if kind == REFUSED)
+
+    @property
+    def otherwise(self) -> tuple[str, ...]:
+        return tuple(
+            f"{setting.place}: {setting.key} has no effect: {why}"
+            for setting, kind, why in self.foreign
+            if kind == OTHERWISE
+        )
+
+    @property
+    def not_needed(self) -> tuple[str, ...]:
+        return tuple(setting.key for setting, kind, _ in self.foreign if kind == NOT_NEEDED)
+
+
+@functools.cache
+def read_table(path: Path) -> Mapping[str, ForeignKey]:
+    """Read a table of Apache's keys, by name."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["keys"]
+    return {
+        name: ForeignKey(row["kind"], row["because"], row.get("harmless", ""))
+        for row in rows
+        for name in row["names"].split()
+    }
+
+
+def separate(options: Mapping[str, Option], settings: Sequence[Setting], table: Path) -> Separated:
+    """Part settings by the table. A key that neither the options nor the table have stays among our
+    own, where it is refused as unknown."""
+    if all(find(options, setting) is not None for setting in settings):
+        return Separated(tuple(settings))
+    keys = read_table(table)
+    values = {setting.key: str(setting.value) for setting in settings}
+    own, foreign = [], []
+    for setting in settings:
+        key = keys.get(setting.key)
+        if key is None or find(options, setting) is not None:
+            own.append(setting)
+        else:
+            harmless = key.kind == REFUSED and _is_harmless(setting, key.harmless, values)
+            foreign.append(
+                (setting, NOT_NEEDED, CHANGES_NOTHING)
+                if harmless
+                else (setting, key.kind, key.because)
+            )
+    return Separated(tuple(own), tuple(foreign))
+
+
+def _is_harmless(setting: Setting, harmless: str, values: Mapping[str, str]) -> bool:
+    """Return True if the setting has the harmless value, which may refer to another key:
+    `{storePathRootDir}/commitlog`."""
+    for name, value in values.items() if "{" in harmless else ():
+        harmless = harmless.replace(f"{{{name}}}", value.rstrip("/"))
+    return str(setting.value).rstrip("/").lower() == harmless.lower()

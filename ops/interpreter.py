@@ -1,0 +1,60 @@
+"""How the Python interpreter was compiled, which decides how fast every program here runs.
+
+A build without profile-guided optimisation, the default of version managers, needs about half as
+much CPU time again per message (docs/performance.md). tools/find-python.sh runs this file with each
+interpreter that it finds, so the module imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+
+def is_optimised() -> bool:
+    """Return True if this interpreter was compiled with profile-guided optimisation.
+
+    Builds name the option of `configure`; Debian's and Ubuntu's name none, and leave the flags of
+    the second compilation empty. CPython's Makefile has those flags in every other build."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return "--enable-optimizations" in arguments or not sysconfig.get_config_var(
+        "PGO_PROF_USE_FLAG"
+    )
+
+
+def description() -> str:
+    """Return the interpreter's version and build in a line."""
+    build = (
+        "profile-guided optimisation"
+        if is_optimised()
+        else "no profile-guided optimisation: messages cost about half as much CPU time again"
+    )
+    return f"{platform.python_implementation()} {platform.python_version()} ({build})"
+
+
+def version_option(program: str, version: str) -> Callable[[Any], Any]:
+    """Return the decorator of click that adds `--version`: the program's and the interpreter's."""
+    import click
+
+    def show(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked and not context.resilient_parsing:
+            click.echo(f"{program}, version {version}\n{description()}")
+            context.exit()
+
+    return click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the version and exit.",
+    )
+
+
+if __name__ == "__main__":
+    if "--is-optimised" in sys.argv:
+        sys.exit(0 if is_optimised() else 1)
+    print(description())

@@ -264,7 +264,7 @@ def _on_exception(broker: Broker, _: asyncio.AbstractEventLoop, context: dict[st
         # the look-up. The dialler has logged that already, and dials again.
         log.info("late_lookup_failed error=%s", error)
         return
-    words = "loop_exception %s"
-    log.error(words, context.get("message"), exc_info=error, extra=FROM_PEER)  # type: ignore[arg-type]
+    message = context.get("message")
+    log.error("loop_exception %s", message, exc_info=error, extra=FROM_PEER)  # type: ignore[arg-type]
     if isinstance(error, AssertionError):
         broker.fail(f"broken invariant: {error!r}")

@@ -321,8 +321,8 @@ class WebServer:
         problem = self._translate(error)
         if problem is not None:
             return problem
-        words = "request_failed %s %s"
-        log.error(words, request.method, request.path, exc_info=error, extra=FROM_PEER)
+        where = (request.method, request.path)
+        log.error("request_failed %s %s", *where, exc_info=error, extra=FROM_PEER)
         return ApiProblem(500, "INTERNAL", "the request failed; the log of this process says why")
 
     def _route(

@@ -63,6 +63,7 @@ def test_no_promise_is_broken(chunk: int) -> None:
     assert totals["asked"] > 0
     if not chunk % 2:  # what a few worlds of sixteen have
         assert totals["files spoiled"] > 0
+        assert totals["fault lose_time"] > 0
     else:
         assert totals["settings changed"] > 0
         assert totals["taken while they waited"] > 0

@@ -43,6 +43,8 @@ REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
 NEW = {"version": VERSION}  # nobody pops before all replicas know it
 FILLED = {"filled": True, "operated": False, "replicas": 3}
+LOSING_TIME = ("lose_time", "kill", "isolate")
+KEPT = {"kept": True, "operated": False, "replicas": 3}
 WAITING = ("log", "transactions", "pop")
 ASKED = ("asked", "log")
 FILTERED = ("filtered", "log")
@@ -200,6 +202,26 @@ BREAKS: tuple[Break, ...] = (
     Break(retention.retention_takes_nothing, profile=FILLED),
     Break(retention.readers_behind_are_led_to_the_end, profile=FILLED, long=True),
     Break(retention.queues_keep_what_the_log_lost, profile=FILLED, long=True),
+    Break(
+        retention.disks_in_need_take_what_has_not_expired,
+        faults=LOSING_TIME,
+        profile=KEPT,
+        first=1,
+    ),
+    Break(
+        retention.messages_age_by_any_clock,
+        faults=LOSING_TIME,
+        profile=KEPT,
+        first=1,
+        long=True,
+    ),
+    Break(
+        retention.clocks_lead_that_the_log_contradicts,
+        faults=LOSING_TIME,
+        profile=KEPT,
+        first=2,
+        long=True,
+    ),
     Break(
         retention.popped_messages_go_with_any_trim,
         load=WAITING,

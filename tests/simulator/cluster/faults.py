@@ -43,6 +43,7 @@ OF_STARTS = ("start_twice",)  # so that a broker cannot start
 OF_CLOCKS = ("jump_clock",)
 OF_WIRES = ("flip_bits",)  # by wish only, and by searches: seeds draw as they did without it
 OF_PAST = ("set_back", "take_place")  # the same
+OF_YEARS = ("lose_time",)  # the same
 OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
@@ -51,11 +52,12 @@ OF_SNAPSHOTS = ("spoil_snapshot",)  # of the tables (spoiling.py)
 SPOILED = (2, 4)  # seeds that leave these remainders when divided by 8 have it
 MISNAMED = "misnamed"  # a wrong store that was empty, so that its replica promised under that name
 IDENTITY = f"{programs.STORE}/identity"
+YEAR_MS = 365 * 24 * 3_600_000
 MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
 FAULTS = (
     *(EVERYWHERE + OF_CLOCKS + OF_WIRES + OF_POWER),
-    *(OF_MEMORY + OF_PAST + OF_GROUPS + OF_VERSIONS + OF_SNAPSHOTS),
+    *(OF_MEMORY + OF_PAST + OF_YEARS + OF_GROUPS + OF_VERSIONS + OF_SNAPSHOTS),
 )
 
 
@@ -92,6 +94,9 @@ class FaultPlan:
             chosen += OF_GROUPS if rng.random() < 0.15 else ()
             names += OF_GROUPS
         names += OF_SNAPSHOTS
+        if world.profile.kept:
+            chosen += OF_YEARS * 2
+            names += OF_YEARS
         if world.seed % 8 in SPOILED:  # drawn with the rest, it would make other worlds of all
             chosen += OF_SNAPSHOTS * 2
         faults = world.wish.faults or chosen
@@ -345,6 +350,17 @@ class FaultPlan:
     def _set_for_a_while(self, machine: Machine, name: str, value: object, usual: object) -> None:
         setattr(machine, name, value)
         self._later(self._soon_s(), setattr, machine, name, usual)
+
+    def _lose_time(self) -> None:
+        """Some machines or all start with a clock that is a year off, until the next such fault."""
+        machines = list(self._world.brokers.values())
+        for machine in machines:
+            machine.wall_offset_ms = 0
+        off_ms = self._rng.choice((-YEAR_MS, YEAR_MS, YEAR_MS))
+        for machine in self._rng.sample(machines, self._rng.randint(1, len(machines))):
+            machine.kill()
+            machine.wall_offset_ms = off_ms
+            self._later(self._soon_s(), self._start, machine)
 
     def _jump_clock(self) -> None:
         self._anybody().wall_offset_ms += self._rng.choice((-60_000, -500, 500, 60_000))

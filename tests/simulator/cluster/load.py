@@ -85,6 +85,8 @@ MAKERS: dict[str, Callable[[Manner], Workload]] = {
 }
 DRAWN = tuple(name for name in MAKERS if name not in ("pop", "asked", "filtered"))
 FILLING = ("log", "ordered", "group", "idempotent")  # nobody waits for what retention takes
+# Brokers know a repeated send for some time after it was stored, by the leader's clock.
+UNDATED = ("log", "ordered", "group")
 WAITING = ("transactions", "pop")  # what waits goes with it
 WITHOUT_CLOCKS = ("log", "ordered", "group", "idempotent", "metadata", "locks")
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
+from raftmq.broker import retention
 from raftmq.broker.consuming.pull import PullService
 from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
 from raftmq.broker.delivery.transactions.service import Transactions
 from raftmq.broker.keeper import RaftKeeper
 from raftmq.broker.popping.revive import Reviver
-from raftmq.broker.retention import Retained
+from raftmq.broker.retention import Retained, Retention
 from raftmq.broker.tables.pops import Place
 from raftmq.store.derived import DerivedFiles
-from tests.simulator.cluster.planting import instead, replaced
+from raftmq.store.logclock import LogNow
+from tests.simulator.cluster.planting import all_of, instead, replaced
 
 
 def retention_takes_nothing() -> AbstractContextManager[Any]:
@@ -74,3 +77,28 @@ def halves_go_with_any_trim() -> AbstractContextManager[Any]:
         return reads
 
     return replaced(Transactions, "_records", broken)
+
+
+def disks_in_need_take_what_has_not_expired() -> AbstractContextManager[Any]:
+    """The oldest messages go when a disk is crowded, though nobody has allowed that."""
+
+    def broken(policy: Any) -> Any:
+        return lambda config: policy(replace(config, clean_file_forcibly_enable=True))
+
+    return all_of(
+        replaced(retention, "retention_policy", broken),
+        instead(Retention, "forced", property(lambda self: self.crowded)),
+    )
+
+
+def messages_age_by_any_clock() -> AbstractContextManager[Any]:
+    """A clock that the log contradicts makes messages old."""
+    return instead(LogNow, "age_ms", lambda self, stored_ms: self.wall_ms - stored_ms)
+
+
+def clocks_lead_that_the_log_contradicts() -> AbstractContextManager[Any]:
+    """A replica leads with a clock that the log contradicts, if most others have the same."""
+    return all_of(
+        instead(Retention, "contradiction", property(lambda self: "")),
+        instead(Retention, "clock_lead_ms", property(lambda self: 0)),
+    )

@@ -38,7 +38,7 @@ from tests.simulator.cluster import programs
 from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.contents import Contents
 from tests.simulator.cluster.coverage import Coverage
-from tests.simulator.cluster.faults import FaultPlan
+from tests.simulator.cluster.faults import YEAR_MS, FaultPlan
 from tests.simulator.cluster.filtered import FilteredWorkload
 from tests.simulator.cluster.guests import SILENT_S, Guests
 from tests.simulator.cluster.invariants import CheckFailed, Invariants
@@ -49,6 +49,7 @@ from tests.simulator.cluster.load import (
     FILLING,
     JOIN_WITHIN_S,
     SETTINGS,
+    UNDATED,
     WAITING,
     WITHOUT_CLOCKS,
     Load,
@@ -70,6 +71,7 @@ RESTART_S_MAX = 1.0
 EQUAL_WITHIN_S = 60.0
 ACKNOWLEDGED_WITHIN_S = 10.0  # an election among those that are healed, and a client's next attempt
 TRIMMED_WITHIN_S = 12.0  # two snapshots and a segment later
+TIMELY_WITHIN_S = 10.0  # a few looks at clocks, and a transfer
 CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/electionbackoff.py)
 FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
@@ -78,6 +80,7 @@ POPPING = (2, 4)  # seeds that leave this remainder when divided by 6
 FILLED, GUESTS, ASKED = 1, 4, 6  # seeds that leave these remainders when divided by 8
 # By 16: a filled world in which messages wait (waits.py); filters and live settings (filtered.py).
 WAITED_FOR, FILTERED = 9, 11
+KEPT = 7  # by 32: as filled, but nothing may be taken, and clocks are a year off
 SEGMENT_BYTES_MIN = 136 * 1024  # what a segment must hold (broker/config.py)
 BODY_BYTES = (1024, 1536, 2048)
 UNTOLD = ("asked", "filtered")  # workloads whose operations are not in the history
@@ -122,6 +125,7 @@ class Profile:
     pace: float  # of the load
     filled: bool = False  # large messages, and retention takes all that it can (trims.py)
     guests: bool = False  # clients that die (guests.py)
+    kept: bool = False  # large messages on crowded disks, and retention may take nothing
 
     @staticmethod
     def draw(rng: Random, size: Size) -> Profile:
@@ -190,7 +194,7 @@ class ClusterWorld:
         self._lay_out_ports(spares)
         self.operator = Operator(self, spares, Random(rng.random()))
         self.waits = Waits(self._is_own, lambda names: self.load.give_up(names))
-        self.trims = Trims(self._is_own, self.waits.taken)
+        self.trims = Trims(self._is_own, self._trimmed)
         self.load = self._draw_load()
         self.plan = FaultPlan(self)
         self.guests = Guests(self)
@@ -239,22 +243,23 @@ class ClusterWorld:
             profile = replace(profile, filled=turn == FILLED, guests=turn == GUESTS)
             if self.seed % 16 == WAITED_FOR:  # nobody pops before all replicas know it
                 profile = replace(profile, version=VERSION)
+            profile = replace(profile, kept=self.seed % 32 == KEPT)
         profile = replace(profile, **wish.profile)
-        if profile.filled:
-            profile = replace(profile, refilled=True, segment_bytes=SEGMENT_BYTES_MIN)
+        if profile.filled or profile.kept:
+            profile = replace(profile, refilled=profile.filled, segment_bytes=SEGMENT_BYTES_MIN)
         return profile
 
     def _draw_load(self) -> Load:
         names, rng = self._draw_names(), Random(self.rng.random())
-        if not self.profile.filled:
+        if not (self.profile.filled or self.profile.kept):
             return Load(names, Manner(self.profile.pace), rng, self.note)
         if not self.wish.load:
-            names = rng.sample(FILLING, 2)
+            names = rng.sample(UNDATED if self.profile.kept else FILLING, 2)
             if self.seed % 16 == WAITED_FOR:
                 names[1:] = WAITING
         body_bytes = rng.choice(BODY_BYTES)
         manner = Manner(self.profile.pace, body_bytes, body_bytes)
-        return Load(names, manner, rng, self.note, self.trims)
+        return Load(names, manner, rng, self.note, self.trims if self.profile.filled else None)
 
     def _draw_names(self) -> Sequence[str]:
         kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else DRAWN
@@ -276,6 +281,17 @@ class ClusterWorld:
     def load_needs_clocks(self) -> bool:
         """Whether what is promised depends on the time of day: no clock jumps then."""
         return not set(self.load.names) <= {*WITHOUT_CLOCKS, "asked", "filtered"}
+
+    def _trimmed(self, start: int) -> None:
+        self.waits.taken(start)
+        if self.profile.kept:
+            self.broken(f"the log before {start} is deleted, and has not expired")
+
+    def _is_timely(self) -> bool:
+        """Whether the leader's clock is right; or none is."""
+        leader = self.leader()
+        off = [one for one in self.brokers.values() if abs(one.wall_offset_ms) > YEAR_MS // 2]
+        return leader is not None and (leader not in off or len(off) == len(self.brokers))
 
     def _is_own(self, process: Process) -> bool:
         """Return whether a broker is of this world's group."""
@@ -343,7 +359,7 @@ class ClusterWorld:
         self.client.start("client", self._run_load, self.finished)
         await self._until(lambda: self.load.began, JOIN_WITHIN_S, "the load did not begin")
         self.plan.begin()
-        self._crowd(self.profile.filled)
+        self._crowd(self.profile.filled or self.profile.kept)
         if self.profile.guests:
             self.guests.begin()
         if self.profile.operated:
@@ -361,6 +377,8 @@ class ClusterWorld:
             await self._end_load("after healing")
         await self._until(self.invariants.all_equal, EQUAL_WITHIN_S, "replicas are not equal")
         self.invariants.at_end()
+        if self.profile.kept:
+            await self._until(self._is_timely, TIMELY_WITHIN_S, "a clock leads that is a year off")
         if self.profile.refilled:
             await self._refill()
         if self.profile.timed:
@@ -663,7 +681,7 @@ class ClusterWorld:
             "frameSizeMax": str(profile.frame_bytes_max),
             "maxMessageSize": "8192",
             "diskSpaceWarningFreeBytes": "1",
-            "cleanFileForciblyEnable": "true",  # of a crowded disk
+            "cleanFileForciblyEnable": str(not profile.kept).lower(),
             "cleanResourceInterval": "1000",
             "snapshotIntervalMs": "2000",
             **({"peerSecret": SECRET} if profile.secret else {}),

@@ -122,7 +122,7 @@ class Chores:
             self.milestones.look(now_ms)
             self.surroundings.look(now_ms)
             self.paces.look(now_ms)
-            self.standstill.look(now_ms)
+            self.standstill.look(core_ms)
 
     def _keep_house(self, pump: Pump) -> None:
         pump.proposer.expire()

@@ -75,7 +75,8 @@ class Standstill:
         self._steady_ms: float | None = None  # when a steady leader was known last
 
     def look(self, now_ms: float) -> None:
-        """Look whether there is a leader; a few times a second."""
+        """Look whether there is a leader; a few times a second. `now_ms` must not count time in
+        which the process was stopped (dledger.stallclock): it has heard of no leader then."""
         core = self._core
         if self._steady_ms is None:
             self._steady_ms = now_ms

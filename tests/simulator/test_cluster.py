@@ -45,6 +45,7 @@ FOUND = (
     12000471,  # files that were behind the core, whose vote was being saved, accused the others
     12000777,  # of the judges here: retention took a message, and an earlier attempt's was read
     12000793,  # of the judges here: a broker with another's name by mistake was elected
+    12002004,  # a process that had been stopped for 50 s reported that nobody leads its group
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )
 BRIEF = {"faults_s": 1.0, "refilled": False, "timed": False, "operated": False}

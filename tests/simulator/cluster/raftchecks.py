@@ -182,7 +182,9 @@ class RaftChecks:
             said = core.recovered
         else:
             said = self._acknowledged.get((name, core.term), 0) >= frame.index
-        return said and (name in self._world.plan.fragile or self._holds(name, frame))
+        world = self._world
+        loses_memory = name in world.plan.fragile or name in world.emptied
+        return said and (loses_memory or self._holds(name, frame))
 
     def _holds(self, name: str, frame: Frame) -> bool:
         world = self._world

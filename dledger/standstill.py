@@ -88,11 +88,16 @@ class Standstill:
         if self._since_ms is not None and now_ms - self._since_ms >= STEADY_MS:
             self._steady_ms = now_ms
             self.reason = ""
+        elif not self.reason and not self._all_are_there():
+            self._steady_ms = now_ms  # a group that is apart is not stuck
         elif not self.reason and now_ms - self._steady_ms >= STANDSTILL_MS:
-            peers = core.membership.voters - {core.node_id}
-            if peers and core.membership.is_voter and all(map(self._is_there, peers)):
-                self.reason = (
-                    "no leader although all voters are there: their histories differ, or too many"
-                    f" recover. {compared(self._extents())}"
-                )
-                log.error("standstill node=%s %s", core.node_id, self.reason)
+            self.reason = (
+                "no leader although all voters are there: their histories differ, or too many"
+                f" recover. {compared(self._extents())}"
+            )
+            log.error("standstill node=%s %s", core.node_id, self.reason)
+
+    def _all_are_there(self) -> bool:
+        membership = self._core.membership
+        peers = membership.voters - {self._core.node_id}
+        return bool(peers) and membership.is_voter and all(map(self._is_there, peers))

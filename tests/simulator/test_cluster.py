@@ -46,6 +46,7 @@ FOUND = (
     12000777,  # of the judges here: retention took a message, and an earlier attempt's was read
     12000793,  # of the judges here: a broker with another's name by mistake was elected
     12002004,  # a process that had been stopped for 50 s reported that nobody leads its group
+    12001448,  # the same of a replica that had been cut off for so long
     12001161,  # of the judges here: a replica had acknowledged a frame, and then got an empty disk
     49,  # of the network here: a connection hung whose other end had died with bytes unread
 )

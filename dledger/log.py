@@ -41,6 +41,7 @@ from raftmq.store.frame import (
 from raftmq.store.logsync import SyncTicket
 from raftmq.store.record import BLANK, MAGIC_BLANK
 from raftmq.store.recovery import FrameHeader, FrameRecovery
+from raftmq.store.shortage import passes
 
 CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
 READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone
@@ -110,6 +111,7 @@ class RaftLog:
         self._recovery: FrameRecovery | None = None  # until the log is open
         self._first = 1  # of the log, as retention noted it
         self._previous_term = 0
+        self._noted = False  # the trim file exists
 
     # -- recovery -----------------------------------------------------------------------------
 
@@ -132,6 +134,7 @@ class RaftLog:
         assert log.settled or log.segments(), "the CommitLog is not open"
         start = 0
         noted = None if self._trim is None else self._trim.load()
+        self._noted = noted is not None
         if noted is not None:
             self._first, self._previous_term, start = read_trim_note(noted)
             log.restore_front(start)
@@ -204,7 +207,20 @@ class RaftLog:
             ticket.run()
             self.commitlog.finish_sync(ticket)
         self.durable_index = index.last_index
+        self._reserve_note()
         return None
+
+    def _reserve_note(self) -> None:
+        """Make the trim file while the disk has room for it: on a full disk it could not be made,
+        and nothing could be deleted."""
+        if self._trim is None or self._noted:
+            return
+        try:
+            start = self.commitlog.min_offset
+            self._trim.save(trim_note(self._first, self._previous_term, start))
+        except OSError as error:
+            if not passes(error):
+                raise
 
     # DamagedLog, for dledger.repair
 

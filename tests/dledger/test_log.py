@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from raftmq.dledger.repair import Wanted, checked_frames
 from raftmq.dledger.slots import SlotFile
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog import CommitLog
-from raftmq.store.disk import OsDisk
+from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.errors import StoreDamaged, SyncFailed
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.dledger.trims import trimmed
@@ -393,6 +396,26 @@ def test_killed_between_noting_and_removing_finishes_the_removal(
     assert log.index.previous_term == 1
     assert again.store.min_offset == 2 * SEGMENT
     again.close()
+
+
+def test_a_disk_without_room_for_a_new_file_keeps_nothing_from_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Opened(tmp_path)
+    log = life.open()
+    append(log, 200)
+    sync(log)
+    existing = OsDisk.open
+
+    def full(disk: OsDisk, path: str, **more: Any) -> OsFile:
+        if not disk.exists(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return existing(disk, path, **more)
+
+    monkeypatch.setattr(OsDisk, "open", full)
+    trimmed(log, 2 * SEGMENT)
+    assert life.store.min_offset == 2 * SEGMENT
+    life.close()
 
 
 def test_a_beginning_that_nobody_noted_is_damage(tmp_path: Path) -> None:

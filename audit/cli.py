@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from raftmq import __version__
+from raftmq.ops.interpreter import version_option
 
 if TYPE_CHECKING:
     from raftmq.audit.report import AuditReport
@@ -28,7 +29,7 @@ EXIT_UNUSABLE = 2
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="mqaudit")
+@version_option("mqaudit", __version__)
 @click.option(
     "--run",
     "run_directory",

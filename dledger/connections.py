@@ -89,7 +89,8 @@ class Line:
             self.lost.set_result(None)
 
     def close(self) -> None:
-        if self.transport is not None:
+        # A second close of TLS in Python before 3.11.4 makes `abort` fail.
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.close()
 
     def abort(self) -> None:

@@ -251,8 +251,11 @@ class _Commit:
                     await lanes[queue].put((place, body))
                 for lane in lanes.values():
                     await lane.put(None)
-        except* (ClientError, NotWritten, OSError) as errors:
-            raise errors.exceptions[0] from None
+        except BaseExceptionGroup as errors:
+            expected, others = errors.split((ClientError, NotWritten, OSError))
+            if expected is None or others is not None:
+                raise
+            raise expected.exceptions[0] from None
 
     async def _send_lane(self, queue: MessageQueue, lane: asyncio.Queue[_Made]) -> None:
         while (made := await lane.get()) is not None:

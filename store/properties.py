@@ -13,10 +13,9 @@ as its two surrogates. Pure.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from zlib import crc32
-
-import numpy as np
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
@@ -88,7 +87,8 @@ def java_string_hash(text: str) -> int:
     """Return Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1] over UTF-16 units, a signed
     int32."""
     if len(text) > LONG_TEXT:
-        return _long_hash(text)
+        with contextlib.suppress(ModuleNotFoundError):  # of a client without numpy
+            return _long_hash(text)
     value = 0
     if text.isascii():
         for unit in text.encode():
@@ -102,6 +102,8 @@ def java_string_hash(text: str) -> int:
 
 def _long_hash(text: str) -> int:
     """Return the hash of a long text, for which numpy takes a fiftieth of the time."""
+    import numpy as np
+
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2").astype(np.uint32)
     powers = np.full(len(units), 31, np.uint32)
     powers[-1] = 1

@@ -178,7 +178,8 @@ while wanted:
         if ";" in need: continue  # of another system or Python
         raise
     wanted += package.requires or ()
-    inside = f"/usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    folder = "dist-packages" if sys.base_prefix == "/usr" else "site-packages"  # Debian's own Python, or another
+    inside = f"/usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/{folder}"
     files |= {f"{inside}/{f}": Path(f.locate()) for f in package.files if not str(f).startswith("..") and f.locate().exists()}
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as tar:
     for name, path in files.items(): tar.add(path, name.lstrip("/"))

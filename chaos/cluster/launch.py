@@ -113,11 +113,12 @@ def check_settings(directory: Path, state: ClusterState) -> None:
     if MODES[state.mode].engine != CLASSIC:
         roles = {("broker", False): state.brokers[0]}
     with tempfile.TemporaryDirectory() as scratch:  # only we can enter it
-        path, key = Path(scratch) / "broker.conf", Path(scratch) / "registration.key"
-        _make(key)  # the cluster's key is made when the settings are right
+        path, secret = Path(scratch) / "broker.conf", Path(scratch) / "secret"
+        _make(secret)  # in place of the cluster's, which are made when the settings are right
         for node in roles.values():
             conf = broker_conf(directory, state, node)
-            conf = conf.replace(str(registration_key(directory)), str(key))
+            conf = conf.replace(str(registration_key(directory)), str(secret))
+            conf = f"peerSecretFile={secret}\n{conf}"
             _check(path, conf, "raftmq.broker.cli")
         for node in state.grpc_proxies[:1]:
             _check(path, proxy_conf(state, node), "raftmq.proxy.cli")

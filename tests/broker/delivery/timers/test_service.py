@@ -36,7 +36,7 @@ class Stage(test_delay.Stage):
     def read_failed(self, error, again):
         self.failed_reads.append((error, again))
 
-    def message_at(self, position):
+    def message_at(self, position, budget=None):
         if self.unreadable is not None:
             raise self.unreadable
         return self.at[position]

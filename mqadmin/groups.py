@@ -3,7 +3,7 @@ consumerStatus, consumerConnection, producerConnection."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -103,13 +103,26 @@ async def progress(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     if group:
         return await _progress_of(admin, arguments, group)
     rows, complete = [], True
-    for topic in sorted(await admin.cluster.topics()):
-        if topic.startswith(RETRY_PREFIX):
-            row, whole = await _summary(admin, topic.removeprefix(RETRY_PREFIX))
-            rows.append(row)
-            complete = complete and whole
+    for name in groups_with_retries(await admin.cluster.topics()):
+        row, whole = await _summary(admin, name)
+        rows.append(row)
+        complete = complete and whole
     columns = ("group", "count", "version", "type", "model", "tps", "diff")
     return [Table(rows, columns=columns, complete=complete)]
+
+
+def groups_with_retries(topics: Iterable[str]) -> list[str]:
+    """Return the groups to which retry topics belong. A group that pops has another one for each
+    topic (`pop_retry_topic`), whose name is the name of no group."""
+    known = set(topics)
+    names = {topic.removeprefix(RETRY_PREFIX) for topic in known if topic.startswith(RETRY_PREFIX)}
+    of_pops = {
+        name
+        for name in names
+        for at, letter in enumerate(name)
+        if letter == "_" and name[:at] in names and name[at + 1 :] in known
+    }
+    return sorted(names - of_pops)
 
 
 async def _summary(admin: Admin, group: str) -> tuple[dict[str, Any], bool]:

@@ -34,8 +34,9 @@ class Progress:
 
     @property
     def behind(self) -> int:
-        """Return how many messages of the queue the group has not consumed."""
-        return self.broker_offset - self.consumer_offset
+        """Return how many messages of the queue the group has not consumed. An offset beyond the
+        queue's end, as after a reset by hand, leaves none."""
+        return max(0, self.broker_offset - self.consumer_offset)
 
 
 @dataclass(frozen=True, slots=True)

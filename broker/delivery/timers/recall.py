@@ -70,7 +70,8 @@ class Recalls:
             raise
         sends.wake()
         await ended.stored()
-        return RemotingCommand.response_to(request, ext={"msgId": handle.unique_key})
+        ext = {"msgId": handle.unique_key, "MSG_REGION": config.region_id}  # for Java's traces
+        return RemotingCommand.response_to(request, ext=ext)
 
 
 def _checked(text_of_handle: str, topic: str, broker_name: str) -> RecallHandle:

@@ -216,6 +216,7 @@ class ClassicEngine:
             self._pool,
             credentials=config.inner_credentials,
             master_address=master_address,
+            address_follows=bool(config.name_servers),
             interval_ms=config.slave_sync_metadata_interval_ms,
             wall_ms=wall_ms,
             on_topics=self._topics_replaced,
@@ -400,11 +401,13 @@ class ClassicEngine:
         log = self._commitlog
         return log.durable_offset if self._waits_flush else log.max_offset
 
-    async def _verify(self) -> None:
-        """Prepare a link: its first report is this log's end, which must be as durable as any."""
+    async def _verify(self) -> int:
+        """Prepare a link; return its first report. That is this log's end, which must be as durable
+        as any, or for an empty log the offset to request."""
         if self._waits_flush:
             await self._flusher.wait(self._commitlog.max_offset)
-        await self.follower.verify()
+        request = await self.follower.verify()
+        return 0 if not self._commitlog.max_offset and self.config.sync_from_last_file else request
 
     def _link_changed(self, up: bool) -> None:
         self.follower.metadata.link_changed(up)

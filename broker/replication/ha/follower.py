@@ -36,16 +36,20 @@ class Follower:
         interval_ms: int,
         wall_ms: Callable[[], int],
         on_topics: Callable[[], None],
+        address_follows: bool,
         credentials: Credentials | None = None,
         tls: Renewed | None = None,
     ) -> None:
-        """`master_address()`: where the master takes requests, "" while unknown."""
+        """`master_address()`: where the master takes requests, "" while unknown. `address_follows`:
+        name servers will send it."""
         self._commitlog = commitlog
         self._pool = pool
         self._client = MasterClient(master_address, credentials, tls)
         self.last_record: int | None = None  # where the log's last record begins
         self._known = False  # whether last_record is up to date
-        self.comparison = LogComparison(self._client, commitlog, lambda: self.last_record)
+        self.comparison = LogComparison(
+            self._client, commitlog, lambda: self.last_record, address_follows=address_follows
+        )
         self.metadata = MetadataSync(
             self._client,
             state,
@@ -70,8 +74,9 @@ class Follower:
         self._known = True
         self.comparison.grew()
 
-    async def verify(self) -> None:
-        """Compare this log's end with the master's log. Raises LogsDiffer, RemotingError."""
+    async def verify(self) -> int:
+        """Compare this log's end with the master's log; return the offset to request from it, 0 for
+        an empty log if the master decides. Raises LogsDiffer, RemotingError."""
         if not self._known:
             loop = asyncio.get_running_loop()
             self.last_record = await loop.run_in_executor(
@@ -79,6 +84,7 @@ class Follower:
             )
             self._known = True
         await self.comparison.verify()
+        return self._commitlog.max_offset or await self.comparison.first_request()
 
 
 def last_record_of(commitlog: CommitLog) -> int | None:

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from raftmq.broker.delivery.timers import timercheck
 from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
 from raftmq.broker.errors import StateError
-from raftmq.broker.replication.ha.slave import LogsDiffer
+from raftmq.broker.replication.ha.slave import SECOND_BYTE, LogsDiffer
 from raftmq.broker.tables import popcopy, queueends
 from raftmq.broker.tables.configfiles import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
@@ -201,9 +201,16 @@ class LogComparison:
     """Compares this log's end with the master's log."""
 
     def __init__(
-        self, master: MasterClient, commitlog: CommitLog, last_record: Callable[[], int | None]
+        self,
+        master: MasterClient,
+        commitlog: CommitLog,
+        last_record: Callable[[], int | None],
+        *,
+        address_follows: bool = True,
     ) -> None:
-        """`last_record()` returns where the last record of this log begins; None: not known."""
+        """`last_record()` returns where the last record of this log begins; None: not known.
+        `address_follows`: name servers will send the master's address."""
+        self._address_follows = address_follows
         self.master_end = 0  # the master's log end, last time it was asked
         self.own_from: int | None = None  # what it stores itself begins there; None: not ours
         self._master_begin = 0
@@ -249,6 +256,23 @@ class LogComparison:
     def grew(self) -> None:
         """Call this when this log has become longer."""
         self._grew.set()
+
+    async def first_request(self) -> int:
+        """Return the offset that an empty log requests; 0 leaves the choice to the master. Raises
+        RemotingError.
+
+        Apache's master sends its last segment alone to a slave that requests 0, and everything from
+        any other offset on. Its log is requested from its first byte, or from its second one if the
+        first one has offset 0 (`SECOND_BYTE` in ha/slave.py)."""
+        if not self._master.address():
+            if self._address_follows:
+                raise MetadataError(
+                    "the master's log cannot be requested yet: no name server has said where the "
+                    "master takes requests"
+                )
+            return 0
+        await self.look()
+        return 0 if self.own_from is not None else max(SECOND_BYTE, self._master_begin)
 
     async def verify(self) -> None:
         """Return if this log is a prefix of the master's, as far as its length and its last record

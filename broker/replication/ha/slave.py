@@ -37,6 +37,9 @@ from raftmq.store.shortage import passes
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 
+# Requested of Apache's master whose log begins at 0, which answers a request of 0 with its last
+# segment. The first byte of a log is the highest byte of a size: 0, as no record has 16 MiB.
+SECOND_BYTE, FIRST_BYTE = 1, b"\0"
 RECONNECT_MS = 200  # doubled after each failure
 RECONNECT_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 3_000
@@ -57,7 +60,7 @@ class HaSlave:
         config: BrokerConfig,
         *,
         master_address: Callable[[], str],
-        verify: Callable[[], Awaitable[None]],
+        verify: Callable[[], Awaitable[int]],
         append: Callable[[Run], None],
         reported: Callable[[], int],
         clock_ms: Callable[[], int],
@@ -66,8 +69,9 @@ class HaSlave:
         tls: Renewed | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`verify()` raises LogsDiffer. `append(run)` raises Diverged; FlushUnderWay (the link
-        begins again); OSError (fatal, unless it passes and nothing was written: then as before).
+        """`verify()` returns the first report; it raises LogsDiffer. `append(run)` raises Diverged;
+        FlushUnderWay (the link begins again); OSError (fatal, unless it passes and nothing was
+        written: then as before).
         `reported()` is the offset to report; `on_link(up)` is called when a link begins and ends.
         With a `gate` the master must prove itself first."""
         self._gate = gate
@@ -132,7 +136,7 @@ class HaSlave:
         """Keep one link from beginning to end; return whether the master sent something."""
         try:
             host, port = parse_address(address)
-            await self._verify()
+            first = await self._verify()
             async with within(CONNECT_TIMEOUT_MS):
                 link = await self._connected(host, port)
         except LogsDiffer as error:
@@ -148,7 +152,7 @@ class HaSlave:
         log.info("following master=%s from=%d", address, self.commitlog.max_offset)
         self._on_link(True)
         try:
-            link.report(first=True)
+            link.request(first)
             reason = await asyncio.shield(link.ended)
         finally:
             link.close("stopped")
@@ -234,6 +238,8 @@ class MasterLink(asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         bodies: list[bytes] = []
         for offset, body in self._frames.feed(data):
+            if offset == SECOND_BYTE and self._runs is None:
+                offset, body = 0, FIRST_BYTE + body
             self.served = True
             if self._runs is None:
                 self._runs = self._begin(offset)
@@ -269,12 +275,16 @@ class MasterLink(asyncio.Protocol):
                     "another one"
                 )
             commitlog.start_at(offset)
-            log.info("log_begins at=%d: the master sends nothing older", offset)
+            log.warning("log_begins at=%d: the master has or sends nothing older", offset)
         return RecordRuns(commitlog.max_offset, commitlog.segment_size_bytes)
 
-    def report(self, first: bool = False) -> None:
-        """Tell the master how far this slave is, if that has changed."""
-        offset = self._slave.commitlog.max_offset if first else self._slave.reported()
+    def request(self, offset: int) -> None:
+        """Request the master's log from this offset on: this log's end, or see SECOND_BYTE."""
+        self._write(offset)
+
+    def report(self) -> None:
+        """Report the end of this log to the master, if it has changed."""
+        offset = self._slave.reported()
         if offset > self._reported:
             self._write(offset)
 

@@ -13,7 +13,7 @@ from raftmq.broker.construction import template_topic
 from raftmq.broker.delivery.timers.wheel import Progress
 from raftmq.broker.errors import EngineError, StateError
 from raftmq.broker.replication.ha import metadata as metadata_module
-from raftmq.broker.replication.ha.metadata import MetadataError
+from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -234,6 +234,38 @@ async def test_a_new_slave_gets_everything_or_the_last_segment_only(tmp_path):
         await pair.stop("slave1")
         await pair.start("slave1")  # and finds its beginning again
         assert pair.slave.store.queues.queue("T", 0).min_offset == first
+        await filled(pair, 1)
+        await pair.caught_up()
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_new_slave_of_apaches_master_gets_every_segment(tmp_path, monkeypatch, known):
+    """Apache's master sends its last segment to a slave that requests offset 0. A slave that cannot
+    ask the master where its log begins gets no more, and reports that."""
+    look = LogComparison.look
+
+    async def of_apaches(comparison):
+        await look(comparison)
+        comparison.own_from = None
+
+    monkeypatch.setattr(LogComparison, "look", of_apaches)
+    if not known:
+        monkeypatch.setattr(LogComparison, "first_request", lambda _: asyncio.sleep(0, 0))
+    own = {"master": {"syncFromLastFile": "true"}}
+    async with Classic(tmp_path, 0, "ASYNC_MASTER", names=own) as pair:
+        await filled(pair, 30, size=20_000)
+        pair.names.append("slave1")
+        await pair.start("slave1")
+        await pair.caught_up()
+        start = pair.master.store.commitlog.segments()[-1].start
+        assert start > 0
+        assert pair.slave.store.commitlog.min_offset == (0 if known else start)
+        if known:
+            assert log_bytes(pair.slave) == log_bytes(pair.master)
+        await filled(pair, 1)
+        await pair.caught_up()
+        await pair.stop("slave1")
+        await pair.start("slave1")
         await filled(pair, 1)
         await pair.caught_up()
 

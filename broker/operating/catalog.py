@@ -62,6 +62,7 @@ class Catalog:
         are applied; `spread()` returns when the name servers know the topics, or after a while."""
         self._config = context.config
         self._state = context.state
+        self._queues = context.store.queues
         self._roles = context.roles
         self._log = context.log
         self._commits = commits
@@ -125,6 +126,8 @@ class Catalog:
                 ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
             )
         before = self._state.topics.get(topic.name)
+        if before is not None:
+            self._check_consumed(before, topic.read_queue_count)
         topics_max = self._config.topics_max
         if before is None and not self._state.has_room_for_topics(count, topics_max):
             raise busy(f"there are {topics_max} topics")
@@ -138,6 +141,35 @@ class Catalog:
         if wanted.attributes:
             self._check_all_know_attributes()
         return wanted
+
+    def _check_consumed(self, topic: TopicConfig, read_queue_count: int) -> None:
+        """Refuse fewer read queues while the queues beyond have messages that some group has not
+        consumed: consumers and lags would not see them any more."""
+        offsets = self._state.offsets
+        groups = offsets.groups_of(topic.name)
+        left: dict[int, list[str]] = {}
+        for queue_id in range(read_queue_count, topic.read_queue_count):
+            queue = self._queues.queue(topic.name, queue_id)
+            if queue is None or queue.min_offset >= queue.max_offset:
+                continue
+            behind = [
+                group
+                for group in groups
+                if (offsets.get(topic.name, group, queue_id) or 0) < queue.max_offset
+            ]
+            if behind or not groups:
+                left[queue_id] = behind
+        if left:
+            names = sorted({group for behind in left.values() for group in behind})
+            whom = f"groups {', '.join(names)} have" if names else "no group has"
+            what = "not consumed" if names else "consumed"
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queues {', '.join(map(str, left))} of topic [{topic.name}] have messages that"
+                f" {whom} {what}: lower writeQueueNums now, and readQueueNums when they are"
+                " consumed",
+                tag="NOT_CONSUMED",
+            )
 
     def _check_all_know_attributes(self) -> None:
         """Refuse attributes while a replica may run a program that would leave them out: its table

@@ -6,6 +6,7 @@ import asyncio
 import pytest
 
 from raftmq.broker.errors import Refused
+from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.names import TRACE_TOPIC
 from tests.broker.cluster import Group
@@ -139,3 +140,20 @@ async def test_without_the_setting_there_is_none_before_the_first_send(group, br
     broker.catalog._create_trace_topic()
     await group.create_topic(broker, "T")
     assert broker.state.topics.get(TRACE_TOPIC) is None
+
+
+async def test_read_queues_stay_until_they_are_consumed(tmp_path):
+    """Consumers would not see what is in the queues beyond, and no lag would show it."""
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 4)
+        await group.send(broker, "T", queue=3)
+        shrunk = TopicConfig("T", 2, 2)
+        with pytest.raises(Refused, match=r"queues 3 of topic \[T\] .* no group has consumed"):
+            await broker.catalog.change_topic(shrunk)
+        assert (await group.commit(broker, "T", 3, 0)).code == 0
+        with pytest.raises(Refused, match="groups cg have not consumed"):
+            await broker.catalog.change_topic(shrunk)
+        await broker.catalog.change_topic(TopicConfig("T", 4, 2))  # no sends to it any more
+        assert (await group.commit(broker, "T", 3, 1)).code == 0
+        assert (await broker.catalog.change_topic(shrunk)).read_queue_count == 2

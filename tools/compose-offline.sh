@@ -190,7 +190,7 @@ P
 
 tools() {
   alive || die "no engine running"
-  local stamp; stamp=$(cat "$PROJECT"/{pyproject.toml,requirements.txt,requirements-audit.txt} | sha256sum)
+  local stamp; stamp=$(cat "$PROJECT"/{pyproject.toml,requirements.txt,requirements-audit.txt,tools/compose-offline.sh} | sha256sum)
   if [ "$(cat "$STATE/tools.stamp" 2>/dev/null)" != "$stamp" ] || ! docker image inspect local/tools >/dev/null 2>&1; then
     tools_base >"$STATE/tools.log" 2>&1 || { tail -5 "$STATE/tools.log"; die "no base image of the tools (has $PYTHON what the project's extras audit and chaos name?)"; }
     echo "$stamp" >"$STATE/tools.stamp"

@@ -67,7 +67,7 @@ class Queries:
         await self.commits.settle(topic, group, queue_id)
         await self.context.log.barrier()
         offset = self.context.state.offsets.get(topic, group, queue_id)
-        if offset is None and self._may_start_at_zero(header):
+        if offset is None and header.zero_if_not_found and self._whole_queue_hot(topic, queue_id):
             offset = 0
         if offset is None:
             return RemotingCommand.response_to(
@@ -78,17 +78,12 @@ class Queries:
             )
         return _offset_answer(request, offset)
 
-    def _may_start_at_zero(self, header: ConsumerOffsetHeader) -> bool:
-        """Return whether a new group may start at 0: the queue has never had a message, or nothing
-        of it was deleted and all of it is in memory.
-
-        A client that gets no offset asks for the end of the queue next. It would skip the messages
-        that an empty queue receives in between."""
+    def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
+        """Return whether a new group may start at 0: nothing of the queue was deleted, and all of
+        it is in memory."""
         store = self.context.store
-        queue = store.queues.queue(header.topic, header.queue_id)
-        if queue is None or queue.max_offset == 0:
-            return True
-        if queue.min_offset > 0 or not header.zero_if_not_found:
+        queue = store.queues.queue(topic, queue_id)
+        if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
             return False
         first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
         return (

@@ -263,7 +263,7 @@ class LogComparison:
 
         Apache's master sends its last segment alone to a slave that requests 0, and everything from
         any other offset on. Its log is requested from its first byte, or from its second one if the
-        first one has offset 0 (`SECOND_BYTE` in ha/slave.py)."""
+        first one has offset 0 (`SECOND_BYTE` in broker/replication/ha/slave.py)."""
         if not self._master.address():
             if self._address_follows:
                 raise MetadataError(

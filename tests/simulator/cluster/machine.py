@@ -37,6 +37,7 @@ class Machine:
         self.version = VERSION  # of the program that is installed here, by its peers' protocol
         self.wall_offset_ms = 0
         self.thread_s = 0.0002  # how long work in a thread takes, about
+        self.was_wiped = False  # its disk was replaced by an empty one
         self.disk_stalled = False
         self.crowded = False  # its disk is so full that retention deletes what it can
         self.processes: list[Process] = []
@@ -89,6 +90,7 @@ class Machine:
 
     def wipe(self) -> None:
         """Put an empty disk in."""
+        self.was_wiped = True
         self.put_in(SimDisk(self.rng))
 
     def put_in(self, disk: SimDisk) -> None:

@@ -269,6 +269,8 @@ class RaftChecks:
             self._broken(f"{process} forgot term {term}, and begins with {now[0]}")
         voted = self._votes.get((name, now[0]))
         begins = core.recovered and process not in self._reached
+        if process.machine.was_wiped:
+            voted = None  # on the disk before; recovery allows for it (dledger/recovery.py)
         if begins and voted is not None and voted != core.ballot.voted_for:
             self._broken(f"{process} forgot its vote for {voted} in term {now[0]}")
         if begins and self._world.profile.durable:

@@ -13,12 +13,13 @@ async def test_offsets_are_kept_of_queues_that_exist_or_did(tmp_path):
         broker = await group.leading()
         await group.create_topic(broker, "T", 4)
         await group.send(broker, "T", queue=3)
-        for queue_id in (0, 3):
-            assert (await group.commit(broker, "T", queue_id, 0)).code == 0
+        for queue_id, offset in ((0, 0), (3, 1)):
+            assert (await group.commit(broker, "T", queue_id, offset)).code == 0
         for queue_id in (-1, 4, 1 << 40, (1 << 63) - 1):
             refused = await group.commit(broker, "T", queue_id, 0)
             assert (refused.code, "queue" in refused.remark) == (ResponseCode.SYSTEM_ERROR, True)
-        await group.create_topic(broker, "T", 1)  # messages of the others are read to their end
+        await group.create_topic(broker, "T", 1)
+        assert broker.state.topics.get("T").read_queue_count == 1
         assert (await group.commit(broker, "T", 3, 1)).code == 0
         assert (await group.commit(broker, "T", 2, 0)).code == ResponseCode.SYSTEM_ERROR
 

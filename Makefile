@@ -1,4 +1,4 @@
-# make venv | check | test | test-long | demo | docs | man | helm | bench | bench-peers | jepsen | simulate | lint | report; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | man | helm | bench | bench-peers | jepsen | simulate | test-fresh | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +13,7 @@ WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo collect test test-long interop docs docs-serve man helm screenshots lint report bench bench-peers jepsen simulate clean
+.PHONY: venv check demo collect test test-long interop docs docs-serve man helm screenshots lint report bench bench-peers jepsen simulate test-fresh clean
 
 venv: $(VENV)/.ready
 
@@ -115,6 +115,10 @@ bench-peers: $(VENV)/.peers-ready
 NATS_SERVER := github.com/nats-io/nats-server/v2
 jepsen: $(VENV)/.peers-ready
 	@server="$$($(BIN)/python -m bench.peers.gomodule nats-server $(NATS_SERVER))" && exec $(BIN)/mqchaos jepsen --dir $(JEPSEN_DIR) --nats-server "$$server" $(JEPSEN_ARGS)
+
+# On fresh Debian 12 and 13, built by debootstrap: by hand, before a release. Needs root.
+test-fresh:
+	@tools/test-fresh.sh
 
 simulate: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) --start $(START) --jobs 2

@@ -440,7 +440,7 @@ class ConsumeQueueStore:
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
         self._disk.makedirs(self._files.directory)
-        self._files.adopt_size()
+        self._files.adopt_size(clean=clean or foreign)
         noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
         self._noted = dict(noted)
         found: list[ConsumeQueue] = []

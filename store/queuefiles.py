@@ -100,18 +100,21 @@ class QueueFiles:
         self._dirty_paths: dict[str, None] = {}
         self._dirty_directories: dict[str, None] = {}
 
-    def adopt_size(self) -> None:
+    def adopt_size(self, *, clean: bool) -> None:
         """Use the size of existing files instead of the configured size. Neither this store nor
         Apache's broker can read a queue with files of two sizes.
 
-        Two files of the same size are required. A single file may be shorter after a kill."""
+        A file has that size if the next file's name shows it. After a `clean` stop two files of the
+        same size are enough. After a kill or a power cut any file may be shorter."""
         sizes: set[int] = set()
         for topic in self._disk.listdir(self.directory):
             for queue_id in self._disk.listdir(f"{self.directory}/{topic}")[:ADOPT_QUEUES]:
                 queue = f"{self.directory}/{topic}/{queue_id}"
-                for start in self.starts(queue)[:2]:
+                starts = self.starts(queue)[:2]
+                for start in starts:
                     size = self._open.get(path_of(queue, start)).size_bytes
-                    if size in sizes:
+                    is_shown = start * UNIT_SIZE_BYTES + size == starts[-1] * UNIT_SIZE_BYTES
+                    if (size and is_shown) or (clean and size in sizes):
                         self._adopt(size)
                         return
                     sizes.add(size)

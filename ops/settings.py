@@ -11,7 +11,6 @@ is ignored.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from raftmq.ops.options import (
     nearest,
     refuse,
 )
+from raftmq.ops.strictjson import loads
 
 COMMAND_LINE = "--set"
 NAME_SERVERS, NAME_SERVERS_VARIABLE = "namesrvAddr", "NAMESRV_ADDR"
@@ -133,19 +133,15 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
 def parse_json(text: str, source: str) -> list[Setting]:
     """Parse the settings of a JSON object, the form of Apache's rmq-proxy.json. Raises
     ConfigError."""
-
-    def pairs(found: list[tuple[str, Any]]) -> list[Setting]:
-        return [Setting(key, value, source) for key, value in found]
-
     try:
-        settings = json.loads(text, object_pairs_hook=pairs)
+        table = loads(text)
     except ValueError as error:
         raise ConfigError(f"{source}: not JSON: {error}") from error
-    if not isinstance(settings, list) or not all(isinstance(s, Setting) for s in settings):
+    if not isinstance(table, dict):
         raise ConfigError(f"{source}: expected one JSON object of keys and values")
-    nested = [key for key in settings if isinstance(key.value, list | None)]
-    refuse([f"{source}: {key.key}: expected a text, a number or a boolean" for key in nested])
-    return settings
+    nested = [key for key, value in table.items() if isinstance(value, dict | list | None)]
+    refuse([f"{source}: {key}: expected a text, a number or a boolean" for key in nested])
+    return [Setting(key, value, source) for key, value in table.items()]
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

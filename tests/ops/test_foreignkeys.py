@@ -80,7 +80,14 @@ def test_apaches_json_of_a_proxy_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "{", '{"grpcServerPort": {"a": 1}}', '{"bindAddress": []}']
+    "text",
+    [
+        "[1]",
+        "{",
+        '{"grpcServerPort": {"a": 1}}',
+        '{"bindAddress": []}',
+        '{"grpcServerPort": 1, "grpcServerPort": 2}',
+    ],
 )
 def test_other_json_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match=r"rmq-proxy\.json"):

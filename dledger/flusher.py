@@ -22,6 +22,7 @@ from functools import partial
 
 from raftmq.dledger.durations import Durations
 from raftmq.dledger.log import LogSyncTicket, RaftLog
+from raftmq.store.errors import SyncFailed
 
 
 class FlushMode(Enum):
@@ -125,7 +126,8 @@ class LogFlusher:
             self.syncs += 1
             try:
                 durable = self._log.finish_sync(ticket)
-            except OSError as failure:  # of the note how far the log is durable
+            # Of the note how far the log is durable; or a truncation's own sync failed meanwhile.
+            except (OSError, SyncFailed) as failure:
                 error = failure
         if error is None:
             if self.mode is FlushMode.SYNC:

@@ -25,6 +25,7 @@ from raftmq.chaos.history.later import Delivery, Ended, Popped, Post
 
 WORK = "pop"
 NS_PER_MS = 1_000_000
+BROKER_CLOCK_MS = 1  # brokers count in whole milliseconds
 ACK, CHANGE = "ack", "change"
 
 
@@ -90,8 +91,7 @@ class PopBook:
         where = f"{pop.id} popped by {pop.process} (time {pop.times})"
         if message.done_ns is not None and pop.began_ns > message.done_ns:
             message.again.append(f"{where} after its acknowledgement was answered")
-        elif pop.t_ns < message.hidden_until_ns:
-            early_ms = (message.hidden_until_ns - pop.t_ns) / NS_PER_MS
+        elif (early_ms := (message.hidden_until_ns - pop.t_ns) / NS_PER_MS) >= BROKER_CLOCK_MS:
             message.early.append(f"{where} {early_ms:.0f} ms before its time")
         message.hidden_until_ns = pop.began_ns + pop.invisible_ms * NS_PER_MS
 

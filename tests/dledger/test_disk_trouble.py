@@ -19,6 +19,7 @@ from raftmq.dledger.slots import SlotFile
 from raftmq.dledger.writer import FrameWriter
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import OsDisk, OsFile
+from raftmq.store.errors import SyncFailed
 from raftmq.store.frame import Frame
 from tests.dledger.group import make_frame
 from tests.dledger.members import TroubledDisk
@@ -206,13 +207,17 @@ def test_a_note_whose_creation_did_not_finish_is_created_again(
     assert SlotFile(OsDisk(str(tmp_path)), "raft/notes").load() == b"two"
 
 
-async def test_a_note_of_durability_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EROFS, "says the test"), SyncFailed("a truncation's sync failed")]
+)
+async def test_a_sync_whose_durability_cannot_be_noted_is_a_failure(
+    tmp_path: Path, error: Exception
+) -> None:
     """The error was lost in a callback: the leader went on, and never counted its own copy."""
     _, log, writer = written(tmp_path, 1)
     failures: list[Exception] = []
     flusher = LogFlusher(log, FlushMode.SYNC, 500, Durations(lambda: 0.0))
     flusher.start(lambda index: failures.append(AssertionError(index)), failures.append)
-    error = OSError(errno.EROFS, "says the test")
 
     def finish(ticket: object) -> int:
         raise error

@@ -71,6 +71,14 @@ def two_at_once(plant: HistoryBuilder) -> None:
     plant.pop_ended("x")
 
 
+def two_milliseconds_early(plant: HistoryBuilder) -> None:
+    plant.posted("x", **W)
+    plant.popped("x")
+    plant.wait(0.997)  # and one for each record
+    plant.popped("x", times=1)
+    plant.pop_ended("x")
+
+
 def sooner_than_it_was_changed_to(plant: HistoryBuilder) -> None:
     plant.posted("x", **W)
     plant.popped("x")
@@ -91,6 +99,7 @@ def nobody_sent_it(plant: HistoryBuilder) -> None:
         (void_and_never_again, LOST),
         (again_after_its_acknowledgement, AGAIN),
         (two_at_once, EARLY),
+        (two_milliseconds_early, EARLY),
         (sooner_than_it_was_changed_to, EARLY),
         (nobody_sent_it, EARLY),
     ],
@@ -112,6 +121,11 @@ def test_what_may_be_is_no_fault() -> None:
     plant.wait(0.3)
     plant.popped("y", process="consumer-1", times=1)
     plant.pop_ended("y", "fail")  # the first one's handle
+    plant.posted("w", **W)
+    plant.popped("w")
+    plant.wait(0.9985)  # a broker counts in whole milliseconds
+    plant.popped("w", times=1)
+    plant.pop_ended("w")
     plant.posted("z", attempts=2, **W)  # there are two of it
     plant.popped("z")
     plant.popped("z", process="consumer-1")

@@ -54,7 +54,10 @@ EXPLAINED = {
     "timers_unread": Why(ROT, "so does what delivers timer messages"),
     "promises_lost": Why(("set_back", MISNAMED), "a replica has held more than its store has now"),
     "queues_not_rebuilt": Why(ROT, "and the log from which it is made has a flipped bit before it"),
-    "queue_damaged": Why(DAMAGE, "a queue's file is gone, and is made anew from the log"),
+    "queue_damaged": Why(
+        (*DAMAGE, "fill_disk"),
+        "its file is gone, or was cut and a full disk had no room to note it",
+    ),
 }
 # Whatever an operator does wrong is told to him when the program starts.
 OF_MISTAKES = "start_failed"

@@ -42,6 +42,7 @@ from raftmq.ops.settings import gather, parse_properties, repeated
 from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
+from raftmq.store.indexfile import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.loopback import is_loopback
 
 __all__ = [
@@ -182,9 +183,9 @@ class BrokerConfig(PeerTlsOptions):
     message_index_enable: bool = option("store", "messageIndexEnable", True,
         "Keep the index for queries by key.")
     max_hash_slot_num: int = option("store", "maxHashSlotNum", 5_000_000,
-        "Hash slots of an index file.", low=1, high=100_000_000)
+        "Hash slots of an index file.", low=1, high=SLOTS_MAX)
     max_index_num: int = option("store", "maxIndexNum", 20_000_000,
-        "Entries of an index file.", low=2, high=50_000_000)
+        "Entries of an index file.", low=2, high=ENTRIES_MAX)
     access_message_in_memory_max_ratio: int = option("store", "accessMessageInMemoryMaxRatio", 40,
         "Share of the memory that the log's tail may take to count as hot.",
         unit=PERCENT, low=0, high=100)

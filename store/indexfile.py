@@ -34,6 +34,7 @@ from raftmq.store.indexkeys import Int32s, Int64s, Keys
 
 HASH_SLOTS = 5_000_000  # maxHashSlotNum
 INDEX_ENTRIES = 20_000_000  # maxIndexNum
+SLOTS_MAX, ENTRIES_MAX = 100_000_000, 50_000_000
 HEADER = struct.Struct(">qqqqii")
 HEADER_SIZE_BYTES = HEADER.size
 ENTRY = struct.Struct(">iqii")
@@ -47,6 +48,7 @@ _PAGE = 1 << _PAGE_SHIFT
 _PAGES_AT_ONCE = 256  # 1 MiB read or written
 _PAGES_AT_A_TIME = 16  # 64 KiB loaded while requests wait: some 50 us
 _ENTRIES_AT_ONCE = 16_384
+_BLOCK_BYTES = 1 << 20
 _SECONDS_MAX = 0x7FFFFFFF
 
 assert HEADER_SIZE_BYTES == 40
@@ -63,6 +65,46 @@ class IndexLimits:
     @property
     def file_size_bytes(self) -> int:
         return HEADER_SIZE_BYTES + self.slots * SLOT_SIZE_BYTES + self.entries * ENTRY_SIZE_BYTES
+
+
+def limits_of(disk: Disk, path: str, configured: IndexLimits) -> IndexLimits:
+    """Return the limits with which an existing file was made; `configured` if it has that size, or
+    if they cannot be determined. Blocking. Raises OSError.
+
+    Slots and entries fill the file, and nothing but zeros follows the last entry, whose number is
+    in the header."""
+    file = disk.open(path)
+    try:
+        size = file.size_bytes
+        header = file.pread(0, HEADER_SIZE_BYTES)
+        if len(header) < HEADER_SIZE_BYTES or size == configured.file_size_bytes:
+            return configured
+        count: int = HEADER.unpack(header)[5]
+        entries = count + (size - _data_end(file)) // ENTRY_SIZE_BYTES
+    finally:
+        file.close()
+    slots_size_bytes = size - HEADER_SIZE_BYTES - entries * ENTRY_SIZE_BYTES
+    slots, rest = divmod(slots_size_bytes, SLOT_SIZE_BYTES)
+    if count < 2 or rest or not (0 < slots <= SLOTS_MAX and entries <= ENTRIES_MAX):
+        return configured
+    index = IndexFile(disk, path, IndexLimits(slots, entries))
+    try:
+        first, last = index.entry(1), index.entry(count - 1)
+    finally:
+        index.close()
+    fits = first[1] == index.begin_offset <= last[1] <= index.end_offset and first[3] == 0
+    return index.limits if index.plausible and fits else configured
+
+
+def _data_end(file: File) -> int:
+    """Return the position behind the last byte that is not 0."""
+    for block in range((file.size_bytes - 1) // _BLOCK_BYTES, -1, -1):
+        at = block * _BLOCK_BYTES
+        if file.may_have_data(at):
+            size = min(_BLOCK_BYTES, file.size_bytes - at)
+            if data := file.pread(at, size).rstrip(b"\0"):
+                return at + len(data)
+    return 0
 
 
 class IndexFile:

@@ -38,7 +38,7 @@ from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
 from raftmq.store.dispatch import Units
 from raftmq.store.errors import StoreDamaged
-from raftmq.store.indexfile import FileFlush, IndexFile, IndexLimits
+from raftmq.store.indexfile import FileFlush, IndexFile, IndexLimits, limits_of
 from raftmq.store.indexkeys import Keys, KeyWalker, Walk, find_sound, has_key, key_hash
 from raftmq.store.record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 
@@ -150,10 +150,16 @@ class MessageIndex:
         strangers = [n for n in names if len(n) != NAME_DIGITS or not n.isdecimal()]
         if strangers:
             log.warning("index_not_ours directory=%s names=%s", self.directory, strangers)
+        ours = [name for name in names if name not in strangers]
+        for name in ours[:1]:  # neither Apache's broker nor this one reads files of two sizes
+            limits = limits_of(self.disk, f"{self.directory}/{name}", self.limits)
+            if limits != self.limits:
+                log.info(
+                    "index_file_size_adopted slots=%d entries=%d", limits.slots, limits.entries
+                )
+            self.limits = limits
         row = True  # whether every file up to here is valid, so that the next may follow
-        for name in names:
-            if name in strangers:
-                continue
+        for name in ours:
             file = IndexFile(self.disk, f"{self.directory}/{name}", self.limits)
             if row and self._keep(file, bound, clean):
                 self.files.append(file)

@@ -43,13 +43,13 @@ def apache(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def open_store(root: Path) -> MessageStore:
+def open_store(root: Path, index_limits: IndexLimits = INDEX_LIMITS) -> MessageStore:
     config = StoreConfig(
         mode=StoreMode.CLASSIC,
         segment_size_bytes=SEGMENT_SIZE_BYTES,
         units_per_file=UNITS_PER_FILE,
         delay_levels_ms=DELAYS_MS,
-        index_limits=INDEX_LIMITS,
+        index_limits=index_limits,
     )
     store = MessageStore(OsDisk(str(root)), config)
     store.open()
@@ -132,7 +132,7 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
         (apache / "abort").touch()
     if queues_lost:
         (apache / "consumequeue").rename(apache / "elsewhere")
-    store = open_store(apache)
+    store = open_store(apache, IndexLimits())  # the file says which it has
     assert store.derived.dispatched_offset == store.commitlog.max_offset
     assert store.checkpoint.fields.physic_timestamp_ms == 0x01A1FCBF27B4
     assert store.last_stop_clean is not unclean

@@ -361,16 +361,22 @@ def test_damaged_and_missing_files_are_made_again(
     assert contents(tmp_path) == before
 
 
-def test_other_sizes_in_the_configuration_make_another_index(disk: OsDisk) -> None:
+@pytest.mark.parametrize("count", [1, 3, 20])  # 20: with files that are full
+@pytest.mark.parametrize("configured", [IndexLimits(17, 100), IndexLimits()])
+def test_files_keep_the_sizes_that_an_index_has(
+    disk: OsDisk, tmp_path: Path, count: int, configured: IndexLimits
+) -> None:
     store = open_store(disk)
-    write(store, 20)
+    write(store, count)
     store.derived.index_all()
     store.close()
-    store = open_store(disk, limits=IndexLimits(17, 100))
+    before = contents(tmp_path)
+    store = open_store(disk, limits=configured)
+    assert store.index is not None and store.index.limits == LIMITS
     store.derived.index_all()
-    assert numbers(store, "all") == list(range(20))
-    assert len(disk.listdir("index")) == 1
+    assert numbers(store, "all") == list(range(count))
     store.close()
+    assert contents(tmp_path) == before
 
 
 def test_strange_names_are_left_alone(disk: OsDisk, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,8 @@ topic's queue every tick. The leader delivers: messages that are due are read fr
 stored where they were sent to, in one frame with the resulting progress, one delivery after the
 other. So after a failover, a restart or a snapshot install the next leader goes on where the log
 says, with a wheel that it already had. Nothing is delivered twice and nothing is lost; nothing is
-delivered before its time, by the current leader's clock.
+delivered before its time, by the current leader's clock. A clock that jumps ahead is believed after
+STEP_HOLD_MS only: until then its peers may contradict it, and another replica leads.
 
 A message may wait for longer than its segment is kept. One that has waited for half of
 `fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
@@ -58,6 +59,8 @@ TAKE_MAX = 4_096  # units in one tick: about 5 ms
 RETRY_MS = 500  # after a failed read or a refusal
 RECALL_MS = 10  # while what is due is being recalled
 AGE_LOOK_MS = 10_000
+STEP_MS = 2_000  # of the time of day against the monotonic clock
+STEP_HOLD_MS = 15_000  # a leader whose clock its peers contradict has handed over by then
 AHEAD_MS = 10_000  # by so much a clock may have been ahead before all that waits is stored again
 NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in a unit are tags codes, from an Apache broker
 
@@ -100,6 +103,8 @@ class TimerService:
         self._popped: list[Waiting] = []  # messages in flight
         self._again: Callable[[], object] = lambda: None  # the last read, if it has to be repeated
         self._pause_until_ms = 0
+        self._step_until_ms = 0  # the time of day has jumped ahead: nothing is delivered until then
+        self._lead_ms = self._wall_lead_ms()
         self._count_max = COUNT_MAX
         self._roll_next = False
         self._roll_position = 0  # retention wants to delete all before this CommitLog offset
@@ -127,13 +132,14 @@ class TimerService:
 
     def tick(self) -> None:
         """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
+        now_ms = self._clock_ms()
+        self._look_for_step(now_ms)
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return
-        now_ms = self._clock_ms()
         try:
             self._follow(queue)
-            if now_ms < self._pause_until_ms or not self._is_free(queue):
+            if now_ms < max(self._pause_until_ms, self._step_until_ms) or not self._is_free(queue):
                 return
             self._look_at_age(now_ms)
             self._look_ahead(now_ms)
@@ -156,7 +162,7 @@ class TimerService:
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return IDLE_MS
-        pause_ms = self._pause_until_ms - self._clock_ms()
+        pause_ms = max(self._pause_until_ms, self._step_until_ms) - self._clock_ms()
         if self.wheel.next_offset < queue.max_offset or self.wheel.progress != self._table.timer:
             return pause_ms
         due_ms = self.wheel.next_due_ms
@@ -165,6 +171,16 @@ class TimerService:
         if self.wheel.ahead_ms(self.timing.over_before_ms) > AHEAD_MS:
             return pause_ms  # a leader before this one had to begin anew
         return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
+
+    def _wall_lead_ms(self) -> int:
+        return self.timing.wall_ms() - self._clock_ms()
+
+    def _look_for_step(self, now_ms: int) -> None:
+        lead_ms = self._wall_lead_ms()
+        if lead_ms > self._lead_ms + STEP_MS:
+            self._step_until_ms = now_ms + STEP_HOLD_MS
+            log.warning("timers_held step_ms=%d: the clock jumped ahead", lead_ms - self._lead_ms)
+        self._lead_ms = lead_ms
 
     def look(self) -> TimerView:
         """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""

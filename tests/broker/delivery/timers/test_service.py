@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from raftmq.broker.delivery.timers.service import COUNT_MAX, RECALL_MS, RETRY_MS, TimerService
+from raftmq.broker.delivery.timers.service import (
+    COUNT_MAX,
+    RECALL_MS,
+    RETRY_MS,
+    STEP_HOLD_MS,
+    STEP_MS,
+    TimerService,
+)
 from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
 from raftmq.broker.delivery.timers.wheel import NOTHING, TimerWheel
 from raftmq.broker.housekeeping import IDLE_MS
@@ -26,12 +33,17 @@ class Stage(test_delay.Stage):
     def __init__(self, **config):
         super().__init__(file_reserved_time=KEPT_MS // 3_600_000, **config)
         self.bench.now_ms = NOW
+        self.service = self.leader()
         self.at = {}  # position → record
 
     def leader(self):
         wheel = TimerWheel()
         self.bench.timers_waiting = lambda: wheel.count
         return TimerService(self.context(self), self.bench.sends, wheel, self.turns.append)
+
+    def starts_ahead(self, ms):
+        self.bench.now_ms += ms
+        self.service = self.leader()
 
     def read_failed(self, error, again):
         self.failed_reads.append((error, again))
@@ -123,6 +135,30 @@ def test_each_comes_once_not_early_and_in_order_whatever_happens_to_leaders(seed
         delivered += stage.commit() or ()
     assert sorted(delivered) == sorted(due)
     assert stage.service.look()[:2] == (0, 0)
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_clock_that_jumps_ahead_is_believed_when_its_peers_could_have_contradicted_it(lasts):
+    stage = Stage()
+    stage.send("soon", 1_000)
+    stage.send("late", 60_000)
+    stage.bench.now_ms += 3_600_000
+    stage.passes(1_000)
+    assert stage.commit() is None
+    stage.bench.now_ms -= 0 if lasts else 3_600_000  # set right again
+    stage.passes(STEP_HOLD_MS - 1)
+    assert stage.commit() is None
+    stage.passes(1)
+    assert stage.commit() == (["soon", "late"] if lasts else ["soon"])
+
+
+def test_a_clock_that_is_slewed_delays_nothing():
+    stage = Stage()
+    for number in range(10):
+        stage.send(f"K{number}", 1_000)
+        stage.bench.now_ms += STEP_MS
+        stage.passes(1_000)
+        assert stage.commit() == [f"K{number}"]
 
 
 def test_a_message_that_is_committed_behind_a_later_ones_delivery_is_late_not_lost():
@@ -366,7 +402,7 @@ def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_
     stage = Stage()
     for number in range(3 * COUNT_MAX):
         stage.send(f"far{number}", 10 * HOUR_MS)
-    stage.bench.now_ms += 5 * HOUR_MS
+    stage.starts_ahead(5 * HOUR_MS)
     stage.send("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
@@ -391,7 +427,7 @@ def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_
 
 def test_a_new_leader_begins_anew_at_once_what_the_one_before_did_not():
     stage = Stage()
-    stage.bench.now_ms += 5 * HOUR_MS
+    stage.starts_ahead(5 * HOUR_MS)
     stage.send("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
@@ -405,7 +441,7 @@ def test_a_new_leader_begins_anew_at_once_what_the_one_before_did_not():
 
 def test_a_clock_that_was_a_little_ahead_is_waited_for():
     stage = Stage()
-    stage.bench.now_ms += 5_000
+    stage.starts_ahead(5_000)
     stage.send("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]
@@ -421,7 +457,7 @@ def far(stage, count, ahead_ms):
     """Many wait for long; a clock that was ahead by so much has delivered one."""
     for number in range(count):
         stage.send(f"far{number}", 10 * HOUR_MS)
-    stage.bench.now_ms += ahead_ms
+    stage.starts_ahead(ahead_ms)
     stage.send("ahead", 2_000)
     stage.passes(3_000)
     assert comes(stage) == ["ahead"]

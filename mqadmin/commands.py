@@ -178,6 +178,17 @@ COMMANDS = (
               Kind.INTEGER),
          Flag("", "dryRun", "Change nothing, and show what would be done.", Kind.SWITCH)),
         "moving:copy_definitions", CHANGES),
+    Command("compare", "Read the messages of two places, and count those that one of them lacks: "
+        "what is missing, changed or stored twice in the second one is an error.",
+        (Flag("", "from", "The old place: a broker's address, a broker group or a cluster.",
+              required=True),
+         Flag("", "to", "The new one.", required=True),
+         Flag("t", "topic", "This topic only; may be repeated. None: those of the old place, "
+              "without the system's.", repeated=True),
+         Flag("", "by", "By what a message is known: offset (with its queue), key (the producer's "
+              "UNIQ_KEY) or body. None: by offset where both have the same queues with the same "
+              "ends, else by key.", choices=("offset", "key", "body"))),
+        "compare:compare"),
     Command("statsAll", "Show rates of topics and their groups, and who is behind.",
         (Flag("a", "activeTopic", "Only what moved within 24 h.", Kind.SWITCH),
          Flag("t", "topic", "This topic only.")), "topics:stats_all"),

@@ -20,11 +20,11 @@ from typing import Any
 from raftmq.client.admin import Admin, headless, leaders_in
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
+from raftmq.mqadmin.moving import is_own
 from raftmq.mqadmin.targets import AT_ONCE_MAX, Replica, nobody_leads, replicas, runtime_infos
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
+from raftmq.remoting.names import RETRY_PREFIX
 
-REPLY_SUFFIX = "_REPLY_TOPIC"  # a cluster's topic of replies to requests
 SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")
 
 
@@ -131,12 +131,7 @@ def _shown(topic: str, own: set[str], scope: Scope) -> bool:
         return topic == scope.topic
     if scope.system:
         return True
-    return not (
-        topic in SYSTEM_TOPICS
-        or topic in own
-        or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        or topic.endswith(REPLY_SUFFIX)
-    )
+    return not is_own(topic, own)
 
 
 def _add_places(

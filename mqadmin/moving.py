@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Part]
         raise CommandError("from and to are the same broker group", usage=True)
     if perm not in (None, *PERMS):
         raise CommandError(f"--perm {perm}: expected 2, 4 or 6", usage=True)
-    own = SYSTEM_TOPICS | {*leaders, *info.clusters}
+    own = {*leaders, *info.clusters}
     here, there = leaders[new], leaders[old]
     steps = [
         *_topics(await admin.topic.configs(there), await admin.topic.configs(here), own),
@@ -66,15 +66,28 @@ async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Part]
     return [Table(rows, columns=("kind", "name", "outcome", "why"))]
 
 
+def is_own(topic: str, own: Collection[str], *, derived: bool = True) -> bool:
+    """Return whether brokers make the topic themselves. `own`: the names of brokers and clusters.
+    `derived`: retry topics and dead letters count, too."""
+    if not derived and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        return False
+    return (
+        topic in SYSTEM_TOPICS
+        or topic in own
+        or topic.endswith(REPLY_SUFFIX)
+        or topic.startswith(OWN_PREFIXES)
+    )
+
+
 def _topics(
     old: Mapping[str, Mapping[str, Any]],
     new: Mapping[str, Mapping[str, Any]],
-    own: frozenset[str] | set[str],
+    own: Collection[str],
 ) -> Iterator[Step]:
     for name, bean in sorted(old.items()):
-        if name in own or name.endswith(REPLY_SUFFIX) or name.startswith(OWN_PREFIXES):
+        if is_own(name, own):
             continue
-        strange = sorted(_attributes(bean).keys() - {MESSAGE_TYPE})
+        strange = strange_attributes(bean)
         found = new.get(name)
         if strange:
             what, why = REFUSED, f"brokers here do not act by {', '.join(strange)}"
@@ -111,6 +124,11 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
     kinds = [_attributes(bean).get(MESSAGE_TYPE, "") for bean in (old, new)]
     if kinds[0] != kinds[1]:
         yield f"{MESSAGE_TYPE} is {kinds[1] or 'none'}, was {kinds[0] or 'none'}"
+
+
+def strange_attributes(bean: Mapping[str, Any]) -> list[str]:
+    """Return the attributes of a topic that brokers here do not act by."""
+    return sorted(_attributes(bean).keys() - {MESSAGE_TYPE})
 
 
 def _attributes(bean: Mapping[str, Any]) -> dict[str, str]:

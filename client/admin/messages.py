@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -96,23 +97,23 @@ class MessageAdmin:
         """Return messages of a queue from `offset` on (11), and the offset to continue at, which
         is the same one if there is nothing more. The broker waits up to `wait_ms` until there are
         some. No group is made or joined for it. Brokers compare only the hashes of tags."""
-        flags = PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0)
-        header = PullHeader(
-            "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, flags,
-            0, wait_ms, expression, 0, expression_type, None, queue.broker_name,
-        )  # fmt: skip
+        command = _pull(queue, offset, count, expression, expression_type, wait_ms)
         await self._instance.directory.route(queue.topic)
         response = await self._instance.invoke_leader(
             queue.broker_name,
-            lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext()),
+            command,
             wait_ms + ANSWER_GRACE_MS if wait_ms else ANSWER_MS,
             policy=replace(CONTROL, time_ms_max=wait_ms + (CONTROL.time_ms_max or 0)),
         )
-        messages = []
-        if response.code not in NOTHING:
-            body = successful(response, queue.broker_name).body
-            messages = decode_messages(body, queue.broker_name)
-        return messages, PullResponseHeader.parse(response.ext).next_offset
+        return _pulled(response, queue, queue.broker_name)
+
+    async def pull_at(
+        self, address: str, queue: MessageQueue, offset: int, count: int = 32
+    ) -> tuple[list[MessageExt], int]:
+        """Do as `pull`, at one replica, which may be in no route."""
+        command = _pull(queue, offset, count)()
+        ask, ext = self._requests.invoke, command.ext or {}
+        return _pulled(await ask(address, command.code, ext, b"", ANSWER_GRACE_MS), queue, address)
 
     async def consume_queue(
         self, address: str, topic: str, queue_id: int, index: int, count: int, group: str = ""
@@ -127,3 +128,28 @@ def _has_key(message: MessageExt, topic: str, key: str) -> bool:
     return message.topic == topic and (
         message.msg_id == key or key in (message.keys or "").split(" ")
     )
+
+
+def _pull(
+    queue: MessageQueue,
+    offset: int,
+    count: int,
+    expression: str = "*",
+    expression_type: str = "TAG",
+    wait_ms: int = 0,
+) -> Callable[[], RemotingCommand]:
+    flags = PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0)
+    header = PullHeader(
+        "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, flags,
+        0, wait_ms, expression, 0, expression_type, None, queue.broker_name,
+    )  # fmt: skip
+    return lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
+
+
+def _pulled(
+    response: RemotingCommand, queue: MessageQueue, place: str
+) -> tuple[list[MessageExt], int]:
+    messages = []
+    if response.code not in NOTHING:
+        messages = decode_messages(successful(response, place).body, queue.broker_name)
+    return messages, PullResponseHeader.parse(response.ext).next_offset

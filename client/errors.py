@@ -58,6 +58,7 @@ class NoRoute(ClientError):
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(CODE_NO_ROUTE, f"no route to topic {topic!r}: {reason}")
         self.topic = topic
+        self.reason = reason
 
 
 class NameServerUnreachable(ClientError):

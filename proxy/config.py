@@ -92,6 +92,9 @@ class ProxyConfig(TlsOptions):
         unit=MS, low=0, high=43_200_000)
     invisible_ms_max: int = option("calls", "maxInvisibleTimeMills", 43_200_000,
         "The longest.", unit=MS, low=1_000, high=43_200_000)
+    delay_ms_max: int = option("calls", "maxDelayTimeMills", 86_400_000,
+        "The longest time until a message is delivered; 0: as long as the brokers take it"
+        " (`timerMaxDelaySec`).", unit=MS, low=0)
     stop_ms: int = option("calls", "stopTimeout", 3_000,
         "How long calls in progress may go on when the proxy is told to stop.",
         unit=MS, low=0, high=600_000)

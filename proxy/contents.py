@@ -17,6 +17,7 @@ from raftmq.client.compression import COMPRESSION_MASK, CompressionType, decompr
 from raftmq.client.errors import UnsupportedCompression
 from raftmq.client.message import properties_text
 from raftmq.client.sendframe import TRANSACTION_PREPARED
+from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.lengths import id_of
 from raftmq.proxy.places import Receipt, ms_of, resource_of, topic_of
 from raftmq.proxy.protocol.messaging_pb2 import (
@@ -34,10 +35,12 @@ from raftmq.remoting.topicattributes import PRIORITY, SHARDING_KEY, TRAN_MSG, ty
 from raftmq.store.properties import ADDED_PROPERTIES, decode_properties
 from raftmq.store.record import SYS_COMPRESSED, Host, MessageRecord, RecordError
 
+# The limits of Apache's proxy.
 PROPERTIES_MAX = 128  # of users, of one message
-PROPERTIES_CHARS_MAX = 16_384
-PROPERTIES_BYTES_MAX = 32_767  # as records have it
-MESSAGE_GROUP_CHARS_MAX = 64
+USER_BYTES_MAX = 16_384  # of its users' properties, its tag and its keys together
+MESSAGE_GROUP_BYTES_MAX = 63
+RECOVERY_S_MAX = 3_600
+PROPERTIES_BYTES_MAX = 32_767  # of all, as records have it
 INT32_MAX = 0x7FFF_FFFF
 TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999  # a Timestamp: years 1 to 9999
 BORN_HOST, BORN_TIME = "__BORNHOST", "BORN_TIMESTAMP"
@@ -45,13 +48,15 @@ TRACE_CONTEXT = "TRACE_CONTEXT"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 DELIVER_TIME = "TIMER_DELIVER_MS"
 DLQ_TOPIC, DLQ_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
-# Properties that are the protocol's, not the user's.
-RESERVED = ADDED_PROPERTIES | {
+# Properties that are the protocol's, not the user's. As at Apache's proxy, `__SHARDINGKEY` and
+# `__transactionId__` are none: consumers get them, and may forward what they got.
+RESERVED = ADDED_PROPERTIES - {"__transactionId__"} | {
     *(BORN_HOST, BORN_TIME, TRACE_CONTEXT, IMMUNITY, DLQ_TOPIC, DLQ_MESSAGE_ID),
-    *(SHARDING_KEY, PRIORITY, "KEYS", "TAGS", "ORIGIN_GROUP", "POP_CK", "POP_CK_OFFSET"),
+    *(PRIORITY, "KEYS", "TAGS", "ORIGIN_GROUP", "POP_CK", "POP_CK_OFFSET"),
     *("1ST_POP_TIME", "BUYER_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "INNER_NUM"),
     *("INNER_BASE", "DUP_INFO", "MSG_TYPE", "ARRIVE_TIME", "PUSH_REPLY_TIME", "IDEMPOTENT"),
     *("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "REPLY_TO_CLIENT", "DLQ_ORIGIN_BROKER"),
+    *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL", "__CRC32#"),
 }
 _TYPES = {
     "NORMAL": MessageType.NORMAL,
@@ -60,12 +65,12 @@ _TYPES = {
     "TRANSACTION": MessageType.TRANSACTION,
     "PRIORITY": MessageType.PRIORITY,
 }
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # some of them separate properties
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some of them separate properties
 
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """A message to send. `message_group` "": any queue will do."""
+    """A message to send. `message_group` "": any queue will do; `delayed`: it names a time."""
 
     topic: str
     body: bytes
@@ -75,27 +80,37 @@ class Outbound:
     born_ms: int
     message_group: str
     transactional: bool
+    delayed: bool
 
 
-def outbound(message: Message, peer_host: str, size_max: int, now_ms: int) -> Outbound:
+def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int) -> Outbound:
     """Read a message that a client sends. Raises Refusal."""
-    system = message.system_properties
+    system, size_max = message.system_properties, config.message_size_max
     topic = topic_of(message.topic)
     if not message.body:
         raise Refusal(Code.MESSAGE_BODY_EMPTY, "the message has no body")
     if len(message.body) > size_max:
         words = f"a body of {len(message.body)} bytes; the most are {size_max}"
         raise Refusal(Code.MESSAGE_BODY_TOO_LARGE, words)
-    if not system.message_id:
+    if not system.message_id.strip():
         raise Refusal(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
     id_of(system.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
     transactional = system.message_type == MessageType.TRANSACTION
     properties = _user_properties(message)
     properties |= _system_properties(system, peer_host)
+    if system.HasField("delivery_timestamp"):
+        deliver_ms = _deliver_ms(system)
+        if deliver_ms - now_ms > config.delay_ms_max > 0:
+            words = f"a message is delivered at most {config.delay_ms_max} ms after it was sent"
+            raise Refusal(Code.ILLEGAL_DELIVERY_TIME, f"{words} (maxDelayTimeMills)")
+        properties[DELIVER_TIME] = str(deliver_ms)
     if transactional:
         properties |= {TRAN_MSG: "true", "PGROUP": topic}
         if system.HasField("orphaned_transaction_recovery_duration"):
             seconds = ms_of(system.orphaned_transaction_recovery_duration) // 1000
+            if seconds > RECOVERY_S_MAX:
+                words = f"a transaction is asked about after at most {RECOVERY_S_MAX} s"
+                raise Refusal(Code.BAD_REQUEST, f"{words}, not {seconds}")
             properties[IMMUNITY] = str(max(1, seconds))
     sys_flag = SYS_COMPRESSED if system.body_encoding == Encoding.GZIP else 0
     if transactional:
@@ -115,8 +130,9 @@ def outbound(message: Message, peer_host: str, size_max: int, now_ms: int) -> Ou
         text,
         sys_flag,
         born_ms if born_ms > 0 else now_ms,
-        system.message_group,
+        system.message_group or properties.get(SHARDING_KEY, ""),
         transactional,
+        DELIVER_TIME in properties,
     )
 
 
@@ -132,8 +148,11 @@ def _user_properties(message: Message) -> dict[str, str]:
         if not value or not _is_plain(value):
             words = f"the property {name[:100]!r} is empty, or has control characters"
             raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
-    if sum(len(name) + len(value) for name, value in found.items()) > PROPERTIES_CHARS_MAX:
-        words = f"the properties have more than {PROPERTIES_CHARS_MAX} characters"
+    system = message.system_properties
+    texts = (*found.keys(), *found.values(), system.tag, *system.keys)
+    size = sum(len(text.encode()) for text in texts)
+    if size > USER_BYTES_MAX:
+        words = f"properties, tag and keys have {size} bytes; the most are {USER_BYTES_MAX}"
         raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
     return found
 
@@ -151,20 +170,15 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
         properties["KEYS"] = " ".join(system.keys)
     group = system.message_group
     if group:
-        if group.isspace() or len(group) > MESSAGE_GROUP_CHARS_MAX or not _is_plain(group):
-            raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, f"{group[:100]!r} is no message group")
+        size = len(group.encode())
+        if group.isspace() or size > MESSAGE_GROUP_BYTES_MAX or not _is_plain(group):
+            words = f"{group[:100]!r} is no message group: blank, with control characters, or with"
+            words += f" more than {MESSAGE_GROUP_BYTES_MAX} bytes"
+            raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, words)
         properties[SHARDING_KEY] = group
     elif system.message_type == MessageType.FIFO:
         raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message without a message group")
-    if system.HasField("delivery_timestamp"):
-        if group:
-            words = "a message has a message group or a delivery time, not both"
-            raise Refusal(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
-        deliver_ms = ms_of(system.delivery_timestamp)
-        if deliver_ms <= 0:
-            raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
-        properties[DELIVER_TIME] = str(deliver_ms)
-    elif system.message_type == MessageType.DELAY:
+    if system.message_type == MessageType.DELAY and not system.HasField("delivery_timestamp"):
         raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "a delayed message without a delivery time")
     if system.HasField("priority"):
         properties[PRIORITY] = str(system.priority)
@@ -175,6 +189,16 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
     if system.HasField("born_timestamp"):
         properties[BORN_TIME] = str(ms_of(system.born_timestamp))
     return properties
+
+
+def _deliver_ms(system: SystemProperties) -> int:
+    if system.message_group:
+        words = "a message has a message group or a delivery time, not both"
+        raise Refusal(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
+    deliver_ms = ms_of(system.delivery_timestamp)
+    if deliver_ms <= 0:
+        raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
+    return deliver_ms
 
 
 def inbound(

@@ -46,8 +46,7 @@ def wrapped(resource: Resource) -> str:
     retries have it in the group's name, and the brokers' own topics and groups have none."""
     space, name = resource.resource_namespace, resource.name
     derived, own = _divided(name)
-    is_system = name in SYSTEM_TOPICS or name.startswith(SYSTEM_PREFIXES)
-    if not space or not own or is_system or own.startswith(f"{space}%"):
+    if not space or not own or _is_system(name) or own.startswith(f"{space}%"):
         return name
     return f"{derived}{space}%{own}"
 
@@ -72,6 +71,8 @@ def topic_of(resource: Resource) -> str:
     name = wrapped(resource)
     if problem := topic_name_problem(name):
         raise Refusal(Code.ILLEGAL_TOPIC, problem)
+    if _is_system(name):
+        raise Refusal(Code.ILLEGAL_TOPIC, f"{name} is a system topic, which clients may not use")
     return name
 
 
@@ -80,7 +81,13 @@ def group_of(resource: Resource) -> str:
     name = wrapped(resource)
     if problem := topic_name_problem(name):
         raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, problem.replace("topic", "group"))
+    if _is_system(name):
+        raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
     return name
+
+
+def _is_system(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name.startswith(SYSTEM_PREFIXES)
 
 
 class Receipt(NamedTuple):

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from google.protobuf.duration_pb2 import Duration
+
 from raftmq.proxy.answers import Room, Telling, Who, Write
 from raftmq.proxy.brokers import ANSWER_MS, MARGIN_S, Brokers
 from raftmq.proxy.caller import Caller
@@ -147,11 +149,8 @@ class Receives:
         kind, expression = expression_of(request.filter_expression)
         invisible_ms = RENEWED_MS
         if not request.auto_renew:
-            invisible_ms = ms_of(request.invisible_duration)
-            low, high = self._config.invisible_ms_min, self._config.invisible_ms_max
-            if not low <= invisible_ms <= high:
-                words = f"the invisible duration is from {low} to {high} ms, not {invisible_ms}"
-                raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+            low = self._config.invisible_ms_min
+            invisible_ms = self._invisible_ms(request.invisible_duration, low)
         queue_id = request.message_queue.id
         return PopHeader(
             group,
@@ -167,6 +166,17 @@ class Receives:
             attempt_id=id_of(request.attempt_id, "attempt_id"),
             renewed_by=caller.client_id if request.auto_renew else "",
         )
+
+    def _invisible_ms(self, duration: Duration, low: int = 0) -> int:
+        """Return a duration in ms. Raises Refusal, in the words that clients' tests look for."""
+        invisible_ms, high = ms_of(duration), self._config.invisible_ms_max
+        if invisible_ms < low:
+            words = f"the invisibleTime is too small: {invisible_ms} ms, the least is {low} ms"
+            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        if invisible_ms > high:
+            words = f"the invisibleTime is too large: {invisible_ms} ms, the most is {high} ms"
+            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        return invisible_ms
 
     def _poll_ms(self, caller: Caller, request: ReceiveMessageRequest) -> int:
         """Return how long the broker may wait for messages. Raises Refusal."""
@@ -320,18 +330,16 @@ class Receives:
 
         entries = await asyncio.gather(*(one(entry) for entry in request.entries))
         codes = {entry.status.code for entry in entries}
-        status = entries[0].status if len(codes) == 1 else status_of(Code.MULTIPLE_RESULTS)
-        return AckMessageResponse(status=status, entries=entries)
+        code = codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS
+        # Java's client throws the status's text: the code's name, by which users tell them apart.
+        return AckMessageResponse(status=status_of(code), entries=entries)
 
     async def change(
         self, caller: Caller, request: ChangeInvisibleDurationRequest
     ) -> ChangeInvisibleDurationResponse:
         """Change how long a message is hidden; answer with its new handle. Raises Refusal."""
         topic, group = topic_of(request.topic), group_of(request.group)
-        invisible_ms = ms_of(request.invisible_duration)
-        if not 0 <= invisible_ms <= self._config.invisible_ms_max:
-            words = f"the invisible duration is from 0 to {self._config.invisible_ms_max} ms"
-            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        invisible_ms = self._invisible_ms(request.invisible_duration)
         receipt = Receipt.decode(request.receipt_handle)
         fresh = await self._change(caller, topic, group, receipt, invisible_ms)
         return ChangeInvisibleDurationResponse(

@@ -74,7 +74,9 @@ def refusal_of(error: ClientError) -> Refusal:
     if isinstance(error, BrokerRefused):
         return _refused(error.code, error.remark)
     if isinstance(error, NoRoute):
-        return Refusal(Code.TOPIC_NOT_FOUND, error.message)
+        # The form of Java's exceptions, which clients' tests look for.
+        words = f"CODE: {ResponseCode.TOPIC_NOT_EXIST:d}  DESC: {error.reason}"
+        return Refusal(Code.TOPIC_NOT_FOUND, words)
     if isinstance(error, NameServerUnreachable):
         return Refusal(Code.PROXY_TIMEOUT, error.message)
     if error.outcome_unknown:

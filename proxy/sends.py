@@ -80,12 +80,13 @@ class Sends:
         """Send messages of one topic. Raises Refusal if nothing is sent."""
         now_ms = int(time.time() * 1000)
         if not 0 < len(request.messages) <= MESSAGES_MAX:
-            raise Refusal(Code.BAD_REQUEST, f"a call has 1 to {MESSAGES_MAX} messages")
-        size_max = self._config.message_size_max
-        items = [outbound(message, caller.host, size_max, now_ms) for message in request.messages]
+            code = Code.BAD_REQUEST if request.messages else Code.MESSAGE_CORRUPTED
+            raise Refusal(code, f"a call has 1 to {MESSAGES_MAX} messages")
+        config = self._config
+        items = [outbound(message, caller.host, config, now_ms) for message in request.messages]
         topic = items[0].topic
         if any(item.topic != topic for item in items):
-            raise Refusal(Code.ILLEGAL_TOPIC, "the messages of one call have one topic")
+            raise Refusal(Code.MESSAGE_CORRUPTED, "the messages of one call have one topic")
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, {"b": topic})
         self._access.permit(caller.account, command)
         publication = await self._publication(caller, topic)
@@ -202,10 +203,14 @@ async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResult
     try:
         result = await sent
     except ClientError as error:
-        return SendResultEntry(status=refusal_of(error).status, message_id=item.unique_key)
+        refusal = refusal_of(error)
+        if item.delayed and refusal.code == Code.BAD_REQUEST:  # the rest was checked here
+            refusal = Refusal(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
+        return SendResultEntry(status=refusal.status, message_id=item.unique_key)
     entry = SendResultEntry(
         status=status_of(BY_SEND_STATUS[result.status]),
         message_id=item.unique_key,
+        transaction_id=item.unique_key,
         offset=result.queue_offset,
         recall_handle=result.recall_handle,
     )

@@ -55,7 +55,7 @@ async def test_a_committed_message_is_received_and_another_is_not(world, caller)
         assert await end(caller, kept, COMMIT) == pb.Code.OK  # repeated
         assert await end(caller, kept, ROLLBACK) == pb.Code.INTERNAL_SERVER_ERROR  # too late
     (one,) = await caller.received("X")
-    assert one.body == b"kept"
+    assert one.body == b"kept" and one.user_properties["__transactionId__"] == kept.message_id
     assert one.system_properties.message_type == pb.MessageType.TRANSACTION
     assert (await caller.receive("X")).code == pb.Code.MESSAGE_NOT_FOUND
 

@@ -318,6 +318,7 @@ class Pops:
             asked,
             asked.connection,
             kept_bytes(asked.request, asked.pop.wanted),
+            asks=not asked.is_pop,
         )
         return self.waiting.wait(waiter)
 

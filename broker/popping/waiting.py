@@ -2,7 +2,8 @@
 
 An arrival wakes as many pops of a group as there are new messages, those that have waited longest
 first; each runs again and waits on, if another one was faster. The rest stays. A pop whose
-connection ends is forgotten.
+connection ends is forgotten. A question whether there is something to pop waits in the same way,
+and is looked at once more when its time is over.
 
 Many groups may wait for one topic, each with a filter that takes its time. So the pops that run in
 one turn of the loop share WORK_MAX; what is woken beyond that runs in the turns after it.
@@ -26,10 +27,11 @@ T = TypeVar("T")
 
 class Waiter(Generic[T]):
     """One waiting pop; `pop` is the owner's object, `owner` its connection. `queue_id` < 0: any of
-    the topic's."""
+    the topic's. `asks`: it is a question."""
 
     __slots__ = (
-        "deadline_ms", "done", "group", "owner", "pop", "queue_id", "size_bytes", "topic", "wanted",
+        "asks", "deadline_ms", "done", "group", "owner", "pop", "queue_id", "size_bytes", "topic",
+        "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -42,7 +44,10 @@ class Waiter(Generic[T]):
         pop: T,
         owner: object = None,
         size_bytes: int = 0,
+        *,
+        asks: bool = False,
     ) -> None:
+        self.asks = asks
         self.topic = topic
         self.group = group
         self.queue_id = queue_id
@@ -123,7 +128,10 @@ class WaitingPops(Generic[T]):
             if self._work_left <= 0:
                 break
             self._wake(waiter)
-        self._end(self._waits.due(now_ms))
+        due = self._waits.due(now_ms)
+        self._end([waiter for waiter in due if not (waiter.asks and waiter.deadline_ms)])
+        for waiter in due:
+            self._wake(waiter)
 
     def rest_ms(self, now_ms: int) -> float:
         """Return in how many milliseconds the next turn has something to do."""

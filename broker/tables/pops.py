@@ -207,7 +207,7 @@ class PopTable:
         queue.popped_to = max(queue.popped_to, here[-1] + 1)
         times: tuple[int, ...] = ()
         if order:
-            times = self._replace_order_batch(queue, here)
+            times = self._replace_order_batch(queue, here, attempt)
         elif queue.is_orderly:
             self._end_order(queue, pop_ms)
         self._add(
@@ -226,13 +226,17 @@ class PopTable:
         queue.in_flight += batch.pending.bit_count()
         self.batch_count += 1
 
-    def _replace_order_batch(self, queue: PopQueue, here: Sequence[int]) -> tuple[int, ...]:
-        """Drop the orderly batch, whose time is over; return how often each of `here` was popped
-        before. What is pending and not in `here` is left for later."""
+    def _replace_order_batch(
+        self, queue: PopQueue, here: Sequence[int], attempt: str
+    ) -> tuple[int, ...]:
+        """Drop the orderly batch, whose time is over, or whose attempt is repeated, which is not
+        one more time; return how often each of `here` was popped before. What is pending and not in
+        `here` is left for later."""
         known, batch = dict(queue.left), queue.order_batch
         if batch is not None and queue.order is not None:
             popped = dict(zip(batch.offsets, batch.times, strict=True))
-            known |= {offset: popped[offset] + 1 for offset in batch.pending_offsets}
+            more = 0 if attempt and attempt == batch.attempt else 1
+            known |= {offset: popped[offset] + more for offset in batch.pending_offsets}
             queue.make_void(queue.order, batch.until_ms, batch.pending_offsets)
             self._drop(queue, queue.order)
         times = tuple(known.pop(offset, 0) for offset in here)

@@ -500,6 +500,7 @@ async def test_the_same_attempt_in_order_gets_the_same_messages(one):
     first = await popper.pop(broker, attempt_id="a", **options)
     again = await popper.pop(broker, attempt_id="a", **options)
     assert bodies(first) == bodies(again) == [0, 1]
+    assert {message.times for message in again} == {0}, "it is the same delivery"
     assert await popper.pop(broker, attempt_id="b", **options) == []
     assert await popper.ack(broker, first[0]) == ResponseCode.NO_MESSAGE
     assert await popper.batch_ack(broker, again) == 0
@@ -563,6 +564,24 @@ async def test_peek_and_notification_change_nothing(one):
     answer = await group.ask(broker, RequestCode.NOTIFICATION, where | {"pollTime": "100"})
     assert answer.ext["hasMsg"] == "false"
     assert await popper.batch_ack(broker, messages) == 0
+
+
+async def test_a_question_is_looked_at_once_more_when_its_time_is_over(one):
+    """One message wakes one question only; the answer to the other is what holds by then."""
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+
+    async def ask(attempt, poll_ms):
+        where = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "order": "true"}
+        asked = where | {"attemptId": attempt, "pollTime": str(poll_ms)}
+        return (await group.ask(broker, RequestCode.NOTIFICATION, asked)).ext["hasMsg"]
+
+    questions = [asyncio.create_task(ask(attempt, 400)) for attempt in "aab"]
+    await until(lambda: broker.popping.pops.waiting.count == 3)
+    await group.send(broker, "T", b"1")
+    assert len(await popper.pop(broker, order=True, attempt_id="a")) == 1
+    assert await asyncio.gather(*questions) == ["true", "true", "false"]
+    assert [await ask("a", 0), await ask("b", 0)] == ["true", "false"]
 
 
 async def test_a_reset_moves_the_group_and_voids_what_is_in_flight(one):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from raftmq.broker.consuming.filteredreads import WORK_MAX
 from raftmq.broker.consuming.filters import Filter
+from raftmq.broker.consuming.waits import AT_ONCE_MAX
 from raftmq.broker.popping.waiting import ATTEMPT_WORK, Waiter, WaitingPops
 from raftmq.remoting.budgets import Allowance
 from raftmq.store.dispatch import UNIT
@@ -33,10 +34,16 @@ class Pops:
         return self.work
 
     def wait(
-        self, pop: str, group: str = "", deadline_ms: int = 1_000, owner: object = None
+        self,
+        pop: str,
+        group: str = "",
+        deadline_ms: int = 1_000,
+        owner: object = None,
+        *,
+        asks: bool = False,
     ) -> None:
         assert self.waiting.wait(
-            Waiter("T", group or pop, -1, Filter(None), deadline_ms, pop, owner)
+            Waiter("T", group or pop, -1, Filter(None), deadline_ms, pop, owner, asks=asks)
         )
 
     def turn(self, now_ms: int = 0) -> list[str]:
@@ -89,3 +96,21 @@ def test_one_whose_time_or_connection_ends_meanwhile_does_not_run() -> None:
     assert pops.turn(now_ms=10) == ["next"]
     assert (pops.over, pops.waiting.count) == (["late"], 0)
     assert pops.turn() == []
+
+
+def test_a_question_whose_time_is_over_runs_once_more_in_its_turn() -> None:
+    pops = Pops(HEAVY)
+    for number in range(3):
+        pops.wait(f"q{number}", deadline_ms=10, asks=True)
+    assert pops.turn(now_ms=10) == ["q0", "q1"]
+    assert pops.waiting.rest_ms(10) == 0
+    assert pops.turn(now_ms=10) == ["q2"]
+    assert (pops.over, pops.waiting.count) == ([], 0)
+
+
+def test_a_question_whose_wait_is_ended_does_not_run() -> None:
+    pops = Pops()
+    for number in range(AT_ONCE_MAX + 1):
+        pops.wait(f"q{number}", asks=True)
+    pops.waiting.end_all()
+    assert (pops.turn(), len(pops.over), pops.waiting.count) == ([], AT_ONCE_MAX + 1, 0)

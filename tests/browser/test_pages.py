@@ -57,6 +57,9 @@ async def test_pages_over_slow_and_late_answers(tmp_path: Path) -> None:
         await changes_the_access_of_one_group(await opened("accounts", ACCOUNTS))
         await shows_what_was_searched_last(await opened("messages?topic=Alpha", MESSAGES))
         await keeps_no_plot_that_is_gone(await opened("history", PLOTS))
+        await says_when_a_line_begins(await opened("history", NO_PLOTS))
+        await shows_the_health_in_full(await opened("events", "{}"))
+        await offers_the_names_that_are_there(await opened("messages?by=offset", OFFERED))
         await finds_the_readers_among_many(await opened("topics/Beta", READERS))
         await asks_few_readers_at_once(await opened("topics/Beta", MANY_READERS))
         await follows_clocks_that_differ(await opened("messages?topic=T", CLOCKS))
@@ -241,6 +244,54 @@ async def keeps_no_plot_that_is_gone(page: Page) -> None:
     await page.js("location.hash = '#/events'")
     await page.until("!document.querySelector('.plot')")
     await until(lambda: canvases_are(page, 0))
+    assert page.errors == []
+
+
+NO_PLOTS = "{'/history': () => ({times: [30000, 60000], errors: [], groups: []})}"
+
+
+async def says_when_a_line_begins(page: Page) -> None:
+    told = "[...document.querySelectorAll('.card .empty')].map(e => e.textContent)"
+    await page.until(f"{told}.length == 4")
+    stored, _, commits, _ = await page.js(told)
+    begins = (
+        "Nothing was noted in this time. In this range a line begins 60 s after a broker's start"
+    )
+    assert stored == f"{begins}."
+    assert commits == f"{begins}, with 10 group commits a point."
+
+
+WIDTHS = (1920, 1540, 1440, 1290, 1280, 1160, 1150, 1024, 800, 720, 380)
+
+
+async def shows_the_health_in_full(page: Page) -> None:
+    """With a long name beside it, too; and the header is never wider than the window."""
+    await page.js("""(() => {
+      const me = document.getElementById('me');
+      me.hidden = false;
+      me.textContent = 'anna.schmidt@example.com · operator';
+    })()""")
+    for width in WIDTHS:
+        await page.size(width, 700)
+        pill, header = "document.getElementById('health')", "document.querySelector('.top')"
+        assert await page.js(f"{pill}.textContent") == "all replicas agree"
+        assert await page.js(f"{pill}.scrollWidth <= {pill}.clientWidth"), width
+        assert await page.js(f"{header}.scrollWidth <= {header}.clientWidth"), width
+
+
+OFFERED = "{'/topics?': () => ({items: [{topic: 'Alpha'}, {topic: 'Beta'}], next: null})}"
+
+
+async def offers_the_names_that_are_there(page: Page) -> None:
+    """Where a name is asked for; the only broker group is not asked for."""
+    options = "[...document.querySelector('form [name=topic]').list.options].map(e => e.value)"
+    await page.until(f"{options}.join() == 'Alpha,Beta'")
+    assert await page.js("document.querySelector('form [name=group]')") is None
+    dialog = "import('/dashboard/groupedit.js').then(one => one.consumeMode('g', {lagByTopic: {}}))"
+    await page.js("window.answers['/modes'] = () => ({items: []})")
+    await page.js(f"void {dialog}")
+    shown = options.replace("form", "dialog[open]")
+    await page.until(f"{DIALOG} && {shown}.join() == 'Alpha,Beta'")
     assert page.errors == []
 
 

@@ -113,7 +113,7 @@ function chrome() {
   show(
     document.getElementById("nav"),
     PAGES.map(([name, title]) =>
-      h("a", { href: `#/${name}`, "data-key": name, "aria-current": name === here && "page" }, icon(name), h("span", null, title)),
+      h("a", { href: `#/${name}`, "data-key": name, title, "aria-current": name === here && "page" }, icon(name), h("span", null, title)),
     ),
   );
   const health = document.getElementById("health");

@@ -1,6 +1,9 @@
 // Fields of forms and dialogs.
 
+import { get, query } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";
+
+const SUGGESTIONS = 50;
 
 export const field = (title, attributes, hint) =>
   h("label", { "data-key": attributes.name }, title,
@@ -8,6 +11,15 @@ export const field = (title, attributes, hint) =>
     hint && h("span", { class: "hint" }, hint));
 
 export const area = (title, attributes) => h("label", { "data-key": attributes.name }, title, h("textarea", { rows: "5", spellcheck: "false", ...attributes }));
+
+/** A text for which there are suggestions; anything may be typed. */
+export const suggested = (title, attributes, names) =>
+  h("label", { "data-key": attributes.name }, title,
+    h("input", { type: "text", autocomplete: "off", spellcheck: "false", placeholder: "choose or type", list: `known-${attributes.name}`, ...attributes }),
+    h("datalist", { id: `known-${attributes.name}` }, names.map((name) => h("option", { value: name }))));
+
+/** The names of some topics, those that contain `text`. */
+export const topicNames = async (text = "") => (await get(`/topics${query({ q: text.trim(), limit: SUGGESTIONS })}`)).items.map((one) => one.topic);
 
 /** A choice of one; `options`: [value, words]. */
 export const select = (title, name, options, chosen, hint) =>

@@ -3,7 +3,7 @@
 import { ApiError, call, get, query, seg, versioned } from "/dashboard/api.js";
 import { ask, attempt } from "/dashboard/dialog.js";
 import { h } from "/dashboard/dom.js";
-import { beside, field, groupNames, groupsField, select, tick } from "/dashboard/forms.js";
+import { beside, field, groupNames, groupsField, select, suggested, tick, topicNames } from "/dashboard/forms.js";
 
 const NEW = {
   consumeEnable: true, consumeFromMinEnable: true, consumeBroadcastEnable: true, consumeMessageOrderly: false,
@@ -103,7 +103,7 @@ export async function consumeMode(name, view) {
       "This is for clients of RocketMQ 5 that let the broker share queues out (setClientRebalance(false)); others pull in any case. They take the change over within half a minute.",
     ],
     fields: [
-      topics.length ? select("Topic", "topic", topics.map((topic) => [topic, `${topic} (${set.get(topic)?.mode ?? "PULL"})`]), topics[0]) : field("Topic", { name: "topic", required: true }),
+      topics.length ? select("Topic", "topic", topics.map((topic) => [topic, `${topic} (${set.get(topic)?.mode ?? "PULL"})`]), topics[0]) : suggested("Topic", { name: "topic", required: true }, await topicNames()),
       select("Mode", "mode", [["PULL", "pull"], ["POP", "pop"]], set.get(topics[0])?.mode === "POP" ? "PULL" : "POP"),
       field("Popping: neighbours with whom a client shares its queues", { name: "share", type: "number", min: "-1", max: "65536", value: set.get(topics[0])?.popShareQueueNum ?? 0 }, "0: all queues are everybody's"),
     ],

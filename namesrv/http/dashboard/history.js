@@ -18,7 +18,7 @@ const DASHES = [[], [6, 4], [2, 3]];
 const BROKERS = [
   { title: "Messages stored a second", names: ["messagesInPerS"], shown: rate },
   { title: "Messages handed out a second", names: ["messagesOutPerS"], shown: rate },
-  { title: "Group commits, 50 and 99 percent", names: ["appendP50Ms", "appendP99Ms"], shown: (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : span(ms)) },
+  { title: "Group commits, 50 and 99 percent", names: ["appendP50Ms", "appendP99Ms"], needs: "10 group commits a point", shown: (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : span(ms)) },
   { title: "Log written a second", names: ["logBytesPerS"], shown: bytes },
 ];
 const TOPIC = [
@@ -92,7 +92,7 @@ function history(app, asked, plots) {
       (state.found?.errors ?? []).map((one) => problem(`${one.group} did not answer: ${one.error}`)),
       state.nodes.map(({ plot, node, lines, more }) => h("section", { class: "card", "data-key": `history-${plot.title}` },
         h("div", { class: "card-head" }, h("h3", null, plot.title), h("span", { class: "muted" }, more ? `and ${more} more` : "")),
-        lines.length ? [kept(node), legend(lines, plot.shown)] : empty("Nothing was noted in this time."))),
+        lines.length ? [kept(node), legend(lines, plot.shown)] : empty(waiting(plot, state.found.times)))),
     ],
     actions: {
       range: ({ range }) => {
@@ -103,6 +103,12 @@ function history(app, asked, plots) {
     },
   };
 }
+
+/** When there will be a line: a rate is over the time since the point before, so the second point begins it. */
+const waiting = ({ needs }, [first, second]) => [
+  "Nothing was noted in this time.",
+  second && `In this range a line begins ${span(2 * (second - first))} after a broker's start${needs ? `, with ${needs}` : ""}.`,
+].filter(Boolean).join(" ");
 
 const lastOf = (values) => values.findLast((value) => value !== null) ?? null;
 

@@ -2,13 +2,12 @@
 
 import { get, query, seg } from "/dashboard/api.js";
 import { h } from "/dashboard/dom.js";
-import { field, local } from "/dashboard/forms.js";
+import { field, groupNames, local, suggested, topicNames } from "/dashboard/forms.js";
 import { plural } from "/dashboard/format.js";
 import { messageRows, newest, saveLines } from "/dashboard/messagelist.js";
 import { empty, head, problem } from "/dashboard/parts.js";
 
 const LIMIT = 64;
-const SUGGESTIONS = 50;
 const HOUR_MS = 3600_000;
 const WAYS = [
   ["newest", "newest"],
@@ -32,7 +31,7 @@ export function messagesPage(app, _, parameters) {
     clearTimeout(timer);
     timer = setTimeout(async () => {
       try {
-        state.topics = (await get(`/topics${query({ q: text.trim(), limit: SUGGESTIONS })}`)).items.map((one) => one.topic);
+        state.topics = await topicNames(text);
         app.update();
       } catch {
         state.topics = []; // suggestions only
@@ -97,10 +96,9 @@ export function messagesPage(app, _, parameters) {
           h("fieldset", { class: "ways" }, h("legend", { class: "hidden" }, "Search by"),
             WAYS.map(([name, title]) => h("button", { type: "button", class: "way", "data-do": "by", "data-by": name, "aria-pressed": String(state.by === name) }, title))),
           h("div", { class: "fields" },
-            state.by !== "id" && field("Topic", { name: "topic", value: state.topic, required: true, list: "topics", "data-input": "topic" }),
-            inputs(state.by, given),
-            h("button", { type: "submit", class: "primary" }, byNewest ? "Show" : "Search")),
-          h("datalist", { id: "topics" }, state.topics.map((topic) => h("option", { value: topic })))),
+            state.by !== "id" && suggested("Topic", { name: "topic", value: state.topic, required: true, "data-input": "topic" }, state.topics),
+            inputs(state.by, given, groupNames(app)),
+            h("button", { type: "submit", class: "primary" }, byNewest ? "Show" : "Search"))),
         byNewest ? (list.state.loaded || list.state.busy || list.state.error) && list.render() : [
           state.error && problem(state.error),
           state.busy && h("p", { class: "loading" }, "Asking the leaders…"),
@@ -123,7 +121,7 @@ export function messagesPage(app, _, parameters) {
   };
 }
 
-function inputs(by, given) {
+function inputs(by, given, groups) {
   switch (by) {
     case "newest": return [
       field("Tag", { name: "tag", value: given.tag ?? "" }),
@@ -137,7 +135,7 @@ function inputs(by, given) {
     case "offset": return [
       field("Queue", { name: "queueId", type: "number", min: "0", value: given.queueId ?? "0", required: true }),
       field("Offset", { name: "offset", type: "number", min: "0", value: given.offset ?? "0", required: true }),
-      field("Broker group (if several)", { name: "group", value: given.group ?? "" }),
+      groups.length > 1 && suggested("Broker group", { name: "group", value: given.group ?? "", required: true }, groups),
     ];
     default: return [
       field("From", { name: "begin", type: "datetime-local", step: "1", value: given.begin ?? local(Date.now() - HOUR_MS), required: true }),

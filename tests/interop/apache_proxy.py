@@ -75,12 +75,14 @@ class ApacheProxy:
 class ApacheWorld:
     """A name server, a broker and a proxy of Apache's."""
 
-    def __init__(self, root):
+    def __init__(self, root, **settings):
+        """`settings` are the broker's."""
         self._root = root
+        self._settings = BROKER | settings
         self._stops = []
         self._client = RemotingClient(connect_timeout_ms=60_000)
         self._broker = None
-        self._namesrv = ""
+        self.namesrv = ""
         self.proxies = []
 
     async def __aenter__(self):
@@ -101,19 +103,19 @@ class ApacheWorld:
     async def _is_registered(self):
         """Whether the name server knows the cluster: a proxy ends at its start, else."""
         ask = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
-        answer = await self._client.invoke(self._namesrv, ask, 60_000)
+        answer = await self._client.invoke(self.namesrv, ask, 60_000)
         return PROXY["rocketMQClusterName"].encode() in answer.body
 
     def _start_broker(self):
         names = ApacheNameServer(self._root / "names", "5.3")
         self._stops.append(names.kill)
-        self._namesrv = names.address
-        self._broker = ApacheBroker(self._root / "broker", names.address, **BROKER)
+        self.namesrv = names.address
+        self._broker = ApacheBroker(self._root / "broker", names.address, **self._settings)
         self._stops.append(self._broker.kill)
         self._broker.start()
 
     def _start_proxy(self):
-        proxy = ApacheProxy(self._root / "proxy", self._namesrv)
+        proxy = ApacheProxy(self._root / "proxy", self.namesrv)
         self._stops.append(proxy.kill)
         self.proxies.append(SimpleNamespace(port=proxy.port))
 

@@ -197,7 +197,7 @@ class PushConsumer:
         """Continue a held queue at `offset`; cached messages are dropped."""
         worker = self.membership.workers[queue]
         worker.reset(offset)
-        self.membership.offsets.table.begin(queue, offset, told=False)
+        self.membership.offsets.table.begin(queue, offset)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
         """Stop pulling from these queues (None: all held now); cached messages are still
@@ -222,7 +222,7 @@ class PushConsumer:
         self.membership.offsets.table.advance(queue, offset)
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
-        self.membership.offsets.table.begin(queue, offset, told=False)
+        self.membership.offsets.table.begin(queue, offset)
 
     # ---- called by the membership
 

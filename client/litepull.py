@@ -258,7 +258,7 @@ class LitePullConsumer:
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
         self._polled[queue] = self._processed[queue] = offset
-        self.membership.offsets.table.begin(queue, offset, told=False)
+        self.membership.offsets.table.begin(queue, offset)
 
     # ---- called by the membership
 
@@ -324,5 +324,5 @@ class LitePullConsumer:
         table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):
-                table.begin(queue, offset, told=False)  # the user went back
+                table.begin(queue, offset)  # the user went back
             table.advance(queue, offset)

@@ -19,7 +19,7 @@ from raftmq.client.instance import ClientInstance
 from raftmq.client.locks import LockConfig, QueueLocks
 from raftmq.client.message import MessageModel, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import Offsets, initial_offset
+from raftmq.client.offsetstore import Offsets, starting_offset
 from raftmq.client.processqueue import CacheBudget
 from raftmq.client.pull import PullConfig, QueueWorker, WorkerOwner
 from raftmq.client.rebalance import Rebalancer
@@ -162,18 +162,19 @@ class Membership:
             # Take the lock first: the previous holder commits before it releases it.
             if self.locks is not None and not await self.locks.acquire(queue):
                 return False
-            committed = await self.offsets.committed(queue)
-            start = committed
-            if start is None:
-                start = await initial_offset(
-                    self.instance, queue, config.consume_from, config.consume_from_timestamp_ms
-                )
+            start = await starting_offset(
+                self.offsets,
+                self.instance,
+                queue,
+                config.consume_from,
+                config.consume_from_timestamp_ms,
+            )
         except (ClientError, OSError) as error:
             logger.warning("start_offset_failed queue=%s error=%s", queue, error)
             return False
         if self.locks is not None and not self.locks.held(queue):
             return False  # lost meanwhile: another member has it, and moves the offset
-        self.offsets.table.begin(queue, start, told=committed is not None)
+        self.offsets.table.begin(queue, start)
         worker = QueueWorker(
             queue, self.group, subscription, start, self.instance, self._member, self._pull,
             self._budget,

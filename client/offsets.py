@@ -21,13 +21,11 @@ class OffsetTable:
         self._finished: dict[MessageQueue, int] = {}
         self._told: dict[MessageQueue, int] = {}
 
-    def begin(self, queue: MessageQueue, offset: int, told: bool) -> None:
-        """Take a queue over at `offset`; `told` says whether the broker has it already."""
+    def begin(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at `offset` in a queue. The next commit tells it: a broker may have answered where
+        a new group begins, which is nobody's offset until it is committed."""
         self._finished[queue] = offset
-        if told:
-            self._told[queue] = offset
-        else:
-            self._told.pop(queue, None)
+        self._told.pop(queue, None)
 
     def advance(self, queue: MessageQueue, offset: int) -> None:
         """Mark everything below `offset` as finished; ignored if smaller than before."""

@@ -193,18 +193,29 @@ class Offsets(Protocol):
     ) -> dict[MessageQueue, int]: ...
 
 
-async def initial_offset(
-    instance: ClientInstance, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int
+async def starting_offset(
+    offsets: Offsets,
+    instance: ClientInstance,
+    queue: MessageQueue,
+    consume_from: ConsumeFrom,
+    timestamp_ms: int,
 ) -> int:
-    """Return where to begin in a queue without a committed offset; a retry topic begins at its
-    first offset. Raises ClientError."""
+    """Return where to begin in a queue: at the group's offset, or where a new group begins. A retry
+    topic begins at its first offset. Raises ClientError, OSError.
+
+    LAST_OFFSET asks for the queue's end first. So what is stored between the two questions is
+    consumed."""
     if queue.topic.startswith(RETRY_PREFIX):
         consume_from = ConsumeFrom.FIRST_OFFSET
+    end = await max_offset(instance, queue) if consume_from is ConsumeFrom.LAST_OFFSET else None
+    committed = await offsets.committed(queue)
+    if committed is not None:
+        return committed
+    if end is not None:
+        return end
     if consume_from is ConsumeFrom.TIMESTAMP:
         return await offset_for(instance, queue, timestamp_ms)
-    if consume_from is ConsumeFrom.FIRST_OFFSET:
-        return await min_offset(instance, queue)
-    return await max_offset(instance, queue)
+    return await min_offset(instance, queue)
 
 
 async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:

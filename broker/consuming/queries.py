@@ -67,8 +67,8 @@ class Queries:
         await self.commits.settle(topic, group, queue_id)
         await self.context.log.barrier()
         offset = self.context.state.offsets.get(topic, group, queue_id)
-        if offset is None and header.zero_if_not_found and self._whole_queue_hot(topic, queue_id):
-            offset = 0
+        if offset is None:
+            offset = self._beginning(header)
         if offset is None:
             return RemotingCommand.response_to(
                 request,
@@ -78,18 +78,33 @@ class Queries:
             )
         return _offset_answer(request, offset)
 
-    def _whole_queue_hot(self, topic: str, queue_id: int) -> bool:
-        """Return whether a new group may start at 0: nothing of the queue was deleted, and all of
-        it is in memory."""
+    def _beginning(self, header: ConsumerOffsetHeader) -> int | None:
+        """Return where a group without an offset begins if that is decided here, as Apache's
+        brokers do: at 0 of a queue of which nothing was deleted and all is in memory.
+
+        An empty queue begins at its end. After a 22 clients ask for the end, and they would skip
+        the messages that an empty queue received in between."""
+        topic, queue_id = header.topic, header.queue_id
+        if not self._has_queue(topic, queue_id):
+            return None
         store = self.context.store
         queue = store.queues.queue(topic, queue_id)
-        if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
-            return False
+        if queue is None or queue.min_offset == queue.max_offset:
+            return 0 if queue is None else queue.max_offset
+        if queue.min_offset > 0 or not header.zero_if_not_found:
+            return None
         first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
-        return (
-            self.context.store.commitlog.max_offset - first
-            <= self.context.store.config.hot_span_bytes
-        )
+        hot = store.commitlog.max_offset - first <= store.config.hot_span_bytes
+        return 0 if hot else None
+
+    def _has_queue(self, topic: str, queue_id: int) -> bool:
+        """Return whether the topic has the queue, or had it when it had more."""
+        config = self.context.state.topics.get(topic)
+        if config is None:
+            return False
+        if 0 <= queue_id < max(config.read_queue_count, config.write_queue_count):
+            return True
+        return self.context.store.queues.queue(topic, queue_id) is not None
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
         """15: commit an offset; a one-way request is gathered with others."""
@@ -112,10 +127,9 @@ class Queries:
         problem = group_name_problem(group)
         if problem:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
-        config = self.context.state.topics.existing(topic)
-        if not 0 <= queue_id < max(config.read_queue_count, config.write_queue_count):
-            if self.context.store.queues.queue(topic, queue_id) is None:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{topic}] has no queue {queue_id}")
+        self.context.state.topics.existing(topic)
+        if not self._has_queue(topic, queue_id):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{topic}] has no queue {queue_id}")
 
     async def _commit_and_answer(
         self,

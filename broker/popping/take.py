@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from raftmq.store.messagereads import GetResult
 
 RETRIES_FIRST = 5  # one of so many pops looks at the retries first (popFromRetryProbability 20)
+NEW_MAX = 100  # queues in which a group begins with one command
 STOPS_MAX = 1_000  # of topics and groups; one that is forgotten begins where its turn is
 _SIZE = struct.Struct(">i")
 _QUEUE_OFFSET = struct.Struct(">q")
@@ -135,6 +137,11 @@ class Taker:
         header, config = pop.header, self._config
         count_max = min(header.count_max, config.max_transfer_count_on_message_in_memory)
         attempt = Attempt(count_max, config.max_transfer_bytes_on_message_in_memory)
+        if new := self._new_queues(header):
+            for place in new:
+                begin = self._initial(place)
+                attempt.add(Taken(place, begin, begin, begin, (), [], 0, None, begin))
+            return attempt
         left_out: list[int] = []
         for topic, queue_id, wanted in self._sources(pop):
             place = (topic, header.consumer_group, queue_id)
@@ -151,6 +158,20 @@ class Taker:
         if header.queue_id < 0:
             self._note_stop((header.topic, header.consumer_group), left_out)
         return attempt
+
+    def _new_queues(self, header: PopHeader) -> list[Place]:
+        """Return queues of which the group has no offset, and that with INIT_MAX. Where it begins
+        there is put into the log before anything is popped, as Apache's brokers do: what is stored
+        between two pops that find nothing is not skipped, however much it is."""
+        topic, group = header.topic, header.consumer_group
+        found = self._state.topics.get(topic)
+        if header.init_mode != INIT_MAX or topic.startswith(RETRY_PREFIX) or found is None:
+            return []
+        popped = self._table.queues.get((topic, group), {})
+        committed = self._state.offsets.offsets.get((topic, group), {})
+        asked = range(found.read_queue_count) if header.queue_id < 0 else (header.queue_id,)
+        new = ((topic, group, n) for n in asked if n not in popped and n not in committed)
+        return list(islice((one for one in new if self._live.next_of(one) is None), NEW_MAX))
 
     def pop_ms(self, attempt: Attempt) -> int:
         """Return the time of the pop: now, or later than all pops before of the same messages."""
@@ -205,7 +226,7 @@ class Taker:
             return self._take_in_order(place, queue, header, wanted, attempt)
         if queue is not None and queue.in_flight >= self._config.pop_inflight_message_threshold:
             return None
-        cursor, before, mark = self._cursor(place, header.init_mode)
+        cursor, before, mark = self._cursor(place)
         maximum = self._max_offset(place)
         if cursor == maximum and cursor == before:
             return None
@@ -255,7 +276,7 @@ class Taker:
             elif attempt.budget.spent:  # what follows it must wait for it
                 all_again = False
                 break
-        cursor, before, mark = self._cursor(place, header.init_mode)
+        cursor, before, mark = self._cursor(place)
         after = cursor
         if all_again and not repeated and len(offsets) < attempt.count:
             limits = attempt.count - len(offsets), max(1, attempt.size_bytes - size)
@@ -291,7 +312,7 @@ class Taker:
         again = batch.pending_offsets
         return (again if repeated else sorted([*again, *left])), repeated
 
-    def _cursor(self, place: Place, init_mode: int) -> tuple[int, int, int | None]:
+    def _cursor(self, place: Place) -> tuple[int, int, int | None]:
         """Return where the next pop of the queue begins, what the table will have as its cursor
         then, and the mark of a reset that the group has not obeyed yet."""
         following = self._live.next_of(place)
@@ -303,28 +324,30 @@ class Taker:
         known = offsets.get(topic, group, queue_id)
         queue = self._table.get(place)
         if queue is None:
-            begin = self._initial(place, init_mode) if known is None else known
+            begin = self._min_offset(place) if known is None else known
             return begin, begin, mark
         if mark is not None:  # a pop that was decided before the reset may have moved it since
             return mark, queue.next, mark
         # Its consumers may have pulled meanwhile. In order, the group's offset is behind.
         return max(queue.next, known or 0), queue.next, mark
 
-    def _initial(self, place: Place, init_mode: int) -> int:
-        """Return where a new group begins, by Apache's rule: with INIT_MAX at the last message, but
+    def _initial(self, place: Place) -> int:
+        """Return where a new group begins with INIT_MAX, by Apache's rule: at the last message, but
         at the first of a queue of which nothing was deleted and all is in memory."""
         found = self._store.queues.queue(place[0], place[2])
-        if found is None:
-            return 0
-        if init_mode != INIT_MAX or place[0].startswith(RETRY_PREFIX):
-            return found.min_offset
+        if found is None or found.min_offset == found.max_offset:
+            return 0 if found is None else found.max_offset
         if found.min_offset <= 0 and self._is_hot(place):
             return 0
-        return max(found.max_offset - 1, 0)
+        return found.max_offset - 1
 
     def _is_hot(self, place: Place) -> bool:
         found = self._reads.get_messages(place[0], place[2], 0, 1, 1)
         return not found.cold
+
+    def _min_offset(self, place: Place) -> int:
+        found = self._store.queues.queue(place[0], place[2])
+        return 0 if found is None else found.min_offset
 
     def _max_offset(self, place: Place) -> int:
         found = self._store.queues.queue(place[0], place[2])

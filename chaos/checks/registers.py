@@ -8,7 +8,8 @@ that was replaced before; one that nobody wrote; one whose write had certainly f
 - A group's offset in a queue: commits and resets write, whether higher or lower than before;
   fetches read. A consumer that joins reads, too, at some time before its first message, which can
   be no lower than what it read. Each request of a commit is an operation: a client repeats one that
-  is not answered in time, and that one may still take effect, over a later one.
+  is not answered in time, and that one may still take effect, over a later one. A group without an
+  offset is answered 0 in an empty queue, so a 0 that is read may be nothing.
 - A topic or a group: its version, written by one client or several.
 
 What was there before a history began is not known: the first read may find anything.
@@ -134,7 +135,8 @@ class OffsetRegisters:
         if (key[0], key[2]) in self._popped:
             return
         self._read.add(key)
-        self._registers.begin(key, fetch, fetch.invoked_ns, Read(fetch.offset), reads=True)
+        action = ReadAtMost(0) if fetch.offset == 0 else Read(fetch.offset)
+        self._registers.begin(key, fetch, fetch.invoked_ns, action, reads=True)
         self._registers.end(key, fetch, fetch.t_ns)
 
     def _join(self, join: Membership) -> None:
@@ -203,7 +205,7 @@ def _offset_words(one: Operation) -> str:
     action, event = one.action, one.event
     if isinstance(action, Write):
         return f"{event.process} committed {action.value}"
-    if isinstance(action, ReadAtMost):
+    if isinstance(event, Consume):
         return f"{event.process} joined and began at {action.value}"
     return f"{event.process} read {'nothing' if action.value is None else action.value}"
 

@@ -334,6 +334,18 @@ async def test_where_a_new_group_begins(start: ConsumeFrom, expected: int) -> No
             await until(lambda: len(seen.messages) == expected)
 
 
+async def test_a_new_group_that_stops_before_a_message_comes_goes_on_at_it() -> None:
+    async with FakeCluster({"g0": 1}) as cluster:
+        fill(cluster, 8)
+        config = replace(QUICK, consume_from=ConsumeFrom.LAST_OFFSET)
+        async with consumer_of(cluster, Seen(), config) as consumer:
+            await until(lambda: len(consumer.queues) == 4)
+        fill(cluster, 4)
+        seen = Seen()
+        async with consumer_of(cluster, seen, config):
+            await until(lambda: len(seen.messages) == 4)
+
+
 async def test_tag_is_checked_again_as_text() -> None:
     async with FakeCluster({"g0": 1}) as cluster:
         fill(cluster, 8, tags="Aa")

@@ -10,7 +10,14 @@ import pytest
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.instance import ClientInstance
 from raftmq.client.message import MessageQueue
-from raftmq.client.offsetstore import CONFIRMED_AT_ONCE_MAX, TOLD_AGAIN_S, OffsetStore
+from raftmq.client.offsets import ConsumeFrom
+from raftmq.client.offsetstore import (
+    CONFIRMED_AT_ONCE_MAX,
+    TOLD_AGAIN_S,
+    OffsetStore,
+    starting_offset,
+)
+from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from tests.client.fakes import queue
 from tests.simulator.cluster.loop import SimLoop
@@ -53,7 +60,7 @@ async def test_a_commit_waits_for_an_older_one_of_its_queue_that_is_under_way() 
     store = store_of(leader)
     one, other = queue(0), queue(1)
     for each in (one, other):
-        store.table.begin(each, 0, told=True)
+        store.table.begin(each, 0)
         store.table.advance(each, 81)
     first = asyncio.ensure_future(store.commit_confirmed([one]))
     await turns()
@@ -93,7 +100,8 @@ def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
         leader = Leader()
         store = store_of(leader)
         one = queue(0)
-        store.table.begin(one, 7, told=True)
+        store.table.begin(one, 7)
+        store.table.told(one, 7)
         for _ in range(3):
             committing = asyncio.ensure_future(store.commit_confirmed())
             await turns()
@@ -128,7 +136,7 @@ async def test_each_request_of_a_commit_is_announced() -> None:
         on_commit=lambda _, offset: said.append(("commit", offset)),
         on_committing=lambda _, offset: said.append(("committing", offset)),
     )
-    store.table.begin(queue(0), 0, told=True)
+    store.table.begin(queue(0), 0)
     store.table.advance(queue(0), 5)
     assert await store.commit_confirmed() == {queue(0): 5}
     assert said == [*[("committing", 5)] * 3, ("commit", 5)]
@@ -157,7 +165,7 @@ def test_a_group_without_a_leader_is_waited_for_once_however_many_queues_it_has(
         store = OffsetStore("g", cast(ClientInstance, instance))
         for name in ("g0", "g1"):
             for number in range(CONFIRMED_AT_ONCE_MAX * 3 if name == "g0" else 10):
-                store.table.begin(queue(number, name), 0, told=True)
+                store.table.begin(queue(number, name), 0)
                 store.table.advance(queue(number, name), 5)
         began = loop.time()
         told = await store.commit_confirmed()
@@ -176,8 +184,46 @@ async def test_callbacks_that_raise_stop_no_commit(caplog: pytest.LogCaptureFixt
     instance = cast(ClientInstance, Repeating())
     store = OffsetStore("g", instance, on_commit=bad, on_committing=bad)
     for number in range(2):
-        store.table.begin(queue(number), 0, told=True)
+        store.table.begin(queue(number), 0)
         store.table.advance(queue(number), 5)
     assert await store.commit_confirmed() == {queue(0): 5, queue(1): 5}
     assert store.table.dirty() == {}
     assert caplog.text.count("commit_callback_failed") == 2 * (3 + 1)
+
+
+class Growing:
+    """Stands for a ClientInstance at one queue, which receives a message behind answer `moment`.
+    `decides`: 14 is answered with the end of an empty queue, as brokers here do."""
+
+    client_id = "c1"
+
+    def __init__(self, count: int, decides: bool, moment: int, committed: int | None) -> None:
+        self.count, self.decides, self.committed = count, decides, committed
+        self._moments = iter(range(9))
+        self._moment = moment
+
+    async def invoke_leader(self, _: str, command: Any, **__: Any) -> RemotingCommand:
+        code = command().code
+        offset = {RequestCode.GET_MAX_OFFSET: self.count, RequestCode.GET_MIN_OFFSET: 0}.get(code)
+        if code == RequestCode.QUERY_CONSUMER_OFFSET:
+            offset = 0 if self.decides and not self.count else self.committed
+        if next(self._moments) == self._moment:
+            self.count += 1
+        if offset is None:
+            return RemotingCommand(code=ResponseCode.QUERY_NOT_FOUND)
+        return RemotingCommand(code=0, ext={"offset": str(offset)})
+
+
+@pytest.mark.parametrize("committed", [None, 2])
+@pytest.mark.parametrize("decides", [True, False])
+@pytest.mark.parametrize("there", [0, 3])
+@pytest.mark.parametrize("moment", range(3))
+async def test_a_group_gets_what_is_stored_while_it_asks_where_to_begin(
+    there: int, decides: bool, moment: int, committed: int | None
+) -> None:
+    committed = committed if there else None
+    for begin, expected in ((ConsumeFrom.LAST_OFFSET, there), (ConsumeFrom.FIRST_OFFSET, 0)):
+        instance = cast(ClientInstance, Growing(there, decides, moment, committed))
+        store = OffsetStore("g", instance)
+        start = await starting_offset(store, instance, queue(0), begin, 0)
+        assert start == (expected if committed is None else committed)

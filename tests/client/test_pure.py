@@ -522,8 +522,9 @@ def test_retried_messages_are_shown_under_the_topic_they_were_sent_to(
 
 def test_offset_table() -> None:
     table = OffsetTable()
-    table.begin(queue(0), 5, told=True)
-    table.begin(queue(1), 0, told=False)
+    table.begin(queue(0), 5)
+    table.told(queue(0), 5)
+    table.begin(queue(1), 0)
     assert table.dirty() == {queue(1): 0}
     table.advance(queue(0), 9)
     table.advance(queue(0), 7)
@@ -532,7 +533,7 @@ def test_offset_table() -> None:
     assert queue(0) not in table.dirty()
     table.forget_told("g0")
     assert table.dirty() == {queue(0): 9, queue(1): 0}
-    table.begin(queue(0), 2, told=False)
+    table.begin(queue(0), 2)
     assert table.dirty()[queue(0)] == 2, "a reset does go back"
     table.drop(queue(0))
     table.advance(queue(0), 50)

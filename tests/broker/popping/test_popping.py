@@ -22,7 +22,8 @@ from raftmq.dledger.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
 from raftmq.remoting.headers import PullHeader
-from raftmq.remoting.popheaders import PopHeader
+from raftmq.remoting.popheaders import INIT_MAX, PopHeader
+from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT
 from tests.broker.olderreplica import OlderReplica
@@ -126,6 +127,55 @@ async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(o
     assert bodies(again[:3]) == [0, 2, 3]
     assert (bodies(again[3:]), len(failures)) == ([1], 3)
     assert broker.store.queues.end_of("%RETRY%cg_T", 0) == 4
+
+
+async def pulls_as_java(group, broker, store):
+    """Return what a new group gets that begins as Java's clients do (14, and 30 after a 22)."""
+    found = await group.committed(broker, "T", 0)
+    await store()
+    if found.code == ResponseCode.QUERY_NOT_FOUND:
+        ext = {"topic": "T", "queueId": "0"}
+        found = await group.ask(broker, RequestCode.GET_MAX_OFFSET, ext)
+    await store()
+    answer = await group.pull(broker, "T", int(found.ext["offset"]))
+    return [decode_record(answer.body, at).body for at, _ in walk_records(answer.body)]
+
+
+async def pops_as_the_proxy(group, broker, store):
+    """Return what a new group gets that pops until there is nothing, as gRPC's consumers do."""
+    popper, found = Popper(group), []
+    for _ in range(3):
+        found += [message.body for message in await popper.pop(broker, init_mode=INIT_MAX)]
+        await store()
+    found += [message.body for message in await drained(popper, broker, init_mode=INIT_MAX)]
+    return found
+
+
+@pytest.mark.parametrize("begins", [pulls_as_java, pops_as_the_proxy])
+@pytest.mark.parametrize("queue", ["without a file", "emptied", "full"])
+@pytest.mark.parametrize("moment", range(3))
+async def test_a_new_group_gets_what_an_empty_queue_receives(tmp_path, begins, queue, moment):
+    """However it asks, whenever that is stored, and as much as it is: nothing here is hot."""
+    moments = iter(range(9))
+
+    async def store():
+        if next(moments) == moment:
+            for body in (b"first", b"second"):
+                await group.send(broker, "T", body)
+
+    async with Group(tmp_path, 1, accessMessageInMemoryMaxRatio=0) as group:
+        broker = await group.leading()
+        await filled(group, broker, 0 if queue == "without a file" else 3, 1)
+        if queue == "emptied":  # by retention
+            broker.store.queues.queue("T", 0).min_offset = 3
+        found = await begins(group, broker, store)
+    stored = moment < (2 if begins is pulls_as_java else 3)
+    if queue != "full":
+        assert found == ([b"first", b"second"] if stored else [])
+    elif begins is pulls_as_java:  # LAST_OFFSET begins behind what is there when it asks
+        assert found == ([b"first", b"second"] if moment == 1 else [])
+    else:  # at the last message, as Apache's brokers do
+        assert found == [b"2", b"first", b"second"]
 
 
 @pytest.mark.parametrize("broken", ["again", "check"])

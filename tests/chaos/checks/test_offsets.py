@@ -231,6 +231,13 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
     builder.fetched(0, 0, broker="broker-c")
 
 
+def a_group_without_an_offset_in_a_queue_that_is_empty_at_first(builder: HistoryBuilder) -> None:
+    for found in (None, 0, None):
+        builder.fetched(5, found)
+    builder.committed(5, 1)
+    builder.fetched(5, 1)
+
+
 @pytest.mark.parametrize(
     "allow",
     [
@@ -249,6 +256,7 @@ def the_same_queue_of_another_broker(builder: HistoryBuilder) -> None:
         joined_and_began_where_a_reset_said,
         joined_and_an_old_commit_came_through,
         the_same_queue_of_another_broker,
+        a_group_without_an_offset_in_a_queue_that_is_empty_at_first,
     ],
 )
 def test_what_clients_do_themselves_is_not_blamed(allow: Callable[[HistoryBuilder], None]) -> None:

@@ -178,6 +178,12 @@ COMMANDS = (
               Kind.INTEGER),
          Flag("", "dryRun", "Change nothing, and show what would be done.", Kind.SWITCH)),
         "moving:copy_definitions", CHANGES),
+    Command("checkMove", "Ask an old cluster, Apache's or ours, what would go wrong in a move: ok, "
+        "look, stop. Changes and copies nothing.",
+        (Flag("b", "brokerName", "This broker group only."),
+         Flag("", "way", "This way of moving only: the store is taken over, a slave copies it, or"
+              " traffic moves to a new broker group.", choices=("store", "slave", "traffic"))),
+        "checkmove:check_move"),
     Command("compare", "Read the messages of two places, and count those that one of them lacks: "
         "what is missing, changed or stored twice in the second one is an error.",
         (Flag("", "from", "The old place: a broker's address, a broker group or a cluster.",

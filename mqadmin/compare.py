@@ -90,7 +90,9 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     sides = [_side(info, arguments.text(name)) for name in ("from", "to")]
     if sides[0].addresses == sides[1].addresses:
         raise CommandError("from and to are the same brokers", usage=True)
-    topics = arguments.texts("topic") or await _topics(admin, sides[0], {*info.brokers})
+    topics = arguments.texts("topic") or await _topics(
+        admin, sides[0], {*info.brokers, *info.clusters}
+    )
     rows: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []

@@ -4,6 +4,7 @@ calls unknown are."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -216,6 +217,13 @@ def follow(typed: Shell, namesrv: str) -> dict:
     return shown
 
 
+def waiting_of(typed: Shell) -> list[int]:
+    """What checkMove counts of levels, timers and transactions."""
+    findings = json.loads(typed.type_in("mqadmin checkMove --way store --json"))["findings"]
+    figures = {row["what"]: row["figure"] for row in findings}
+    return [figures[what] for what in ("delayed messages", "timer messages", "open transactions")]
+
+
 class Till:
     """Answers for its transactions; `checks`: how often it was asked."""
 
@@ -254,6 +262,7 @@ def test_what_waits_is_delivered_by_the_broker_that_takes_over(tmp_path: Path) -
             typed.type_in("mqadmin consume Orders --group Billing --count 40 --format text")
             before = typed.type_in("mqadmin consumerProgress -g Billing")
             asyncio.run(leave_waiting(namesrv))
+            wait_until(lambda: waiting_of(typed) == [COUNT] * 3)
         finally:
             old.stop()
         conf = tmp_path / "broker.conf"

@@ -35,7 +35,7 @@ HEAD = """\
 Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
 are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `consume`, `produce`, `top`,
 `context`, `completion`, `raftStatus`, `transferLeader`, `members`, `writers`, `deleteWriter`,
-`copyDefinitions` and `compare` are ours.
+`copyDefinitions`, `checkMove` and `compare` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -298,7 +298,7 @@ def render(namesrv):
     for command in COMMANDS:
         usage = " ".join([command.name, *map(shown_positional, command.positionals)])
         parts.append(f"\n## {usage}\n\n{command.doc}\n\n{flags(command)}")
-        if command.runs.startswith(("acl:", "moving:", "compare:")):
+        if command.runs.startswith(("acl:", "moving:", "checkmove:", "compare:")):
             continue  # the examples' cluster is one group without access control
         for lines in shown.pop(command.name):
             parts.append("\n```\n" + "\n".join(lines) + "\n```\n")

@@ -19,6 +19,7 @@ from raftmq.remoting.tls import (
     ServerTls,
     TlsError,
     TlsMode,
+    build_server,
 )
 from raftmq.remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
@@ -61,7 +62,8 @@ class ProcessTls:
         self._task: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Make the contexts from their files. Blocking. Raises TlsError."""
+        """Make the contexts from their files; a certificate that is named is also read if its mode
+        is disabled. Blocking. Raises TlsError."""
         keys = self._keys
         self.server = self._policy(keys.tls_server_mode, "server", _server(keys))
         if keys.tls_enable or keys.tls_client_trust_cert_path:
@@ -72,7 +74,7 @@ class ProcessTls:
         if not own.cert_path:
             own = _without_clients(_server(keys))  # HTTP callers show tokens, not certificates
         self.http = self._policy(keys.http_tls_mode, "http", own)
-        if self._peer_keys is not None and self._peer_keys.raft_tls_mode != TlsMode.DISABLED:
+        if self._peer_keys is not None:
             self._load_peers(self._peer_keys)
 
     def _load_peers(self, keys: PeerTlsOptions) -> None:
@@ -86,9 +88,11 @@ class ProcessTls:
             own = _server(keys)
             cert, key, password = own.cert_path, own.key_path, own.key_password
         trust = keys.raft_tls_trust_cert_path
-        serving = ServerTls(cert, key, password, trust, ClientAuth.REQUIRE)
+        auth = ClientAuth.REQUIRE if trust else ClientAuth.NONE
+        serving = ServerTls(cert, key, password, trust, auth)
         policy = self._policy(keys.raft_tls_mode, "raft server", serving, LINK_LIMITS)
-        assert policy is not None, keys.raft_tls_mode
+        if policy is None:
+            return
         if not trust:
             raise TlsError("Raft's links need the CA of their group: no trust file is named")
         dialling = self._renewed("raft client", ClientTls(trust, cert, key, password))
@@ -155,6 +159,8 @@ class ProcessTls:
         self, mode: str, name: str, settings: ServerTls, limits: ArrivalLimits | None = None
     ) -> TlsPolicy | None:
         if mode == TlsMode.DISABLED:
+            if settings.cert_path:  # a mistake in it is told now, not on the day of the switch
+                build_server(settings)
             return None
         renewed = self._renewed(name, settings)
         return TlsPolicy(TlsMode(mode), renewed, limits or self._limits)

@@ -136,7 +136,7 @@ CREDENTIALS = 'innerClientAuthenticationCredentials={"accessKey":"proxy","secret
 )
 def test_a_check_reads_the_files_that_a_start_reads(program, keys, tmp_path):
     module = importlib.import_module(f"raftmq.{program}")
-    named = ["aclEnable=true", "aclFile={}", *keys]
+    named = ["aclEnable=true", "aclFile={}", "tlsServerCertPath={}", *keys]
     missing = tmp_path / "none"
     settings = [key.replace("{}", f"{missing}{n}") for n, key in enumerate(named)]
     config = PROGRAMS[f"mq{program.partition('.')[0]}"]

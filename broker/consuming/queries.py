@@ -66,7 +66,7 @@ class Queries:
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         await self.commits.settle(topic, group, queue_id)
         await self.context.log.barrier()
-        offset = self.context.state.offsets.get(topic, group, queue_id)
+        offset = self.context.state.position(topic, group, queue_id)
         if offset is None:
             offset = self._beginning(header)
         if offset is None:
@@ -138,14 +138,16 @@ class Queries:
         header: ConsumerOffsetHeader,
         offset: int,
     ) -> RemotingCommand:
-        """Commit an offset and answer. While a reset is pending (broker.consuming.resets), a
-        consumer of the group is refused, and a tool's commit is a new reset, as Apache's does for a
-        single queue. A new leader has no heartbeat of most consumers yet: ours have their client id
-        in the request."""
+        """Commit an offset and answer. A commit that is a tool's and no consumer's resets the group
+        while a reset is pending (broker.consuming.resets), as Apache's brokers do for a single
+        queue, and where the group pops: its pops go on at the offset. A consumer is refused while a
+        reset is pending. A new leader has no heartbeat of most consumers yet: ours have their
+        client id in the request."""
         where = (header.topic, header.consumer_group, header.queue_id)
-        pending = self.context.state.offsets.reset_of(*where) is not None
+        state = self.context.state
+        pops = where[:2] in state.pops.queues
         consumes = header.client_id or self.clients.is_consumer(connection, header.consumer_group)
-        if pending and not consumes:
+        if (pops or state.offsets.reset_of(*where) is not None) and not consumes:
             await self.resets.reset(header.consumer_group, header.topic, {header.queue_id: offset})
             return RemotingCommand.response_to(request)
         await self.commits.commit_and_wait(*where, offset)

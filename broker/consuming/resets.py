@@ -139,22 +139,21 @@ class Resets:
     # ---- deeds ----------------------------------------------------------------------------
 
     async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Reset (222) by time, TO_END, or one queue to an offset. Without force only backwards."""
+        """Reset (222) by time, TO_END, or one queue to an offset. One by time moves the group only
+        backwards without force."""
         header = ResetOffsetHeader.parse(request.ext)
         await self._context.log.barrier()  # what is there already is not proposed
         targets = self.targets(header)
-        queue_ids = tuple(targets)
-        if not header.force:
-            for queue_id, offset in list(targets.items()):
-                committed = self._state.offsets.get(header.topic, header.group, queue_id)
-                if committed is not None and committed <= offset:
-                    del targets[queue_id]
+        where = (header.topic, header.group)
+        before = {q: self._state.position(*where, q) for q in targets}
+        if header.offset < 0 and not header.force:
+            wanted = targets.items()
+            targets = {q: to for q, to in wanted if (was := before[q]) is None or was > to}
         await self.reset(header.group, header.topic, targets)
-        table = {}
-        for queue_id in queue_ids:
-            now = self._state.offsets.get(header.topic, header.group, queue_id)
-            key = MessageQueue(header.topic, self._broker_name, queue_id)
-            table[key] = targets.get(queue_id, 0 if now is None else now)
+        table = {
+            MessageQueue(header.topic, self._broker_name, q): targets.get(q, was or 0)
+            for q, was in before.items()
+        }
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
@@ -245,7 +244,7 @@ class Resets:
         table = self._state.offsets.offsets
         # As they are now: a topic may be deleted while another's offsets are set.
         topics = {
-            topic: dict(offsets)
+            topic: {q: self._state.position(topic, source, q) or 0 for q in offsets}
             for (topic, group), offsets in table.items()
             if group == source and wanted in ("", topic)
         }

@@ -232,7 +232,7 @@ class ConsumerOperations:
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         return ResetQueueView(
             queue_id=queue_id,
-            before=context.state.offsets.get(topic, group, queue_id),
+            before=context.state.position(topic, group, queue_id),
             offset=target(context, topic, queue_id),
             min_offset=low,
             max_offset=high,

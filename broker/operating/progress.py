@@ -94,7 +94,7 @@ class ProgressQueries:
         steps = Steps()
         for queue_id in range(topic.queue_count):
             low, high = self._ends(name, queue_id)
-            offset = self.context.state.offsets.get(name, group, queue_id) or 0
+            offset = self.context.state.position(name, group, queue_id) or 0
             waiting = self._stored_ms(name, queue_id, max(offset, low))
             spans.append(
                 {

@@ -321,15 +321,16 @@ class Taker:
         if following is not None:
             return following, following, self._live.mark_of(place)
         mark = offsets.reset_of(topic, group, queue_id)
-        known = offsets.get(topic, group, queue_id)
+        known = self._state.position(topic, group, queue_id)
         queue = self._table.get(place)
         if queue is None:
             begin = self._min_offset(place) if known is None else known
             return begin, begin, mark
-        if mark is not None:  # a pop that was decided before the reset may have moved it since
-            return mark, queue.next, mark
-        # Its consumers may have pulled meanwhile. In order, the group's offset is behind.
-        return max(queue.next, known or 0), queue.next, mark
+        # In order, the group's offset is behind. A pop that was decided before a reset may have
+        # moved the queue since, and consumers may have pulled meanwhile.
+        if known is None or (queue.is_orderly and mark is None):
+            known = max(queue.next, known or 0)
+        return known, queue.next, mark
 
     def _initial(self, place: Place) -> int:
         """Return where a new group begins with INIT_MAX, by Apache's rule: at the last message, but

@@ -138,14 +138,30 @@ class BrokerState:
             self.acl,
         )
 
+    def position(self, topic: str, group: str, queue_id: int) -> int | None:
+        """Return the group's offset in a queue (None: it has none), which a pop begins at, too.
+
+        It is where a reset has moved the group, until the group has gone there. Else it is the
+        further one of its last commit and its last pop. A group that pops in order has the first
+        message that is not acknowledged."""
+        offset = self.offsets.get(topic, group, queue_id)
+        queue = self.pops.get((topic, group, queue_id))
+        if queue is None or queue.is_orderly:
+            return offset
+        if self.offsets.reset_of(topic, group, queue_id) is not None:
+            return offset
+        return max(queue.next, offset or 0)
+
     def progress(self, topic: str, group: str, queue_id: int) -> tuple[int | None, int]:
         """Return how far a group has read a queue (None: it has not begun), and how many messages
         of these it popped and has not acknowledged."""
-        offset = self.offsets.get(topic, group, queue_id)
+        position = self.position(topic, group, queue_id)
         queue = self.pops.get((topic, group, queue_id))
         if queue is None:
-            return offset, 0
-        return max(queue.next, offset or 0), queue.unfinished
+            return position, 0
+        if queue.is_orderly:
+            position = max(queue.next, position or 0)
+        return position, queue.unfinished
 
     def has_room_for_topics(self, count: int, topics_max: int) -> bool:
         """Return whether so many more topics may be there; each group may have one besides."""

@@ -1,6 +1,7 @@
 """Moving a group: exact whether its consumer runs, is away, or a failover comes in between."""
 
 import asyncio
+import random
 
 import orjson
 import pytest
@@ -8,15 +9,18 @@ import pytest
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.snapshot import capture, from_json
 from raftmq.broker.tables.state import BrokerState, commit_offsets, reset_offsets, reset_taken
+from raftmq.client.admin.bodies import consume_stats
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import MessageQueue, loads_object
 from raftmq.remoting.headers import ConsumerOffsetHeader, PullResponseHeader
 from tests.broker.cluster import Group
+from tests.broker.popping.consumer import Popper
 from tests.waiting import until
 
 OLDEST, END = 0, -1  # timestamps
+DEEDS = ("send", "pop", "pop", "15", "15 of a consumer", "222", "222 by time", "both")
 
 
 @pytest.fixture
@@ -213,3 +217,78 @@ def test_marks_are_state_like_any_other():
     assert copied.resets == {("T", "g"): {0: 5, 1: 7}}  # the snapshot shares nothing
     state.offsets.delete_group("g")
     assert not state.offsets.resets
+
+
+class Place:
+    """The model: the one offset that a group has in a queue, whoever moves it and asks for it."""
+
+    def __init__(self, end):
+        self.end, self.offset, self.mark, self.pops = end, None, None, False
+
+    def told(self):
+        return self.end if self.offset is None and not self.end else self.offset
+
+    def reset(self, offset):
+        self.offset = self.mark = offset
+
+    def commit(self, offset, tool):
+        """Return whether it is taken."""
+        if tool and (self.pops or self.mark is not None):
+            self.reset(offset)
+        elif self.mark is not None:
+            return offset == self.mark
+        else:
+            self.offset = max(offset, self.offset) if self.pops else offset
+        return True
+
+    def pop(self, count):
+        found = range(self.offset or 0, self.end)[:count]
+        if found:
+            self.offset, self.mark, self.pops = found[-1] + 1, None, True
+        return list(found)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_14_15_222_208_and_pops_agree_on_one_place_in_any_order(group, seed):
+    rng = random.Random(seed)
+    broker, popper = await group.leading(), Popper(group)
+    await group.create_topic(broker, "T", 1)
+    body = orjson.dumps({"groupName": "cg"})
+    await group.ask(broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+    place, done = Place(0), []
+    for _ in range(50):
+        do = rng.choice(DEEDS)
+        offset = rng.randint(0, place.end)
+        done.append((do, offset))
+        if do == "send":
+            await group.send(broker, "T", b"%d" % place.end)
+            place.end += 1
+        elif do == "pop":
+            popped = await popper.pop(broker, count=offset + 1)
+            assert [int(message.body) for message in popped] == place.pop(offset + 1), done
+        elif do == "15 of a consumer":
+            ext = ConsumerOffsetHeader("cg", "T", 0, offset, client_id="c1").to_ext()
+            answer = await group.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+            assert (answer.code == 0) == place.commit(offset, tool=False), done
+        if do in ("15", "both"):
+            assert (await group.commit(broker, "T", 0, offset)).code == 0
+            place.commit(offset, tool=True)
+        if do in ("222", "both"):  # Java's resetOffsetByQueueId does both
+            code, _ = await reset(group, broker, 0, queue_id=0, offset=offset, force=False)
+            assert code == 0
+            place.reset(offset)
+        elif do == "222 by time":
+            force = rng.random() < 0.5
+            target = rng.choice((OLDEST, END))
+            assert (await reset(group, broker, target, force=force))[0] == 0
+            to = 0 if target == OLDEST else place.end
+            if force or place.offset is None or to < place.offset:
+                place.reset(to)
+        answer = await group.committed(broker, "T", 0)
+        told = None if answer.code == ResponseCode.QUERY_NOT_FOUND else int(answer.ext["offset"])
+        assert told == place.told(), done
+        ext = {"topic": "T", "consumerGroup": "cg"}
+        answer = await group.ask(broker, RequestCode.GET_CONSUME_STATS, ext)
+        stats = consume_stats(loads_object(answer.body))
+        (queue,) = stats.queues.values()
+        assert (queue.broker_offset, queue.pull_offset) == (place.end, place.offset or 0), done

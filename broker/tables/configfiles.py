@@ -8,13 +8,16 @@ wait for it. Offsets are written every `flushConsumerOffsetInterval`. They and a
 the log, so they are written once the log is durable as far as they may speak of it: after a power
 cut they would else call delivered, or stored, what is lost. broker.tables.snapshot says how files
 are replaced and how a crash in between is survived.
+
+Apache's broker takes entries that this one does not. They are left out and logged, and the file as
+it was is kept as NAME.refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
 from raftmq.broker.delivery.timers import timercheck
@@ -32,6 +35,8 @@ EXPECTED = (*DEFINITIONS, "consumerOffset.json")  # Apache's brokers have them, 
 PROGRESS = tuple(name for name in snapshot.FILES if name not in DEFINITIONS)
 DURABLE_POLL_S = 0.02
 MARGIN_BYTES = 64 << 10  # for what else is written before the tables are
+REFUSED = ".refused"  # a copy of the file before entries were left out of its table
+REFUSED_SHOWN_MAX, WHY_MAX = 20, 200
 PROBE = "room"  # a file that is there only while its room is looked for
 
 
@@ -59,10 +64,12 @@ class ConfigFiles:
         if lost:
             raise StateError(
                 f"{', '.join(lost)} under config/ cannot be read, nor can .bak (see the lines"
-                " snapshot_damaged): put a copy there, a slave's or a backup's, or remove it to"
-                " begin without what it said"
+                " snapshot_damaged): put a copy there, a slave's or a backup's, or move it"
+                " elsewhere to begin without what it said"
             )
         snapshot.put_right(self._disk, self._state)
+        for path, refused in self._state.refused.items():
+            self._keep(path, refused)
         if self._commitlog.max_offset:
             for name in EXPECTED:
                 if not any(self._disk.exists(f"{snapshot.DIRECTORY}/{n}") for n in both(name)):
@@ -74,6 +81,18 @@ class ConfigFiles:
                 delays.timer = timercheck.progress_of(file.pread(0, timercheck.HEAD_BYTES))
             finally:
                 file.close()
+
+    def _keep(self, path: str, refused: Mapping[str, str]) -> None:
+        """Keep a copy of a file of which entries were left out: it will be written over. Raises
+        OSError."""
+        kept = f"{path}{REFUSED}"
+        file = self._disk.open(path)
+        try:
+            snapshot.replace(self._disk, kept, [file.pread(0, file.size_bytes)])
+        finally:
+            file.close()
+        told = refused_text(refused)
+        log.warning("entries_refused path=%s kept=%s count=%d: %s", path, kept, len(refused), told)
 
     def _is_lost(self, name: str) -> bool:
         versions = (*both(name), name + snapshot.BESIDE)
@@ -137,6 +156,14 @@ class ConfigFiles:
 
     def _write(self, copies: snapshot.Snapshot, names: Sequence[str]) -> None:
         snapshot.write_changed(self._disk, copies, self._written, names)
+
+
+def refused_text(refused: Mapping[str, str]) -> str:
+    """Return refused entries and the reasons, the first of many."""
+    shown = [
+        f"{name!r}: {why[:WHY_MAX]}" for name, why in list(refused.items())[:REFUSED_SHOWN_MAX]
+    ]
+    return "; ".join(shown)
 
 
 def both(name: str) -> tuple[str, str]:

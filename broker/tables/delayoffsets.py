@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raftmq.broker.delivery.timers.wheel import Progress, progress_from_json
+from raftmq.broker.tables.versioned import entries_of
 
 
 class DelayOffsets:
@@ -47,10 +48,17 @@ class DelayOffsets:
             value["timer"] = self.timer._asdict()
         return value
 
-    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot's or an Apache broker's file; unchanged when that raises."""
+    def load(
+        self,
+        value: Mapping[str, Any],
+        applied_index: int,
+        refused: dict[str, str] | None = None,
+    ) -> None:
+        """Load a snapshot's or an Apache broker's file; unchanged when that raises. `refused`: see
+        `entries_of`."""
         table = value.get("offsetTable") or {}
-        loaded = {int(level): int(offset) for level, offset in table.items()}
+        read = entries_of(table, lambda level, offset: (int(level), int(offset)), refused)
+        loaded = dict(read.values())
         said = value.get("timer")
         timer = progress_from_json(said) if said else Progress()
         self.counter = int((value.get("dataVersion") or {}).get("counter", 0))

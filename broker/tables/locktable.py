@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from raftmq.broker.tables.versioned import entries_of
+
 SEPARATOR = "@"  # between topic and group, as in consumerOffset.json
 
 T = TypeVar("T")
@@ -167,11 +169,18 @@ def by_name(table: Mapping[tuple[str, str], Mapping[int, T]]) -> dict[str, dict[
 
 
 def by_pair(
-    value: Mapping[str, Mapping[str, Any]], convert: Callable[[Any], T]
+    value: Mapping[str, Mapping[str, Any]],
+    convert: Callable[[Any], T],
+    refused: dict[str, str] | None = None,
 ) -> dict[tuple[str, str], dict[int, T]]:
-    """Read `by_name`. Raises ValueError, TypeError, AttributeError."""
+    """Read `by_name`. Raises StateError, ValueError, TypeError, AttributeError. `refused`: see
+    `entries_of`."""
+
+    def by_queue(_: str, queues: Mapping[str, Any]) -> dict[int, T]:
+        return {int(q): convert(one) for q, one in queues.items()}
+
     table: dict[tuple[str, str], dict[int, T]] = {}
-    for name, queues in value.items():
+    for name, queues in entries_of(value, by_queue, refused).items():
         topic, _, group = name.partition(SEPARATOR)
-        table[topic, group] = {int(q): convert(one) for q, one in queues.items()}
+        table[topic, group] = queues
     return table

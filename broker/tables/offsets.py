@@ -133,9 +133,14 @@ class OffsetTable:
             value["lockRenewals"] = self.locks.renewals_json()
         return value
 
-    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises."""
-        loaded = by_pair(value["offsetTable"], int)
+    def load(
+        self,
+        value: Mapping[str, Any],
+        applied_index: int,
+        refused: dict[str, str] | None = None,
+    ) -> None:
+        """Load a snapshot; unchanged when that raises. `refused`: see `entries_of`."""
+        loaded = by_pair(value["offsetTable"], int, refused)
         resets = by_pair(value.get("resetTable") or {}, int)
         locks = table_from_json(value.get("lockTable") or {}, value.get("lockRenewals") or {})
         locks.use_clock(self.locks.clock_ms)
@@ -146,10 +151,11 @@ class OffsetTable:
         self.applied_index = applied_index
         self._count_anew()
 
-    def merge(self, value: Mapping[str, Any]) -> None:
-        """Take over a master's table; entries that it does not have stay."""
+    def merge(self, value: Mapping[str, Any], refused: dict[str, str] | None = None) -> None:
+        """Take over a master's table; entries that it does not have stay. `refused`: see
+        `entries_of`."""
         told = OffsetTable()
-        told.load(value, 0)
+        told.load(value, 0, refused)
         for key, queues in told.offsets.items():
             self.offsets.setdefault(key, {}).update(queues)
         self._count_anew()

@@ -44,11 +44,16 @@ def tell(
     return orjson.dumps({**offsets.to_json(), **more, KEY: {**table, "queues": []}})
 
 
-def take(offsets: OffsetTable, pops: PopTable, value: Mapping[str, Any]) -> None:
+def take(
+    offsets: OffsetTable,
+    pops: PopTable,
+    value: Mapping[str, Any],
+    refused: dict[str, str] | None = None,
+) -> None:
     """Take the master's offsets, and its pops in place of one's own. Where it tells nothing of pops
     (an Apache broker, an older one) nothing is in flight; the groups' modes stay. Nothing is
-    changed when that raises."""
+    changed when that raises. `refused`: see `entries_of`."""
     told = PopTable()
     told.load(value.get(KEY) or {**pops.to_json(), "queues": []}, pops.applied_index)
-    offsets.merge(value)
+    offsets.merge(value, refused)
     pops.replace_by(told)

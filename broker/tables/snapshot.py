@@ -29,6 +29,8 @@ from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from raftmq.broker.errors import StateError
+from raftmq.broker.tables.delayoffsets import DelayOffsets
+from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import BrokerState, Table
 from raftmq.broker.tables.versioned import VersionedTable
 from raftmq.remoting.errors import BodyError
@@ -41,6 +43,7 @@ INDEX_KEY = "raftAppliedIndex"
 FILES_KEY = "raftFiles"
 CHECKSUM_KEY = "raftChecksum"
 COPY, BESIDE = ".bak", ".tmp"  # the version before; the next, until it is whole
+FOREIGN = (VersionedTable, OffsetTable, DelayOffsets)  # Apache's brokers write these, too
 log = logging.getLogger("raftmq.broker.snapshot")
 GROUP_ID, WRITERS, POPS = "groupId.json", "writers.json", "pops.json"
 _SORTED = orjson.OPT_SORT_KEYS
@@ -193,6 +196,7 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
 
     A missing or damaged file falls back to its .bak, a damaged .bak to what stands beside it, and
     without that its table stays empty at index 0; damage is logged, and noted in `state.damaged`.
+    An entry of Apache's that cannot be read is left out, and noted in `state.refused`.
     The caller must check that the log still holds every frame above the returned index.
     """
     there: set[str] = set()
@@ -203,8 +207,11 @@ def load(disk: Disk, state: BrokerState, *, indexed: bool = True) -> int:
             if not disk.exists(path) or (suffix == BESIDE and name not in there):
                 continue  # alone, it was not finished
             there.add(name)
-            files = _load_table(disk, path, table, indexed)
+            refused: dict[str, str] = {}
+            files = _load_table(disk, path, table, None if indexed else refused)
             if files is not None:
+                if refused:
+                    state.refused[path] = refused
                 if name not in NEWER:  # these are written first, and prove nothing
                     noted.update(files)
                 break
@@ -237,19 +244,26 @@ def behind(state: BrokerState, index: int) -> list[str]:
     return [name for name, table in _files(state) if table.applied_index < index]
 
 
-def _load_table(disk: Disk, path: str, table: Table, indexed: bool) -> Sequence[str] | None:
-    """Fill a table; return which files there were, as far as this one says. None: it is
-    damaged."""
+def _load_table(
+    disk: Disk, path: str, table: Table, refused: dict[str, str] | None
+) -> Sequence[str] | None:
+    """Fill a table; return which files there were, as far as this one says. None: it is damaged.
+    `refused`, of classic mode: gets the entries that are left out."""
     file = disk.open(path)
     try:
         data = file.pread(0, file.size_bytes)
     finally:
         file.close()
     try:
-        value = orjson.loads(data) if indexed else loads_object(data)
-        if indexed and value.pop(CHECKSUM_KEY, None) not in (None, _checksum(value)):
-            raise ValueError("the checksum does not match")
-        table.load(value, int(value[INDEX_KEY]) if indexed else 0)
+        value = orjson.loads(data) if refused is None else loads_object(data)
+        if refused is not None and isinstance(table, FOREIGN):
+            table.load(value, 0, refused)
+        elif refused is not None:
+            table.load(value, 0)
+        else:
+            if value.pop(CHECKSUM_KEY, None) not in (None, _checksum(value)):
+                raise ValueError("the checksum does not match")
+            table.load(value, int(value[INDEX_KEY]))
     except (KeyError, TypeError, ValueError, AttributeError, StateError, BodyError) as error:
         log.warning("snapshot_damaged path=%s error=%r", path, error)
         return None

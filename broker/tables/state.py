@@ -113,6 +113,8 @@ class BrokerState:
         self.writers = WriterTable()
         self.pops = PopTable()
         self.damaged: list[str] = []  # files of a snapshot that could not be read
+        # Classic mode's files, which may be Apache's → entries that were left out, and why.
+        self.refused: dict[str, dict[str, str]] = {}
         self.addresses: dict[str, str] = {}  # node id → client address; bounded by the voters
         self.http_addresses: dict[str, str] = {}  # node id → HTTP API; "": it has none
         # Index of a command whose condition was not met → the version found instead.

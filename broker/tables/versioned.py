@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
+from raftmq.broker.errors import StateError
+
 
 class Entry(Protocol):
     @property
@@ -20,9 +22,32 @@ class Entry(Protocol):
 
 
 E = TypeVar("E", bound=Entry)
+T = TypeVar("T")
+ENTRY_ERRORS = (
+    StateError, LookupError, TypeError, ValueError, AttributeError, OverflowError,
+)  # fmt: skip
 
 CHANGES_MAX = 10_000  # remembered, for those that know an earlier version
 PIECE_ENTRIES = 500  # of a table's JSON: so many take the interpreter's lock for a millisecond
+
+
+def entries_of(
+    table: Mapping[str, Any], read: Callable[[str, Any], T], refused: dict[str, str] | None
+) -> dict[str, T]:
+    """Read a table's entries. `refused` gets the names of those that cannot be read, and why; with
+    None, as for a table that this program wrote, the first one raises. So does a table of which
+    nothing can be read. Raises StateError and what `read` raises."""
+    found: dict[str, T] = {}
+    for name, value in table.items():
+        try:
+            found[name] = read(str(name), value)
+        except ENTRY_ERRORS as error:
+            if refused is None:
+                raise
+            refused[str(name)] = str(error)
+    if table and not found:
+        raise StateError(f"no entry can be read: {next(iter((refused or {}).items()), '')}")
+    return found
 
 
 class VersionedTable(Generic[E]):
@@ -105,10 +130,15 @@ class VersionedTable(Generic[E]):
         entries = ({name: self.entries[name].to_json() for name in piece} for piece in pieces)
         return {"dataVersion": self.data_version(), **self._also}, self._json_key, entries
 
-    def load(self, value: Mapping[str, Any], applied_index: int) -> None:
-        """Load a snapshot; unchanged when that raises."""
-        table = value[self._json_key].items()
-        loaded = {name: self._stored_from_json(entry) for name, entry in table}
+    def load(
+        self,
+        value: Mapping[str, Any],
+        applied_index: int,
+        refused: dict[str, str] | None = None,
+    ) -> None:
+        """Load a snapshot; unchanged when that raises. `refused`: see `entries_of`."""
+        read = self._stored_from_json
+        loaded = entries_of(value[self._json_key], lambda _, entry: read(entry), refused)
         version = value["dataVersion"]
         counter = int(version["counter"])
         # Apache's brokers of 3.x wrote the second spelling.

@@ -31,7 +31,7 @@ from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
 from raftmq.broker.errors import StateError
 from raftmq.broker.replication.ha.slave import SECOND_BYTE, LogsDiffer
 from raftmq.broker.tables import popcopy, queueends
-from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.configfiles import ConfigFiles, refused_text
 from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.client import RemotingClient
@@ -112,6 +112,7 @@ class MetadataSync:
         self._master_has_all = master_has_all
         self._log_has_all = log_has_all
         self._link: object | None = None  # stands for the link that is up
+        self._refused: dict[str, str] = {}  # entries of the master's tables, in the last round
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -155,16 +156,17 @@ class MetadataSync:
         """Do one round. Raises RemotingError, StateError, OSError; loaded tables stay."""
         ask, state, link = self._master.ask, self._state, self._link
         before = dict(state.topics.entries)
+        refused: dict[str, str] = {}
         # Groups are requested before the topics and loaded after them. So no group is known here
         # without its retry topic, for which its consumers would ask in vain without a master.
         groups = _object(await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         topics = _object(await ask(RequestCode.GET_ALL_TOPIC_CONFIG))
         await self._master_has_all()
         self._check(link)
-        _load(topics, lambda: state.topics.load(topics, state.topics.applied_index))
+        _load(topics, lambda: state.topics.load(topics, state.topics.applied_index, refused))
         if state.topics.entries != before:
             self._on_topics()
-        _load(groups, lambda: state.groups.load(groups, state.groups.applied_index))
+        _load(groups, lambda: state.groups.load(groups, state.groups.applied_index, refused))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))
         delays = _object(await ask(RequestCode.GET_ALL_DELAY_OFFSET))
         if not delays.get("timer"):
@@ -174,11 +176,19 @@ class MetadataSync:
         self._check(link)
         await queueends.take(self._queues, ends)
         self._check(link)
-        _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets))
-        _load(delays, lambda: state.delays.load(delays, state.delays.applied_index))
+        _load(offsets, lambda: popcopy.take(state.offsets, state.pops, offsets, refused))
+        _load(delays, lambda: state.delays.load(delays, state.delays.applied_index, refused))
+        self._warn(refused)
         await self._files.saved()
         self.last_sync_ms = self._wall_ms()
         self.rounds += 1
+
+    def _warn(self, refused: dict[str, str]) -> None:
+        """Log which entries of the master's tables were left out, once."""
+        if refused and refused != self._refused:
+            path, told = self._master.address(), refused_text(refused)
+            log.warning("entries_refused path=%s count=%d: %s", path, len(refused), told)
+        self._refused = refused
 
     def _check(self, link: object | None) -> None:
         """Raise MetadataError if that link is not up any more."""

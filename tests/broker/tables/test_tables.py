@@ -225,6 +225,73 @@ def test_classic_mode_reads_what_a_kill_left_beside_a_damaged_copy():
     assert disk.exists(topics)
 
 
+ENTRY = {"topicName": "G", "groupName": "G", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+NO_ENTRIES: tuple[object, ...] = (None, [], "x", {"0": "x"}, {"x": 0})
+# By file: where its entries are, one that is taken, and those that are not.
+FOREIGN: dict[str, tuple[str, tuple[str, object], tuple[object, ...]]] = {
+    "topics.json": (
+        "topicConfigTable",
+        ("G", ENTRY),
+        (*NO_ENTRIES, ENTRY | {"topicName": "a b"}, ENTRY | {"perm": 99}),
+    ),
+    "subscriptionGroup.json": (
+        "subscriptionGroupTable",
+        ("G", ENTRY),
+        (*NO_ENTRIES, ENTRY | {"groupName": "a b"}, ENTRY | {"brokerId": "x"}),
+    ),
+    "consumerOffset.json": ("offsetTable", ("T@G", {"0": 7}), (*NO_ENTRIES, 7)),
+    "delayOffset.json": ("offsetTable", ("3", 7), (*NO_ENTRIES, 7)),
+}
+
+
+def foreign(name: str, *, good: bool) -> tuple[bytes, int]:
+    """A file of Apache's with bad entries, and how many they are; `good`: and with a good one."""
+    key, entry, bad = FOREIGN[name]
+    table = dict([entry] * good) | {f"bad{number}": one for number, one in enumerate(bad)}
+    data = {"dataVersion": {"counter": 1, "timestamp": 2}, key: table}
+    return orjson.dumps(data), len(bad)
+
+
+def taken(state, name):
+    return len(
+        {
+            "topics.json": state.topics.entries,
+            "subscriptionGroup.json": state.groups.entries,
+            "consumerOffset.json": state.offsets.offsets,
+            "delayOffset.json": state.delays.offsets,
+        }[name]
+    )
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_bad_entry_of_a_foreign_table_costs_that_entry_alone(tmp_path, caplog, name):
+    config = tmp_path / "config"
+    config.mkdir()
+    given, count = foreign(name, good=True)
+    (config / name).write_bytes(given)
+    disk, state = OsDisk(str(tmp_path)), BrokerState()
+    files = ConfigFiles(disk, state, None, SimpleNamespace(max_offset=0))
+    files.load()
+    assert taken(state, name) == 1
+    (told,) = (r.message for r in caplog.records if r.message.startswith("entries_refused"))
+    assert f"path=config/{name} kept=config/{name}.refused count={count}: 'bad0': " in told
+    files.write_now()
+    assert (config / f"{name}.refused").read_bytes() == given
+    again = BrokerState()
+    ConfigFiles(disk, again, None, SimpleNamespace(max_offset=0)).load()
+    assert taken(again, name) == 1 and not again.refused
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_table_without_any_good_entry_is_not_taken(tmp_path, name):
+    (tmp_path / "config").mkdir()
+    given, _ = foreign(name, good=False)
+    (tmp_path / "config" / name).write_bytes(given)
+    files = ConfigFiles(OsDisk(str(tmp_path)), BrokerState(), None, SimpleNamespace(max_offset=0))
+    with pytest.raises(StateError, match=f"{name} under config/ cannot be read"):
+        files.load()
+
+
 AGES = (12, 15)
 
 

@@ -3,8 +3,9 @@
 import orjson
 import pytest
 
-from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
+from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError, MetadataSync
 from raftmq.broker.replication.ha.slave import LogsDiffer
+from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 
@@ -79,3 +80,64 @@ async def test_a_master_with_another_record_there_has_another_log():
 async def test_a_master_that_cannot_say_has_not_said_that_the_logs_differ(remark, code):
     with pytest.raises(MetadataError, match="VIEW_MESSAGE_BY_ID"):
         await comparison(Master(refusal=(remark, code))).verify()
+
+
+TOPIC = {"topicName": "T", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+BODIES = {
+    RequestCode.GET_ALL_TOPIC_CONFIG: ("topicConfigTable", {"T": TOPIC, "bad-topic": {}}),
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: (
+        "subscriptionGroupTable",
+        {"g": {"groupName": "g"}, "bad-group": {"groupName": "a b"}},
+    ),
+    RequestCode.GET_ALL_CONSUMER_OFFSET: (
+        "offsetTable",
+        {"T@g": {"0": 5}, "bad-offset": {"0": None}},
+    ),
+    RequestCode.GET_ALL_DELAY_OFFSET: ("offsetTable", {"3": 7, "bad-level": 1}),
+}
+
+
+class Tables:
+    """A master of Apache's whose tables have an entry each that is not taken here."""
+
+    def address(self):
+        return "127.0.0.1:10911"
+
+    async def ask(self, code, ext=None):
+        if code == RequestCode.GET_TIMER_CHECK_POINT:
+            raise MetadataError("not here", code=ResponseCode.SYSTEM_ERROR)
+        key, table = BODIES[code]
+        body = {"dataVersion": {"counter": 1, "timestamp": 2}, key: table}
+        return RemotingCommand(ResponseCode.SUCCESS, body=orjson.dumps(body))
+
+
+class Files:
+    async def saved(self):
+        pass
+
+
+async def test_a_bad_entry_of_a_master_costs_that_entry_alone(caplog):
+    async def at_once():
+        pass
+
+    state = BrokerState()
+    sync = MetadataSync(
+        Tables(),
+        state,
+        None,
+        Files(),
+        interval_ms=1,
+        wall_ms=lambda: 1,
+        on_topics=lambda: None,
+        master_has_all=at_once,
+        log_has_all=at_once,
+    )
+    sync.link_changed(True)
+    for _ in range(2):
+        await sync.sync()
+    assert (list(state.topics.entries), list(state.groups.entries)) == (["T"], ["g"])
+    assert state.offsets.get("T", "g", 0) == 5 and state.delays.get(3) == 7
+    told = [r.message for r in caplog.records if r.message.startswith("entries_refused")]
+    assert len(told) == 1 and "count=4" in told[0]  # once, though it is asked again and again
+    for name in ("bad-topic", "bad-group", "bad-offset", "bad-level"):
+        assert name in told[0]

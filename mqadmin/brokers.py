@@ -138,13 +138,17 @@ async def _each(
 async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     key, value = arguments.text("key"), arguments.text("value")
     addresses = await writable(admin, arguments)
-    if arguments.boolean("updateAllBroker") and not arguments.text("brokerAddr"):
-        everybody = replicas(await admin.cluster.info(), arguments.text("clusterName"))
-        addresses = [replica.address for replica in everybody]
+    everybody = addresses
+    if not arguments.text("brokerAddr"):
+        found = replicas(await admin.cluster.info(), arguments.text("clusterName"))
+        everybody = [replica.address for replica in found]
+    if arguments.boolean("updateAllBroker"):
+        addresses = everybody
     await at_each(addresses, lambda address: admin.broker.update_config(address, key, value))
-    return [
-        Done(f"{key}={value} at {', '.join(addresses)}", {"key": key, "brokers": list(addresses)})
-    ]
+    left = [address for address in everybody if address not in addresses]
+    words = f"; not at {', '.join(left)}, which lead no group: -a true" if left else ""
+    values = {"key": key, "brokers": addresses, "notAt": left}
+    return [Done(f"{key}={value} at {', '.join(addresses)}{words}", values)]
 
 
 async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.client.admin.brokers import BrokerAdmin
-from raftmq.mqadmin.brokers import delete_log
+from raftmq.client.admin.cluster import ClusterInfo
+from raftmq.client.route import BrokerData
+from raftmq.mqadmin.brokers import delete_log, update_config
 from raftmq.mqadmin.command import Arguments
 from raftmq.remoting.command import RemotingCommand
 
@@ -42,3 +44,37 @@ async def test_it_says_what_was_deleted_and_what_the_rest_is_kept_for(ext, sente
     arguments = Arguments({"brokerAddr": BROKER, "cluster": None})
     (done,) = await delete_log(admin, arguments)
     assert done.sentence == sentence.format(BROKER)
+
+
+class Group:
+    """A broker group of a leader and a follower; `changed` are the brokers whose keys were set."""
+
+    def __init__(self):
+        self.cluster = self.broker = self
+        self.changed = []
+
+    async def info(self):
+        return ClusterInfo(
+            {"a": BrokerData("c", "a", {0: "leader:1", 2: "other:1"})}, {"c": ("a",)}
+        )
+
+    async def update_config(self, address, key, value):
+        self.changed.append(address)
+
+
+@pytest.mark.parametrize(
+    ("given", "changed", "sentence"),
+    [
+        ({"clusterName": "c"}, ["leader:1"],
+         "k=v at leader:1; not at other:1, which lead no group: -a true"),
+        ({"clusterName": "c", "updateAllBroker": True}, ["leader:1", "other:1"],
+         "k=v at leader:1, other:1"),
+        ({"brokerAddr": "other:1"}, ["other:1"], "k=v at other:1"),
+        ({"brokerAddr": "other:1", "updateAllBroker": True}, ["other:1"], "k=v at other:1"),
+    ],
+)  # fmt: skip
+async def test_it_says_which_brokers_were_not_changed(given, changed, sentence):
+    group = Group()
+    (done,) = await update_config(group, Arguments({"key": "k", "value": "v"} | given))
+    assert (group.changed, done.sentence) == (changed, sentence)
+    assert done.values["brokers"] == changed

@@ -326,7 +326,7 @@ class Broker:
             self.replies.service(),
             self.backups.service(),
             acl_admin.service(),
-            Upkeep(context, self.keeper, self.retention).service(),
+            Upkeep(context, self.keeper, self.retention, self.registrar).service(),
             Recalls(context, self.sends, self.timers).service(),
             SendBack(context, self.sends, self.access).service(),
             Service(handlers=queries.handlers()),

@@ -109,7 +109,8 @@ class BrokerConfig(PeerTlsOptions):
         " and ends ([mqproxy](proxy.md)); 0: nowhere. Larger clusters run proxies of their own.",
         low=0, high=65535)
     namesrv_addr: str = option("network", "namesrvAddr", "",
-        "The name servers, `host:port;host:port` (in TOML a list, too).", alike=True, spread=True)
+        "The name servers, `host:port;host:port` (in TOML a list, too). A proxy of `grpcPort` gets"
+        " a change with its next start.", alike=True, spread=True, live=True)
     register_name_server_period: int = option("network", "registerNameServerPeriod", 30_000,
         "Between two registrations.", unit=MS, low=1_000, high=60_000)
     register_broker_timeout_mills: int = option("network", "registerBrokerTimeoutMills", 3_000,

@@ -54,7 +54,7 @@ async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIte
     if not config.grpc_port:
         yield
         return
-    keeping = asyncio.create_task(_keep(config.grpc_port, environment_of(config, own)))
+    keeping = asyncio.create_task(_keep(config, own))
     try:
         yield
     finally:
@@ -62,14 +62,14 @@ async def proxy_beside(config: BrokerConfig, own: Mapping[str, str]) -> AsyncIte
         await asyncio.wait([keeping])
 
 
-async def _keep(port: int, environment: dict[str, str]) -> None:
+async def _keep(config: BrokerConfig, own: Mapping[str, str]) -> None:
     """Start a proxy, and another one when it has ended, until cancelled."""
-    loop = asyncio.get_running_loop()
+    loop, port = asyncio.get_running_loop(), config.grpc_port
     backoff_s = BACKOFF_S_MIN
     while True:
         begun_s = loop.time()
         try:
-            why = f"status {await _run(port, environment)}"
+            why = f"status {await _run(port, environment_of(config, own))}"
         except OSError as error:  # no process, or no pipe, to be had
             why = str(error)
         if loop.time() - begun_s >= BACKOFF_S_MAX:

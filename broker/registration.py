@@ -1,6 +1,7 @@
 """Registers this replica with the name servers: its identity, role, term and topics.
 
-There is one task per name server, so that one that is down delays no other. It registers at start,
+There is one task per name server, so that one that is down delays no other; `use` begins and ends
+them while the broker runs. It registers at start,
 every `registerNameServerPeriod`, at once when `trigger` says that the role or a topic changed, and
 soon after a name server's connection was lost, because with the connection the name server forgets
 the broker. The ready leader registers as brokerId 0, every other replica with its own id;
@@ -96,7 +97,7 @@ class Registrar:
         it. `on_route(name server, broker id, reason)` for each change of a route: the id under
         which that server lists this broker now, None for not at all. While `needs_master()`
         registration is repeated soon until a name server names a master."""
-        self._name_servers = tuple(name_servers)
+        self._name_servers = tuple(dict.fromkeys(name_servers))
         self._cluster = cluster
         self._broker_name = broker_name
         self._address = address
@@ -114,8 +115,9 @@ class Registrar:
         self._client.on_close(self._connection_lost)
         self._signing_keys = tuple(signing_keys)
         self._signers: dict[Connection, RegistrationSigner | None] = {}  # None: it gave no nonce
-        self._wanted = {server: asyncio.Event() for server in self._name_servers}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._wanted: dict[str, asyncio.Event] = {}  # by name server
+        self._keeping: dict[str, asyncio.Task[None]] = {}  # by name server
+        self._tasks: set[asyncio.Task[None]] = set()
         self._body: tuple[DataVersion, bytes] | None = None  # of the last whole table
         self._taken: dict[str, DataVersion] = {}  # versions of name servers that take deltas
         self._told: dict[str, int] = {}  # by name server: counter of the version it was told last
@@ -131,10 +133,37 @@ class Registrar:
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._unlisted_at_s = loop.time()
-        self._tasks.append(loop.create_task(self._report_missing_route()))
+        self._tasks.add(loop.create_task(self._report_missing_route()))
         for server in self._name_servers:
-            self._tasks.append(loop.create_task(self._keep(server)))
-        self.trigger()
+            self._begin(server)
+
+    def use(self, name_servers: Sequence[str]) -> None:
+        """Register with these name servers from now on, and leave the routes of the others."""
+        before, self._name_servers = self._name_servers, tuple(dict.fromkeys(name_servers))
+        for server in before:
+            if server not in self._name_servers:
+                for table in (self._wanted, self._refusals):
+                    table.pop(server, None)
+                task = asyncio.create_task(self._forget(server, self._keeping.pop(server)))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        for server in self._name_servers:
+            if server not in before:
+                self._begin(server)
+
+    def _begin(self, server: str) -> None:
+        self._wanted[server] = asyncio.Event()
+        self._wanted[server].set()
+        self._keeping[server] = asyncio.create_task(self._keep(server))
+
+    async def _forget(self, server: str, keeping: asyncio.Task[None]) -> None:
+        """End the registrations with a name server that namesrvAddr has no more."""
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await self._unregister(server, self._identity().broker_id)
+        self._gone(server, "unregistered: namesrvAddr was changed")
+        if server in self._wanted:  # it is back already
+            self._wanted[server].set()
 
     def trigger(self) -> None:
         """Register with every name server now, because something changed."""
@@ -181,13 +210,15 @@ class Registrar:
         self._taken.pop(server, None)  # with the connection it forgets the broker
         if self._gone(server, f"the connection ended: {reason}"):  # else RETRY_MS is running
             loop = asyncio.get_running_loop()
-            loop.call_later(LOST_PAUSE_MS / 1000, self._wanted[server].set)
+            if server in self._wanted:
+                loop.call_later(LOST_PAUSE_MS / 1000, self._wanted[server].set)
 
     async def stop(self) -> None:
         """Stop, and take this replica's address out of the routes (104)."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._keeping.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         own = self._identity().broker_id
         await asyncio.gather(*(self._unregister(server, own) for server in self._name_servers))
         for server in self._name_servers:

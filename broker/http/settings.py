@@ -80,7 +80,7 @@ class SettingOperations:
             raise invalid(wrong)
         try:
             wanted = parse_live(call.body)
-            change(self._parts.context.config, wanted.live)
+            change(self._parts.context.config, wanted.live, self._parts.registrar)
         except ConfigError as error:
             raise invalid([("", str(error))]) from error
         view = ChangedView(applied=wanted.live, needs_restart=sorted(wanted.fixed))

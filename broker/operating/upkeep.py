@@ -12,6 +12,7 @@ from raftmq.broker.config import BrokerConfig, change_live, parse_live
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.keeper import Keeper
+from raftmq.broker.registration import Registrar
 from raftmq.broker.retention import Retention
 from raftmq.broker.service import Service
 from raftmq.ops.logs import set_level
@@ -24,10 +25,12 @@ from raftmq.remoting.connection import Connection
 log = logging.getLogger("raftmq.broker.config")
 
 
-def change(config: BrokerConfig, live: Mapping[str, object]) -> None:
+def change(config: BrokerConfig, live: Mapping[str, object], registrar: Registrar) -> None:
     """Change live keys, and tell the parts that do not read them anew each time. Raises
     ConfigError: then nothing was changed."""
     change_live(config, live)
+    if "namesrvAddr" in live:
+        registrar.use(config.name_servers)
     if "logLevel" in live:
         set_level("root", str(live["logLevel"]))
     log.info("config_changed keys=%s", ",".join(live))
@@ -36,8 +39,11 @@ def change(config: BrokerConfig, live: Mapping[str, object]) -> None:
 class Upkeep:
     """The handlers of upkeep requests."""
 
-    def __init__(self, context: Context, keeper: Keeper, retention: Retention) -> None:
+    def __init__(
+        self, context: Context, keeper: Keeper, retention: Retention, registrar: Registrar
+    ) -> None:
         self._config = context.config
+        self._registrar = registrar
         self._store = context.store
         self._keeper = keeper
         self._retention = retention
@@ -62,7 +68,7 @@ class Upkeep:
             if wanted.fixed:
                 keys = ", ".join(sorted(wanted.fixed))
                 raise ConfigError(f"{keys}: not while the broker runs; set it in broker.conf")
-            change(self._config, wanted.live)
+            change(self._config, wanted.live, self._registrar)
         except (ConfigError, UnicodeDecodeError) as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return RemotingCommand.response_to(request)

@@ -216,7 +216,7 @@ class ClassicEngine:
             self._pool,
             credentials=config.inner_credentials,
             master_address=master_address,
-            address_follows=bool(config.name_servers),
+            address_follows=lambda: bool(config.name_servers),
             interval_ms=config.slave_sync_metadata_interval_ms,
             wall_ms=wall_ms,
             on_topics=self._topics_replaced,

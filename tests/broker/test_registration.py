@@ -77,6 +77,34 @@ async def test_a_change_and_a_stop_at_once(tmp_path):
         await names.server.stop()
 
 
+async def test_name_servers_are_changed_while_a_broker_runs(tmp_path):
+    config = NameServerConfig(bind="127.0.0.1", port=0)
+    async with RealNameServer(config) as first, RealNameServer(config) as second:
+        here = {server.address: server for server in (first, second)}
+        async with Group(tmp_path, namesrvAddr=first.address) as group:
+            broker = await group.leading()
+
+            def are_told(names):
+                listed = {at for at, server in here.items() if server.table.broker_count}
+                return listed == set(broker.registrar.registered) == set(names)
+
+            async def told(names):
+                body = f"namesrvAddr={names}\n".encode()
+                return await group.ask(broker, RequestCode.UPDATE_BROKER_CONFIG, {}, body)
+
+            await until(lambda: are_told([first.address]))
+            steps = (second.address,), (first.address, second.address), (first.address,), ()
+            for names in steps:
+                answer = await told(";".join(names))
+                assert answer.code == 0, answer.remark
+                await until(lambda names=names: are_told(names))
+                assert broker.context.config.name_servers == names
+            assert (await told("no address")).code == 1
+            for names in (first.address, second.address) * 5:  # faster than it unregisters
+                assert (await told(names)).code == 0
+            await until(lambda: are_told([second.address]))
+
+
 async def test_a_lost_connection_is_followed_by_a_registration(tmp_path, monkeypatch):
     names = NameServer()
     await names.server.start("127.0.0.1", 0)

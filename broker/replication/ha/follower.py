@@ -36,12 +36,12 @@ class Follower:
         interval_ms: int,
         wall_ms: Callable[[], int],
         on_topics: Callable[[], None],
-        address_follows: bool,
+        address_follows: Callable[[], bool],
         credentials: Credentials | None = None,
         tls: Renewed | None = None,
     ) -> None:
-        """`master_address()`: where the master takes requests, "" while unknown. `address_follows`:
-        name servers will send it."""
+        """`master_address()`: where the master takes requests, "" while unknown.
+        `address_follows()`: name servers will send it."""
         self._commitlog = commitlog
         self._pool = pool
         self._client = MasterClient(master_address, credentials, tls)

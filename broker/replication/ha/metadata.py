@@ -216,10 +216,10 @@ class LogComparison:
         commitlog: CommitLog,
         last_record: Callable[[], int | None],
         *,
-        address_follows: bool = True,
+        address_follows: Callable[[], bool] = lambda: True,
     ) -> None:
         """`last_record()` returns where the last record of this log begins; None: not known.
-        `address_follows`: name servers will send the master's address."""
+        `address_follows()`: name servers will send the master's address."""
         self._address_follows = address_follows
         self.master_end = 0  # the master's log end, last time it was asked
         self.own_from: int | None = None  # what it stores itself begins there; None: not ours
@@ -275,7 +275,7 @@ class LogComparison:
         any other offset on. Its log is requested from its first byte, or from its second one if the
         first one has offset 0 (`SECOND_BYTE` in broker/replication/ha/slave.py)."""
         if not self._master.address():
-            if self._address_follows:
+            if self._address_follows():
                 raise MetadataError(
                     "the master's log cannot be requested yet: no name server has said where the "
                     "master takes requests"

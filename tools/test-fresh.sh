@@ -50,5 +50,5 @@ for release in "${releases[@]}"; do
     step "make demo without a Java is refused, with a package that exists" refused_without_java
     step "make demo as root, which installs a Java" inside root "make demo"
     step "make demo as a user" inside guest "make demo"
-    umount -R "$root/proc" "$root/dev"
+    umount --recursive --lazy "$root/proc" "$root/dev" # what the demo started may still be ending
 done

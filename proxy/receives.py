@@ -67,6 +67,7 @@ from raftmq.store.record import MessageRecord, RecordError, decode_record
 log = logging.getLogger("raftmq.proxy.receives")
 
 RENEWED_MS = 60_000  # how long what is renewed is hidden at first
+UNNAMED_MS = 1500  # for the answer to a receive that names no wait: half a client's time-out
 GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
 CROWDED_MS = 10_000  # and what there was no room for
 GIVE_BACK_S = 5.0
@@ -182,7 +183,7 @@ class Receives:
         """Return how long the broker may wait for messages. Raises Refusal."""
         now_s = asyncio.get_running_loop().time()
         left_ms = round((caller.deadline_s - MARGIN_S - now_s) * 1000) - ANSWER_MS
-        wanted_ms = self._config.poll_ms_max
+        wanted_ms = left_ms - UNNAMED_MS
         if request.HasField("long_polling_timeout"):
             wanted_ms = ms_of(request.long_polling_timeout)
         low, high = self._config.poll_ms_min, self._config.poll_ms_max

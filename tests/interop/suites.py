@@ -30,7 +30,7 @@ from raftmq.client import Admin
 from tests.certificates import Authority
 from tests.interop.apache_proxy import PROXY, ApacheWorld
 from tests.interop.ours import on_a_loop
-from tests.interop.targets import OVER_S, UP_S, ask
+from tests.interop.targets import UP_S, ask
 
 LOMBOK = "org.projectlombok:lombok:1.18.38"  # the first one of the suites' works with Java 8 alone
 CONSOLE = "org.junit.platform:junit-platform-console-standalone:1.8.2"
@@ -157,10 +157,13 @@ def ours(directory: Path, tls: bool) -> Iterator[Target]:
 @contextmanager
 def apaches(directory: Path, tls: bool) -> Iterator[Target]:
     """Its proxy takes TLS, and connections without, at one port."""
-    world = ApacheWorld(directory / "apache", **APACHE)
+
+    async def begin():
+        return await ApacheWorld(directory / "apache", **APACHE).__aenter__()
+
     with on_a_loop() as loop:
+        world = asyncio.run_coroutine_threadsafe(begin(), loop).result()
         try:
-            asyncio.run_coroutine_threadsafe(world.__aenter__(), loop).result(OVER_S)
             (proxy,) = world.proxies
             name = str(PROXY["rocketMQClusterName"])
             yield Target(world.namesrv, f"127.0.0.1:{proxy.port}", name)

@@ -122,6 +122,14 @@ async def test_a_pop_that_is_repeated_waits_for_the_rest_of_the_time_only(cluste
     assert first > 1400 and again and max(again) <= 800
 
 
+async def test_a_receive_that_names_no_wait_leaves_its_client_time_for_the_answer(cluster, caller):
+    """Java's clients up to 5.0.3 name none: their call is over with their own wait for it."""
+    leader = cluster.brokers["g0"][0]
+    await caller.receive("T", poll_ms=None, timeout_s=4)
+    (asked,) = (PopHeader.parse(one.ext).poll_ms for one in leader.received(POP))
+    assert 1000 < asked <= 2500
+
+
 async def test_an_answer_that_comes_after_the_calls_time_is_given_back(cluster, caller):
     leader = cluster.brokers["g0"][0]
     cluster.logs["g0"].append("T", 0, b"late")

@@ -197,7 +197,8 @@ class Caller:
         )
         if not request.HasField("invisible_duration") and not request.auto_renew:
             request.invisible_duration.FromSeconds(30)
-        request.long_polling_timeout.FromMilliseconds(poll_ms)
+        if poll_ms is not None:
+            request.long_polling_timeout.FromMilliseconds(poll_ms)
         method = self.channel.unary_stream(
             PREFIX + "ReceiveMessage",
             pb.ReceiveMessageRequest.SerializeToString,

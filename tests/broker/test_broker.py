@@ -8,9 +8,15 @@ import pytest
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.snapshot import FILES
 from raftmq.dledger.member import RaftMember
+from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
+from raftmq.remoting.headers import (
+    PullHeader,
+    PullResponseHeader,
+    SendHeader,
+    SendResponseHeader,
+)
 from raftmq.store.disk import DiskUsage
 from raftmq.store.errors import StoreError
 from raftmq.store.record import decode_record, walk_records
@@ -60,6 +66,30 @@ async def test_create_send_pull(group):
         broker, RequestCode.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": "1"}
     )
     assert 0 < int(earliest.ext["timestamp"]) <= found[0].store_timestamp_ms
+
+
+async def test_a_namespace_that_separates_nothing_is_refused(group):
+    broker = await group.leading()
+    assert (await group.create_topic(broker, "T")).code == 0
+    assert (await group.send(broker, "T")).code == 0
+    own = {"nsd": "true", "ns": "blue"}
+    sent = SendHeader("pg", "T", "TBW102", 4, 0, 0, 1_700_000_000_000, 0, "")
+    pulled = PullHeader("cg", "T", 0, 0, 32, 0x4, 0, 0, "*", 0)
+    queue = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "commitOffset": "1"}
+    beat = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": "cg"}]})
+    for code, ext, body in (
+        (RequestCode.SEND_MESSAGE_V2, sent.to_ext(310), b"x"),
+        (RequestCode.SEND_MESSAGE, sent.to_ext(10), b"x"),
+        (RequestCode.PULL_MESSAGE, pulled.to_ext(), b""),
+        (RequestCode.UPDATE_CONSUMER_OFFSET, queue, b""),
+        (RequestCode.HEART_BEAT, {}, beat),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, TopicHeader("U", 1, 1, 6).to_ext(), b""),
+    ):
+        answer = await group.ask(broker, code, ext | own, body)
+        assert answer.code == ResponseCode.INVALID_PARAMETER, code
+        assert "namespaceV2 'blue' separates nothing" in answer.remark
+        assert (await group.ask(broker, code, ext | {"ns": ""}, body)).code == 0, code
+    assert (await group.pull(broker, "T", 0)).ext["maxOffset"] == "3"
 
 
 async def test_auto_created_topic_and_many_sends_at_once(group):

@@ -148,6 +148,7 @@ class BrokerApplication:
                 self._sends.stamp_ms = frame.timestamp_ms
         self.applied_position = frames[-1].end
         for name in topics:
+            self._store.queues.show_from(name, self._state.topics.begins.get(name, 0))
             self._sends.topic_changed(name)
         # The log and the tables have changed. The rest must not fail this replica.
         if topics:

@@ -126,6 +126,8 @@ async def open_store(
         elif config.engine == "dledger":  # pysyncobj's log loses what such tables reflect
             covered = snapshot.load(disk, state)
             snapshot.put_right(disk, state)
+        for topic, begin in state.topics.begins.items():
+            store.queues.show_from(topic, begin)
         accounts = load_account_file(config, state.acl)
         port = config.advertised_port or claim.port
         web = replace(web_settings(config, claim.port), port=claim.http_port)

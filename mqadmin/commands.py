@@ -154,17 +154,24 @@ COMMANDS = (
          Flag("a", "attributes", "Apache 5's attributes: +a=b,-c."),
          Flag("o", "order", "An order topic.", Kind.BOOLEAN),
          Flag("u", "unit", "A unit topic.", Kind.BOOLEAN),
-         Flag("s", "hasUnitSub", "Has unit subscriptions.", Kind.BOOLEAN)),
+         Flag("s", "hasUnitSub", "Has unit subscriptions.", Kind.BOOLEAN),
+         Flag("", "keepMessages", "Of a topic that was deleted, show the messages that are still"
+              " there. Else it begins empty.", Kind.SWITCH)),
         "topics:update_topic", CHANGES),
     Command("updateTopicPerm", "Change what may be done with a topic.",
         (BROKER, CLUSTER, TOPIC,
          Flag("p", "perm", "2: write, 4: read, 6: both.", Kind.INTEGER, required=True)),
         "topics:update_perm", CHANGES),
-    Command("deleteTopic", "Delete a topic from brokers and name servers. Its messages stay"
-        " until retention takes them: a topic made again under its name has them, and goes on"
-        " behind them.",
+    Command("deleteTopic", "Delete a topic from brokers and name servers, with its groups' offsets"
+        " and the retries of their pops. A topic made again under its name begins empty. Until"
+        " retention takes the messages, updateTopic --keepMessages shows them again.",
         (TOPIC, Flag("c", "clusterName", "From this cluster.", required=True)),
         "topics:delete_topic", CHANGES),
+    Command("emptyTopic", "Delete a topic's messages, with its groups' offsets and the retries of"
+        " their pops, and show how many messages each broker had. Until retention takes them,"
+        " updateTopic --keepMessages shows the messages again, but for the retries.",
+        (TOPIC, Flag("c", "clusterName", "In this cluster.", required=True)),
+        "topics:empty_topic", CHANGES),
     Command("writers", "Show a topic's exactly-once writers, and what they wrote last.",
         (TOPIC,), "topics:writers"),
     Command("deleteWriter", "Forget an exactly-once writer and its watermarks.",

@@ -1,5 +1,5 @@
 """Topics: topicList, topicStatus, topicRoute, topicClusterList, updateTopic, updateTopicPerm,
-deleteTopic, writers, deleteWriter, statsAll."""
+deleteTopic, emptyTopic, writers, deleteWriter, statsAll."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         sys_flag=flag,
         order=order,
         attributes=arguments.text("attributes"),
+        keep_messages=arguments.on("keepMessages") or None,
     )
     addresses = await writable(admin, arguments)
     await at_each(addresses, lambda address: admin.topic.put(address, header))
@@ -158,6 +159,15 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     await admin.name_server.delete_kv(ORDER_NAMESPACE, topic)
     values = {"topic": topic, "brokers": addresses}
     return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
+
+
+async def empty_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    topic, cluster = arguments.text("topic"), arguments.text("clusterName")
+    addresses = [replica.address for replica in await leaders(admin, cluster)]
+    if not await _is_anywhere(admin, topic, addresses):
+        raise CommandError(f"cluster {cluster} has no topic {topic}")
+    emptied = await at_each(addresses, lambda address: admin.topic.empty(address, topic))
+    return [Table([{"address": address, **had} for address, had in emptied.items()])]
 
 
 async def _is_anywhere(admin: Admin, topic: str, addresses: Sequence[str]) -> bool:

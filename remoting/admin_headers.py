@@ -25,6 +25,7 @@ class TopicHeader(NamedTuple):
     order: Annotated[bool, "order"] = False
     default_topic: Annotated[str, "defaultTopic"] = "TBW102"
     attributes: Annotated[str, "attributes"] = ""
+    keep_messages: Annotated[bool | None, "keepMessages"] = None  # ours: of a deleted topic
 
     @classmethod
     def parse(cls, ext: Ext) -> TopicHeader:

@@ -155,6 +155,7 @@ class RequestCode(IntEnum):
     REGISTRATION_NONCE = 30_005
     WRITERS = 30_006
     SEND_WRITER_BATCH = 30_007
+    EMPTY_TOPIC = 30_008
 
 
 BODY_BYTES_MAX = 1 << 20  # of a request; a broker or name server of Apache's has no such limit

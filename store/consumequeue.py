@@ -29,7 +29,7 @@ read, by the records they point at, and `rewrite` corrects them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -69,24 +69,39 @@ class _Tail:
 
 @dataclass(slots=True, eq=False)
 class ConsumeQueue:
-    """One queue. `max_offset` is the offset the next message gets, `min_offset` the oldest
+    """One queue. `max_offset` is the offset the next message gets, `first_offset` the oldest
     that the CommitLog still has."""
 
     _files: QueueFiles
     topic: str
     queue_id: int
+    _begins: Mapping[str, int]  # of the store
     path: str = field(init=False)
     file_starts: list[int] = field(default_factory=list, init=False)  # first unit of each file
     last_position: int = field(default=0, init=False)  # CommitLog offset in the last unit, or 0
-    min_offset: int = field(default=0, init=False)
+    first_offset: int = field(default=0, init=False)
     max_offset: int = field(default=0, init=False)
-    _min_position: int = field(default=-1, init=False)  # of the unit at min_offset; -1: not known
+    _min_position: int = field(default=-1, init=False)  # of the unit at first_offset; -1: not known
     _last_loaded: bytes = field(default=b"", init=False)  # the last unit, from `load` to its check
     has_more: bool = field(default=False, init=False)  # `load` found units to cut
+    _shown_from: int = field(default=0, init=False)  # the CommitLog offset that this is for:
+    _shown_offset: int = field(default=0, init=False)
     _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
 
     def __post_init__(self) -> None:
         self.path = f"{self._files.directory}/{self.topic}/{self.queue_id}"
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the oldest message that is shown: of a topic that was deleted and made
+        again, messages before a CommitLog offset are not."""
+        begin = self._begins.get(self.topic, 0)
+        if not begin:
+            return self.first_offset
+        if begin != self._shown_from:
+            self._shown_from = begin
+            self._shown_offset = self.first_at(lambda at, _: at >= begin, self.first_offset)
+        return max(self.first_offset, self._shown_offset)
 
     @property
     def tail_bytes(self) -> int:
@@ -94,8 +109,8 @@ class ConsumeQueue:
         return len(self._tail.units)
 
     def units(self, offset: int, count: int) -> bytes:
-        """Return up to `count` units from `offset`; fewer at the end, b"" outside [min, max)."""
-        if not self.min_offset <= offset < self.max_offset or count <= 0:
+        """Return up to `count` units from `offset`; fewer at the end, b"" outside [first, max)."""
+        if not self.first_offset <= offset < self.max_offset or count <= 0:
             return b""
         tail = self._tail
         if offset >= tail.first:
@@ -126,13 +141,15 @@ class ConsumeQueue:
                     return
             else:
                 # Only of an empty queue older messages were deleted.
-                assert self.max_offset == self.min_offset, (self.path, self.max_offset, first)
+                assert self.max_offset == self.first_offset, (self.path, self.max_offset, first)
                 assert not self.tail_bytes, self.path
                 self._begin_at(first)
         if self._tail.units:
             self._tail.units.extend(units)
         else:
             self._tail = _Tail(self.max_offset, bytearray(units))
+        if self.last_position < self._shown_from:
+            self._shown_from = 0  # these units may not be shown either
         # In this order: `extent` must not find a new end with an old position.
         self.last_position = int.from_bytes(units[-UNIT_SIZE_BYTES:-12], "big")
         self.max_offset += len(units) // UNIT_SIZE_BYTES
@@ -182,7 +199,7 @@ class ConsumeQueue:
         """Write the right unit over a damaged one; return False if it is in no file (any more).
 
         Raises OSError."""
-        if not self.min_offset <= offset < self._tail.first:
+        if not self.first_offset <= offset < self._tail.first:
             return False
         self._write(offset, memoryview(unit))
         return True
@@ -226,13 +243,13 @@ class ConsumeQueue:
             return
         for start in self.file_starts:
             files.fill_up(self.path, start)
-        self.min_offset = begin = self.file_starts[0]
+        self.first_offset = begin = self.file_starts[0]
         self._end_at(self.file_starts[-1] + files.units_per_file)
         if noted is not None and begin > noted.first_file and self.unit(begin)[0] > log_begin:
             raise QueueDamaged(f"there was a file of unit {noted.first_file} once")
         first, probed = self._plain_end(confirmed, noted) if suspicious else (0, b"")
         end = plain_end = first + len(probed) // UNIT_SIZE_BYTES
-        if not probed or plain_end - self.min_offset > PROBED_UNITS:
+        if not probed or plain_end - self.first_offset > PROBED_UNITS:
             end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
         if probed and end == plain_end:
             self._end_at(end)
@@ -244,7 +261,7 @@ class ConsumeQueue:
         # units behind a hole: they must not look valid once the hole is filled.
         if not clean or (end < self.max_offset and self.unit(end)[1] != 0):
             self.has_more = True
-        elif end == self.min_offset:
+        elif end == self.first_offset:
             self.has_more = True  # a file without a unit
         self._end_at(end)
         self._note_last()
@@ -276,7 +293,7 @@ class ConsumeQueue:
         once."""
         self._last_loaded = units[-UNIT_SIZE_BYTES:]
         self.last_position = UNIT.unpack(self._last_loaded)[0]
-        if first == self.min_offset:
+        if first == self.first_offset:
             position, size, _ = UNIT.unpack_from(units)
             if size != FILLER_SIZE:
                 self._min_position = position
@@ -304,7 +321,7 @@ class ConsumeQueue:
                     raise QueueDamaged(f"it ends at {end}, but units stand behind {first}")
 
     def _note_last(self) -> None:
-        empty = self.max_offset <= self.min_offset
+        empty = self.max_offset <= self.first_offset
         self.last_position = 0 if empty else self.unit(self.max_offset - 1)[0]
 
     def cut(self, end: int) -> None:
@@ -316,22 +333,24 @@ class ConsumeQueue:
             self._files.cut(self.path, self.file_starts[-1], end)
         self._end_at(end)
         self.has_more = False
-        self.min_offset = min(self.min_offset, end)
+        self.first_offset = min(self.first_offset, end)
+        self._shown_from = 0
         self._min_position, self._last_loaded = -1, b""
         self._note_last()
 
     def correct_min(self, commitlog_min: int) -> None:
-        """Move min_offset to the first unit that the CommitLog still has; remove whole files."""
+        """Move first_offset to the first unit that the CommitLog still has; remove whole files."""
         if commitlog_min <= self._min_position:
             return
-        self.min_offset = self.first_at(
-            lambda position, size: position >= commitlog_min and size != FILLER_SIZE
+        self.first_offset = self.first_at(
+            lambda position, size: position >= commitlog_min and size != FILLER_SIZE,
+            self.first_offset,
         )
         self._min_position = -1
-        if self.min_offset < self.max_offset:
-            self._min_position = self.unit(self.min_offset)[0]
+        if self.first_offset < self.max_offset:
+            self._min_position = self.unit(self.first_offset)[0]
         per_file = self._files.units_per_file
-        while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.min_offset:
+        while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.first_offset:
             self._files.remove(self.path, self.file_starts.pop(0))
 
     def begin_at(self, first: int) -> None:
@@ -347,7 +366,7 @@ class ConsumeQueue:
         fillers = FILLER * (first - begin)
         for offset, units in within_files(begin, fillers, files.units_per_file):
             self._write(offset, units)
-        self.min_offset = first
+        self.first_offset = first
         self._end_at(first)
 
     def _end_at(self, end: int) -> None:
@@ -425,6 +444,7 @@ class ConsumeQueueStore:
         self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
         self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_units_max
         self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
+        self._begins: dict[str, int] = {}  # by topic; see show_from
         self._flushing = False
 
     def open(
@@ -447,7 +467,7 @@ class ConsumeQueueStore:
         shorter = False
         for topic in self._disk.listdir(self._files.directory):
             for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
-                queue = ConsumeQueue(self._files, topic, int(name))
+                queue = ConsumeQueue(self._files, topic, int(name), self._begins)
                 key = (topic, queue.queue_id)
                 extent = noted.pop(key, None)
                 suspicious = self._manifest is not None
@@ -495,7 +515,7 @@ class ConsumeQueueStore:
         queue = self._queues.get(key)
         if queue is None:
             check_name(topic, queue_id)
-            queue = self._queues[key] = ConsumeQueue(self._files, topic, queue_id)
+            queue = self._queues[key] = ConsumeQueue(self._files, topic, queue_id, self._begins)
         before = queue.tail_bytes
         queue.append(first_queue_offset, units)
         after = queue.tail_bytes
@@ -533,7 +553,7 @@ class ConsumeQueueStore:
         key = (topic, queue_id)
         assert key not in self._queues, key
         check_name(topic, queue_id)
-        queue = ConsumeQueue(self._files, topic, queue_id)
+        queue = ConsumeQueue(self._files, topic, queue_id, self._begins)
         queue.begin_at(first)
         self._queues[key] = queue
 
@@ -563,7 +583,14 @@ class ConsumeQueueStore:
     def has_messages(self, topic: str, queue_id: int) -> bool:
         """Return whether the CommitLog has a message of the queue."""
         queue = self.queue(topic, queue_id)
-        return queue is not None and queue.min_offset < queue.max_offset
+        return queue is not None and queue.first_offset < queue.max_offset
+
+    def show_from(self, topic: str, begin: int) -> None:
+        """Show the messages of a topic from this CommitLog offset on; 0: all that the log has."""
+        if begin:
+            self._begins[topic] = begin
+        else:
+            self._begins.pop(topic, None)
 
     def queues(self) -> Iterator[ConsumeQueue]:
         """Iterate over all queues, in no particular order."""
@@ -665,12 +692,12 @@ class ConsumeQueueStore:
         for queue in self._queues.values():
             if queue.last_position < max_offset:
                 continue
-            end = queue.first_at(lambda position, size: position >= max_offset)
+            end = queue.first_at(lambda at, _: at >= max_offset, queue.first_offset)
             if end < queue.max_offset:
                 queue.cut(end)
 
     def correct_min_offset(self, commitlog_min: int) -> None:
-        """Move every queue's min_offset up to the oldest message the CommitLog still has, and
+        """Move every queue's first_offset up to the oldest message the CommitLog still has, and
         remove files wholly below. Left for the next call while a flush is in flight. Raises
         OSError."""
         if self._flushing:

@@ -167,7 +167,7 @@ class MessageStore:
 
 def _end_of(queue: ConsumeQueue) -> int:
     """Return the CommitLog offset behind the last message of a queue; 0 for an empty one."""
-    if queue.max_offset <= queue.min_offset:
+    if queue.max_offset <= queue.first_offset:
         return 0
     position, size, _ = queue.unit(queue.max_offset - 1)
     return position + size if position else 0

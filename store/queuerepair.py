@@ -120,7 +120,7 @@ class QueueRepairs:
         for key, reached in list(self._wanted.items()):
             topic, queue_id, offset = key
             queue = self._queues.queue(topic, queue_id)
-            if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            if queue is None or not queue.first_offset <= offset < queue.max_offset:
                 del self._wanted[key]  # deleted by retention, or truncated
                 continue
             start, end = reached or self._bounds(queue, offset, dispatched_offset)
@@ -162,7 +162,7 @@ class QueueRepairs:
     def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
         """Search in doubling steps on that side for the nearest right unit; return the log offset
         to which it points, -1 if none is found."""
-        while queue.min_offset <= offset + step < queue.max_offset:
+        while queue.first_offset <= offset + step < queue.max_offset:
             position = self.position_if_right(queue, offset + step)
             if position >= 0:
                 return position
@@ -196,7 +196,7 @@ def mend_queues(
     damaged = dict(queues.damaged)
     for queue in queues.queues():
         last = queue.max_offset - 1
-        if last < queue.min_offset:
+        if last < queue.first_offset:
             continue
         if repairs.position_if_right(queue, last, queue.take_last()) < 0:
             damaged[queue.topic, queue.queue_id] = f"unit {last} points at no record of it"

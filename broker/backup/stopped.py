@@ -265,7 +265,7 @@ class StoppedSource:
                     " replica, it makes it anew"
                 )
             queues.correct_min_offset(begin)
-            return [(q.topic, q.queue_id, q.min_offset) for q in queues.queues()]
+            return [(q.topic, q.queue_id, q.first_offset) for q in queues.queues()]
         finally:
             queues.close()
 

@@ -1,5 +1,5 @@
 """Administration: topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352), clients
-(203, 204, 328), 26, 28, 907; leadership (30001, ours).
+(203, 204, 328), 26, 28, 907; leadership (30001, ours), and to empty a topic (30008, ours).
 
 Changes go through the log: they are answered once committed and applied, so what was answered
 survives a failover exactly. Reads are served from what this replica has applied, by a leader behind
@@ -56,6 +56,7 @@ class Admin:
             int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,
             int(code.UPDATE_AND_CREATE_TOPIC_LIST): self.put_topics,
             int(code.DELETE_TOPIC_IN_BROKER): self.delete_topic,
+            int(code.EMPTY_TOPIC): self.empty_topic,
             int(code.GET_ALL_TOPIC_CONFIG): self.all_topics,
             int(code.GET_TOPIC_CONFIG): self.topic,
             int(code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER): self.system_topics,
@@ -93,7 +94,9 @@ class Admin:
             changes = parse_changes(header.attributes)
         except AttributesRefused as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        await self.catalog.change_topic(topic, changes=changes)
+        await self.catalog.change_topic(
+            topic, changes=changes, keep_messages=bool(header.keep_messages)
+        )
         return RemotingCommand.response_to(request)
 
     async def put_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -114,6 +117,12 @@ class Admin:
         """215: delete a topic; answered when it is committed."""
         await self.catalog.remove_topic(text(request.ext, "topic"))
         return RemotingCommand.response_to(request)
+
+    async def empty_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """30008: delete a topic's messages and its groups' offsets; answered when it is committed,
+        with what was deleted."""
+        emptied = await self.catalog.empty_topic(text(request.ext, "topic"))
+        return RemotingCommand.response_to(request, body=orjson.dumps(emptied._asdict()))
 
     async def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """21: answer all topics, the broker's own and the template included."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from raftmq.broker.consuming.commits import CommitService
 from raftmq.broker.context import Context
 from raftmq.broker.errors import ConditionUnmet, Refused, busy
 from raftmq.broker.housekeeping import IDLE_MS, Chore
+from raftmq.broker.operating.progress import Steps
 from raftmq.broker.replication.engine import all_speak
 from raftmq.broker.service import Service
 from raftmq.broker.tables.groups import SubscriptionGroup
@@ -32,7 +34,7 @@ from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, attributes_o
 from raftmq.dledger.wire import ATTRIBUTES_VERSION
 from raftmq.ops.versions import Condition
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.names import TRACE_TOPIC
+from raftmq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, pop_retry_topic
 from raftmq.remoting.topicattributes import MIXED, AttributesRefused, changed
 
 log = logging.getLogger("raftmq.broker.catalog")
@@ -40,6 +42,13 @@ log = logging.getLogger("raftmq.broker.catalog")
 TOGETHER_MAX = 1_000  # topics or groups of one request
 TRACE_TOPIC_PERIOD_MS = 1_000  # between two tries to create it
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
+
+
+class Emptied(NamedTuple):
+    """What an emptied topic had: messages, and groups with offsets."""
+
+    messages: int
+    groups: list[str]
 
 
 class Catalog:
@@ -98,12 +107,17 @@ class Catalog:
         topic: TopicConfig,
         condition: Condition | None = None,
         changes: Mapping[str, str] = NO_CHANGES,
+        *,
+        keep_messages: bool = False,
     ) -> TopicConfig:
         """Create or change a topic; return it. `changes`: of its attributes, by signed name
-        (remoting.topicattributes); those in `topic` do not count."""
+        (remoting.topicattributes); those in `topic` do not count. `keep_messages`: if a topic of
+        this name was deleted, its messages are shown again."""
         async with self._one_at_a_time:
             wanted = self._wanted(topic, changes, 1)
-            await self._propose_if(put_topic(wanted, condition=condition))
+            await self._propose_if(
+                put_topic(wanted, keep_messages=keep_messages, condition=condition)
+            )
         await self._spread()
         return wanted
 
@@ -185,20 +199,59 @@ class Catalog:
             )
 
     async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
-        """Delete a topic and the offsets committed for it."""
+        """Delete a topic, the offsets committed for it, and the retry topics of its pops, as
+        Apache's brokers do."""
+        self._refuse_reserved(name)
+        retries = self._retry_topics(name)
+        async with self._nothing_behind(name, *retries):
+            await self._propose_if(delete_topic(name, condition=condition))
+            rest = [delete_topic(one) for one in retries]
+            if condition is not None:
+                rest.append(forget_offsets(topic=name))
+            if rest:
+                await self._log.propose(several(rest))
+
+    async def empty_topic(self, name: str) -> Emptied:
+        """Delete a topic and make it again as it was, at once; return what that took."""
+        self._refuse_reserved(name)
+        retries = self._retry_topics(name)
+        async with self._nothing_behind(name, *retries):
+            topic = self._state.topics.existing(name)
+            messages, steps = 0, Steps()
+            for queue_id in range(topic.queue_count):
+                queue = self._queues.queue(name, queue_id)
+                messages += 0 if queue is None else queue.max_offset - queue.min_offset
+                await steps.done()
+            groups = self._state.offsets.groups_of(name)
+            commands = [delete_topic(one) for one in (name, *retries)]
+            await self._log.propose(several([*commands, put_topic(topic)]))
+        return Emptied(messages, groups)
+
+    def _refuse_reserved(self, name: str) -> None:
         if name in self._reserved():
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
-        async with self._nothing_behind(topic=name):
-            await self._propose_if(delete_topic(name, condition=condition))
-            if condition is not None:
-                await self._log.propose(forget_offsets(topic=name))
+
+    def _retry_topics(self, topic: str) -> list[str]:
+        """Return the retry topics of the groups that pop the topic, but for those that another
+        topic and group have, too: the group `a` of the topic `b_c` has the name of `a_b` of `c`."""
+        offsets, found = self._state.offsets, []
+        for group in offsets.groups_of(topic):
+            name = pop_retry_topic(topic, group)
+            both = name.removeprefix(RETRY_PREFIX)
+            pairs = ((both[n + 1 :], both[:n]) for n, one in enumerate(both) if one == "_")
+            shared = any(pair in offsets.offsets and pair != (topic, group) for pair in pairs)
+            if name in self._state.topics.entries and not shared:
+                found.append(name)
+        return found
 
     @asynccontextmanager
-    async def _nothing_behind(self, *, topic: str = "", group: str = "") -> AsyncIterator[None]:
-        """Keep offsets and pops of this topic, or of this group, from coming into the log behind
-        its deletion, which the block proposes."""
+    async def _nothing_behind(self, *topics: str, group: str = "") -> AsyncIterator[None]:
+        """Keep offsets and pops of these topics, or of this group, from coming into the log behind
+        their deletion, which the block proposes."""
         async with self._one_at_a_time:
-            with self._commits.withheld(topic=topic, group=group):
+            with ExitStack() as withheld:
+                for topic in topics or ("",):
+                    withheld.enter_context(self._commits.withheld(topic=topic, group=group))
                 await self._pops_settled()
                 yield
 

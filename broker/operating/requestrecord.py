@@ -66,6 +66,7 @@ KINDS: dict[int, Kind] = {
         RequestCode.UPDATE_AND_CREATE_TOPIC: Kind("putTopic", ("topic",)),
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: Kind("putTopic", ("topicName",)),
         RequestCode.DELETE_TOPIC_IN_BROKER: Kind("deleteTopic", ("topic",)),
+        RequestCode.EMPTY_TOPIC: Kind("emptyTopic", ("topic",)),
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Kind(
             "putSubscriptionGroup", ("groupName",)
         ),

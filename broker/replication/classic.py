@@ -131,10 +131,11 @@ class LocalApplication:
             self.sends.answer([batch for batch, _ in answered[at:end]], code)
             at = end
 
-    def apply(self, payload: bytes, now_ms: int, records_at: int = 0) -> Change:
+    def apply(self, payload: bytes, now_ms: int, records_at: int = -1) -> Change:
         """Apply a command to the tables. Raises StateError."""
         self._activity.note()
-        change = self.state.apply(self.state.applied_index + 1, now_ms, payload, records_at)
+        at = self.store.commitlog.max_offset if records_at < 0 else records_at
+        change = self.state.apply(self.state.applied_index + 1, now_ms, payload, at)
         self.topics_changed(change.topics)
         return change
 
@@ -147,6 +148,7 @@ class LocalApplication:
 
     def topics_changed(self, names: Sequence[str]) -> None:
         for name in names:
+            self.store.queues.show_from(name, self.state.topics.begins.get(name, 0))
             self.sends.topic_changed(name)
         if names:
             self._contained.run("topics_told", lambda: self._on_topics(names))

@@ -82,7 +82,7 @@ def capture(state: BrokerState, store: MessageStore) -> BrokerCapture | None:
     queues = store.queues
     if queues.corrected_to != store.commitlog.min_offset or queues.damaged or len(store.repairs):
         return None
-    begins = [(q.topic, q.queue_id, q.min_offset) for q in queues.queues()]
+    begins = [(q.topic, q.queue_id, q.first_offset) for q in queues.queues()]
     return BrokerCapture(snapshot.capture(state), begins)
 
 

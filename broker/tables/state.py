@@ -4,8 +4,11 @@ A command frame's payload is one JSON object. A message frame may begin with suc
 then it is applied when the frame's records become visible. `op` says which command it is:
 
     {"op":"group_id",…}                                see broker.tables.groupid
-    {"op":"put_topic","topic":TopicConfig,"if_absent":bool}
-    {"op":"delete_topic","topic":name}                 also forgets the topic's consumer offsets
+    {"op":"put_topic","topic":TopicConfig,"if_absent":bool,"keep_messages":bool}
+                                                       `keep_messages`, which may be absent: show
+                                                       those of a topic that was deleted, too
+    {"op":"delete_topic","topic":name}                 also forgets the topic's consumer offsets,
+                                                       and hides its messages
     {"op":"put_group","group":SubscriptionGroupConfig,"if_absent":bool}
     {"op":"delete_group","group":name,"offsets":bool}  `offsets`: forget the group's offsets too
     {"op":"commit_offsets","commits":[[topic,group,queue_id,offset],…]}
@@ -197,7 +200,7 @@ class BrokerState:
                     if index > self.once.applied_index:
                         self.once.take(command, timestamp_ms, records_at)
                     continue
-                change = self._apply(command, index, timestamp_ms)
+                change = self._apply(command, index, timestamp_ms, records_at)
                 topics += change.topics
                 groups += change.groups
         except (KeyError, TypeError, ValueError) as error:
@@ -211,10 +214,17 @@ class BrokerState:
             if table.applied_index < index:
                 table.applied_index = index
 
-    def _apply(self, command: dict[str, Any], index: int, now_ms: int) -> Change:
+    def _apply(self, command: dict[str, Any], index: int, now_ms: int, records_at: int) -> Change:
         op = command["op"]
         if op in ("put_topic", "delete_topic"):
-            return Change(topics=self._change("topic", self.topics, command, index, now_ms))
+            changed = self._change("topic", self.topics, command, index, now_ms)
+            if op == "delete_topic" and changed:
+                self.topics.begin_anew(changed[0], records_at)
+            elif command.get("keep_messages") and index > self.topics.applied_index:
+                name = str(command["topic"]["topicName"])
+                self.topics.begins.pop(name, None)
+                changed = (name,)
+            return Change(topics=changed)
         if op in ("put_group", "delete_group"):
             return Change(groups=self._change("group", self.groups, command, index, now_ms))
         if op == "announce":
@@ -343,13 +353,18 @@ def several(commands: Sequence[bytes]) -> bytes:
 
 
 def put_topic(
-    topic: TopicConfig, *, if_absent: bool = False, condition: Condition | None = None
+    topic: TopicConfig,
+    *,
+    if_absent: bool = False,
+    keep_messages: bool = False,
+    condition: Condition | None = None,
 ) -> bytes:
     """Build the command. Raises Refused for a topic that `apply` would reject, because such a
     command in the log would stop every replica."""
     _refuse(topic_problem(topic))
     command = {"op": "put_topic", "topic": topic.to_json(), "if_absent": if_absent}
-    return orjson.dumps(command | _if(condition))
+    kept = {"keep_messages": True} if keep_messages else {}
+    return orjson.dumps(command | kept | _if(condition))
 
 
 def _refuse(problem: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.tables.versioned import VersionedTable
+from raftmq.broker.tables.versioned import VersionedTable, entries_of
 from raftmq.remoting import names
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
@@ -27,6 +27,8 @@ DLQ_PREFIX = names.DLQ_PREFIX
 DERIVED_TOPIC_LENGTH_MAX = names.DERIVED_TOPIC_LENGTH_MAX
 topic_name_problem = names.topic_name_problem
 QUEUE_COUNT_MAX = 65_536
+BEGINS_MAX = 10_000  # deleted topics; one that is forgotten has its old messages when made again
+BEGINS_KEY = "messagesBegin"
 
 NO_SEND_TOPICS = names.NO_SEND_TOPICS
 SYSTEM_TOPICS = names.SYSTEM_TOPICS
@@ -146,13 +148,42 @@ def retry_topic(group: str, queue_count: int = 1) -> TopicConfig:
 
 class TopicTable(VersionedTable[TopicConfig]):
     """The topics: name → TopicConfig; in JSON Apache's TopicConfigSerializeWrapper: topics.json and
-    the answer to code 21."""
+    the answer to code 21.
+
+    `begins` has the topics that were deleted, also those that were made again: nobody is shown the
+    messages before that CommitLog offset. The JSON has it only where there are any."""
 
     def __init__(self) -> None:
         super().__init__("topicConfigTable", topic_from_json, stored_from_json=stored_topic)
         # The broker's own topics: in no command and no snapshot, they follow from the
         # configuration.
         self.internal: dict[str, TopicConfig] = {}
+        self.begins: dict[str, int] = {}
+
+    def begin_anew(self, name: str, position: int) -> None:
+        """Note that messages before this CommitLog offset are of a topic that was deleted. Of the
+        topics that do not exist the ones deleted first are forgotten above BEGINS_MAX."""
+        self.begins.pop(name, None)
+        self.begins[name] = position
+        if len(self.begins) > BEGINS_MAX + len(self.entries):
+            del self.begins[next(one for one in self.begins if one not in self.entries)]
+
+    def also(self) -> Mapping[str, Any]:
+        return {BEGINS_KEY: self.begins} if self.begins else {}
+
+    def own(self) -> None:
+        super().own()
+        self.begins = dict(self.begins)
+
+    def load(
+        self,
+        value: Mapping[str, Any],
+        applied_index: int,
+        refused: dict[str, str] | None = None,
+    ) -> None:
+        begins = entries_of(value.get(BEGINS_KEY) or {}, lambda _, at: int(at), refused)
+        super().load(value, applied_index, refused)
+        self.begins = begins
 
     def get(self, name: str) -> TopicConfig | None:
         return self.internal.get(name) or self.entries.get(name)

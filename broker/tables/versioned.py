@@ -119,8 +119,12 @@ class VersionedTable(Generic[E]):
         return {
             "dataVersion": self.data_version(),
             self._json_key: {name: e.to_json() for name, e in sorted(self.entries.items())},
-            **self._also,
+            **self.also(),
         }
+
+    def also(self) -> Mapping[str, Any]:
+        """Return what the JSON has besides."""
+        return self._also
 
     def json_parts(self) -> tuple[dict[str, Any], str, Iterator[dict[str, Any]]]:
         """Return `to_json` in parts: everything but the entries, their key, and the entries in
@@ -128,7 +132,7 @@ class VersionedTable(Generic[E]):
         names = sorted(self.entries)
         pieces = (names[at : at + PIECE_ENTRIES] for at in range(0, len(names), PIECE_ENTRIES))
         entries = ({name: self.entries[name].to_json() for name in piece} for piece in pieces)
-        return {"dataVersion": self.data_version(), **self._also}, self._json_key, entries
+        return {"dataVersion": self.data_version(), **self.also()}, self._json_key, entries
 
     def load(
         self,

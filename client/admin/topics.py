@@ -73,6 +73,11 @@ class TopicAdmin:
         servers."""
         await self._requests.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
 
+    async def empty(self, address: str, topic: str) -> dict[str, Any]:
+        """Delete a topic's messages and its groups' offsets on one broker (30008); return how many
+        `messages` it had, and which `groups`."""
+        return await self._requests.json(address, RequestCode.EMPTY_TOPIC, {"topic": topic})
+
     async def offsets(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Return the topic's offsets by queue (202), from all brokers that have the topic."""
         found: dict[MessageQueue, TopicOffset] = {}

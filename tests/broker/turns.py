@@ -320,6 +320,7 @@ CASES = {
     C.GET_CONSUMER_CONNECTION_LIST: usual(consumerGroup="cg"),
     C.GET_PRODUCER_CONNECTION_LIST: usual(), C.DELETE_SUBSCRIPTIONGROUP: usual(groupName="big"),
     C.GET_CONSUME_STATS: usual(topic=""), C.DELETE_TOPIC_IN_BROKER: usual(topic="Wide"),
+    C.EMPTY_TOPIC: usual(topic="Wide"),
     C.INVOKE_BROKER_TO_RESET_OFFSET: usual(topic="Wide", timestamp="-1"),
     C.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: usual(topic="Wide"),
     C.QUERY_TOPIC_CONSUME_BY_WHO: usual(), C.QUERY_CONSUME_TIME_SPAN: usual(topic="Wide"),
@@ -342,7 +343,7 @@ CASES = {
     C.BACKUP: usual(), C.WRITERS: usual(), C.ACK_MESSAGE: usual(),
     C.CHANGE_MESSAGE_INVISIBLETIME: usual(), C.BATCH_ACK_MESSAGE: acks,
 }  # fmt: skip
-LAST = (C.DELETE_SUBSCRIPTIONGROUP, C.DELETE_TOPIC_IN_BROKER, C.CLEAN_UNUSED_TOPIC)
+LAST = (C.DELETE_SUBSCRIPTIONGROUP, C.EMPTY_TOPIC, C.DELETE_TOPIC_IN_BROKER, C.CLEAN_UNUSED_TOPIC)
 
 
 class Longest:

@@ -50,9 +50,10 @@ OURS_ALONE = {
     "members",
     "writers",
     "deleteWriter",
+    "emptyTopic",
     "copyDefinitions",
 }
-OWN_FLAGS = {("deleteExpiredCommitLog", "trustClock")}
+OWN_FLAGS = {("deleteExpiredCommitLog", "trustClock"), ("updateTopic", "keepMessages")}
 OF_4X = {  # 5.3 has no tools any more for accounts that are asked for by these
     "updateAclConfig",
     "deleteAclConfig",

@@ -34,8 +34,8 @@ HEAD = """\
 
 Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
 are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `consume`, `produce`, `top`,
-`context`, `completion`, `raftStatus`, `transferLeader`, `members`, `writers`, `deleteWriter`,
-`copyDefinitions`, `checkMove` and `compare` are ours.
+`context`, `completion`, `raftStatus`, `transferLeader`, `members`, `emptyTopic`, `writers`,
+`deleteWriter`, `copyDefinitions`, `checkMove` and `compare` are ours.
 
 ```
 mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
@@ -172,6 +172,7 @@ EXAMPLES = (
     "members -b broker-a -o prefer",
     f"transferLeader -b broker-a -t {FOLLOWER}",
     "setConsumeMode -c DefaultCluster -g billing -t orders -m POP",
+    "emptyTopic -c DefaultCluster -t orders",
     "deleteSubGroup -c DefaultCluster -g billing",
     "deleteTopic -c DefaultCluster -t orders",
 )

@@ -49,6 +49,7 @@ class Cluster:
         ("updateTopic", {"topic": "T"}),
         ("updateTopicPerm", {"topic": "T", "perm": 4}),
         ("deleteTopic", {"topic": "T"}),
+        ("emptyTopic", {"topic": "T"}),
         ("updateSubGroup", {"groupName": "g"}),
         ("deleteSubGroup", {"groupName": "g"}),
         ("setConsumeMode", {"groupName": "g", "topicName": "T", "mode": "POP"}),

@@ -233,6 +233,45 @@ def test_truncate_to_commitlog(disk: OsDisk) -> None:
         assert queue.units(0, 100) == units(0, end + 4)
 
 
+def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> None:
+    """Whether they came before that was known or after, and whatever is cut or deleted."""
+
+    def shown(store: ConsumeQueueStore) -> tuple[int, int]:
+        queue = store.queue("T", 0)
+        assert queue is not None
+        assert queue.first_at(lambda at, _: at >= 0) == queue.min_offset  # where a search begins
+        return queue.min_offset, queue.max_offset
+
+    store = new_store(disk)
+    store.show_from("T", 13_000)
+    store.append("T", 0, 0, units(0, 3))
+    assert shown(store) == (3, 3)
+    store.append("T", 0, 3, units(3, 32))
+    assert shown(store) == (12, 35)
+    store.append("U", 0, 0, units(0, 5))
+    store.flush()
+    store.close()
+    store = new_store(disk)
+    for begin, first in ((0, 0), (13_000, 12), (36_000, 35), (13_000, 12)):
+        store.show_from("T", begin)
+        assert shown(store) == (first, 35)
+    store.correct_min_offset(1000 * 4)
+    assert shown(store) == (12, 35)
+    assert disk.listdir("consumequeue/T/0")[0] == f"{0:020d}"  # they can be shown again
+    store.show_from("T", 0)
+    assert shown(store) == (3, 35)
+    store.show_from("T", 13_000)
+    store.truncate_to_commitlog(1000 * 9)
+    assert shown(store) == (8, 8)
+    store.append("T", 0, 8, units(8, 27))
+    assert shown(store) == (12, 35)
+    store.correct_min_offset(1000 * 24 - 1)
+    assert shown(store) == (23, 35)
+    other = store.queue("U", 0)
+    assert other is not None
+    assert (other.min_offset, other.max_offset) == (5, 5)
+
+
 def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
     store = new_store(disk)
     store.append("T", 0, 0, units(0, 35))

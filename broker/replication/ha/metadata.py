@@ -155,7 +155,7 @@ class MetadataSync:
     async def sync(self) -> None:
         """Do one round. Raises RemotingError, StateError, OSError; loaded tables stay."""
         ask, state, link = self._master.ask, self._state, self._link
-        before = dict(state.topics.entries)
+        before = dict(state.topics.entries), dict(state.topics.begins)
         refused: dict[str, str] = {}
         # Groups are requested before the topics and loaded after them. So no group is known here
         # without its retry topic, for which its consumers would ask in vain without a master.
@@ -164,7 +164,7 @@ class MetadataSync:
         await self._master_has_all()
         self._check(link)
         _load(topics, lambda: state.topics.load(topics, state.topics.applied_index, refused))
-        if state.topics.entries != before:
+        if (state.topics.entries, state.topics.begins) != before:
             self._on_topics()
         _load(groups, lambda: state.groups.load(groups, state.groups.applied_index, refused))
         offsets = _object(await ask(RequestCode.GET_ALL_CONSUMER_OFFSET))

@@ -8,7 +8,7 @@ import { empty, head, problem } from "/dashboard/parts.js";
 
 const TOPIC = "RAFTMQ_SYS_OPERATOR_LOG";
 const WORDS = {
-  putTopic: "set up topic", deleteTopic: "deleted topic", putSubscriptionGroup: "set up group", deleteSubscriptionGroup: "deleted group",
+  putTopic: "set up topic", deleteTopic: "deleted topic", emptyTopic: "emptied topic", putSubscriptionGroup: "set up group", deleteSubscriptionGroup: "deleted group",
   resetOffsets: "reset offsets of", pauseConsumerGroup: "paused", resumeConsumerGroup: "resumed", putConsumeMode: "set the mode of",
   sendMessage: "sent a message to", resendMessage: "resent a dead letter", resendMessages: "resent dead letters", putAccount: "set up account",
   deleteAccount: "deleted account", putWhiteAddresses: "replaced the addresses without account", addMember: "added a member", promoteMember: "promoted",

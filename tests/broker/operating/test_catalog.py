@@ -1,17 +1,25 @@
 """Deleting topics and groups: offsets and pops that were committed just before are deleted, too.
-And the topic of message traces, which only the broker itself may create."""
+A topic that is made again begins empty. And the topic of message traces, which only the broker
+itself may create."""
 
 import asyncio
+import shutil
 
+import orjson
 import pytest
 
 from raftmq.broker.errors import Refused
-from raftmq.broker.tables.topics import TopicConfig
-from raftmq.remoting.codes import RequestCode
+from raftmq.broker.tables.topics import BEGINS_MAX, TopicConfig, TopicTable
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.names import TRACE_TOPIC
-from tests.broker.cluster import Group
+from raftmq.store.record import decode_record, walk_records
+from tests.broker.cluster import PATIENCE_S, Group
+from tests.broker.delivery.test_delay_group import PATIENT
 from tests.broker.http.client import Client
 from tests.broker.popping.consumer import Popper
+from tests.broker.replication.ha.pair import Classic
 from tests.waiting import until
 
 LATE = {"offsetCommitIntervalMs": "5000"}
@@ -48,6 +56,121 @@ async def test_a_gathered_commit_does_not_outlive_what_it_was_for(tmp_path, dele
         await group.create_topic(broker, "T", 1)
         assert broker.state.offsets.offsets == {}
         assert (await group.committed(broker, "T", 0)).ext["offset"] == "0"  # not 7
+
+
+async def ends(group, broker, topic="T"):
+    """Return the first and the next offset of a topic's queue, as clients are told them."""
+    ext = {"topic": topic, "queueId": "0"}
+    codes = RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET
+    return [int((await group.ask(broker, code, ext)).ext["offset"]) for code in codes]
+
+
+async def make_again(group, broker, how):
+    """Delete T, and make it again."""
+    if how == "empty":
+        answer = await group.ask(broker, RequestCode.EMPTY_TOPIC, {"topic": "T"})
+        assert loads_object(answer.body) == {"messages": 5, "groups": ["cg", "poppers"]}
+        return
+    await by_request(group, broker)
+    if how == "create":
+        await group.create_topic(broker, "T", 1)
+    elif how == "keep":
+        header = TopicHeader("T", 1, 1, 6, keep_messages=True)
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        assert (await group.ask(broker, code, header.to_ext())).code == 0
+    elif how == "http":
+        async with Client(broker.http.address) as client:
+            assert (await client.put("/api/v1/topics/T", {}, If_None_Match="*")).status == 200
+
+
+@pytest.mark.parametrize("settings", [{}, CLASSIC], ids=["raft", "classic"])
+@pytest.mark.parametrize("how", ["create", "send", "http", "empty", "keep"])
+async def test_a_topic_that_is_made_again_begins_empty_unless_asked(tmp_path, settings, how):
+    """So do the retries of its pops, and its groups; after a restart without queue files, too."""
+    async with Group(tmp_path, **settings) as group:
+        broker = await group.leading()
+        for topic in ("T", "%RETRY%poppers_T"):
+            await group.create_topic(broker, topic, 1)
+            for number in range(5):
+                await group.send(broker, topic, b"old %d" % number)
+        await group.commit(broker, "T", 0, 2)
+        popper = Popper(group, "poppers")
+        (held,) = await popper.pop(broker, count=1)
+        await make_again(group, broker, how)
+        assert await popper.ack(broker, held) != 0
+        assert (await group.send(broker, "T", b"new")).ext["queueOffset"] == "5"
+        first = 0 if how == "keep" else 5
+        for _ in range(2):
+            assert await ends(group, broker) == [first, 6]
+            told = await group.committed(broker, "T", 0)
+            assert told.code == ResponseCode.QUERY_NOT_FOUND
+            found = await group.pull(broker, "T", first)
+            bodies = [decode_record(found.body, at).body for at, _ in walk_records(found.body)]
+            assert bodies[-1] == b"new" and len(bodies) == 6 - first
+            name = await group.leader()
+            await group.stop(name)
+            shutil.rmtree(tmp_path / name / "consumequeue")
+            broker = await group.start(name)
+            await group.leader()
+        popped = await Popper(group, "poppers").pop(broker)
+        assert len(popped) == 6 - first
+        await group.create_topic(broker, "%RETRY%poppers_T", 1)
+        assert await ends(group, broker, "%RETRY%poppers_T") == [5, 5]
+
+
+async def test_every_replica_and_leader_shows_the_same_of_a_topic_made_again(tmp_path):
+    """Also one that was down meanwhile, and one that begins with an empty directory."""
+    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+        broker = await group.leading()
+        old, leader = "T", await group.leader()
+        down, wiped = (name for name in group.names if name != leader)
+        await group.create_topic(broker, old, 1)
+        for _ in range(5):
+            await group.send(broker, old)
+        await group.kill(down)
+        await by_request(group, broker)
+        await group.create_topic(broker, old, 1)
+        await group.send(broker, old, b"new")
+        await group.start(down)
+        await group.kill(wiped)
+        shutil.rmtree(tmp_path / wiped)
+        await group.start(wiped)
+
+        def same():
+            queues = [one.store.queues.queue(old, 0) for one in group.brokers.values()]
+            return [(q.min_offset, q.max_offset) for q in queues if q is not None] == [(5, 6)] * 3
+
+        await until(same)
+        await until(lambda: all(b.engine.status()["recovered"] for b in group.brokers.values()))
+        await group.kill(leader)
+        assert await ends(group, await group.leading()) == [5, 6]
+
+
+async def test_a_slave_shows_what_its_master_shows_of_a_topic_made_again(tmp_path):
+    async with Classic(tmp_path) as pair:
+        await pair.create_topic(pair.master, "T", 1)
+        for _ in range(3):
+            await pair.send(pair.master, "T")
+        (slave,) = (broker for name, broker in pair.brokers.items() if name != "master")
+        await until(lambda: slave.state.topics.get("T") is not None)
+        await until(lambda: slave.store.queues.end_of("T", 0) == 3)
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await pair.ask(pair.master, RequestCode.EMPTY_TOPIC, {"topic": "T"})
+        assert answer.code == 0
+        await until(lambda: slave.store.queues.queue("T", 0).min_offset == 3)
+
+
+def test_only_so_many_deleted_topics_are_remembered():
+    table = TopicTable()
+    table.put(TopicConfig("made-again"), 1)
+    table.begin_anew("made-again", 7)
+    for number in range(BEGINS_MAX + 1):
+        table.begin_anew(f"gone {number}", 8 + number)
+    assert len(table.begins) == BEGINS_MAX + 1
+    assert table.begins["made-again"] == 7 and "gone 0" not in table.begins
+    other = TopicTable()
+    other.load(orjson.loads(orjson.dumps(table.to_json())), 3)
+    assert other.begins == table.begins
 
 
 async def remove_topic(broker):

@@ -4,7 +4,7 @@ batches  all messages of one are stored, one behind the other, or none
 queries  by key: whoever asks for a message that was acknowledged gets it, soon
 resets   a group that is moved back gets everything from there on again, soon
 filters  by tags and by SQL: exactly what matches, of what is stored
-deleted  a topic that is deleted and made again has its messages, and no group's offsets
+deleted  a topic that is deleted and made again has no messages of before, and no group's offsets
 
 What it finds is told by CheckFailed; nothing of it is in the history.
 """
@@ -80,7 +80,9 @@ class AskedWorkload:
         self._stored: dict[Place, Asked] = {}  # acknowledged
         self._batches: dict[str, list[str]] = {}  # keys, by the first of them
         self._maybe: dict[str, Asked] = {}  # of unknown outcome, or perhaps stored twice
-        self._kept: dict[int, str] = {}  # of the topic that is deleted: offset → key
+        self._kept: dict[int, str] = {}  # of the topic that is deleted, since then: offset → key
+        self._gone: set[str] = set()  # keys of before
+        self._deleted_late = False  # a deletion was not answered: it may come behind a message
         self._delivered: dict[Place, int] = defaultdict(int)  # how often
         self._admin: Admin | None = None
         self._consumer: PullConsumer | None = None
@@ -126,10 +128,13 @@ class AskedWorkload:
             self._whole(queue, await self._read(queue, "*", "TAG"))
             for expression, kind, matches in FILTERS:
                 await self._filter(queue, expression, kind, matches)
-        if self._kept:
+        if self._kept or self._gone:
             found = await self._read(self._deleted, "*", "TAG")
-            if gone := {at: key for at, key in self._kept.items() if found.get(at) != key}:
-                raise CheckFailed(f"{DELETED} was made again without {gone}")
+            lost = {at: key for at, key in self._kept.items() if found.get(at) != key}
+            if lost and not self._deleted_late:
+                raise CheckFailed(f"{DELETED} has lost {lost}")
+            if old := self._gone & set(found.values()):
+                raise CheckFailed(f"{DELETED} was made again with {old}")
         places = sorted(self._stored)
         for place in random.Random(1).sample(places, min(len(places), QUERIES_AT_END)):
             await self._query(self._stored[place])
@@ -292,6 +297,8 @@ class AskedWorkload:
     async def _delete(self, producer: Producer) -> None:
         """Delete a topic and make it again, now and then."""
         admin, queue, numbers = self.admin, self._deleted, itertools.count()
+        once: set[str] = set()  # keys
+        offset = 0
 
         async def create() -> bool:
             await admin.topic.create(DELETED, 1)
@@ -301,10 +308,12 @@ class AskedWorkload:
             key = f"deleted-{next(numbers)}"
             result = await producer.send(Message(DELETED, key.encode(), "", key), 5_000)
             self._kept[result.queue_offset] = key
+            if result.attempts == 1:  # no other copy may come late
+                once.add(key)
             return True
 
         async def commit() -> bool:
-            await admin.offset.commit(DELETED_GROUP, queue, max(self._kept) + 1)
+            await admin.offset.commit(DELETED_GROUP, queue, max(self._kept))
             return True
 
         async def delete() -> bool:
@@ -315,7 +324,7 @@ class AskedWorkload:
 
         async def look() -> bool:
             found = await admin.offset.committed(DELETED_GROUP, queue)
-            if found is not None and not again:
+            if found == offset and not again:  # it is below the end of the empty queue
                 raise CheckFailed(f"{DELETED} was deleted, and its group still has {found}")
             return True
 
@@ -324,7 +333,11 @@ class AskedWorkload:
             await insist(send, f"{DELETED} takes no message")
             # A commit that was not answered may come late, and is one of the new topic then.
             again = await insist(commit, f"{DELETED} takes no offset")
-            await insist(delete, f"{DELETED} is not deleted")
+            offset = max(self._kept)
+            if await insist(delete, f"{DELETED} is not deleted"):
+                self._deleted_late = True
+            self._gone |= once & set(self._kept.values())
+            self._kept.clear()
             await insist(create, f"{DELETED} is not created again")
             await insist(look, f"{DELETED} does not tell its group's offset")
             await asyncio.sleep(1.0)

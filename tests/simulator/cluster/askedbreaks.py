@@ -9,6 +9,7 @@ from raftmq.broker.consuming.filteredreads import FilteredReads
 from raftmq.broker.consuming.resets import ResetMarks
 from raftmq.broker.sending import sendrequest
 from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.topics import TopicTable
 from raftmq.client.offsetstore import OffsetStore
 from raftmq.store.messageindex import MessageIndex
 from tests.simulator.cluster.planting import instead, replaced
@@ -67,6 +68,11 @@ def index_begins_at_the_end() -> AbstractContextManager[Any]:
 def offsets_outlive_their_topic() -> AbstractContextManager[Any]:
     """A topic that is made again has its groups' offsets of before."""
     return instead(OffsetTable, "delete_topic", lambda self, topic: None)
+
+
+def messages_outlive_their_topic() -> AbstractContextManager[Any]:
+    """A topic that is made again has its messages of before."""
+    return instead(TopicTable, "begin_anew", lambda self, name, position: None)
 
 
 def commits_taken_for_a_tools() -> AbstractContextManager[Any]:

@@ -258,6 +258,7 @@ BREAKS: tuple[Break, ...] = (
     Break(asked.filters_let_all_through, load=ASKED, profile=AS_FOUNDED, long=True),
     Break(asked.index_begins_at_the_end, load=ASKED, profile=AS_FOUNDED, first=10, long=True),
     Break(asked.offsets_outlive_their_topic, load=ASKED, profile=AS_FOUNDED, long=True),
+    Break(asked.messages_outlive_their_topic, load=ASKED, profile=AS_FOUNDED, long=True),
     Break(filtered.filters_turned_off_let_all_through, load=FILTERED, profile=AS_FOUNDED),
     Break(filtered.settings_answered_and_not_set, load=FILTERED, profile=AS_FOUNDED, long=True),
     Break(seen.bodies_altered_at_admission),

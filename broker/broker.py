@@ -177,6 +177,7 @@ class Broker:
             notify_enabled=self.groups.is_notified,
             on_consumer_group=self.groups.ensure,
             may_replace=self.access.may_replace,
+            must_agree=lambda: config.reject_inconsistent_subscriptions,
         )
 
         # Sending, and what is delivered later.

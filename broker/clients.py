@@ -13,6 +13,9 @@ more than PROMPT_MEMBERS_MAX, changes within TELL_PAUSE_MS are told at once: els
 join one after the other would be told half a million times, and each asks who is there. Bounds:
 `clientsMax` memberships and `keptBytesMax`, beyond which a new one is refused; REQUESTERS_MAX
 requesters.
+
+Consumers of one group have to have the same subscriptions: which differ is logged, and shown by
+`ConsumerGroup.differences`. With `rejectInconsistentSubscriptions` the later one is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from raftmq.broker.consuming.filters import Subscription, subscription_from_json
@@ -30,6 +34,7 @@ from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.consistency import Difference, Wishes, differences, wishes
 from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.remoting.turns import Steps, finish
@@ -45,6 +50,7 @@ EXPRESSIONS_CHARS_MAX = 1 << 18  # of a heartbeat's subscriptions together
 GROUPS_PER_STEP = 50
 PROMPT_MEMBERS_MAX = 32  # of a group that is told of each change
 TELL_PAUSE_MS = 50  # between two times that a larger group is told
+WARN_PAUSE_MS = 600_000  # of a group's inconsistent subscriptions
 MEMBERSHIPS_PER_CONNECTION_MAX = 2 * GROUPS_PER_HEARTBEAT_MAX  # a process has one client id
 
 
@@ -70,6 +76,7 @@ class Member:
     language: int
     version: int
     last_ms: int
+    wishes: Wishes = frozenset()  # a consumer's; one object for all that have the same
 
     def to_json(self) -> dict[str, Any]:
         """Return Apache's Connection bean."""
@@ -96,6 +103,10 @@ class ConsumerData:
     def kept_bytes(self) -> int:
         return _kept_bytes(self.subscriptions)
 
+    @property
+    def wishes(self) -> Wishes:
+        return wishes((topic, *_wish(one)) for topic, one in self.subscriptions.items())
+
 
 class ConsumerGroup:
     """A consumer group with at least one member."""
@@ -107,6 +118,10 @@ class ConsumerGroup:
         self.consume_from_where = ""
         self.members: dict[str, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
+        # The members' wishes, but for those who subscribe to nothing: how many have these, and
+        # bytes kept.
+        self._wishes: dict[Wishes, list[int]] = {}
+        self.warned_ms: int | None = None
 
     def update(self, told: ConsumerData) -> bool:
         """Take over a heartbeat's words; return True when a subscription changed."""
@@ -138,7 +153,46 @@ class ConsumerGroup:
 
     @property
     def kept_bytes(self) -> int:
-        return _kept_bytes(self.subscriptions)
+        return _kept_bytes(self.subscriptions) + sum(kept for _, kept in self._wishes.values())
+
+    def wish(self, member: Member, wanted: Wishes, kept_bytes: int) -> None:
+        """Note a member's wishes."""
+        if member.wishes == wanted:
+            return
+        self.forget_wishes(member)
+        member.wishes = next((one for one in self._wishes if one == wanted), wanted)
+        if wanted:
+            self._wishes.setdefault(member.wishes, [0, kept_bytes])[0] += 1
+
+    def forget_wishes(self, member: Member) -> None:
+        """Note that a member has left."""
+        if member.wishes in self._wishes:
+            self._wishes[member.wishes][0] -= 1
+            if not self._wishes[member.wishes][0]:
+                del self._wishes[member.wishes]
+        member.wishes = frozenset()
+
+    def knows(self, wanted: Wishes) -> bool:
+        return not wanted or wanted in self._wishes
+
+    def agrees(self, client_id: str, wanted: Wishes) -> bool:
+        """Return whether all members but this one have these wishes."""
+        member = self.members.get(client_id)
+        own = None if member is None else member.wishes
+        return not wanted or all(
+            one == wanted or (one == own and count == 1) for one, (count, _) in self._wishes.items()
+        )
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether all members have the same subscriptions."""
+        return len(self._wishes) < 2
+
+    def differences(self) -> dict[str, list[Difference]]:
+        """Return where members' subscriptions differ from most of the others', by client id."""
+        if self.is_consistent:
+            return {}
+        return differences({name: member.wishes for name, member in self.members.items()})
 
     @property
     def is_broadcasting(self) -> bool:
@@ -168,10 +222,12 @@ class ClientTable:
         notify_enabled: Callable[[str], bool],
         on_consumer_group: Callable[[str], None],
         may_replace: Callable[[object, object], bool] = lambda before, connection: True,
+        must_agree: Callable[[], bool] = lambda: False,
     ) -> None:
         """`kept` is shared with everything else that is kept for peers. `may_replace(before,
         connection)` returns whether the sender on `connection` may take over or end a client's
-        membership over the connection `before`, which is open."""
+        membership over the connection `before`, which is open. `must_agree()`: refuse a consumer
+        whose subscriptions are not its group's."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Member]] = {}
         self._clients_max = clients_max
@@ -180,6 +236,7 @@ class ClientTable:
         self._notify_enabled = notify_enabled
         self._on_consumer_group = on_consumer_group
         self._may_replace = may_replace
+        self._must_agree = must_agree
         self._count = 0  # memberships
         self._just_told: set[str] = set()  # large groups, since the last `tell`
         self._untold: dict[str, None] = {}  # those of them that have changed since
@@ -257,8 +314,17 @@ class ClientTable:
 
     def _take_in(self, group: ConsumerGroup, told: ConsumerData, member: Member) -> bool:
         """Add or refresh a consumer; return True when its group changed. Raises Refused."""
+        wanted = told.wishes
+        if self._must_agree() and not group.agrees(member.client_id, wanted):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"other consumers of group {group.name} have other subscriptions than"
+                f" {member.client_id}",
+                tag="INCONSISTENT_SUBSCRIPTIONS",
+            )
         before = group.kept_bytes
-        more = max(0, told.kept_bytes - before)
+        more = max(0, told.kept_bytes - _kept_bytes(group.subscriptions))
+        more += 0 if group.knows(wanted) else told.kept_bytes
         if not self._kept.take(more):
             raise busy("keptBytesMax: clients have told as much as is kept")
         try:
@@ -268,8 +334,24 @@ class ClientTable:
             raise
         self.consumers[group.name] = group
         changed = group.update(told)
+        group.wish(group.members[member.client_id], wanted, told.kept_bytes)
         self._kept.give_back(before + more - group.kept_bytes)
+        if not group.is_consistent:
+            self._warn(group, member.last_ms)
         return joined or changed
+
+    def _warn(self, group: ConsumerGroup, now_ms: int) -> None:
+        """Log that a group's consumers lose messages, at most every WARN_PAUSE_MS."""
+        if group.warned_ms is not None and now_ms < group.warned_ms + WARN_PAUSE_MS:
+            return
+        group.warned_ms = now_ms
+        found = group.differences()
+        for client_id, (first, *_) in islice(found.items(), 1):
+            log.warning(
+                "subscriptions_inconsistent group=%s clients=%d client=%s topic=%s"
+                " expression=%s others=%s",
+                group.name, len(found), client_id, first.topic, first.expression, first.others,
+            )  # fmt: skip
 
     def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
         """Add or refresh a member; return True when it was not known over this connection."""
@@ -451,11 +533,15 @@ class ClientTable:
             if not groups:
                 del self._producer_groups[client_id]
         self._forget_key(member.connection, (consumer, group, client_id))
-        if not members:
-            if consumer:
-                self._kept.give_back(self.consumers.pop(group).kept_bytes)
-            else:
-                del self.producers[group]
+        if consumer:
+            left = self.consumers[group]
+            before = left.kept_bytes
+            left.forget_wishes(member)
+            if not members:
+                del self.consumers[group]
+            self._kept.give_back(before - (left.kept_bytes if members else 0))
+        elif not members:
+            del self.producers[group]
         return True
 
     def _forget_key(self, connection: ClientConnection, key: tuple[bool, str, str]) -> None:

@@ -315,6 +315,10 @@ class BrokerConfig(PeerTlsOptions):
         " (`[BUSY]`).", low=1, alike=True)
     clients_max: int = option("messages", "clientsMax", 50_000,
         "Memberships of clients in groups; above, heartbeats are refused.", low=1)
+    reject_inconsistent_subscriptions: bool = option("messages", "rejectInconsistentSubscriptions",
+        False, "Refuse the heartbeat of a consumer whose subscriptions are not those of its group's"
+        " other consumers (`[INCONSISTENT_SUBSCRIPTIONS]`). They are logged in any case.",
+        live=True)
     client_expiry_ms: int = option("messages", "clientExpiryMs", 120_000,
         "A client silent for so long is forgotten.", unit=MS, low=100)
 

@@ -26,6 +26,7 @@ from raftmq.mqadmin.commands import GROUP_SETTINGS
 from raftmq.mqadmin.targets import nobody_leads, writable
 from raftmq.ops.strictjson import loads
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.consistency import Wishes, differences, wishes
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
@@ -288,7 +289,15 @@ async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     parts: list[Part] = [Table([members[c] for c in sorted(members)], "clients")]
     for client_id in sorted(infos):
         parts += _running(client_id, infos[client_id], alone=len(infos) == 1)
-    parts.append(Fields({"same": _same_subscriptions(infos)}, "subscriptions"))
+    differing = differences({client: _wishes(info) for client, info in infos.items()})
+    parts.append(Fields({"same": not differing}, "subscriptions"))
+    if differing:
+        rows = [
+            {"clientId": client, **one._asdict()}
+            for client, found in differing.items()
+            for one in found
+        ]
+        parts.append(Table(rows, "differences"))
     return parts
 
 
@@ -317,14 +326,10 @@ def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Pa
     return parts
 
 
-def _same_subscriptions(infos: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether all members of the group have the same subscriptions; if not, messages get
-    lost."""
-    seen = {
-        frozenset(
-            (str(s.get("topic")), str(s.get("subString")))
-            for s in info.get("subscriptionSet") or []
-        )
-        for info in infos.values()
-    }
-    return len(seen) <= 1
+def _wishes(info: Mapping[str, Any]) -> Wishes:
+    """Return a client's subscriptions as they are compared with the others'. Where they are not the
+    same, messages get lost."""
+    return wishes(
+        (str(one.get("topic")), str(one.get("expressionType") or ""), str(one.get("subString")))
+        for one in info.get("subscriptionSet") or []
+    )

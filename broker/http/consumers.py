@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import UNSET
@@ -20,6 +21,7 @@ from raftmq.broker.tables.state import entry_version
 from raftmq.ops.versions import Condition
 from raftmq.remoting.clientversions import version_name
 from raftmq.remoting.codes import LanguageCode
+from raftmq.remoting.consistency import Difference
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import PageQuery
 from raftmq.web.problem import conflict, invalid, not_found
@@ -31,6 +33,7 @@ from raftmq.web.resources.consumers import (
     ConsumerGroupPage,
     ConsumerGroupView,
     ConsumerQueueView,
+    DifferenceView,
     PausedView,
     ResetBody,
     ResetQueueView,
@@ -42,6 +45,8 @@ from raftmq.web.resources.topics import GroupPath
 QUEUES_MAX = 4_096  # of one group in one answer, and in one reset
 CONNECTION_GROUPS_MAX = 1_000  # of one answer
 CLIENTS_PER_GROUP_MAX = 1_000
+DIFFERENCES_MAX = 10  # of one client in one answer
+NO_DIFFERENCES: Mapping[str, list[Difference]] = MappingProxyType({})
 PAUSE_TRIES = 4  # when others change the group at the same time
 
 
@@ -136,7 +141,7 @@ class ConsumerOperations:
             message_model=None if online is None else online.message_model,
             subscriptions={topic: s.expression for topic, s in subscribed.items()},
             expression_types={topic: s.expression_type for topic, s in subscribed.items()},
-            clients=_clients(members),
+            clients=_clients(members, {} if online is None else online.differences()),
             queues=queues,
             queues_left_out=max(0, len(keys) - QUEUES_MAX),
             lag=sum(queue.lag for queue in queues),
@@ -287,7 +292,9 @@ def _connected(name: str, members: dict[str, Member]) -> ConnectionItem:
     return ConnectionItem(name=name, clients=_clients(list(members.values())))
 
 
-def _clients(members: list[Member]) -> list[ClientView]:
+def _clients(
+    members: list[Member], differences: Mapping[str, list[Difference]] = NO_DIFFERENCES
+) -> list[ClientView]:
     return [
         ClientView(
             client_id=member.client_id,
@@ -295,6 +302,10 @@ def _clients(members: list[Member]) -> list[ClientView]:
             language=LanguageCode(member.language).name,
             version=member.version,
             version_name=version_name(member.version),
+            differs=[
+                DifferenceView(**one._asdict())
+                for one in differences.get(member.client_id, ())[:DIFFERENCES_MAX]
+            ],
         )
         for member in members[:CLIENTS_PER_GROUP_MAX]
     ]

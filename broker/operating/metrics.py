@@ -338,6 +338,15 @@ class BrokerMetrics:
             "(group, topic) pairs beyond the limits, whose lag is not told.",
             pairs - len(most),
         )
+        found = parts.clients.consumers.values()
+        differing = [one for one in found if not one.is_consistent]
+        series_max = parts.context.config.metrics_series_max
+        families.gauges(
+            "rocketmq_consumers_inconsistent",
+            "Clients of a group whose subscriptions are not those of most of its clients.",
+            ("group",),
+            [((one.name,), len(one.differences())) for one in differing[:series_max]],
+        )
 
     def _raft(self, families: Families, status: dict[str, object]) -> None:
         families.states(

@@ -8,12 +8,15 @@ from raftmq.broker.clients import (
     EXPRESSIONS_CHARS_MAX,
     PROMPT_MEMBERS_MAX,
     TAGS_PER_HEARTBEAT_MAX,
+    WARN_PAUSE_MS,
     ClientTable,
 )
+from raftmq.broker.errors import Refused
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.consistency import differences, wishes
 from raftmq.remoting.errors import BodyError
 from tests.broker.cluster import Group
 from tests.broker.doubles import FakeConnection
@@ -22,13 +25,14 @@ from tests.waiting import until
 CHANGED = int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 
 
-def table(quiet=(), expiry_ms=100, clients_max=10):
+def table(quiet=(), expiry_ms=100, clients_max=10, **more):
     return ClientTable(
         clients_max=clients_max,
         kept=Allowance(1 << 20),
         expiry_ms=expiry_ms,
         notify_enabled=lambda group: group not in quiet,
         on_consumer_group=lambda _: None,
+        **more,
     )
 
 
@@ -186,3 +190,84 @@ async def test_whoever_is_told_finds_the_members(tmp_path, notified, switch):
                 assert lists == []
         finally:
             await client.close()
+
+
+def differing(clients):
+    return {
+        client: [tuple(one) for one in found]
+        for client, found in clients.consumers["g"].differences().items()
+    }
+
+
+def test_consumers_with_other_subscriptions_than_most_are_named(caplog):
+    clients = table()
+    connections = [FakeConnection() for _ in range(3)]
+
+    def beats(*texts, now_ms=0):
+        for connection, client, text in zip(connections, "abc", texts, strict=False):
+            beat(clients, connection, client, text, now_ms=now_ms)
+
+    beats("A || B", "B||A")
+    assert differing(clients) == {}, "the same tags, however they are written"
+    assert not caplog.records
+    beats("A || B", "B||A", "A")
+    assert differing(clients) == {"c": [("T", "A", "A || B")]}
+    (record,) = caplog.records
+    for words in ("subscriptions_inconsistent group=g", "client=c topic=T expression=A"):
+        assert words in record.getMessage()
+    beats("A || B", "B||A", "A", now_ms=WARN_PAUSE_MS - 1)
+    assert len(caplog.records) == 1
+    beats("A || B", "B||A", "A", now_ms=WARN_PAUSE_MS)
+    assert len(caplog.records) == 2
+    beats("A", "*", "A")
+    assert differing(clients) == {"b": [("T", "*", "A")]}
+    clients.closed(connections[1])
+    assert differing(clients) == {}
+    clients.closed(connections[0])
+    clients.closed(connections[2])
+    assert clients.consumers == {} and clients._kept.used_bytes == 0
+
+
+@pytest.mark.parametrize("changed", ["joins", "changes"])
+def test_a_consumer_with_other_subscriptions_is_refused_if_so_wished(changed):
+    wished = [False]
+    clients, one, two = table(must_agree=lambda: wished[0]), FakeConnection(), FakeConnection()
+    beat(clients, one, "a", "A")
+    if changed == "changes":
+        beat(clients, two, "b", "A")
+    wished[0] = True
+    beat(clients, one, "a", "A")
+    with pytest.raises(Refused, match=r"^\[INCONSISTENT_SUBSCRIPTIONS\]"):
+        beat(clients, two, "b", "B", version=2)
+    assert differing(clients) == {}
+    assert clients.subscription("g", "T").expression == "A"
+    clients.closed(two)
+    beat(clients, one, "a", "B", version=2)  # alone it may change its mind
+    assert clients.subscription("g", "T").expression == "B"
+    wished[0] = False
+    beat(clients, two, "b", "A", version=3)
+    assert set(differing(clients)) == {"b"}
+
+
+TYPED = frozenset({("T", "*")})
+
+
+@pytest.mark.parametrize(
+    ("members", "found"),
+    [
+        ({}, {}),
+        ({"a": TYPED, "b": TYPED, "c": frozenset()}, {}),
+        ({"a": wishes([("T", "TAG", " *")]), "b": wishes([("T", "", "")])}, {}),
+        ({"a": wishes([("T", "TAG", "x"), ("%RETRY%g", "TAG", "*")]), "b": TYPED},
+         {"b": [("T", "*", "x")]}),
+        ({"a": wishes([("T", "SQL92", "x > 1")]), "b": TYPED, "c": TYPED},
+         {"a": [("T", "SQL92 x > 1", "*")]}),
+        ({"a": wishes([("T", "TAG", "*"), ("U", "TAG", "*")]), "b": TYPED, "c": TYPED},
+         {"a": [("U", "*", None)]}),
+        ({"a": TYPED, "b": TYPED, "c": wishes([("U", "TAG", "*")])},
+         {"c": [("T", None, "*"), ("U", "*", None)]}),
+    ],
+)  # fmt: skip
+def test_differences_of_subscriptions(members, found):
+    told = {client: [tuple(one) for one in each] for client, each in differences(members).items()}
+    assert told == found

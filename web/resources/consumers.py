@@ -13,14 +13,24 @@ from raftmq.web.resources.basics import (
 from raftmq.web.schema import Count, Input, TimeMs, View
 
 
+class DifferenceView(View, frozen=True, kw_only=True):
+    """A topic in which a consumer has another expression than most of its group; null: none."""
+
+    topic: str
+    expression: str | None
+    others: str | None
+
+
 class ClientView(View, frozen=True, kw_only=True):
-    """A connected client. `versionName`: the version in Apache's words, as "V5_3_3"."""
+    """A connected client. `versionName`: the version in Apache's words, as "V5_3_3"; `differs`:
+    the first topics in which its subscriptions are not those of its group."""
 
     client_id: str
     address: str
     language: str
     version: int
     version_name: str = ""
+    differs: list[DifferenceView] = []  # noqa: RUF012 (msgspec copies it)
 
 
 class ConsumerGroupItem(View, frozen=True, kw_only=True):

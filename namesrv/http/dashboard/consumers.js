@@ -127,7 +127,14 @@ function queues(topic, rows) {
 export function clients(rows, of = "") {
   if (!rows.length) return empty("Nobody is connected.");
   return table(`Clients${of && ` of ${of}`}`, [["Client", ""], ["Address", ""], ["Language", ""], ["Version", ""]],
-    rows.map((one) => [h("span", { class: "mono" }, one.clientId ?? "–"), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), one.versionName || String(one.version ?? "–")]));
+    rows.map((one) => [h("span", null, h("span", { class: "mono" }, one.clientId ?? "–"), (one.differs ?? []).map(differs)), h("span", { class: "mono" }, one.address ?? "–"), String(one.language ?? "–"), one.versionName || String(one.version ?? "–")]));
+}
+
+const wish = (expression) => expression ?? "nothing";
+
+// Consumers of one group that subscribe to different things lose messages.
+function differs({ topic, expression, others }) {
+  return h("div", null, h("span", { class: "tag warn" }, "differs"), ` ${topic}: ${wish(expression)}; others: ${wish(others)}`);
 }
 
 async function hold(name, deed, title, words) {

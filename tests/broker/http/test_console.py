@@ -4,6 +4,7 @@ resets, consume modes, accounts, connections."""
 import asyncio
 
 from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import dumps
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
@@ -174,6 +175,22 @@ async def test_clients_are_shown_with_the_name_of_their_version(client, group, b
     (item,) = (await client.get("/api/v1/connections")).json["producers"]
     (shown,) = item["clients"]
     assert (shown["clientId"], shown["versionName"]) == ("c1", "V4_9_8")
+
+
+async def test_clients_whose_subscriptions_are_not_their_groups_are_named(client, group, broker):
+    other = group.asking()
+    try:
+        for connection, name, tags in ((group.client, "c1", "x"), (other, "c2", "y")):
+            subscription = {"topic": "T", "subString": tags, "expressionType": "TAG"}
+            consumer = {"groupName": "cg", "subscriptionDataSet": [subscription]}
+            body = dumps({"clientID": name, "consumerDataSet": [consumer]})
+            beat = RemotingCommand.request(RequestCode.HEART_BEAT, {}, body)
+            assert (await connection.invoke(broker.address, beat, 60_000)).code == 0
+        shown = (await client.get("/api/v1/consumer-groups/cg")).json["clients"]
+    finally:
+        await other.close()
+    differs = {one["clientId"]: one["differs"] for one in shown}
+    assert differs == {"c1": [], "c2": [{"topic": "T", "expression": "y", "others": "x"}]}
 
 
 ACCOUNTS = """accounts:

@@ -52,6 +52,8 @@ OURS_ALONE = {
     "deleteWriter",
     "emptyTopic",
     "copyDefinitions",
+    "checkMove",
+    "compare",
 }
 OWN_FLAGS = {("deleteExpiredCommitLog", "trustClock"), ("updateTopic", "keepMessages")}
 OF_4X = {  # 5.3 has no tools any more for accounts that are asked for by these

@@ -783,8 +783,6 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("grpc_port", "needs namesrvAddr: a proxy learns from name servers where topics are")
     if config.grpc_port and config.acl_enable and config.inner_credentials is None:
         fail("grpc_port", "with accounts it needs innerClientAuthenticationCredentials")
-    if config.grpc_port and config.tls_server_mode == "permissive":
-        fail("tls_server_mode", "grpcPort is set, and takes TLS or plain connections, not both")
     if (wrong := config.wrong_tls()) is not None:
         fail(*wrong)
     if config.raft_tls_mode != OFF and config.is_classic:

@@ -156,8 +156,6 @@ class ProxyConfig(TlsOptions):
 
     def wrong(self) -> tuple[str, str] | None:
         """Return a field that does not fit the others, and why; None if all fit."""
-        if self.tls_server_mode == "permissive":
-            return "tls_server_mode", "a gRPC port takes TLS or plain connections, not both"
         if self.poll_ms_min > self.poll_ms_max:
             return "poll_ms_min", "is above grpcClientConsumerMaxLongPollingTimeoutMillis"
         name_servers = parse_address_list(self.namesrv)

@@ -38,6 +38,8 @@ class Figures:
 
     calls: int
     refused: Mapping[str, int]
+    connections: int
+    connections_refused: int
     clients: int
     lines: int
     kept_bytes: int
@@ -100,6 +102,12 @@ class ProxyMetrics:
                 f"How long calls of {call} took.",
                 timings,
             )
+        families.gauge("rocketmq_proxy_connections", "Connections of clients.", now.connections)
+        families.counter(
+            "rocketmq_proxy_connections_refused_total",
+            "Connections of clients that were too many, of all or of one address.",
+            now.connections_refused,
+        )
         families.gauge("rocketmq_proxy_clients", "Clients heard of lately.", now.clients)
         families.gauge("rocketmq_proxy_telemetry_streams", "Open Telemetry streams.", now.lines)
         families.gauge(

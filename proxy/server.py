@@ -11,13 +11,14 @@ import grpc
 import grpc.aio
 
 from raftmq.client.instance import ClientInstance, InstanceConfig
+from raftmq.ops.descriptors import descriptor_limit, warn_if_limited
 from raftmq.proxy.access import Access
 from raftmq.proxy.brokers import Brokers
 from raftmq.proxy.clients import Clients
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.counts import Counts, Figures, ProxyMetrics
-from raftmq.proxy.credentials import Certificates
 from raftmq.proxy.http import ProxyApi, web_settings
+from raftmq.proxy.passages import DESCRIPTORS, LOOPBACK, Passages
 from raftmq.proxy.presence import Presence
 from raftmq.proxy.protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
 from raftmq.proxy.receives import Receives
@@ -30,7 +31,8 @@ from raftmq.remoting.acl import AclError
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.processtls import ProcessTls
-from raftmq.remoting.tls import ClientAuth, TlsError
+from raftmq.remoting.tls import TlsError, TlsMode
+from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
 from raftmq.web.auth import Access as WebAccess
 from raftmq.web.auth import WebConfigError
 
@@ -42,6 +44,7 @@ TOLD_S = 0.2  # clients are told to connect elsewhere so long before their strea
 ROUTE_MS = 10_000
 LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait for a client
 METADATA_BYTES_MAX = 16 * 1024
+HTTP2 = ("h2",)  # gRPC's protocol, as TLS negotiates it
 UNREAD_BYTES = 256 << 10  # of a message: 5 MB a second over a connection at 50 ms a round trip
 PING_MS, PING_TIMEOUT_MS = 8_000, 8_000  # a silent connection is closed after both
 HANDSHAKE_MS, IDLE_MS = 10_000, 120_000  # the latter as Apache's
@@ -54,7 +57,7 @@ START_READ_ERRORS = (AclError, TlsError, WebConfigError)
 def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
     """Yield the reads of a start. Each raises START_READ_ERRORS if a start would fail."""
     yield Access(enabled=config.acl_enable, path=config.acl_file).prepare
-    yield ProcessTls(config, by_grpc=True).load
+    yield ProcessTls(config, protocols=HTTP2).load
     if config.http_enable:
         yield partial(WebAccess.of, web_settings(config, config.port))
 
@@ -65,7 +68,7 @@ class ProxyServer:
     def __init__(self, config: ProxyConfig) -> None:
         self._config = config
         self._instance = ClientInstance(config.namesrv, _instance_config(config))
-        self._tls = ProcessTls(config, by_grpc=True)
+        self._tls = ProcessTls(config, protocols=HTTP2)
         self._access = Access(enabled=config.acl_enable, path=config.acl_file)
         self._tasks = Tasks()
         self._brokers = Brokers(self._instance, self._access, self._tasks.spawn)
@@ -76,6 +79,8 @@ class ProxyServer:
         self._service: Service | None = None
         self.metrics: ProxyMetrics | None = None  # until it is started
         self._server: grpc.aio.Server | None = None
+        self._passages: Passages | None = None
+        self._listener: TlsListener | None = None
         self._stopping = asyncio.Event()
         self.http: ProxyApi | None = None  # None: not started, or httpEnable=false
         self.port = 0  # once it listens
@@ -121,6 +126,7 @@ class ProxyServer:
             sends=sends,
             receives=receives,
             transactions=transactions,
+            client_of=self._client_of,
             stopping=self._stopping,
         )
         await self._listen(service)
@@ -141,8 +147,11 @@ class ProxyServer:
         assert self._receives is not None
         assert self._transactions is not None
         assert self._service is not None
+        assert self._passages is not None
         return Figures(
+            connections=self._passages.count,
             calls=self._service.calls_count,
+            connections_refused=self._passages.refused_count,
             refused=self._service.refused_counts,
             clients=len(self._clients),
             lines=self._clients.line_count,
@@ -177,21 +186,20 @@ class ProxyServer:
                 ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # otherwise it is a minute
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
                 ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.so_reuseport", 0),  # nobody else may listen there
             ],
         )
-        where = f"{config.bind}:{config.port}"
-        try:
-            if self._tls.server is None:
-                self.port = server.add_insecure_port(where)
-            else:
-                credentials = Certificates(self._tls.server.source).load(
-                    ClientAuth(config.tls_server_need_client_auth), config.tls_server_key_password
-                )
-                self.port = server.add_secure_port(where, credentials)
-        except RuntimeError as error:  # gRPC's word for a port that is taken
-            raise OSError(f"cannot listen on {where}: {error}") from error
+        connections_max = descriptor_limit() // (DESCRIPTORS + 1)
+        warn_if_limited(connections_max, config.clients_max, descriptor_limit())
+        self._passages = Passages(connections_max, server.add_insecure_port(f"{LOOPBACK}:0"))
         await server.start()
+        policy = self._tls.server or TlsPolicy(TlsMode.DISABLED, None)
+        self._listener = TlsListener(self._passages.new, policy)
+        await self._listener.listen(config.bind, config.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    def _client_of(self, peer: str) -> str:
+        return "" if self._passages is None else self._passages.client_of(peer)
 
     async def stop(self) -> None:
         """Tell clients to connect elsewhere, end what waits, let calls in progress end, close."""
@@ -203,8 +211,13 @@ class ProxyServer:
             if self._clients.line_count:
                 await asyncio.sleep(TOLD_S)
         self._stopping.set()
+        if self._listener is not None:
+            self._listener.close()
         if self._server is not None:
             await self._server.stop(self._config.stop_ms / 1000)
+        if self._listener is not None and self._passages is not None:
+            self._passages.stop()
+            await self._listener.wait_closed()
         if self.http is not None:
             await self.http.stop()
         if self.metrics is not None:

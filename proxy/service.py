@@ -89,8 +89,10 @@ class Service:
         sends: Sends,
         receives: Receives,
         transactions: Transactions,
+        client_of: Callable[[str], str],
         stopping: asyncio.Event,
     ) -> None:
+        """`client_of`: the client behind a peer that gRPC sees; "" for nobody."""
         self._calls = Bound("calls", calls_max, CALLS_SHARE)
         self._strangers = Bound("strangers", STRANGERS_MAX, STRANGERS_SHARE)
         self._checks = Bound("health", CHECKS_MAX, CHECKS_SHARE)
@@ -101,6 +103,7 @@ class Service:
         self._counts = counts
         self._presence = presence
         self._receives = receives
+        self._client_of = client_of
         self._stopping = stopping
         self._unary: dict[str, tuple[Act, Any, Any]] = {
             "QueryRoute": (routes.route, pb.QueryRouteRequest, pb.QueryRouteResponse),
@@ -170,10 +173,16 @@ class Service:
         counts = {bound.kind: bound.refused_count for bound in bounds}
         return counts | {"unfinished": self._unfinished_count}
 
+    def _peer(self, context: Context) -> str:
+        return self._client_of(context.peer())
+
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises Refusal."""
         metadata = metadata_of(context.invocation_metadata())
-        host = host_of(context.peer())
+        peer = self._peer(context)
+        if not peer:
+            raise Refusal(pb.Code.UNAUTHORIZED, "the connection did not come through this port")
+        host = host_of(peer)
         return Caller(
             client_id_of(metadata),
             namespace_of(metadata),
@@ -194,10 +203,11 @@ class Service:
         try:
             caller = self._caller(context)
         except Refusal as refusal:
-            if not self._strangers.take(context.peer(), host_of(context.peer())):
+            peer = self._peer(context)
+            if not self._strangers.take(peer, host_of(peer)):
                 await self._end(name, context, refusal)
             raise
-        if not self._calls.take(context.peer(), caller.access_key or caller.host):
+        if not self._calls.take(self._peer(context), caller.access_key or caller.host):
             words = f"{self._calls.count} of {self._calls.limit} calls are in progress already"
             await self._end(name, context, Refusal(pb.Code.TOO_MANY_REQUESTS, words))
         return caller
@@ -212,7 +222,8 @@ class Service:
                 message = await context.read()
         except TimeoutError:
             self._unfinished_count += 1
-            log.warning("call_unfinished call=%s peer=%s", name, context.peer(), extra=FROM_PEER)
+            peer = self._peer(context)
+            log.warning("call_unfinished call=%s peer=%s", name, peer, extra=FROM_PEER)
             words = f"the message did not arrive within {MESSAGE_S:g} s"
             await self._end(name, context, Refusal(pb.Code.PROXY_TIMEOUT, words))
         if message is grpc.aio.EOF:
@@ -272,7 +283,7 @@ class Service:
             code = refusal.code
             await self._told(context, refusal)
         except Unread as error:
-            log.info("unread call=%s peer=%s", name, context.peer(), extra=FROM_PEER)
+            log.info("unread call=%s peer=%s", name, self._peer(context), extra=FROM_PEER)
             self._counts.answered(name, pb.Code.PROXY_TIMEOUT, loop.time() - began_s)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except Exception:
@@ -365,14 +376,14 @@ class Service:
         return True
 
     async def _health(self, _: AsyncIterator[bytes], context: Context) -> bytes:
-        peer = context.peer()
+        peer = self._peer(context)
         if not self._checks.take(peer, host_of(peer)):
             words = f"{self._checks.count} health checks are in progress already"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return NOT_SERVING if self._stopping.is_set() else SERVING
 
     def _log(self, name: str, context: Context, refusal: Refusal) -> None:
-        log.info("refused call=%s peer=%s %s", name, context.peer(), refusal, extra=FROM_PEER)
+        log.info("refused call=%s peer=%s %s", name, self._peer(context), refusal, extra=FROM_PEER)
 
 
 def decoded(kind: Any, message: bytes) -> Any:

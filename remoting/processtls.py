@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raftmq.ops.tlsoptions import PeerTlsOptions, TlsOptions
 from raftmq.remoting.tls import (
@@ -45,17 +45,17 @@ class ProcessTls:
         peer_keys: PeerTlsOptions | None = None,
         limits: ArrivalLimits | None = None,
         *,
-        by_grpc: bool = False,
+        protocols: tuple[str, ...] = (),
     ) -> None:
         """`peer_keys`: only if the process is a replica of a Raft group. `limits`: of the ports for
-        clients and HTTP. `by_grpc`: gRPC serves the port for clients, and counts no arrivals."""
+        clients and HTTP. `protocols`: that TLS offers at the port for clients (ALPN)."""
         self._limits = limits or ArrivalLimits()
         self.server: TlsPolicy | None = None  # the ports for clients
         self.client: Renewed | None = None  # own connections
         self.http: TlsPolicy | None = None
         self.peers: PeerTls | None = None
         self._dialling: Renewed | None = None
-        self._by_grpc = by_grpc
+        self._protocols = protocols
         self._keys = keys
         self._peer_keys = peer_keys
         self._contexts: list[Renewed] = []
@@ -65,7 +65,8 @@ class ProcessTls:
         """Make the contexts from their files; a certificate that is named is also read if its mode
         is disabled. Blocking. Raises TlsError."""
         keys = self._keys
-        self.server = self._policy(keys.tls_server_mode, "server", _server(keys))
+        serving = replace(_server(keys), protocols=self._protocols)
+        self.server = self._policy(keys.tls_server_mode, "server", serving)
         if keys.tls_enable or keys.tls_client_trust_cert_path:
             self._dialling = self._renewed("client", _client(keys))
         if keys.tls_enable:
@@ -117,8 +118,7 @@ class ProcessTls:
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
         """Return each port's counts with the name of its context."""
         peers = None if self.peers is None else self.peers.policy
-        clients = None if self._by_grpc else self.server
-        found = (("server", clients), ("http", self.http), ("raft server", peers))
+        found = (("server", self.server), ("http", self.http), ("raft server", peers))
         return [(name, policy.counts) for name, policy in found if policy is not None]
 
     @property

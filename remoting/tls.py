@@ -71,6 +71,7 @@ class ServerTls:
     key_password: str = field(default="", repr=False)
     trust_path: str = ""  # CAs of clients' certificates
     client_auth: ClientAuth = ClientAuth.NONE
+    protocols: tuple[str, ...] = ()  # offered by ALPN
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +118,13 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Pem:
-    """The contents of a server's files, for what cannot use an SSLContext. `trust` "": clients are
-    asked for no certificates."""
-
-    certificate: str
-    key: str = field(repr=False)
-    trust: str
-
-
-@dataclass(frozen=True, slots=True)
 class Built:
     """A context, the certificate that it shows, and of the CAs in its trust file the one that ends
-    last; None: there is none. `pem`: of a server, the contents that it was built from."""
+    last; None: there is none."""
 
     context: ssl.SSLContext
     certificate: Certificate | None
     authority: Certificate | None
-    pem: Pem | None = None
 
 
 def build_server(settings: ServerTls) -> Built:
@@ -143,7 +133,7 @@ def build_server(settings: ServerTls) -> Built:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not settings.cert_path:
         raise TlsError("a TLS server needs a certificate: no file is named")
-    pem, authority = _pem(settings), None
+    read, authority = _contents(settings), None
     _load_identity(context, settings.cert_path, settings.key_path, settings.key_password)
     if settings.client_auth is not ClientAuth.NONE:
         if not settings.trust_path:
@@ -153,9 +143,11 @@ def build_server(settings: ServerTls) -> Built:
             ssl.CERT_REQUIRED if settings.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
         )
     certificate = _certificate(settings, ssl.Purpose.SERVER_AUTH)
-    if _pem(settings) != pem:
+    if settings.protocols:
+        context.set_alpn_protocols(settings.protocols)
+    if _contents(settings) != read:
         raise TlsError(f"certificate file {settings.cert_path}: replaced while it was read")
-    return Built(context, certificate, authority, pem)
+    return Built(context, certificate, authority)
 
 
 def build_client(settings: ClientTls) -> Built:
@@ -206,10 +198,6 @@ class Renewed:
     @property
     def certificate(self) -> Certificate | None:
         return self._built.certificate
-
-    @property
-    def pem(self) -> Pem | None:
-        return self._built.pem
 
     def look(self) -> None:
         """Load the files again if they changed, and log if the certificate expires. Blocking; one
@@ -315,10 +303,10 @@ def _file_state(path: str) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
-def _pem(settings: ServerTls) -> Pem:
-    """Read the contents of a server's files."""
+def _contents(settings: ServerTls) -> tuple[str, ...]:
+    """Read a server's files."""
     asks = settings.client_auth is not ClientAuth.NONE and settings.trust_path
-    return Pem(
+    return (
         _text(settings.cert_path, "certificate"),
         _text(settings.key_path or settings.cert_path, "key"),
         _text(settings.trust_path, "trust") if asks else "",

@@ -36,6 +36,14 @@ HANDSHAKE_GRACE_S = 3.0  # then a handshake makes room for others, if there are 
 ACCEPT_PAUSE_S = 1.0  # if the process or the machine is out of descriptors or memory
 SOURCES_MAX = 1_024  # remembered, to keep them from flooding the log
 SILENCE_S = 60.0  # between two log lines about one source
+PLAIN_ONLY = (
+    "this port takes no TLS: switch TLS off at the client (Java: enableSsl(false)), or have this"
+    " port take both (tlsServerMode=permissive, tlsServerCertPath)"
+)
+TLS_ONLY = (
+    "this port takes TLS only: switch TLS on at the client, or have this port take both (mode"
+    " permissive)"
+)
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -57,7 +65,7 @@ class ArrivalCounts:
     tls: int = 0  # handshakes that were finished
     plain: int = 0
     plain_refused: int = 0  # enforcing
-    failed: int = 0  # handshakes that failed, or took too long
+    failed: int = 0  # handshakes that failed, took too long, or were not wanted
     silent: int = 0  # closed because they sent nothing
 
 
@@ -67,7 +75,7 @@ class TlsPolicy:
     policy share its `counts`."""
 
     mode: TlsMode
-    source: Renewed
+    source: Renewed | None  # None: disabled
     limits: ArrivalLimits = ArrivalLimits()
     counts: ArrivalCounts = field(default_factory=ArrivalCounts)
 
@@ -245,13 +253,17 @@ class TlsListener:
             first = b""
         if not first:  # closed before it sent anything
             arrived.socket.close()
+        elif first[0] == CLIENT_HELLO and self._policy.source is None:
+            self.counts.failed += 1
+            self._tell(arrived, "tls_refused", self.counts.failed, PLAIN_ONLY)
+            arrived.socket.close()
         elif first[0] == CLIENT_HELLO:
             self._waiting.append(arrived)
             if len(self._waiting) == 1:
                 self._loop.call_soon(self._start_some)
         elif self._policy.mode is TlsMode.ENFORCING:
             self.counts.plain_refused += 1
-            self._tell(arrived, "plain_refused", self.counts.plain_refused, "this port takes TLS")
+            self._tell(arrived, "plain_refused", self.counts.plain_refused, TLS_ONLY)
             arrived.socket.close()
         else:
             self._start(arrived, None)
@@ -270,6 +282,7 @@ class TlsListener:
     # ---- handing over -----------------------------------------------------------------------
 
     def _start_some(self) -> None:
+        assert self._policy.source is not None
         for _ in range(min(len(self._waiting), self._limits.starts_per_turn)):
             self._start(self._waiting.popleft(), self._policy.source.context)
         if self._waiting:

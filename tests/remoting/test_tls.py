@@ -181,26 +181,6 @@ def test_broken_files_change_nothing_and_are_told(
     assert (renewed.error, renewed.renewed_count) == ("", 1)
 
 
-def test_the_contents_that_others_show_are_those_that_were_taken_over(ca: Authority) -> None:
-    cert, key = ca.issue("server")
-    renewed = Renewed(ServerTls(cert, key, "", ca.path, ClientAuth.OPTIONAL), "server")
-    paths = (cert, key, ca.path)
-    first = tuple(Path(path).read_text() for path in paths)
-
-    def shown() -> tuple[str, ...]:
-        assert renewed.pem is not None
-        return renewed.pem.certificate, renewed.pem.key, renewed.pem.trust
-
-    assert shown() == first
-    assert first[1] not in repr(renewed.pem)
-    ca.issue("server", expired=True)
-    renewed.look()
-    assert shown() == first
-    ca.issue("server")
-    renewed.look()
-    assert shown() == tuple(Path(path).read_text() for path in paths)
-
-
 def test_files_that_are_replaced_while_they_are_read_are_read_again(
     ca: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +201,6 @@ def test_files_that_are_replaced_while_they_are_read_are_read_again(
     assert renewed.error == f"certificate file {cert}: replaced while it was read"
     renewed.look()
     assert (renewed.error, renewed.renewed_count) == ("", 1)
-    assert renewed.pem is not None and renewed.pem.certificate == Path(cert).read_text()
 
 
 def test_an_expired_certificate_replaces_none_that_is_valid(

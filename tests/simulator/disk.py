@@ -148,6 +148,7 @@ class SimFile:
         number = self._operation()
         if self._disk.fails_sync:
             self._disk.fails_sync = False
+            self._disk.rotted |= self._disk.rotted_at_rest  # it may have been mended in memory only
             self._inode.pending.clear()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self._disk.sync_gap is not None:
@@ -171,8 +172,9 @@ class SimDisk:
         self.sync_horizon: int | None = None  # a sync that is under way covers no later write
         self.sync_gap: tuple[int, int] | None = None  # the same, for a thread that wrote before it
         self.full = False  # no file grows
-        # CommitLog positions at which a bit flipped while this process ran.
+        # CommitLog positions at which a bit flipped under a process since power was lost.
         self.rotted: set[int] = set()
+        self.rotted_at_rest: set[int] = set()  # and while none ran
         self.fails_sync = False  # the next sync fails, and what it was to cover never gets durable
         self.on_crash: Callable[[], None] = lambda: None  # told before SimCrash is raised
         self._crash_in: int | None = None
@@ -212,13 +214,13 @@ class SimDisk:
     def kill_process(self) -> None:
         """Open files are gone; every byte stays."""
         self.generation += 1
-        self.rotted.clear()
         self._crash_in = None
         self.sync_horizon = self.sync_gap = None
 
     def lose_power(self) -> None:
         """Decide what of the unsynced survives."""
         self.kill_process()
+        self.rotted.clear()
         self.power_cuts += 1
         # Names are journalled: what survives is the beginning of what was done to them.
         for kind, path, other in self._pending[: self.rng.randint(0, len(self._pending))]:

@@ -443,8 +443,9 @@ class FaultPlan:
             path = self._rng.choice(list(found))
             offset = self._rng.randrange(found[path])
             machine.disk.rot(path, offset)
-            if machine.processes:
-                machine.disk.rotted.add(int(path.rpartition("/")[2]) + offset)
+            disk = machine.disk
+            rotted = disk.rotted if machine.processes else disk.rotted_at_rest
+            rotted.add(int(path.rpartition("/")[2]) + offset)
 
     def _read_from_disk(self, machine: Machine) -> int:
         """Return the end of what a running replica has to read from its disk."""

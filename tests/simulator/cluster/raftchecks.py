@@ -297,7 +297,7 @@ class RaftChecks:
             rotted = process.machine.disk.rotted
             where = range(frame.position, frame.end)
             if any(at in where for at in rotted):
-                continue  # mended while it runs; if that is not durable yet, found damaged again
+                continue  # mended in memory; where that is not durable, power cuts bring it back
             if not self._holds(process.machine.name, frame):
                 self._broken(f"{process} counts {frame} as durable, and it is not")
                 return

@@ -3,14 +3,19 @@
 import asyncio
 import logging
 import random
+import ssl
+from contextlib import suppress
+from pathlib import Path
 
 import grpc
 import pytest
 
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from tests.certificates import Authority
 from tests.proxy.world import PREFIX, UNARY, Caller, World, message
 
 ROUNDS = 25
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def valid(name):
@@ -53,12 +58,40 @@ def broken(rng, data):
     return bytes(changed)
 
 
-@pytest.fixture
-async def caller(tmp_path):
-    async with World(tmp_path) as world:
+@pytest.fixture(params=["plain", "tls"])
+async def caller(tmp_path, request):
+    """A client of a proxy whose one port takes both."""
+    authority = Authority(tmp_path, "ca")
+    cert, key = authority.issue("proxy")
+    proxy = {"tls_server_cert_path": cert, "tls_server_key_path": key}
+    proxy["tls_server_mode"] = "permissive"
+    async with World(tmp_path, proxy=proxy) as world:
         await world.topic("T")
-        async with Caller(world.proxies[0]) as caller:
+        channel = None
+        if request.param == "tls":
+            roots = await asyncio.to_thread(Path(authority.path).read_bytes)
+            roots = grpc.ssl_channel_credentials(roots)
+            target = f"localhost:{world.proxies[0].port}"
+            channel = grpc.aio.secure_channel(target, roots)
+        async with Caller(world.proxies[0], channel=channel) as caller:
             yield caller
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_bytes_that_are_no_call_end_their_connection_only(caller, tls):
+    rng = random.Random(9)
+    port = caller.endpoints.addresses[0].port
+    context = ssl._create_unverified_context() if tls else None
+    for _ in range(ROUNDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        begin = rng.choice((b"", PREFACE, b"\x16\x03\x01"))
+        writer.write(begin + rng.randbytes(rng.randrange(400)))
+        if writer.can_write_eof():
+            writer.write_eof()
+        with suppress(OSError, TimeoutError):
+            await asyncio.wait_for(reader.read(), 0.05)
+        writer.close()
+    assert (await caller.send("T")).status.code == pb.Code.OK
 
 
 async def test_requests_of_any_bytes_are_answered(caller, caplog):

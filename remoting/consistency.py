@@ -14,6 +14,7 @@ from typing import NamedTuple
 from raftmq.remoting.names import RETRY_PREFIX
 
 TAG = "TAG"
+TAGS_MAX = 100  # 10 us
 Wishes = frozenset[tuple[str, str]]  # topic, expression in one spelling
 
 
@@ -35,9 +36,12 @@ def wishes(subscriptions: Iterable[tuple[str, str, str]]) -> Wishes:
 
 
 def spelled(kind: str, expression: str) -> str:
-    """Return an expression as all clients would write it that wish the same."""
+    """Return an expression as all clients would write it that wish the same; one of more than
+    TAGS_MAX tags as it is written."""
     if kind not in ("", TAG):
         return f"{kind} {expression.strip()}"
+    if expression == "*" or expression.count("||") > TAGS_MAX:
+        return expression
     tags = {tag.strip() for tag in expression.split("||")} - {""}
     return "*" if not tags or "*" in tags else " || ".join(sorted(tags))
 

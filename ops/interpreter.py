@@ -1,7 +1,7 @@
 """How the Python interpreter was compiled, which decides how fast every program here runs.
 
-A build without profile-guided optimisation, the default of version managers, needs about half as
-much CPU time again per message (docs/performance.md). tools/find-python.sh runs this file with each
+A build without profile-guided optimisation, the default of version managers, needs about a quarter
+more CPU time per message (docs/performance.md). tools/find-python.sh runs this file with each
 interpreter that it finds, so the module imports only the standard library.
 """
 
@@ -30,7 +30,7 @@ def description() -> str:
     build = (
         "profile-guided optimisation"
         if is_optimised()
-        else "no profile-guided optimisation: messages cost about half as much CPU time again"
+        else "no profile-guided optimisation: messages cost about a quarter more CPU time"
     )
     return f"{platform.python_implementation()} {platform.python_version()} ({build})"
 

@@ -12,17 +12,17 @@
 #
 # The engine is Debian's, in a network, mount, pid and cgroup namespace of its own with no route out: the machine's
 # firewall and sysctls stay as they were, and all its processes end with it. The base image is a stand-in for
-# python:3.11-slim-bookworm out of this machine's own files, with the wheels that the project needs (pyproject.toml, as
-# requirements.txt pins them) carried in, and for the tools this machine's Java and Spark; the Dockerfiles run unchanged.
+# that of deploy/Dockerfile out of this machine's own files, with its Python, the wheels that the project needs
+# (pyproject.toml, as requirements.txt pins them), and for the tools its Java and Spark; the Dockerfiles run unchanged.
 #
 # Environment:
 #   STATE       working folder (default: ${TMPDIR:-/tmp}/raftmq-compose), kept between runs as a cache
-#   PYTHON      the interpreter, 3.11, that goes into the image, and whose pip gathers the wheels (default: python3);
+#   PYTHON      the interpreter that goes into the image, and whose pip gathers the wheels (default: python3);
 #               for the tools, one that has the packages of the project's extras audit and chaos (.venv/bin/python)
 set -euo pipefail
 STATE=${STATE:-${TMPDIR:-/tmp}/raftmq-compose}; mkdir -p "$STATE"/{run,cfg,ctx/wheels}
 PYTHON=${PYTHON:-python3}
-PROJECT=$(cd "$(dirname "$0")/.." && pwd); IMAGE=raftmq:local; TOOLS=raftmq-tools:local; BASE=python:3.11-slim-bookworm
+PROJECT=$(cd "$(dirname "$0")/.." && pwd); IMAGE=raftmq:local; TOOLS=raftmq-tools:local; BASE=$(sed -n "s/^FROM //p" "$PROJECT/deploy/Dockerfile")
 # What the harness in a container is given is this engine, not the machine's.
 export RAFTMQ_ENGINE_SOCKET=$STATE/run/docker.sock RAFTMQ_ENGINE_VOLUMES=$STATE/data/volumes
 PROFILES=classic,chaos,audit,monitoring

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Print the Python interpreter for the environment: python3.11 of the PATH, or else python3. If the machine has several
-# builds of that version, a build with profile-guided optimisation is preferred: other builds need half as much CPU again.
+# builds of that version, a build with profile-guided optimisation is preferred: other builds need a quarter more CPU.
 set -uo pipefail
 
 usable() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }

@@ -95,7 +95,7 @@ def test_a_directory_is_synced_without_a_free_descriptor(
     disk = OsDisk(str(tmp_path))
     disk.makedirs("a")
 
-    def no_descriptor(*_: object) -> int:
+    def no_descriptor(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, "no descriptor")
 
     def syncfs(fd: int) -> int:

@@ -24,20 +24,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.client import Admin
 from tests.certificates import Authority
 from tests.interop.apache_proxy import PROXY, ApacheWorld
 from tests.interop.ours import on_a_loop
-from tests.interop.targets import UP_S, ask
+from tests.interop.targets import RaftGroup, ask
 
 LOMBOK = "org.projectlombok:lombok:1.18.38"  # the first one of the suites' works with Java 8 alone
 CONSOLE = "org.junit.platform:junit-platform-console-standalone:1.8.2"
 GENERATED = "rocketmq-client-nodejs@1.0.8"
 LIMIT_S = 1800  # of one suite: a bound against hanging
 WHY_MAX = 160  # characters of a failure
-NODE_KINDS = ("Normal", "Fifo", "Delay", "Transaction")
 SETTINGS = {"enablePropertyFilter": "true"}
 # Its messages have 4 MiB; what it needs else is on by default.
 APACHE = {"mappedFileSizeCommitLog": "67108864", "maxMessageSize": "4194304"} | SETTINGS
@@ -70,17 +68,13 @@ def java(sources: Path, work: Path, target: Target) -> None:
     listed = work / "classpath"
     must(["mvn", "-B", "-q", "dependency:build-classpath", f"-Dmdep.outputFile={listed}"], sources)
     libraries = listed.read_text().strip()
-    compile_ = ["javac", "-nowarn", "-encoding", "UTF-8", "-d", str(classes), "-cp", libraries]
-    compile_ += ["-processorpath", str(next(tools.glob("lombok*")))]
-    must([*compile_, *map(str, sources.glob("src/**/*.java"))], work)
+    lombok = str(next(tools.glob("lombok*")))
+    options = ["-nowarn", "-encoding", "UTF-8", "-cp", libraries, "-processorpath", lombok]
+    must(["javac", *options, "-d", str(classes), *map(str, sources.glob("src/**/*.java"))], work)
     resources = [str(sources / "src" / kind / "resources") for kind in ("test", "main")]
     path = [str(classes), *resources, libraries, *map(str, tools.glob("junit*"))]
-    properties = {
-        "user.home": work,
-        "namesrvAddr": target.namesrv,
-        "rocketmq.name-server": target.namesrv,
-        "endPoint": target.proxy,
-    }
+    properties = {"user.home": work, "namesrvAddr": target.namesrv, "endPoint": target.proxy}
+    properties["rocketmq.name-server"] = target.namesrv
     command = ["java", *(f"-D{key}={value}" for key, value in properties.items())]
     command += ["-cp", os.pathsep.join(path), "org.junit.platform.console.ConsoleLauncher"]
     command += ["--scan-classpath", str(classes), "--reports-dir", str(work / "reports")]
@@ -91,7 +85,7 @@ def node(sources: Path, work: Path, target: Target) -> None:
     """Run Mocha in a copy, with the topics that the suite's own script makes."""
 
     async def topics(admin: Admin) -> None:
-        for kind in NODE_KINDS:
+        for kind in ("Normal", "Fifo", "Delay", "Transaction"):
             await admin.topic.create(f"TopicTestFor{kind}", message_type=kind.upper())
             await admin.cluster.route(f"TopicTestFor{kind}")
 
@@ -136,22 +130,14 @@ def logged(command: list[str], where: Path, work: Path, **environment: str) -> N
 
 @contextmanager
 def ours(directory: Path, tls: bool) -> Iterator[Target]:
-    cluster = Cluster(directory / "cluster")
     certificate, key = Authority(directory).issue("proxy")
     enforcing = {"tlsServerCertPath": certificate, "tlsServerKeyPath": key}
     proxy = {"tlsServerMode": "enforcing", **enforcing} if tls else {}
-    with on_a_loop() as loop:
-
-        def do(work):
-            return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-        try:
-            state = do(cluster.up(Shape(proxies=1), SETTINGS, UP_S, proxy_settings=proxy))
-            (proxy,) = (node for node in state.nodes if node.name == "mqproxy-0")
-            yield Target(state.namesrv, proxy.address, "DefaultCluster")
-        finally:
-            do(cluster.down())
-            do(cluster.close())
+    group = RaftGroup(directory / "cluster", Shape(proxies=1), proxy, **SETTINGS)
+    try:
+        yield Target(group.namesrv, group.proxies[0], "DefaultCluster")
+    finally:
+        group.down()
 
 
 @contextmanager

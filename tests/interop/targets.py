@@ -6,14 +6,14 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError
+from raftmq.chaos.cluster.clusterfile import GRPC_PROXY, ClusterError, ClusterState
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.whole import wait_whole
@@ -131,18 +131,29 @@ def ends(namesrv: str, topic: str) -> Offsets:
 class RaftGroup:
     """Three brokers and a name server, each a process (mqcluster), below `directory`."""
 
-    def __init__(self, directory: Path, **settings: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        shape: Shape | None = None,
+        proxy: Mapping[str, str] | None = None,
+        /,
+        **settings: str,
+    ) -> None:
+        """`proxy`: settings of the gRPC proxies that `shape` has."""
         self.directory = directory
         self.broker = "broker-a"
         self._killed: list[str] = []
         self._held = HeldPorts("127.0.0.1")  # while a node is killed, too
 
-        async def up(cluster: Cluster) -> str:
-            found = await cluster.up(Shape(), {**SETTINGS, **settings}, UP_S)
+        async def up(cluster: Cluster) -> ClusterState:
+            given = {**SETTINGS, **settings}
+            found = await cluster.up(shape or Shape(), given, UP_S, proxy_settings=proxy)
             cluster.ports, self._held = self._held, cluster.ports  # or they were let go of here
-            return found.namesrv
+            return found
 
-        self.namesrv = self._do(up)
+        state = self._do(up)
+        self.namesrv = state.namesrv
+        self.proxies = [node.address for node in state.nodes if node.kind == GRPC_PROXY]
 
     def strike(self) -> None:
         async def work(cluster: Cluster) -> None:

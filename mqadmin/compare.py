@@ -27,6 +27,7 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.mqadmin.command import Arguments, CommandError, Part, Table
 from raftmq.mqadmin.moving import is_own
+from raftmq.mqadmin.targets import nobody_leads
 from raftmq.remoting.codes import ResponseCode
 
 OFFSET, KEY, BODY = "offset", "key", "body"
@@ -144,13 +145,13 @@ def _side(info: ClusterInfo, name: str) -> Side:
     """Find brokers by a cluster's name, a broker group's name, or an address. Raises
     CommandError."""
     leaders = info.leaders
-    if name in info.clusters:
-        return Side(name, [leaders[group] for group in info.clusters[name] if group in leaders])
-    if name not in leaders and ":" not in name:
-        known = ", ".join(sorted({*info.clusters, *leaders})) or "none"
-        words = f"{name!r} is no address of a broker, and no cluster or broker group with a leader"
-        raise CommandError(f"{words}; known: {known}")
-    return Side(name, [leaders.get(name, name)])
+    groups = info.clusters.get(name) or ((name,) if name in info.brokers else ())
+    if without := sorted(group for group in groups if group not in leaders):
+        raise CommandError(nobody_leads(without))
+    if not groups and ":" not in name:
+        known = ", ".join(sorted({*info.clusters, *info.brokers})) or "none"
+        raise CommandError(f"{name!r} is no broker's address, group or cluster; known: {known}")
+    return Side(name, [leaders[group] for group in groups] or [name])
 
 
 async def _topics(admin: Admin, side: Side, own: set[str]) -> list[str]:

@@ -7,9 +7,11 @@ and what each answers when the other is gone.
 import asyncio
 
 import pytest
+from click.testing import CliRunner
 
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
+from raftmq.mqadmin.cli import main
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -74,9 +76,9 @@ class Mixed:
         self.ours = await open_broker(config, OsDisk(str(root or self.directory / "ours")))
         await self.ours.start()
 
-    def forget_ours(self):
+    def forget_ours(self, name="old"):
         """The next one begins with nothing."""
-        (self.directory / "ours").rename(self.directory / "old")
+        (self.directory / "ours").rename(self.directory / name)
 
     async def start_apache(self, root="", **settings):
         if self.apache is None or settings:
@@ -145,6 +147,16 @@ async def commit(mixed, address, queue, offset):
     return (await mixed.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code
 
 
+async def compared(mixed):
+    """What `mqadmin compare` finds in T of Apache's master and our slave: its exit status, and by
+    what it knows messages, how many the master has, how many of them are missing."""
+    sides = "--from", mixed.apache.address, "--to", mixed.ours.address
+    arguments = "compare", "-n", mixed.namesrv.address, "-t", "T", *sides, "--json"
+    done = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    (row,) = loads_object(done.stdout_bytes)["topics"]
+    return done.exit_code, row["by"], row["from"], row["missing"]
+
+
 def logs_agree(mixed):
     """Byte for byte: whole segments, blank records and what is behind them too."""
     log = mixed.ours.store.commitlog
@@ -184,6 +196,8 @@ async def test_our_slave_of_apaches_master(mixed):
     assert await commit(mixed, master, 1, 5) == ResponseCode.SUCCESS
     await mixed.eventually(copied)
 
+    assert await compared(mixed) == (0, "offset", 30, 0)
+
     # The master dies; the slave serves what it has, and takes commits, and no sends.
     mixed.apache.kill()
     found = await mixed.pull(mixed.ours.address, "T", 5, 1)
@@ -201,10 +215,21 @@ async def test_our_slave_of_apaches_master(mixed):
 
     assert await commit(mixed, master, 1, 5) == ResponseCode.SUCCESS  # 5 s: too late for the kill
 
+    # What a slave of the last segment lacks is counted.
+    await mixed.ours.stop()
+    mixed.forget_ours("of all")
+    ha_address = f"127.0.0.1:{mixed.apache.port + 1}"
+    last = {"haMasterAddress": ha_address, "syncFromLastFile": "true"}
+    await mixed.start_ours(brokerRole="SLAVE", brokerId="1", **last)
+    await mixed.eventually(followed)
+    await mixed.eventually(caught_up)
+    status, by, _, missing = await compared(mixed)
+    assert mixed.ours.store.commitlog.min_offset > 0
+    assert (status, by) == (1, "offset") and 0 < missing < 31
+
     # A new slave gets all of Apache's segments; then we open Apache's directory as the master.
     await mixed.ours.stop()
-    mixed.forget_ours()
-    ha_address = f"127.0.0.1:{mixed.apache.port + 1}"
+    mixed.forget_ours("of the last segment")
     await mixed.start_ours(brokerRole="SLAVE", brokerId="1", haMasterAddress=ha_address)
     await mixed.eventually(followed)
     assert (await mixed.send(master, "T", b"more")).code == ResponseCode.SUCCESS

@@ -90,8 +90,7 @@ class Two(Small):
 
     async def _run(self, up: threading.Event) -> None:
         async with AsyncExitStack() as stack:
-            config = NameServerConfig(bind="127.0.0.1", port=0, http_enable=False)
-            server = await stack.enter_async_context(NameServer(config))
+            server = await stack.enter_async_context(self._server)
             self.namesrv = server.address
             for name in (OLD, NEW):
                 group = Group(self._root / name, 1, namesrvAddr=server.address, brokerName=name)

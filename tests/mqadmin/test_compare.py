@@ -13,7 +13,7 @@ from raftmq.client import Message, MessageExt, MessageQueue, Producer
 from raftmq.client.admin import Admin
 from raftmq.client.admin.bodies import TopicOffset
 from raftmq.mqadmin import compare
-from tests.mqadmin.conftest import NEW, OLD, Two
+from tests.mqadmin.conftest import CLUSTER, NEW, OLD, Two
 from tests.waiting import wait_until
 
 NAMES = (f"compared{number}" for number in itertools.count())
@@ -136,12 +136,16 @@ def test_one_of_many_is_found_by_offset(tmp_path, change, found) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("--from", "none", "--to", NEW), 1, "'none' is no address of a broker"),
+        (("--from", "none", "--to", NEW), 1, "'none' is no broker's address, group or cluster"),
+        (("--from", "beheaded", "--to", NEW), 1, "nobody leads beheaded"),
+        (("--from", NEW, "--to", CLUSTER), 1, "nobody leads beheaded"),
         (("--from", OLD, "--to", OLD), 2, "the same brokers"),
         (("--from", OLD, "--to", NEW, "--by", "time"), 2, "'time' is not one of"),
         (("--from", OLD, "--to", "127.0.0.1:1"), 3, "127.0.0.1:1"),
     ],
 )
 def test_what_is_asked_for_wrongly(two: Two, arguments, status, says) -> None:
+    two.add_headless("beheaded")
+    wait_until(lambda: "beheaded" in two.run("clusterList").stdout)
     done = two.run("compare", *arguments)
     assert (done.exit_code, says in done.stderr) == (status, True), done.stderr

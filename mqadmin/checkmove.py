@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,13 +65,9 @@ class Old:
     runtime: Mapping[str, str]  # 28
     topics: Mapping[str, Mapping[str, Any]]  # 21
     offsets: Mapping[MessageQueue, TopicOffset]  # 202, of all topics
+    counts: Mapping[str, int]  # of messages, by topic
     progress: Sequence[Mapping[str, Any]] | None  # of groups (317); None: not told
     own: frozenset[str]  # names of brokers and clusters
-
-    def count(self, topic: str) -> int:
-        """Return how many messages the topic has."""
-        spans = [o for queue, o in self.offsets.items() if queue.topic == topic]
-        return sum(span.max_offset - span.min_offset for span in spans)
 
 
 async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -97,11 +94,10 @@ async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         if wanted not in ("", name):
             continue
         old = await _asked(admin, name, address, own)
-        for check in CHECKS:
+        for what, check in CHECKS.items():
             try:
                 found = await check(admin, old)
             except ClientError as error:
-                what = check.__name__.strip("_")
                 found = [Finding(LOOK, what, "?", f"the broker does not tell: {error.message}")]
             for finding in found:
                 add(name, finding)
@@ -132,12 +128,15 @@ async def _asked(admin: Admin, name: str, address: str, own: frozenset[str]) -> 
     found: dict[MessageQueue, TopicOffset] = {}
     for part in await asyncio.gather(*map(offsets, sorted(topics))):
         found |= part
+    counts = Counter[str]()
+    for queue, span in found.items():
+        counts[queue.topic] += span.max_offset - span.min_offset
     config, runtime = await admin.broker.config(address), await admin.broker.runtime_info(address)
     try:
         progress = await _progress(admin, name, address)
     except ClientError:
         progress = None
-    return Old(name, address, config, runtime, topics, found, progress, own)
+    return Old(name, address, config, runtime, topics, found, counts, progress, own)
 
 
 async def _version(admin: Admin, old: Old) -> list[Finding]:
@@ -214,7 +213,7 @@ async def _topics(admin: Admin, old: Old) -> list[Finding]:
 
 
 async def _messages(admin: Admin, old: Old) -> list[Finding]:
-    count = sum(old.count(topic) for topic in old.topics if not is_own(topic, old.own))
+    count = sum(count for topic, count in old.counts.items() if not is_own(topic, old.own))
     return _left("messages", count, "stay on the old broker, and are consumed from there")
 
 
@@ -236,7 +235,7 @@ async def _delays(admin: Admin, old: Old) -> list[Finding]:
 async def _timers(admin: Admin, old: Old) -> list[Finding]:
     text = old.runtime.get("timerWaiting")
     waiting, words = int(text or 0), ""
-    if text is None and (waiting := old.count(TIMER_TOPIC)):
+    if text is None and (waiting := old.counts.get(TIMER_TOPIC, 0)):
         answer = await admin.invoke(old.address, GET_TIMER_METRICS)
         if answer.code == ResponseCode.SUCCESS:
             counts = loads_object(answer.body).get("timingCount") or {}
@@ -274,10 +273,19 @@ async def _accounts(admin: Admin, old: Old) -> list[Finding]:
     return [Finding(LOOK, "accounts", len(accounts), "copy plain_acl.yml, and name it: aclFile")]
 
 
-CHECKS: tuple[Callable[[Admin, Old], Awaitable[list[Finding]]], ...] = (
-    _version, _configuration, _log, _topics, _messages, _groups, _delays, _timers, _transactions,
-    _pops, _accounts,
-)  # fmt: skip
+CHECKS: Mapping[str, Callable[[Admin, Old], Awaitable[list[Finding]]]] = {
+    "version": _version,
+    "configuration": _configuration,
+    "log": _log,
+    "topics": _topics,
+    "messages": _messages,
+    "groups": _groups,
+    "delayed messages": _delays,
+    "timer messages": _timers,
+    "open transactions": _transactions,
+    "pops": _pops,
+    "accounts": _accounts,
+}
 
 
 def _left(what: str, count: int, beside: str, in_place: str = "") -> list[Finding]:

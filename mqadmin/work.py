@@ -99,8 +99,14 @@ def execute(command: Command, values: dict[str, Any], target: Target) -> int:
             return 0
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # who read it has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+
+
+def _discard_output() -> None:
+    """Let go of what standard output did not take: the interpreter's end would fail at it, too, and
+    give a status of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _guarded(
@@ -124,6 +130,10 @@ async def _guarded(
         if found is None:
             raise
         words, status = found
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
         return _complain("; ".join([words, *getattr(error, "__notes__", [])]), status)
 
 

@@ -62,6 +62,8 @@ class Classic(Group):
             clock_ms=self.clock.whole_ms,
         )
         self.brokers[name] = broker
+        if name != "master":
+            self.introduce()  # before its first request
         await broker.start()
         self.introduce()
         return broker

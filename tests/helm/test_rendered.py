@@ -132,9 +132,7 @@ def test_only_what_is_asked_for_by_name_is_open(case: str, tmp_path: Path) -> No
     tls = {"open": "disabled", "between": "permissive"}.get(case, "enforcing")
     for pod in servers(case):
         config = config_of(pod, tmp_path / pod.name)
-        on_grpc = isinstance(config, ProxyConfig) and tls == "permissive"  # takes one of both
-        assert config.tls_server_mode == ("disabled" if on_grpc else tls)
-        assert config.http_tls_mode == tls
+        assert config.tls_server_mode == config.http_tls_mode == tls
         assert config.tls_enable is (case != "open")
         assert config.tls_client_auth_server
         assert config.tls_client_check_host_name

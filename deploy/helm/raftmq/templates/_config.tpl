@@ -67,9 +67,6 @@
 
 {{- define "raftmq.proxyConf" -}}
 {{- $keys := include "raftmq.common" . | fromJson -}}
-{{- if eq .Values.tls.mode "permissive" -}}
-{{- $_ := set $keys "tlsServerMode" "disabled" -}}{{/* a gRPC port takes one or the other */}}
-{{- end -}}
 {{- include "raftmq.properties" (mergeOverwrite $keys (deepCopy .Values.proxy.settings)) | trim -}}
 {{- end -}}
 

@@ -274,8 +274,9 @@ class BrokerConfig(PeerTlsOptions):
     held_pulls_max: int = option("messages", "heldPullsMax", 100_000,
         "Pulls held; above, they are answered at once.", low=0)
     max_transfer_count_on_message_in_memory: int = option(
-        "messages", "maxTransferCountOnMessageInMemory", 1024,
-        "Messages of one pull, if its consumer asks for so many.", low=1, high=4096, live=True)
+        "messages", "maxTransferCountOnMessageInMemory", 32,
+        "Messages of one pull. A consumer that also says how many bytes it takes (`maxMsgBytes`)"
+        " gets up to 1,024.", low=1, high=4096, live=True)
     max_transfer_bytes_on_message_in_memory: int = option(
         "messages", "maxTransferBytesOnMessageInMemory", 256 * KIB,
         "Bytes of one pull.", unit=BYTES, low=1 * KIB, high=8 * MIB, live=True)

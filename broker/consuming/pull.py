@@ -46,7 +46,7 @@ from raftmq.broker.consuming.hold import Held, HoldTable
 from raftmq.broker.consuming.ownretries import own_retries
 from raftmq.broker.consuming.resets import ResetMarks, Wait
 from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
-from raftmq.broker.consuming.waits import WAIT_MS_MAX, kept_bytes
+from raftmq.broker.consuming.waits import COUNT_MAX, WAIT_MS_MAX, kept_bytes
 from raftmq.broker.context import Context
 from raftmq.broker.errors import Refused
 from raftmq.broker.housekeeping import Chore
@@ -343,6 +343,8 @@ class PullService:
 
     def _count_max(self, header: PullHeader) -> int:
         limit = self._config.max_transfer_count_on_message_in_memory
+        if header.bytes_max is not None:
+            limit = max(limit, COUNT_MAX)
         return max(1, min(header.message_count_max, limit))
 
     def _bytes_max(self, header: PullHeader) -> int:

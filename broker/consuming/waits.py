@@ -16,6 +16,7 @@ from raftmq.remoting.command import RemotingCommand
 
 AT_ONCE_MAX = 500  # waits that are ended in one go; the others must not wait for thousands
 WAIT_MS_MAX = 60_000  # whatever a request asks for
+COUNT_MAX = 1_024  # messages of a pull that says how many bytes it takes, and of a pop
 
 
 class Wait(Protocol):

@@ -8,7 +8,8 @@ leaves out the queues for which none is left, and the group's next pop begins wi
 these.
 
 In order, a queue whose last messages are not all acknowledged is closed until their time is over;
-then they come again. The same receive attempt repeated (`attempt_id`) gets the same messages.
+then those that were not come again, alone: new messages follow when they are acknowledged. The same
+receive attempt repeated (`attempt_id`) gets the same messages.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
 from raftmq.broker.consuming.filters import Filter, Work
 from raftmq.broker.consuming.ownretries import own_retries
+from raftmq.broker.consuming.waits import COUNT_MAX
 from raftmq.broker.context import Context
 from raftmq.broker.popping.live import LiveQueues
 from raftmq.broker.tables.pops import BatchKey, Place, PopQueue, Step
@@ -135,7 +137,7 @@ class Taker:
     def attempt(self, pop: Pop) -> Attempt:
         """Return what the pop gets now. Raises StoreError, OSError."""
         header, config = pop.header, self._config
-        count_max = min(header.count_max, config.max_transfer_count_on_message_in_memory)
+        count_max = min(header.count_max, COUNT_MAX)
         attempt = Attempt(count_max, config.max_transfer_bytes_on_message_in_memory)
         if new := self._new_queues(header):
             for place in new:
@@ -260,10 +262,9 @@ class Taker:
         offsets: list[int] = []
         gone: list[int] = []
         buffers: list[bytes] = []
-        size, all_again = 0, True
+        size = 0
         for offset in again:
             if len(offsets) >= attempt.count or size >= attempt.size_bytes:
-                all_again = False
                 break
             limits = 1, attempt.size_bytes
             one = self._read(place, offset, *limits, ALL, attempt.work, attempt.budget)
@@ -274,23 +275,17 @@ class Taker:
             elif offset < one.min_offset:
                 gone.append(offset)
             elif attempt.budget.spent:  # what follows it must wait for it
-                all_again = False
                 break
         cursor, before, mark = self._cursor(place)
         after = cursor
-        if all_again and not repeated and len(offsets) < attempt.count:
-            limits = attempt.count - len(offsets), max(1, attempt.size_bytes - size)
+        if len(gone) == len(again) and not repeated:
+            limits = attempt.count, attempt.size_bytes
             fresh = self._read(place, cursor, *limits, wanted, attempt.work, attempt.budget)
             if fresh.status in MOVED:
                 cursor = fresh.next_offset
                 fresh = self._read(place, cursor, *limits, wanted, attempt.work, attempt.budget)
-            more, after = _offsets(fresh, cursor)
-            if more and (not offsets or size + fresh.size_bytes <= attempt.size_bytes):
-                offsets += more
-                buffers += fresh.buffers
-                size += fresh.size_bytes
-            elif more:
-                after = cursor
+            new, after = _offsets(fresh, cursor)
+            offsets, buffers, size = list(new), list(fresh.buffers), fresh.size_bytes
         if not offsets and not gone and after == before:
             return None
         start = offsets[0] if offsets else cursor

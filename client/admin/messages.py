@@ -19,6 +19,7 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
 from raftmq.store.record import decode_offset_message_id
 
+BYTES_MAX = 256 << 10  # of an answer with messages
 ANSWER_MS = 3_000
 ANSWER_GRACE_MS = 8_000  # Apache's broker answers a held pull up to 5 s late
 TIME_MS_MAX = (1 << 63) - 1  # a query without an end time
@@ -141,7 +142,7 @@ def _pull(
     flags = PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0)
     header = PullHeader(
         "TOOLS_CONSUMER", queue.topic, queue.queue_id, offset, count, flags,
-        0, wait_ms, expression, 0, expression_type, None, queue.broker_name,
+        0, wait_ms, expression, 0, expression_type, BYTES_MAX, queue.broker_name,
     )  # fmt: skip
     return lambda: RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
 

@@ -7,6 +7,7 @@ import pytest
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.headers import PullHeader
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper
 from tests.waiting import until
@@ -40,3 +41,15 @@ async def test_what_is_forbidden_meanwhile_is_not_delivered(tmp_path, forbid):
             assert held.code == ResponseCode.NO_PERMISSION
             assert (held.remark, held.body) == (fresh.remark, b"")
         assert broker.state.pops.in_flight("T", "cg") == 0
+
+
+async def test_a_pull_that_bounds_no_bytes_gets_as_many_messages_as_at_apache(tmp_path):
+    """Clients before 5.0 say `maxMsgNums` only, and some count on 32 at most."""
+    async with Group(tmp_path) as group:
+        broker = await group.leading()
+        await group.create_topic(broker, "T", 1)
+        await asyncio.gather(*(group.send(broker, "T") for _ in range(60)))
+        for bytes_max, count in ((None, 32), (1 << 20, 50)):
+            header = PullHeader("cg", "T", 0, 0, 50, 0x4, 0, 0, "*", 0, bytes_max=bytes_max)
+            answer = await group.ask(broker, RequestCode.PULL_MESSAGE, header.to_ext())
+            assert int(answer.ext["nextBeginOffset"]) == count

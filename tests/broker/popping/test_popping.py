@@ -527,8 +527,20 @@ async def test_acknowledgements_under_way_together_move_an_orderly_group_behind_
     assert broker.state.offsets.get("T", "cg", 0) == 2
 
 
-async def test_in_order_new_messages_come_with_old_ones_if_they_have_room(tmp_path):
-    """Of the bytes of one answer; what has none is not passed over."""
+async def test_in_order_what_was_not_acknowledged_comes_again_alone(one):
+    group, broker, popper = one
+    await filled(group, broker, 6, 1)
+    first, *others = await popper.pop(broker, count=3, order=True, invisible_ms=100)
+    for message in others:
+        assert await popper.ack(broker, message) == 0
+    (again,) = await popper.pop(broker, count=3, order=True, poll_ms=30_000)
+    assert (again.body, again.times) == (first.body, 1)
+    assert await popper.ack(broker, again) == 0
+    assert [int(m.body) for m in await popper.pop(broker, count=3, order=True)] == [3, 4, 5]
+
+
+async def test_in_order_what_has_no_room_in_an_answer_is_not_passed_over(tmp_path):
+    """Of the bytes of one answer."""
     async with Group(tmp_path, 1, maxTransferBytesOnMessageInMemory=1_500) as group:
         broker, popper = await group.leading(), Popper(group)
         await group.create_topic(broker, "T", 1)

@@ -128,6 +128,7 @@ async def test_a_classic_slave_follows_over_tls(world: World, tmp_path: Path) ->
     pair = SecurePair(tmp_path, **world.common())
     pair.world = world
     async with pair:
+        await pair.followed()
         assert (await pair.create_topic(pair.master, "T")).code == 0
         for number in range(20):
             assert (await pair.send(pair.master, "T", b"%d" % number)).code == 0

@@ -33,12 +33,12 @@ from raftmq.web.resources.consumers import (
     ConsumerGroupPage,
     ConsumerGroupView,
     ConsumerQueueView,
-    DifferenceView,
     PausedView,
     ResetBody,
     ResetQueueView,
     ResetTo,
     ResetView,
+    SubscriptionDifferenceView,
 )
 from raftmq.web.resources.topics import GroupPath
 
@@ -303,7 +303,7 @@ def _clients(
             version=member.version,
             version_name=version_name(member.version),
             differs=[
-                DifferenceView(**one._asdict())
+                SubscriptionDifferenceView(**one._asdict())
                 for one in differences.get(member.client_id, ())[:DIFFERENCES_MAX]
             ],
         )

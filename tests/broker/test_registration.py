@@ -165,7 +165,8 @@ async def test_a_group_of_a_name_that_another_has_stays_out_and_says_so(tmp_path
         async with Group(tmp_path / "own", **settings) as own:
             broker = await own.leading()
             # Once the id is in the log, and not when the period is over.
-            await until(lambda: server.table.group("group-a").group_id != "")
+            found = server.table.group
+            await until(lambda: (known := found("group-a")) is not None and known.group_id)
             held = broker.log.identity.group_id
             assert server.table.group("group-a").group_id == held
             async with Group(tmp_path / "other", **settings) as other:

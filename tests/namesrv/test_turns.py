@@ -226,9 +226,10 @@ def test_the_cases_are_complete(server: Server) -> None:
 def test_no_request_takes_a_long_turn(server: Server, code: int) -> None:
     for number, case in enumerate(CASES[code]):
         allowed_s = allowance()
-        answer, longest_s = server.ask(code, case)
-        if longest_s > allowed_s:  # once more: a page fault or a neighbour is no fault of ours
+        for _ in range(3):  # a page fault or a neighbour is no fault of ours
             answer, longest_s = server.ask(code, case)
+            if longest_s <= allowed_s:
+                break
         said = f"case {number} ({answer.code} {answer.remark and answer.remark[:100]})"
         assert longest_s <= allowed_s, f"{said}: a turn of {longest_s * 1e3:.0f} ms"
         print(f"{RequestCode(code).name} {said}: {longest_s * 1e3:.1f} ms")

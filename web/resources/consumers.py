@@ -13,7 +13,7 @@ from raftmq.web.resources.basics import (
 from raftmq.web.schema import Count, Input, TimeMs, View
 
 
-class DifferenceView(View, frozen=True, kw_only=True):
+class SubscriptionDifferenceView(View, frozen=True, kw_only=True):
     """A topic in which a consumer has another expression than most of its group; null: none."""
 
     topic: str
@@ -30,7 +30,7 @@ class ClientView(View, frozen=True, kw_only=True):
     language: str
     version: int
     version_name: str = ""
-    differs: list[DifferenceView] = []  # noqa: RUF012 (msgspec copies it)
+    differs: list[SubscriptionDifferenceView] = []  # noqa: RUF012 (msgspec copies it)
 
 
 class ConsumerGroupItem(View, frozen=True, kw_only=True):

@@ -181,6 +181,8 @@ while wanted:
     folder = "dist-packages" if sys.base_prefix == "/usr" else "site-packages"  # Debian's own Python, or another
     inside = f"/usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/{folder}"
     files |= {f"{inside}/{f}": Path(f.locate()) for f in package.files if not str(f).startswith("..") and f.locate().exists()}
+    about = package._path  # which a package that was not installed from a wheel does not list
+    files |= {f"{inside}/{about.name}/{p.name}": p for p in about.iterdir() if p.is_file()}
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", dereference=True) as tar:
     for name, path in files.items(): tar.add(path, name.lstrip("/"))
     link = tarfile.TarInfo("usr/local/bin/java"); link.type, link.linkname = tarfile.SYMTYPE, str(home / "bin" / "java"); tar.addfile(link)

@@ -324,10 +324,16 @@ def close_store(apache: ApacheBroker) -> None:
     assert apache.jvm is not None
     apache.jvm.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + WAIT_S
-    while (apache.store / "abort").exists() and apache.jvm.process.poll() is None:
+    while not has_closed(apache.store) and apache.jvm.process.poll() is None:
         assert time.monotonic() < deadline, apache.log_text()
         time.sleep(POLL_S)
     apache.stop(signal.SIGKILL)
+
+
+def has_closed(store: Path) -> bool:
+    """Whether the store is closed and no table under config/, written after it, is half written."""
+    tables = (store / "config").glob("*.json")
+    return not (store / "abort").exists() and all(table.stat().st_size for table in tables)
 
 
 # -- the tests -------------------------------------------------------------------------------------

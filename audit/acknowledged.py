@@ -22,12 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from raftmq.audit.checks import Check
-from raftmq.audit.history import HistoryUnfit
-from raftmq.audit.removed import with_gone
-from raftmq.audit.session import SPARK_ERRORS, cause
-from raftmq.audit.subject import RAFT
-from raftmq.audit.tables import Tables, records
+from .checks import Check
+from .history import HistoryUnfit
+from .removed import with_gone
+from .session import SPARK_ERRORS, cause
+from .subject import RAFT
+from .tables import Tables, records
 
 SCHEMA = StructType(
     [

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from raftmq.audit.acknowledged import read_acknowledged, refuse_unjudged
-from raftmq.audit.files import confirmed_position, refuse_running
-from raftmq.audit.job import run
-from raftmq.audit.places import fetched
-from raftmq.audit.report import AuditReport, CheckResult, StoreReport
-from raftmq.audit.session import session
-from raftmq.audit.since import Kept
-from raftmq.audit.staging import place_for_tables
-from raftmq.audit.subject import MODES, subject_of
+from .acknowledged import read_acknowledged, refuse_unjudged
+from .files import confirmed_position, refuse_running
+from .job import run
+from .places import fetched
+from .report import AuditReport, CheckResult, StoreReport
+from .session import session
+from .since import Kept
+from .staging import place_for_tables
+from .subject import MODES, subject_of
 
 
 def run_audit(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.audit.frames import GroupFrames, configurations_of
-from raftmq.audit.indexes import index_check
-from raftmq.audit.raftfiles import LogFacts, raft_files_check
-from raftmq.audit.replay import replay
-from raftmq.audit.report import CheckResult
-from raftmq.audit.tables import Tables
+from .frames import GroupFrames, configurations_of
+from .indexes import index_check
+from .raftfiles import LogFacts, raft_files_check
+from .replay import replay
+from .report import CheckResult
+from .tables import Tables
 
 
 @dataclass(frozen=True, slots=True)

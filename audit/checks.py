@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from raftmq.audit.digests import RANGE_BYTES, by_store, unlike
-from raftmq.audit.files import STORES_SEPARATOR
-from raftmq.audit.history import WEAK
-from raftmq.audit.limits import frame_end
-from raftmq.audit.subject import RAFT
-from raftmq.audit.systemtopics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
-from raftmq.audit.tables import Tables, each, records
 from raftmq.spark.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
+
+from .digests import RANGE_BYTES, by_store, unlike
+from .files import STORES_SEPARATOR
+from .history import WEAK
+from .limits import frame_end
+from .subject import RAFT
+from .systemtopics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
+from .tables import Tables, each, records
 
 OPEN_RANGES_MAX = 50  # beyond, all queues are looked at record by record
 

@@ -22,7 +22,7 @@ from raftmq import __version__
 from raftmq.ops.interpreter import version_option
 
 if TYPE_CHECKING:
-    from raftmq.audit.report import AuditReport
+    from .report import AuditReport
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
@@ -208,8 +208,8 @@ def main(
     if unaudited:
         gap = f"other broker groups: {unaudited}"
         reports = [replace(each, not_judged=(*each.not_judged, gap)) for each in reports]
-    from raftmq.audit.printed import print_report
-    from raftmq.audit.results import write_results
+    from .printed import print_report
+    from .results import write_results
 
     complaints = [unaudited] if unaudited else []
     if json_path is not None:
@@ -279,19 +279,20 @@ def _audited(
     """Return the reports, and why what else was wanted could not be audited ("": it was)."""
     # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
-        from raftmq.audit.api import run_audit
-        from raftmq.audit.copied import NotAudited
-        from raftmq.audit.files import StoreError, refuse_running
-        from raftmq.audit.history import HistoryUnfit
-        from raftmq.audit.java import JavaNotFound
-        from raftmq.audit.live import audit_cluster
-        from raftmq.audit.printed import progress_shown
-        from raftmq.audit.session import SPARK_ERRORS, cause, session
         from raftmq.client.errors import ClientError
         from raftmq.remoting.acl.signature import credentials_of_environment
         from raftmq.remoting.errors import RemotingError
         from raftmq.remoting.tlsfile import client_tls_of
         from raftmq.spark.options import connection_of
+
+        from .api import run_audit
+        from .copied import NotAudited
+        from .files import StoreError, refuse_running
+        from .history import HistoryUnfit
+        from .java import JavaNotFound
+        from .live import audit_cluster
+        from .printed import progress_shown
+        from .session import SPARK_ERRORS, cause, session
     except ImportError as missing:
         _not_installed(missing)
     unfit = (
@@ -368,8 +369,8 @@ def _with_context(name: str) -> dict[str, str]:
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:
     try:
-        from raftmq.audit.files import StoreError
-        from raftmq.audit.subject import stores_of_run
+        from .files import StoreError
+        from .subject import stores_of_run
     except ImportError as missing:
         _not_installed(missing)
     try:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import Check
-from raftmq.audit.history import binary_id, of_group
-from raftmq.audit.tables import Tables
+from .checks import Check
+from .history import binary_id, of_group
+from .tables import Tables
 
 
 def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]:

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import orjson
 
-from raftmq.audit.subject import RAFT, Subject
-from raftmq.audit.systemtopics import MULTI_QUEUE_PREFIX
 from raftmq.broker.backup.manifest import BackupError
 from raftmq.broker.backup.protocol import READ_BYTES_MAX
 from raftmq.broker.backup.source import Offer, Overtaken, RemoteSource
@@ -36,6 +34,9 @@ from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.tls import Renewed
 from raftmq.spark.layout import CHECKPOINT_CONFIRM_AT
 from raftmq.spark.options import Connection
+
+from .subject import RAFT, Subject
+from .systemtopics import MULTI_QUEUE_PREFIX
 
 ASKED_AT_ONCE_MAX = 32
 CHECKPOINT_BYTES = 4096

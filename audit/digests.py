@@ -18,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raftmq.audit.files import STORES_SEPARATOR
-from raftmq.audit.indexkeys import ROLLED_BACK
-from raftmq.audit.systemtopics import (
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
+from raftmq.store.frame import FrameKind
+
+from .files import STORES_SEPARATOR
+from .indexkeys import ROLLED_BACK
+from .systemtopics import (
     HALF_TOPIC,
     MULTI_QUEUE_PREFIX,
     SCHEDULE_TOPIC,
     TIMED_TOPICS,
 )
-from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
-from raftmq.store.frame import FrameKind
 
 RANGE_BYTES = 16 << 20
 RUN_SCHEMA = pa.schema(

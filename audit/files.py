@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raftmq.audit.places import files_in, is_uri, read
 from raftmq.spark.layout import (
     CHECKPOINT_CONFIRM_AT,
     CHECKPOINT_SIZE_BYTES_MIN,
@@ -26,6 +25,8 @@ from raftmq.spark.layout import (
 )
 from raftmq.spark.uris import below, name_of
 from raftmq.store.ownership import owner_of
+
+from .places import files_in, is_uri, read
 
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset

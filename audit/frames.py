@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.digests import FrameRun
-from raftmq.audit.files import Segment, map_file, segments
-from raftmq.audit.limits import frame_end
-from raftmq.audit.tables import Tables, each
 from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
+
+from .digests import FrameRun
+from .files import Segment, map_file, segments
+from .limits import frame_end
+from .tables import Tables, each
 
 _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.files import file_at
-from raftmq.audit.report import CheckResult, Offender
-from raftmq.audit.tables import Tables, records
+from .files import file_at
+from .report import CheckResult, Offender
+from .tables import Tables, records
 
 
 @dataclass(frozen=True, slots=True)

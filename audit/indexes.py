@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raftmq.audit.digests import RANGE_BYTES, by_store, sums, total
-from raftmq.audit.files import map_file
-from raftmq.audit.indexkeys import StagedPart, expected_keys, indexed_positions
-from raftmq.audit.limits import ABORT
-from raftmq.audit.report import CheckResult, Offender, first_of_each_store
-from raftmq.audit.tables import Tables
+from .digests import RANGE_BYTES, by_store, sums, total
+from .files import map_file
+from .indexkeys import StagedPart, expected_keys, indexed_positions
+from .limits import ABORT
+from .report import CheckResult, Offender, first_of_each_store
+from .tables import Tables
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = np.dtype(">i4")

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raftmq.audit.files import STORES_SEPARATOR
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind, java_hash
 from raftmq.spark.uris import opened
+
+from .files import STORES_SEPARATOR
 
 ROLLED_BACK = 12  # transaction bits
 KEY_FIELDS: list[tuple[str, Any]] = [

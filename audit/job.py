@@ -16,35 +16,35 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.acknowledged import (
+from .acknowledged import (
     acknowledged_checks,
     compared,
     lost,
     read_acknowledged,
 )
-from raftmq.audit.beside import judge_beside
-from raftmq.audit.checks import Check, sent_checks, stored_checks
-from raftmq.audit.consumption import consumption_checks, event_kinds
-from raftmq.audit.files import file_at
-from raftmq.audit.frames import group_frames
-from raftmq.audit.history import WEAK, HistoryUnfit, torn_lines_allowed
-from raftmq.audit.holders import NONE, LastCopies, last_copies, with_holders
-from raftmq.audit.later import evidence, later_checks
-from raftmq.audit.observed import observed_checks
-from raftmq.audit.orderly import orderly_checks
-from raftmq.audit.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
-from raftmq.audit.replicas import (
+from .beside import judge_beside
+from .checks import Check, sent_checks, stored_checks
+from .consumption import consumption_checks, event_kinds
+from .files import file_at
+from .frames import group_frames
+from .history import WEAK, HistoryUnfit, torn_lines_allowed
+from .holders import NONE, LastCopies, last_copies, with_holders
+from .later import evidence, later_checks
+from .observed import observed_checks
+from .orderly import orderly_checks
+from .ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
+from .replicas import (
     absent_check,
     commit_check,
     earlier_check,
     replica_check,
     segment_check,
 )
-from raftmq.audit.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
-from raftmq.audit.since import Kept, Range
-from raftmq.audit.subject import RAFT, Subject
-from raftmq.audit.tables import Tables, enough_partitions, stage
-from raftmq.audit.waiting import waiting_checks
+from .report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
+from .since import Kept, Range
+from .subject import RAFT, Subject
+from .tables import Tables, enough_partitions, stage
+from .waiting import waiting_checks
 
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 

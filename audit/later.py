@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import Check
-from raftmq.audit.history import of_group
-from raftmq.audit.systemtopics import SCHEDULE_TOPIC
-from raftmq.audit.tables import Tables
+from .checks import Check
+from .history import of_group
+from .systemtopics import SCHEDULE_TOPIC
+from .tables import Tables
 
 TRANSACTIONS, DELAYED, RETRIES = "transactions", "delayed", "retries"  # values of `work`
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"

@@ -36,19 +36,20 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.digests import Alike
-from raftmq.audit.files import (
+from raftmq.spark.layout import ItemKind
+from raftmq.store.frame import FrameKind
+
+from .digests import Alike
+from .files import (
     StoreError,
     committed_index,
     confirmed_position,
     read_positions,
     segments,
 )
-from raftmq.audit.since import TAIL_BYTES, Ended, tail_of
-from raftmq.audit.subject import CLASSIC, RAFT, Subject
-from raftmq.audit.voters import ConfigurationFrame, Members, members_of, saved_configuration
-from raftmq.spark.layout import ItemKind
-from raftmq.store.frame import FrameKind
+from .since import TAIL_BYTES, Ended, tail_of
+from .subject import CLASSIC, RAFT, Subject
+from .voters import ConfigurationFrame, Members, members_of, saved_configuration
 
 ABORT = "abort"  # a store has this file while it is open: it was not closed in order
 

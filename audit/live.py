@@ -20,15 +20,6 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from raftmq.audit.acknowledged import read_acknowledged, refuse_unjudged
-from raftmq.audit.copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
-from raftmq.audit.files import StoreError
-from raftmq.audit.history import HistoryUnfit
-from raftmq.audit.job import run
-from raftmq.audit.pulled import pulled_report
-from raftmq.audit.report import AuditReport, CheckResult, Offender
-from raftmq.audit.since import TAIL_BYTES, Kept
-from raftmq.audit.staging import place_for_tables
 from raftmq.client.admin.bodies import consume_stats
 from raftmq.client.errors import ClientError
 from raftmq.client.route import BrokerData
@@ -36,6 +27,16 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.spark.options import Connection
+
+from .acknowledged import read_acknowledged, refuse_unjudged
+from .copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
+from .files import StoreError
+from .history import HistoryUnfit
+from .job import run
+from .pulled import pulled_report
+from .report import AuditReport, CheckResult, Offender
+from .since import TAIL_BYTES, Kept
+from .staging import place_for_tables
 
 BYTES_PER_S = 32 << 20  # of each replica: a quarter of what a slow disk reads
 

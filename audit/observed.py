@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import Check
-from raftmq.audit.history import of_group
-from raftmq.audit.tables import Tables
+from .checks import Check
+from .history import of_group
+from .tables import Tables
 
 # Lines that a node may log from a fault of these kinds on: a broken disk stops it on purpose.
 EXPECTED_KINDS = "^(disk|eio|short|flip|torn|lost|lying)-|power-cut"

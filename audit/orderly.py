@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import Check
-from raftmq.audit.history import of_group
-from raftmq.audit.tables import Tables
+from .checks import Check
+from .history import of_group
+from .tables import Tables
 
 QUEUE = ("group", "broker", "topic", "queue")
 

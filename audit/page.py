@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from raftmq.audit.report import AuditReport, CheckResult, Offender, first_of_each_store
 from raftmq.ops.page import chart_sections, document, key, section
 from raftmq.ops.svg import LEFT, TOP, Panel, Scale, axis, marker, picture, swatch, text
+
+from .report import AuditReport, CheckResult, Offender, first_of_each_store
 
 OWN_STYLE = """
 .wrong{color:var(--bad);font-weight:600}.fine{color:var(--ok)}

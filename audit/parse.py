@@ -15,9 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google_crc32c import value as crc32c
 
-from raftmq.audit.files import STORES_SEPARATOR, same_bytes
-from raftmq.audit.indexkeys import KEY_FIELDS, key_hashes
-from raftmq.audit.walk import FrameItem, Gap, Walk, walk_range
 from raftmq.spark.columns import RECORD_FIELDS, record_columns
 from raftmq.spark.layout import (
     BLANK_SIZE_BYTES,
@@ -26,6 +23,10 @@ from raftmq.spark.layout import (
     ItemKind,
 )
 from raftmq.store.frame import FrameKind
+
+from .files import STORES_SEPARATOR, same_bytes
+from .indexkeys import KEY_FIELDS, key_hashes
+from .walk import FrameItem, Gap, Walk, walk_range
 
 BATCH_RECORDS_MAX = 65_536
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log

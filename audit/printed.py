@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from raftmq.audit.report import AuditReport
 from raftmq.ops.console import QuietConsole
+
+from .report import AuditReport
 
 OFFENDERS_SHOWN = 5
 

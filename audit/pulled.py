@@ -15,13 +15,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit.report import AuditReport, CheckResult, Offender
-from raftmq.audit.subject import CLASSIC
 from raftmq.client.errors import BrokerRefused, NoRoute
 from raftmq.remoting.codes import ResponseCode
 from raftmq.spark.cluster import Cluster
 from raftmq.spark.options import Connection, options_of
 from raftmq.spark.positions import LATEST, Queue, to_json
+
+from .report import AuditReport, CheckResult, Offender
+from .subject import CLASSIC
 
 UNSEEN = (
     "losses, messages never sent, order and duplicates: there is no history of the sends",

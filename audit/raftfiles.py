@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.audit.limits import ABORT
-from raftmq.audit.report import CheckResult, Offender
-from raftmq.audit.slots import SLOT_SIZE_BYTES, Slots, parse_slots
+from .limits import ABORT
+from .report import CheckResult, Offender
+from .slots import SLOT_SIZE_BYTES, Slots, parse_slots
 
 DIRECTORY = "raft"
 HARD_STATE, CONFIGURATION, GROUP = "hardstate", "configuration", "group"

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import functions as F
 
-from raftmq.audit.beside import Beside
-from raftmq.audit.frames import GroupFrames
-from raftmq.audit.replicas import garbage
-from raftmq.audit.report import CheckResult, Offender
-from raftmq.audit.since import Digest, Ended, Range, split, tail_of
-from raftmq.audit.tables import Tables
+from .beside import Beside
+from .frames import GroupFrames
+from .replicas import garbage
+from .report import CheckResult, Offender
+from .since import Digest, Ended, Range, split, tail_of
+from .tables import Tables
 
 TIMELINE_PARTS = 200
 

@@ -15,8 +15,8 @@ Of an acknowledged message that is not stored any more (audit.limits) it is know
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.files import STORES_SEPARATOR
-from raftmq.audit.limits import Limits
+from .files import STORES_SEPARATOR
+from .limits import Limits
 
 
 def with_gone(

@@ -20,11 +20,6 @@ from typing import Any
 import orjson
 from google_crc32c import value as crc32c
 
-from raftmq.audit.frames import GroupFrames, payloads
-from raftmq.audit.limits import ABORT
-from raftmq.audit.report import CheckResult, Offender
-from raftmq.audit.since import Ended
-from raftmq.audit.tables import Tables
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.snapshot import (
     CHECKSUM_KEY,
@@ -36,6 +31,12 @@ from raftmq.broker.tables.snapshot import (
     capture,
 )
 from raftmq.broker.tables.state import BrokerState
+
+from .frames import GroupFrames, payloads
+from .limits import ABORT
+from .report import CheckResult, Offender
+from .since import Ended
+from .tables import Tables
 
 COMMANDS_MAX = 2_000_000  # replayed: some 30 s
 TITLE = "tables under config/ that are not what the log makes of them"

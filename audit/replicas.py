@@ -17,13 +17,14 @@ import orjson
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.files import file_at, first_difference, segments
-from raftmq.audit.holders import LastCopies
-from raftmq.audit.limits import Limits
-from raftmq.audit.report import OFFENDERS_MAX, CheckResult, Offender
-from raftmq.audit.since import Ended, tail_of
-from raftmq.audit.tables import Tables
 from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
+
+from .files import file_at, first_difference, segments
+from .holders import LastCopies
+from .limits import Limits
+from .report import OFFENDERS_MAX, CheckResult, Offender
+from .since import Ended, tail_of
+from .tables import Tables
 
 BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB has as many
 

@@ -21,8 +21,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raftmq.audit.page import page
-from raftmq.audit.report import AuditReport
+from .page import page
+from .report import AuditReport
 
 _RUN = [
     ("audited_at", pa.timestamp("ms", tz="UTC")),

@@ -17,8 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import raftmq
-from raftmq.audit.java import find_java_home
-from raftmq.audit.sources import register
+
+from .java import find_java_home
+from .sources import register
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)  # whatever a query can end with
 _CLASSIFIED = re.compile(r"(\[[A-Z_.]+\] .*)")  # where Spark says what it is

@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raftmq.audit.files import StoreError, map_file, read_positions, segments, without
+from .files import StoreError, map_file, read_positions, segments, without
 
 TAIL_BYTES = 64 << 10  # before an end, kept as a digest
 RANGE_BYTES = 64 << 20

@@ -41,7 +41,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from raftmq.audit.files import (
+from .files import (
     STORES_SEPARATOR,
     BlockCopy,
     QueueFile,
@@ -53,7 +53,7 @@ from raftmq.audit.files import (
     units,
     written_bytes,
 )
-from raftmq.audit.parse import (
+from .parse import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
@@ -63,7 +63,7 @@ from raftmq.audit.parse import (
     record_batches,
     shared_parts,
 )
-from raftmq.audit.places import is_uri
+from .places import is_uri
 
 SPLIT_BYTES = 32 * 1024 * 1024
 SPLIT_BYTES_MIN = 4096

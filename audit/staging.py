@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 
-from raftmq.audit.digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
-from raftmq.audit.parse import LOG_SCHEMA
-from raftmq.audit.sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
 from raftmq.spark.uris import below, for_spark, opened
+
+from .digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
+from .parse import LOG_SCHEMA
+from .sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
 
 # Columns in which values repeat. Arrow would try a dictionary for all others, too.
 _REPEATED = ["store", "topic", "tags", "reason"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from raftmq.audit.files import StoreError
+from .files import StoreError
 
 RAFT, CLASSIC = "raft", "classic"
 MODES = (RAFT, CLASSIC)

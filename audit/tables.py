@@ -14,17 +14,18 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit import history
-from raftmq.audit.digests import Alike, UnitDigest, all_alike, data_ends
-from raftmq.audit.files import STORES_SEPARATOR, segments
-from raftmq.audit.limits import Limits, find_limits
-from raftmq.audit.removed import with_gone
-from raftmq.audit.since import Ended
-from raftmq.audit.sources import LogReader, QueueReader
-from raftmq.audit.staging import StagedLog, staged, staged_log, staged_units
-from raftmq.audit.subject import Subject
 from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
 from raftmq.spark.uris import below
+
+from . import history
+from .digests import Alike, UnitDigest, all_alike, data_ends
+from .files import STORES_SEPARATOR, segments
+from .limits import Limits, find_limits
+from .removed import with_gone
+from .since import Ended
+from .sources import LogReader, QueueReader
+from .staging import StagedLog, staged, staged_log, staged_units
+from .subject import Subject
 
 SHUFFLED_BYTES = 512 << 20  # of logs, to a part of a shuffle
 # Two copies of a record on two stores are the same record if these fields are equal.

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.audit.slots import parse_slots
+from .slots import parse_slots
 
 VERSIONS = (1, 2)
 VOTER, LEARNER = 1, 2

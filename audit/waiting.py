@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from raftmq.audit.checks import Check
-from raftmq.audit.later import TOLERANCE_MS
-from raftmq.audit.systemtopics import HALF_TOPIC, SCHEDULE_TOPIC
-from raftmq.audit.tables import Tables
+from .checks import Check
+from .later import TOLERANCE_MS
+from .systemtopics import HALF_TOPIC, SCHEDULE_TOPIC
+from .tables import Tables
 
 COMMITTED = 8  # transaction bits of a record's sysflag
 

@@ -14,10 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from raftmq.broker.accountbook import AccountBook
-from raftmq.broker.delivery.transactions.conversion import REAL_TOPIC
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.service import Service
 from raftmq.remoting.acl import AclError, Gate, broker_needs
 from raftmq.remoting.acl.accounts import SHARED_TOPICS, Permission
 from raftmq.remoting.acl.addresses import host_of
@@ -29,6 +25,11 @@ from raftmq.remoting.names import RETRY_PREFIX
 from raftmq.remoting.popheaders import ORIGIN_GROUP
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record
+
+from .accountbook import AccountBook
+from .delivery.transactions.conversion import REAL_TOPIC
+from .housekeeping import IDLE_MS, Chore
+from .service import Service
 
 LOG = logging.getLogger("raftmq.broker.acl")
 

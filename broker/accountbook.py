@@ -16,20 +16,21 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.context import Context
-from raftmq.broker.errors import EngineError
-from raftmq.broker.housekeeping import Chore
-from raftmq.broker.tables.acltable import (
+from raftmq.remoting.acl import Accounts, AclError
+from raftmq.remoting.aclfile import AccountFile
+
+from .config import BrokerConfig
+from .context import Context
+from .errors import EngineError
+from .housekeeping import Chore
+from .tables.acltable import (
     AclTable,
     delete_account,
     put_account,
     put_white_addresses,
     seed,
 )
-from raftmq.broker.tables.state import several
-from raftmq.remoting.acl import Accounts, AclError
-from raftmq.remoting.aclfile import AccountFile
+from .tables.state import several
 
 LOG = logging.getLogger("raftmq.broker.acl")
 

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import asyncio
 
-from raftmq.broker.access import Access
-from raftmq.broker.errors import not_leader
-from raftmq.broker.service import RoleChange, Service
 from raftmq.remoting.acl import AclError
 from raftmq.remoting.codec import RawFrame, decode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, RawHandler
 from raftmq.remoting.errors import RemotingError, RemotingProtocolError
+
+from .access import Access
+from .errors import not_leader
+from .service import RoleChange, Service
 
 HOLD_MS = 200  # the same as for sends (broker.sending.heldsends)
 HELD_BYTES_MAX = 16 * 1024 * 1024

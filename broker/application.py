@@ -12,13 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from raftmq.broker.containment import Contained
-from raftmq.broker.errors import StateError
-from raftmq.broker.housekeeping import Activity
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.waiting import Pending
-from raftmq.broker.tables.snapshot import behind
-from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.errors import ApplyLater
 from raftmq.dledger.index import LogIndex
 from raftmq.dledger.messages import RoleEvent
@@ -26,6 +19,14 @@ from raftmq.store.derived import DerivedFiles
 from raftmq.store.dispatch import Units
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.shortage import passes
+
+from .containment import Contained
+from .errors import StateError
+from .housekeeping import Activity
+from .sending.send import SendPath
+from .sending.waiting import Pending
+from .tables.snapshot import behind
+from .tables.state import BrokerState
 
 log = logging.getLogger("raftmq.broker.application")
 

@@ -10,50 +10,51 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raftmq.broker.application import BrokerApplication
-from raftmq.broker.backup.service import Backups
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.construction import send_rules
-from raftmq.broker.consuming.locks import LockService
-from raftmq.broker.consuming.pull import PullService
-from raftmq.broker.consuming.resets import Resets
-from raftmq.broker.context import Context
-from raftmq.broker.delivery.timers.service import TimerService
-from raftmq.broker.delivery.timers.wheel import TimerWheel
-from raftmq.broker.delivery.transactions.service import Halves
-from raftmq.broker.history.history import History
-from raftmq.broker.housekeeping import Activity
-from raftmq.broker.http.accounts import AccountOperations
-from raftmq.broker.http.consumers import ConsumerOperations
-from raftmq.broker.http.faults import FaultDoor, FaultOperations
-from raftmq.broker.http.history import HistoryOperations
-from raftmq.broker.http.leadership import LeadershipOperations
-from raftmq.broker.http.messages import MessageOperations
-from raftmq.broker.http.modes import ModeOperations
-from raftmq.broker.http.node import NodeOperations
-from raftmq.broker.http.settings import SettingOperations
-from raftmq.broker.http.tables import TableOperations
-from raftmq.broker.http.writers import WriterOperations
-from raftmq.broker.keeper import ClassicKeeper, Keeper, RaftKeeper
-from raftmq.broker.opening import Opened
-from raftmq.broker.operating.accountchanges import AccountChanges
-from raftmq.broker.operating.catalog import Catalog
-from raftmq.broker.operating.keyquery import KeyQueries
-from raftmq.broker.operating.parts import Parts
-from raftmq.broker.registeredtopics import RegisteredTopics
-from raftmq.broker.registration import Registrar
-from raftmq.broker.replication.classic import ClassicEngine, LocalApplication
-from raftmq.broker.replication.engine import Engine, make_engine
-from raftmq.broker.replication.members import Members
-from raftmq.broker.retention import Retention
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.writerservice import Writers
-from raftmq.broker.tables.snapshotinstall import Source
-from raftmq.broker.tables.topics import TopicConfig
-from raftmq.broker.unexpired import Unexpired
 from raftmq.dledger.messages import RoleEvent
 from raftmq.remoting.tlslinks import TlsLinks
 from raftmq.web.operation import Operation
+
+from .application import BrokerApplication
+from .backup.service import Backups
+from .clients import ClientTable
+from .construction import send_rules
+from .consuming.locks import LockService
+from .consuming.pull import PullService
+from .consuming.resets import Resets
+from .context import Context
+from .delivery.timers.service import TimerService
+from .delivery.timers.wheel import TimerWheel
+from .delivery.transactions.service import Halves
+from .history.history import History
+from .housekeeping import Activity
+from .http.accounts import AccountOperations
+from .http.consumers import ConsumerOperations
+from .http.faults import FaultDoor, FaultOperations
+from .http.history import HistoryOperations
+from .http.leadership import LeadershipOperations
+from .http.messages import MessageOperations
+from .http.modes import ModeOperations
+from .http.node import NodeOperations
+from .http.settings import SettingOperations
+from .http.tables import TableOperations
+from .http.writers import WriterOperations
+from .keeper import ClassicKeeper, Keeper, RaftKeeper
+from .opening import Opened
+from .operating.accountchanges import AccountChanges
+from .operating.catalog import Catalog
+from .operating.keyquery import KeyQueries
+from .operating.parts import Parts
+from .registeredtopics import RegisteredTopics
+from .registration import Registrar
+from .replication.classic import ClassicEngine, LocalApplication
+from .replication.engine import Engine, make_engine
+from .replication.members import Members
+from .retention import Retention
+from .sending.send import SendPath
+from .sending.writerservice import Writers
+from .tables.snapshotinstall import Source
+from .tables.topics import TopicConfig
+from .unexpired import Unexpired
 
 
 def make_send_path(

@@ -17,72 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from raftmq.broker.access import Access
-from raftmq.broker.accountbook import AccountBook
-from raftmq.broker.admission import Admission
-from raftmq.broker.assembly import (
-    Told,
-    make_keeper,
-    make_registrar,
-    make_replication,
-    make_send_path,
-    node_operations,
-)
-from raftmq.broker.backup.service import Backups
-from raftmq.broker.clientroom import ClientRoom
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import budget_limits, template_topic, topics_of_names
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.groupcreation import GroupCreation
-from raftmq.broker.consuming.locks import lock_service
-from raftmq.broker.consuming.pull import PullService
-from raftmq.broker.consuming.queries import Queries
-from raftmq.broker.consuming.resets import ResetMarks, Resets
-from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
-from raftmq.broker.containment import Contained
-from raftmq.broker.context import Context, Life
-from raftmq.broker.delivery.delay import DelayService
-from raftmq.broker.delivery.sendback import SendBack
-from raftmq.broker.delivery.timers.recall import Recalls
-from raftmq.broker.delivery.timers.service import TimerService
-from raftmq.broker.delivery.timers.wheel import TimerWheel
-from raftmq.broker.delivery.transactions.service import Halves, Transactions
-from raftmq.broker.events import NodeEvents
-from raftmq.broker.guard import Guard
-from raftmq.broker.history.history import History
-from raftmq.broker.housekeeping import Activity, Chore, Housekeeper
-from raftmq.broker.http.api import NodeApi
-from raftmq.broker.http.faults import FaultDoor
-from raftmq.broker.opening import Opened, open_store
-from raftmq.broker.operating.accountchanges import AccountChanges
-from raftmq.broker.operating.acladmin import AclAdmin
-from raftmq.broker.operating.admin import Admin
-from raftmq.broker.operating.catalog import Catalog
-from raftmq.broker.operating.keyquery import KeyQueries
-from raftmq.broker.operating.metrics import BrokerMetrics
-from raftmq.broker.operating.operatorlog import OperatorLog
-from raftmq.broker.operating.parts import Parts
-from raftmq.broker.operating.progress import ProgressQueries
-from raftmq.broker.operating.rates import SAMPLE_MS, Throughput
-from raftmq.broker.operating.relay import Relay
-from raftmq.broker.operating.requestrecord import RequestRecord
-from raftmq.broker.operating.runtime import runtime_info
-from raftmq.broker.operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
-from raftmq.broker.operating.stats import GroupRates, StatsQueries
-from raftmq.broker.operating.upkeep import Upkeep
-from raftmq.broker.popping.popping import Popping
-from raftmq.broker.processor import Processor
-from raftmq.broker.relief import Reliever
-from raftmq.broker.replication.log import ReplicatedLog
-from raftmq.broker.replication.members import Members
-from raftmq.broker.replication.roles import RoleView
-from raftmq.broker.retention import Retention
-from raftmq.broker.sending.reply import ReplyService, reply_topic
-from raftmq.broker.sending.writerservice import Writers
-from raftmq.broker.service import RoleChange, Service
-from raftmq.broker.tables.state import announce
-from raftmq.broker.unexpired import Unexpired
 from raftmq.dledger.messages import RoleEvent
 from raftmq.dledger.proposals import command_bytes_max
 from raftmq.ops.memory import Trimmer
@@ -93,6 +27,73 @@ from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.disk import OsDisk
 from raftmq.store.ownership import StoreLock
+
+from .access import Access
+from .accountbook import AccountBook
+from .admission import Admission
+from .assembly import (
+    Told,
+    make_keeper,
+    make_registrar,
+    make_replication,
+    make_send_path,
+    node_operations,
+)
+from .backup.service import Backups
+from .clientroom import ClientRoom
+from .clients import ClientTable
+from .config import BrokerConfig
+from .construction import budget_limits, template_topic, topics_of_names
+from .consuming.commits import CommitService
+from .consuming.groupcreation import GroupCreation
+from .consuming.locks import lock_service
+from .consuming.pull import PullService
+from .consuming.queries import Queries
+from .consuming.resets import ResetMarks, Resets
+from .consuming.subscriptions import SubscriptionQuestions
+from .containment import Contained
+from .context import Context, Life
+from .delivery.delay import DelayService
+from .delivery.sendback import SendBack
+from .delivery.timers.recall import Recalls
+from .delivery.timers.service import TimerService
+from .delivery.timers.wheel import TimerWheel
+from .delivery.transactions.service import Halves, Transactions
+from .events import NodeEvents
+from .guard import Guard
+from .history.history import History
+from .housekeeping import Activity, Chore, Housekeeper
+from .http.api import NodeApi
+from .http.faults import FaultDoor
+from .opening import Opened, open_store
+from .operating.accountchanges import AccountChanges
+from .operating.acladmin import AclAdmin
+from .operating.admin import Admin
+from .operating.catalog import Catalog
+from .operating.keyquery import KeyQueries
+from .operating.metrics import BrokerMetrics
+from .operating.operatorlog import OperatorLog
+from .operating.parts import Parts
+from .operating.progress import ProgressQueries
+from .operating.rates import SAMPLE_MS, Throughput
+from .operating.relay import Relay
+from .operating.requestrecord import RequestRecord
+from .operating.runtime import runtime_info
+from .operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
+from .operating.stats import GroupRates, StatsQueries
+from .operating.upkeep import Upkeep
+from .popping.popping import Popping
+from .processor import Processor
+from .relief import Reliever
+from .replication.log import ReplicatedLog
+from .replication.members import Members
+from .replication.roles import RoleView
+from .retention import Retention
+from .sending.reply import ReplyService, reply_topic
+from .sending.writerservice import Writers
+from .service import RoleChange, Service
+from .tables.state import announce
+from .unexpired import Unexpired
 
 log = logging.getLogger("raftmq.broker")
 

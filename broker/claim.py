@@ -15,10 +15,6 @@ import socket
 from dataclasses import replace
 from ipaddress import ip_address
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import web_settings
-from raftmq.broker.errors import EngineError
-from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY
 from raftmq.dledger.hardstate import distrust
 from raftmq.remoting.boundport import BoundPort
 from raftmq.store.disk import OsDisk
@@ -26,6 +22,11 @@ from raftmq.store.identity import StoreIdentity, check_identity, note_identity
 from raftmq.store.ownership import StoreLock, lock_store
 from raftmq.store.shortage import passes
 from raftmq.web.app import LOOPBACK
+
+from .config import BrokerConfig
+from .construction import web_settings
+from .errors import EngineError
+from .tables.snapshotinstall import RAFT_DIRECTORY
 
 log = logging.getLogger("raftmq.broker.claim")
 

@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.broker.backup.cli import backup, restore, verify
-from raftmq.broker.health import health
-from raftmq.broker.rescue.cli import rescue
 from raftmq.ops.configcli import config_commands
 from raftmq.ops.interpreter import version_option
+
+from .backup.cli import backup, restore, verify
+from .health import health
+from .rescue.cli import rescue
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -62,8 +63,9 @@ def main(context: click.Context, /, **given: Any) -> None:
     SIGTERM or SIGINT stop it in an orderly way: leadership is handed over, log and tables are
     written to disk.
     """
-    from raftmq.broker.process import serve
     from raftmq.ops.permissions import keep_from_others
+
+    from .process import serve
 
     keep_from_others()
     if context.invoked_subcommand is None:

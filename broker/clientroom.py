@@ -6,10 +6,11 @@ bound is computed again while the broker runs. It never closes a connection that
 
 from __future__ import annotations
 
-from raftmq.broker.housekeeping import Chore
 from raftmq.ops.descriptors import Shares, warn_if_limited
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.messagestore import MessageStore
+
+from .housekeeping import Chore
 
 LOOK_MS = 5_000  # a log grows by few segments meanwhile
 

@@ -26,11 +26,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-from raftmq.broker.consuming.filters import Subscription, subscription_from_json
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.service import Service
-from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -39,6 +34,12 @@ from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.remoting.turns import Steps, finish
 from raftmq.store.properties import decode_properties
+
+from .consuming.filters import Subscription, subscription_from_json
+from .errors import Refused, busy
+from .housekeeping import IDLE_MS, Chore
+from .service import Service
+from .tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
 log = logging.getLogger("raftmq.broker.clients")
 

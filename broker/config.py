@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 from raftmq.dledger.proof import SECRET_SIZE_BYTES_MIN
 from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
@@ -44,6 +43,8 @@ from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
 from raftmq.store.indexfile import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.loopback import is_loopback
+
+from .delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
 
 __all__ = [
     "OPTIONS",

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.sending.sendrequest import SendRules
-from raftmq.broker.tables.topics import (
-    DEFAULT_TOPIC,
-    PERM_INHERIT,
-    PERM_READ,
-    PERM_WRITE,
-    TopicConfig,
-)
 from raftmq.dledger import gate, incoming
 from raftmq.ops.descriptors import Ports
 from raftmq.ops.ports import http_port
@@ -25,6 +16,16 @@ from raftmq.store.indexfile import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
 from raftmq.store.retention import RetentionPolicy
 from raftmq.web.auth import WebSettings
+
+from .config import BrokerConfig
+from .sending.sendrequest import SendRules
+from .tables.topics import (
+    DEFAULT_TOPIC,
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    TopicConfig,
+)
 
 
 def store_config(config: BrokerConfig) -> StoreConfig:

@@ -11,16 +11,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.containment import Contained
-from raftmq.broker.events import NodeEvents
-from raftmq.broker.replication.log import ReplicatedLog
-from raftmq.broker.replication.roles import RoleView
-from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.store.disk import Disk
 from raftmq.store.messagestore import MessageStore
+
+from .config import BrokerConfig
+from .containment import Contained
+from .events import NodeEvents
+from .replication.log import ReplicatedLog
+from .replication.roles import RoleView
+from .tables.state import BrokerState
 
 
 @dataclass(slots=True)

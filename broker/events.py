@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.replication.roles import RoleView
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.web.events import EventHub
+
+from .config import BrokerConfig
+from .replication.roles import RoleView
 
 
 class NodeEvents:

@@ -19,8 +19,9 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from raftmq.broker.config import OPTIONS, BrokerConfig
 from raftmq.ops.options import VARIABLE_PREFIX
+
+from .config import OPTIONS, BrokerConfig
 
 log = logging.getLogger("raftmq.broker.grpcproxy")
 

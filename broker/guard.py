@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
-from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, busy, not_leader
 from raftmq.dledger.errors import Busy, NotLeader, RaftError
 from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -24,6 +23,8 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import REMARK_CHARS_MAX, Answer, Connection, Handler
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.turns import Steps, StepTurns
+
+from .errors import NOT_LEADER, OutcomeUnknown, Refused, busy, not_leader
 
 # Any replica answers these from what it has applied; the leader's answer is taken for the newest.
 # Other queries about the newest state are the leader's alone, and wait for the barrier themselves.

@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from raftmq.broker.context import Context
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.retention import Limit, Retained, Retention
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.configfiles import ConfigFiles
-from raftmq.broker.unexpired import Unexpired
 from raftmq.store.messagestore import MessageStore
+
+from .context import Context
+from .housekeeping import IDLE_MS, Chore
+from .retention import Limit, Retained, Retention
+from .tables import snapshot
+from .tables.configfiles import ConfigFiles
+from .unexpired import Unexpired
 
 log = logging.getLogger("raftmq.broker.keeper")
 

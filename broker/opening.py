@@ -15,16 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raftmq.broker.accountbook import load_account_file
-from raftmq.broker.claim import Claim
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import ports_of, store_config, web_settings
-from raftmq.broker.errors import EngineError
-from raftmq.broker.replication.peerproof import Gates, make_gates
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.configfiles import ConfigFiles
-from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, prepare
-from raftmq.broker.tables.state import BrokerState
 from raftmq.ops.descriptors import Shares, descriptor_limit
 from raftmq.ops.metrics import Timings
 from raftmq.remoting.acl import AclError
@@ -40,6 +30,17 @@ from raftmq.store.ownership import StoreLock
 from raftmq.store.record import pack_host
 from raftmq.web.auth import Access as WebAccess
 from raftmq.web.auth import WebConfigError, WebSettings
+
+from .accountbook import load_account_file
+from .claim import Claim
+from .config import BrokerConfig
+from .construction import ports_of, store_config, web_settings
+from .errors import EngineError
+from .replication.peerproof import Gates, make_gates
+from .tables import snapshot
+from .tables.configfiles import ConfigFiles
+from .tables.snapshotinstall import RAFT_DIRECTORY, prepare
+from .tables.state import BrokerState
 
 log = logging.getLogger("raftmq.broker")
 

@@ -24,12 +24,6 @@ from typing import Any, TypeVar
 import click
 import uvloop
 
-from raftmq.broker.broker import Broker, open_broker
-from raftmq.broker.claim import described
-from raftmq.broker.config import OPTIONS, BrokerConfig, Loaded, load
-from raftmq.broker.errors import ConfigError, EngineError, StateError
-from raftmq.broker.grpcproxy import proxy_beside
-from raftmq.broker.http.faults import FaultDoor
 from raftmq.dledger.errors import RaftError
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
@@ -45,6 +39,13 @@ from raftmq.store.errors import StoreError
 from raftmq.store.identity import WrongIdentity
 from raftmq.store.ownership import StoreInUse, StoreLock, lock_store
 from raftmq.web.auth import WebConfigError
+
+from .broker import Broker, open_broker
+from .claim import described
+from .config import OPTIONS, BrokerConfig, Loaded, load
+from .errors import ConfigError, EngineError, StateError
+from .grpcproxy import proxy_beside
+from .http.faults import FaultDoor
 
 log = logging.getLogger("raftmq.broker.process")
 

@@ -13,17 +13,18 @@ from collections.abc import Mapping
 
 from msgspec import MsgspecError
 
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import Activity
-from raftmq.broker.sending.plainsend import PLAIN_START, decode_plain
-from raftmq.broker.sending.send import BATCH_CODES, SendPath
-from raftmq.broker.sending.sendrequest import packed_address, v2_fields
 from raftmq.remoting.codec import RawFrame
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import JSON, RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.turns import Steps
+
+from .errors import Refused
+from .housekeeping import Activity
+from .sending.plainsend import PLAIN_START, decode_plain
+from .sending.send import BATCH_CODES, SendPath
+from .sending.sendrequest import packed_address, v2_fields
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)

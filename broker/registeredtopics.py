@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from raftmq.broker.tables.topics import TopicConfig, TopicTable
 from raftmq.remoting.registration import DataVersion
 from raftmq.remoting.registration import TopicConfig as RegisteredTopic
 from raftmq.remoting.topicattributes import MESSAGE_TYPE
+
+from .tables.topics import TopicConfig, TopicTable
 
 
 class RegisteredTopics:

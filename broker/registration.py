@@ -28,7 +28,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -46,6 +45,8 @@ from raftmq.remoting.registration import (
 from raftmq.remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner
 from raftmq.remoting.signedregistration import ask_signer
 from raftmq.remoting.tls import Renewed
+
+from .registeredtopics import RegisteredTopics
 
 log = logging.getLogger("raftmq.broker.registration")
 

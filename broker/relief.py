@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import logging
 
-from raftmq.broker.context import Context
-from raftmq.broker.diskroom import DiskRoom, Forecast
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.retention import Retention
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.service import RoleChange, Service
 from raftmq.dledger.errors import RaftError
 from raftmq.store.disk import DiskMark
+
+from .context import Context
+from .diskroom import DiskRoom, Forecast
+from .errors import Refused
+from .housekeeping import IDLE_MS, Chore
+from .retention import Retention
+from .sending.send import SendPath
+from .service import RoleChange, Service
 
 log = logging.getLogger("raftmq.broker.disk")
 

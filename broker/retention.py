@@ -15,12 +15,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import retention_policy
 from raftmq.store.checkpoint import LogTimes
 from raftmq.store.logclock import LogClock, LogNow
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.retention import HOUR_MS, Expired
+
+from .config import BrokerConfig
+from .construction import retention_policy
 
 log = logging.getLogger("raftmq.broker.retention")
 

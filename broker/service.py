@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raftmq.broker.housekeeping import Chore
 from raftmq.dledger.messages import RoleEvent
 from raftmq.remoting.connection import Handler
 from raftmq.web.operation import Operation
+
+from .housekeeping import Chore
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from raftmq.broker.events import NodeEvents
-from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.store.consumequeue import FILLER_SIZE, ConsumeQueue, ConsumeQueueStore
+
+from .events import NodeEvents
+from .tables.offsets import OffsetTable
 
 log = logging.getLogger("raftmq.broker.retention")
 

@@ -14,11 +14,12 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES
-from raftmq.chaos.cluster.topology import MODES, REPLICAS_MAX
-from raftmq.chaos.run.engines import ENGINES
-from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MINUTES_MIN, WINDOW_MAX
 from raftmq.ops.interpreter import version_option
+
+from .cluster.clusterfile import COMPOSE, PROCESSES
+from .cluster.topology import MODES, REPLICAS_MAX
+from .run.engines import ENGINES
+from .workloads.load import DESCRIPTIONS, LOG, MINUTES_MIN, WINDOW_MAX
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -229,7 +230,7 @@ def jepsen(**given: Any) -> None:
 
 
 def _work() -> Any:
-    from raftmq.chaos import work
+    from . import work
 
     return work
 

@@ -23,27 +23,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from raftmq.chaos.checks.verdict import Verdict
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.work import parse_settings
-from raftmq.chaos.faults.catalogue import rows
-from raftmq.chaos.history.events import HistoryError
-from raftmq.chaos.report.comparison import HEAD, recovery_rows, summary_rows
-from raftmq.chaos.report.recovery import Recovery, by_kind, ms_text, spread
-from raftmq.chaos.report.sidebyside import HEAD as SIDE_HEAD
-from raftmq.chaos.report.sidebyside import Schedule, reasons, rows_of
-from raftmq.chaos.run.compare import CompareConfig, Comparison, compare_engines
-from raftmq.chaos.run.engines import ENGINES
-from raftmq.chaos.run.jepsen import Contestant, JepsenConfig, run_jepsen
-from raftmq.chaos.run.judge import RunResult, judge
-from raftmq.chaos.run.runner import RunConfig, run_scenario
-from raftmq.chaos.run.scenario import JEPSEN, SCENARIOS
-from raftmq.chaos.run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
-from raftmq.chaos.workloads.catalogue import make_workloads, settings_for
-from raftmq.chaos.workloads.load import DESCRIPTIONS, LOG, MessagesConfig
 from raftmq.client import ClientError
 from raftmq.ops.console import QuietConsole, complain, print_no_more
+
+from .checks.verdict import Verdict
+from .cluster.clusterfile import ClusterError
+from .cluster.topology import Shape
+from .cluster.work import parse_settings
+from .faults.catalogue import rows
+from .history.events import HistoryError
+from .report.comparison import HEAD, recovery_rows, summary_rows
+from .report.recovery import Recovery, by_kind, ms_text, spread
+from .report.sidebyside import HEAD as SIDE_HEAD
+from .report.sidebyside import Schedule, reasons, rows_of
+from .run.compare import CompareConfig, Comparison, compare_engines
+from .run.engines import ENGINES
+from .run.jepsen import Contestant, JepsenConfig, run_jepsen
+from .run.judge import RunResult, judge
+from .run.runner import RunConfig, run_scenario
+from .run.scenario import JEPSEN, SCENARIOS
+from .run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
+from .workloads.catalogue import make_workloads, settings_for
+from .workloads.load import DESCRIPTIONS, LOG, MessagesConfig
 
 T = TypeVar("T")
 
@@ -247,9 +248,9 @@ def _streams(program: Path | None, replicas: int, log: MessagesConfig) -> list[C
     if importlib.util.find_spec("nats") is None:
         why = "its client is missing: pip install nats-py"
         return [Contestant("nats", "JetStream", shape, lambda _: (), why_not=why)]
-    from raftmq.chaos.nats.servers import ALWAYS, version_of
-    from raftmq.chaos.nats.system import jetstream
-    from raftmq.chaos.nats.workload import StreamWorkload
+    from .nats.servers import ALWAYS, version_of
+    from .nats.system import jetstream
+    from .nats.workload import StreamWorkload
 
     try:
         version = version_of(program.absolute())

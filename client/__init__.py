@@ -3,11 +3,24 @@
 asyncio first; `client.sync` has blocking versions.
 """
 
-from raftmq.client.admin import Admin, ClusterInfo
-from raftmq.client.batch import split_batch
-from raftmq.client.compression import Compression, CompressionType
-from raftmq.client.consumer import ConsumerConfig, PushConsumer
-from raftmq.client.errors import (
+from raftmq.remoting.acl.signature import Credentials
+from raftmq.remoting.allocation import (
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateMachineRoomNearby,
+    AllocationStrategy,
+    allocate_averagely,
+    allocate_averagely_by_circle,
+)
+from raftmq.remoting.tls import ClientTls
+from raftmq.remoting.tlsfile import client_tls_of
+
+from .admin import Admin, ClusterInfo
+from .batch import split_batch
+from .compression import Compression, CompressionType
+from .consumer import ConsumerConfig, PushConsumer
+from .errors import (
     BrokerRefused,
     BrokerUnreachable,
     ClientClosed,
@@ -24,12 +37,12 @@ from raftmq.client.errors import (
     UnsupportedCompression,
     WriterFenced,
 )
-from raftmq.client.instance import InstanceConfig
-from raftmq.client.listen import FailurePolicy, Later
-from raftmq.client.litepull import LitePullConfig, LitePullConsumer
-from raftmq.client.localoffsets import OffsetFile, OffsetStorage
-from raftmq.client.locks import LockConfig
-from raftmq.client.message import (
+from .instance import InstanceConfig
+from .listen import FailurePolicy, Later
+from .litepull import LitePullConfig, LitePullConsumer
+from .localoffsets import OffsetFile, OffsetStorage
+from .locks import LockConfig
+from .message import (
     ConsumeResult,
     Message,
     MessageExt,
@@ -38,15 +51,15 @@ from raftmq.client.message import (
     SendResult,
     SendStatus,
 )
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.processqueue import CacheLimits
-from raftmq.client.producer import Producer
-from raftmq.client.pull import PullConfig
-from raftmq.client.pullconsumer import PullConsumer, PullResult, PullStatus
-from raftmq.client.route import TopicRouteData
-from raftmq.client.sending import SendConfig
-from raftmq.client.simple import SimpleConsumer
-from raftmq.client.sync import (
+from .offsets import ConsumeFrom
+from .processqueue import CacheLimits
+from .producer import Producer
+from .pull import PullConfig
+from .pullconsumer import PullConsumer, PullResult, PullStatus
+from .route import TopicRouteData
+from .sending import SendConfig
+from .simple import SimpleConsumer
+from .sync import (
     BlockingConsumer,
     BlockingLitePullConsumer,
     BlockingProducer,
@@ -54,25 +67,13 @@ from raftmq.client.sync import (
     BlockingSimpleConsumer,
     BlockingTransactionProducer,
 )
-from raftmq.client.transaction import (
+from .transaction import (
     TransactionListener,
     TransactionProducer,
     TransactionResult,
     TransactionState,
 )
-from raftmq.client.writer import ExactlyOnceWriter
-from raftmq.remoting.acl.signature import Credentials
-from raftmq.remoting.allocation import (
-    AllocateByConfig,
-    AllocateByConsistentHash,
-    AllocateByMachineRoom,
-    AllocateMachineRoomNearby,
-    AllocationStrategy,
-    allocate_averagely,
-    allocate_averagely_by_circle,
-)
-from raftmq.remoting.tls import ClientTls
-from raftmq.remoting.tlsfile import client_tls_of
+from .writer import ExactlyOnceWriter
 
 __all__ = [
     "Admin",

@@ -7,17 +7,18 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from raftmq.client.decode import decode_messages
-from raftmq.client.listen import GuardedListener
-from raftmq.client.membership import Membership
-from raftmq.client.message import MessageQueue
-from raftmq.client.runninginfo import running_info
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.store.record import RecordError
+
+from .decode import decode_messages
+from .listen import GuardedListener
+from .membership import Membership
+from .message import MessageQueue
+from .runninginfo import running_info
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from raftmq.client.errors import InvalidMessage
-from raftmq.client.message import BODY_SIZE_BYTES_MAX, Message
-from raftmq.client.sendframe import encoded_properties
+from .errors import InvalidMessage
+from .message import BODY_SIZE_BYTES_MAX, Message
+from .sendframe import encoded_properties
 
 SPLIT_SIZE_BYTES = 1024 * 1024
 COUNT_MAX = 8_192  # a broker refuses a batch of more

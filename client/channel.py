@@ -14,11 +14,12 @@ import orjson
 from msgspec import MsgspecError, Struct, field
 from msgspec.json import Decoder
 
-from raftmq.client.pending import Pending
 from raftmq.remoting.codec import RawFrame, decode_command
 from raftmq.remoting.command import JSON, RESPONSE_FLAG
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingProtocolError
+
+from .pending import Pending
 
 # (channel, pending, response code, remark, extFields)
 OnAnswer = Callable[["Channel", Pending, int, str, dict[str, str]], None]

@@ -14,8 +14,9 @@ from enum import Enum
 import lz4.frame
 import zstandard
 
-from raftmq.client.errors import UnsupportedCompression
 from raftmq.store.record import SYS_COMPRESSED, RecordError, StopReason
+
+from .errors import UnsupportedCompression
 
 COMPRESSION_MASK = 0x700
 ZSTD_STEP_BYTES = 1024  # of input; one step's output is at most 40,000 times as large

@@ -22,11 +22,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raftmq.client.asked import Asked
-from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
-from raftmq.client.instance import ClientInstance, InstanceConfig
-from raftmq.client.lifecycle import entered, left
-from raftmq.client.listen import (
+from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
+from raftmq.remoting.errors import RemotingError
+
+from .asked import Asked
+from .errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
+from .instance import ClientInstance, InstanceConfig
+from .lifecycle import entered, left
+from .listen import (
     BroadcastDeliverer,
     ConcurrentDeliverer,
     Deliverer,
@@ -35,19 +38,17 @@ from raftmq.client.listen import (
     Listener,
     OrderlyDeliverer,
 )
-from raftmq.client.listenerlog import ListenerLog
-from raftmq.client.localoffsets import OffsetStorage, offsets_of
-from raftmq.client.locks import LockConfig
-from raftmq.client.membership import Membership
-from raftmq.client.message import RETRY_PREFIX, MessageModel, MessageQueue
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import OnCommit
-from raftmq.client.processqueue import Batch
-from raftmq.client.pull import PullConfig, QueueWorker
-from raftmq.client.sendback import SendBack
-from raftmq.client.subscription import ALL, check_in_broker
-from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
-from raftmq.remoting.errors import RemotingError
+from .listenerlog import ListenerLog
+from .localoffsets import OffsetStorage, offsets_of
+from .locks import LockConfig
+from .membership import Membership
+from .message import RETRY_PREFIX, MessageModel, MessageQueue
+from .offsets import ConsumeFrom
+from .offsetstore import OnCommit
+from .processqueue import Batch
+from .pull import PullConfig, QueueWorker
+from .sendback import SendBack
+from .subscription import ALL, check_in_broker
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,6 @@ import logging
 import struct
 from zlib import crc32
 
-from raftmq.client.compression import decompress
-from raftmq.client.errors import UnsupportedCompression
-from raftmq.client.message import MessageExt
-from raftmq.client.subscription import tag_of
 from raftmq.store.record import (
     MAGIC_V1,
     SYS_BORN_HOST_V6,
@@ -26,6 +22,11 @@ from raftmq.store.record import (
     decode_record,
     pack_host,
 )
+
+from .compression import decompress
+from .errors import UnsupportedCompression
+from .message import MessageExt
+from .subscription import tag_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,21 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from raftmq.client.errors import (
+from raftmq.remoting.address import parse_address_list
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError, SendTimeout
+from raftmq.remoting.fastjson import loads_object
+
+from .errors import (
     BrokerRefused,
     ClientClosed,
     ClientError,
     NameServerUnreachable,
     NoRoute,
 )
-from raftmq.client.route import (
+from .route import (
     BrokerData,
     ReplicaGroup,
     RouteError,
@@ -32,12 +39,6 @@ from raftmq.client.route import (
     parse_broker,
     parse_route,
 )
-from raftmq.remoting.address import parse_address_list
-from raftmq.remoting.client import RemotingClient
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.errors import RemotingError, SendTimeout
-from raftmq.remoting.fastjson import loads_object
 
 logger = logging.getLogger(__name__)
 

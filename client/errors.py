@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raftmq.client.message import Message, SendResult
+    from .message import Message, SendResult
 
 __all__ = [
     "BrokerRefused",

@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from raftmq.client.errors import ClientClosed
-from raftmq.client.lifecycle import LifeCycle
+from .errors import ClientClosed
+from .lifecycle import LifeCycle
 
 C = TypeVar("C", bound=LifeCycle)
 C_co = TypeVar("C_co", bound=LifeCycle, covariant=True)

@@ -18,11 +18,6 @@ from typing import Any, TypeVar
 
 import orjson
 
-from raftmq.client.directory import Directory, NameServers, parse_addresses
-from raftmq.client.errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
-from raftmq.client.logpace import LogPace
-from raftmq.client.retry import CONTROL, RetryPolicy
-from raftmq.client.route import ReplicaGroup
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -32,6 +27,12 @@ from raftmq.remoting.errors import RemotingError, SendTimeout
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.fields import boolean_or
 from raftmq.remoting.tls import ClientTls, Renewed
+
+from .directory import Directory, NameServers, parse_addresses
+from .errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
+from .logpace import LogPace
+from .retry import CONTROL, RetryPolicy
+from .route import ReplicaGroup
 
 logger = logging.getLogger(__name__)
 

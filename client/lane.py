@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from raftmq.client.channel import Channel
-from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.pending import Pending
-from raftmq.client.retry import LEADER_SEARCH
-from raftmq.client.route import ReplicaGroup
+from .channel import Channel
+from .errors import BrokerUnreachable
+from .pending import Pending
+from .retry import LEADER_SEARCH
+from .route import ReplicaGroup
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 0.1  # after a search that raised

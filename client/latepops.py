@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from raftmq.client.errors import BrokerUnreachable, ClientError
-from raftmq.client.message import MessageExt
-from raftmq.client.subscription import Subscription
+from .errors import BrokerUnreachable, ClientError
+from .message import MessageExt
+from .subscription import Subscription
 
 LATE_MAX = 4  # kept at one target, each with up to 32 messages
 Target = tuple[str, str]  # topic, broker group

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from raftmq.client.listenerlog import ListenerLog
-from raftmq.client.locks import QueueLocks
-from raftmq.client.message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
-from raftmq.client.sendback import SendBack
+from .listenerlog import ListenerLog
+from .locks import QueueLocks
+from .message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
+from .sendback import SendBack
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from raftmq.client.logpace import LogPace
-from raftmq.client.message import MessageExt
+from .logpace import LogPace
+from .message import MessageExt
 
 logger = logging.getLogger(__name__)
 

@@ -22,19 +22,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raftmq.client.asked import Asked
-from raftmq.client.errors import ClientClosed, ClientError
-from raftmq.client.instance import ClientInstance, InstanceConfig
-from raftmq.client.lifecycle import entered, left
-from raftmq.client.localoffsets import OffsetStorage, offsets_of
-from raftmq.client.membership import Membership
-from raftmq.client.message import MessageExt, MessageModel, MessageQueue
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import max_offset, min_offset, offset_for
-from raftmq.client.processqueue import Batch
-from raftmq.client.pull import PullConfig, QueueWorker
-from raftmq.client.subscription import ALL, subscribe
 from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
+
+from .asked import Asked
+from .errors import ClientClosed, ClientError
+from .instance import ClientInstance, InstanceConfig
+from .lifecycle import entered, left
+from .localoffsets import OffsetStorage, offsets_of
+from .membership import Membership
+from .message import MessageExt, MessageModel, MessageQueue
+from .offsets import ConsumeFrom
+from .offsetstore import max_offset, min_offset, offset_for
+from .processqueue import Batch
+from .pull import PullConfig, QueueWorker
+from .subscription import ALL, subscribe
 
 logger = logging.getLogger(__name__)
 

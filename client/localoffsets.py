@@ -17,13 +17,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from raftmq.client.instance import ClientInstance, local_address
-from raftmq.client.message import MessageModel, MessageQueue
-from raftmq.client.offsets import OffsetTable
-from raftmq.client.offsetstore import Offsets, OffsetStore, OnCommit
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.threads import in_thread_to_its_end
+
+from .instance import ClientInstance, local_address
+from .message import MessageModel, MessageQueue
+from .offsets import OffsetTable
+from .offsetstore import Offsets, OffsetStore, OnCommit
 
 logger = logging.getLogger(__name__)
 

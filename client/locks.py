@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raftmq.client.errors import ClientError
-from raftmq.client.instance import ClientInstance
-from raftmq.client.message import MessageQueue
-from raftmq.client.retry import RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import dumps, loads_object
+
+from .errors import ClientError
+from .instance import ClientInstance
+from .message import MessageQueue
+from .retry import RetryPolicy
 
 logger = logging.getLogger(__name__)
 

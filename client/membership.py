@@ -14,19 +14,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from raftmq.client.errors import ClientError
-from raftmq.client.instance import ClientInstance
-from raftmq.client.locks import LockConfig, QueueLocks
-from raftmq.client.message import MessageModel, MessageQueue
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import Offsets, starting_offset
-from raftmq.client.processqueue import CacheBudget
-from raftmq.client.pull import PullConfig, QueueWorker, WorkerOwner
-from raftmq.client.rebalance import Rebalancer
-from raftmq.client.route import ReplicaGroup
-from raftmq.client.subscription import Subscription, consumer_heartbeat, subscribe
 from raftmq.remoting.allocation import AllocationStrategy
 from raftmq.remoting.connection import Handler
+
+from .errors import ClientError
+from .instance import ClientInstance
+from .locks import LockConfig, QueueLocks
+from .message import MessageModel, MessageQueue
+from .offsets import ConsumeFrom
+from .offsetstore import Offsets, starting_offset
+from .processqueue import CacheBudget
+from .pull import PullConfig, QueueWorker, WorkerOwner
+from .rebalance import Rebalancer
+from .route import ReplicaGroup
+from .subscription import Subscription, consumer_heartbeat, subscribe
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from raftmq.client.message import MessageQueue
 from raftmq.remoting.headers import PullResponseHeader
+
+from .message import MessageQueue
 
 
 class OffsetTable:

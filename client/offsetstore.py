@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from raftmq.client.errors import BrokerRefused, ClientError
-from raftmq.client.instance import ClientInstance, successful
-from raftmq.client.message import RETRY_PREFIX, MessageQueue
-from raftmq.client.offsets import ConsumeFrom, OffsetTable
 from raftmq.remoting import fields
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import HeaderError, RemotingError
 from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader
+
+from .errors import BrokerRefused, ClientError
+from .instance import ClientInstance, successful
+from .message import RETRY_PREFIX, MessageQueue
+from .offsets import ConsumeFrom, OffsetTable
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from raftmq.client.errors import CODE_NO_ROUTE
-from raftmq.client.pending import Pending
+from .errors import CODE_NO_ROUTE
+from .pending import Pending
 
 
 class Parked:

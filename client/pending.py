@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from raftmq.client.errors import CODE_TIMEOUT, ClientError, SendFailed, SendOutcomeUnknown
-from raftmq.client.message import MessageQueue, SendResult, SendStatus
-from raftmq.client.sendframe import OutgoingSend
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
+
+from .errors import CODE_TIMEOUT, ClientError, SendFailed, SendOutcomeUnknown
+from .message import MessageQueue, SendResult, SendStatus
+from .sendframe import OutgoingSend
 
 if TYPE_CHECKING:
     import asyncio

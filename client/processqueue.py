@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raftmq.client.message import MessageExt
+from .message import MessageExt
 
 
 @dataclass(slots=True, eq=False)

@@ -17,8 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from raftmq.client.batch import SPLIT_SIZE_BYTES, split_batch
-from raftmq.client.errors import (
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import ONEWAY_FLAG, RemotingCommand
+from raftmq.remoting.connection import Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.names import NO_SEND_TOPICS, topic_name_problem
+from raftmq.remoting.recallhandle import RecallHandle
+
+from .batch import SPLIT_SIZE_BYTES, split_batch
+from .errors import (
     CODE_NO_ROUTE,
     ClientClosed,
     ClientError,
@@ -29,9 +36,9 @@ from raftmq.client.errors import (
     SplitFailed,
     TooManyInFlight,
 )
-from raftmq.client.instance import ClientInstance, InstanceConfig, local_address, successful
-from raftmq.client.lifecycle import entered, left
-from raftmq.client.message import (
+from .instance import ClientInstance, InstanceConfig, local_address, successful
+from .lifecycle import entered, left
+from .message import (
     Message,
     MessageExt,
     MessageQueue,
@@ -39,26 +46,20 @@ from raftmq.client.message import (
     UniqueKeys,
     process_unique_keys,
 )
-from raftmq.client.parked import Parked
-from raftmq.client.pending import Pending, SendCallback
-from raftmq.client.requestreply import WaitingRequests, reply_message
-from raftmq.client.retry import ROUTE_SEARCH
-from raftmq.client.route import TopicRouteData
-from raftmq.client.sendframe import (
+from .parked import Parked
+from .pending import Pending, SendCallback
+from .requestreply import WaitingRequests, reply_message
+from .retry import ROUTE_SEARCH
+from .route import TopicRouteData
+from .sendframe import (
     SEND_MESSAGE_V2,
     SEND_REPLY_MESSAGE_V2,
     OutgoingSend,
     outgoing,
     outgoing_batch,
 )
-from raftmq.client.sending import SendConfig, SendEngine
-from raftmq.client.signedframe import template_for
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.command import ONEWAY_FLAG, RemotingCommand
-from raftmq.remoting.connection import Handler
-from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.names import NO_SEND_TOPICS, topic_name_problem
-from raftmq.remoting.recallhandle import RecallHandle
+from .sending import SendConfig, SendEngine
+from .signedframe import template_for
 
 T = TypeVar("T")
 Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]

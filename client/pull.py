@@ -18,14 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from raftmq.client.decode import decode_messages
-from raftmq.client.errors import ClientError
-from raftmq.client.instance import ClientInstance, leader_hint
-from raftmq.client.message import MessageQueue
-from raftmq.client.offsets import OffsetMoved
-from raftmq.client.processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
-from raftmq.client.route import LEADER_ID
-from raftmq.client.subscription import Subscription
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import HeaderError, RemotingError
@@ -37,6 +29,15 @@ from raftmq.remoting.headers import (
     PullResponseHeader,
 )
 from raftmq.store.record import RecordError
+
+from .decode import decode_messages
+from .errors import ClientError
+from .instance import ClientInstance, leader_hint
+from .message import MessageQueue
+from .offsets import OffsetMoved
+from .processqueue import Batch, CacheBudget, CacheLimits, ProcessQueue
+from .route import LEADER_ID
+from .subscription import Subscription
 
 logger = logging.getLogger(__name__)
 

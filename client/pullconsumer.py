@@ -22,20 +22,21 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerRefused, ClientError
-from raftmq.client.instance import ClientInstance, InstanceConfig
-from raftmq.client.lifecycle import entered, left
-from raftmq.client.message import MessageExt, MessageModel, MessageQueue
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
-from raftmq.client.route import LEADER_ID
-from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import HeaderError, RemotingError
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
 from raftmq.store.record import RecordError
+
+from .decode import decode_messages
+from .errors import BrokerRefused, ClientError
+from .instance import ClientInstance, InstanceConfig
+from .lifecycle import entered, left
+from .message import MessageExt, MessageModel, MessageQueue
+from .offsets import ConsumeFrom
+from .offsetstore import OffsetStore, max_offset, min_offset, offset_for
+from .route import LEADER_ID
+from .subscription import ALL, Subscription, consumer_heartbeat, subscribe
 
 logger = logging.getLogger(__name__)
 

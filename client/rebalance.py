@@ -12,15 +12,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from raftmq.client.errors import ClientError, NameServerUnreachable, NoRoute
-from raftmq.client.instance import ClientInstance
-from raftmq.client.message import RETRY_PREFIX, MessageQueue
-from raftmq.client.subscription import Subscription
 from raftmq.remoting.allocation import AllocationStrategy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
+
+from .errors import ClientError, NameServerUnreachable, NoRoute
+from .instance import ClientInstance
+from .message import RETRY_PREFIX, MessageQueue
+from .subscription import Subscription
 
 logger = logging.getLogger(__name__)
 

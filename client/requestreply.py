@@ -18,14 +18,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from raftmq.client.compression import decompress
-from raftmq.client.errors import (
-    InvalidMessage,
-    RequestTimedOut,
-    TooManyInFlight,
-    UnsupportedCompression,
-)
-from raftmq.client.message import Message, MessageExt
 from raftmq.remoting import fields
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -33,6 +25,15 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.record import SYS_COMPRESSED, RecordError
+
+from .compression import decompress
+from .errors import (
+    InvalidMessage,
+    RequestTimedOut,
+    TooManyInFlight,
+    UnsupportedCompression,
+)
+from .message import Message, MessageExt
 
 logger = logging.getLogger(__name__)
 

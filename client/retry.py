@@ -19,7 +19,7 @@ from tenacity import (
 )
 from tenacity.retry import retry_base
 
-from raftmq.client.errors import ClientError
+from .errors import ClientError
 
 GROWTHS_MAX = 64  # after so many a pause is at its most; the power of a larger number overflows
 

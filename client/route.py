@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.client.message import MessageQueue
+from .message import MessageQueue
 
 LEADER_ID = 0
 PERM_READ = 4

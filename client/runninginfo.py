@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from raftmq.client.membership import Membership
-from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.remoting.fastjson import dumps
+
+from .membership import Membership
+from .message import MessageQueue
 
 
 def running_info(

@@ -11,14 +11,15 @@ import asyncio
 import logging
 import time
 
-from raftmq.client.errors import ClientError
-from raftmq.client.instance import ClientInstance
-from raftmq.client.message import RETRY_PREFIX, MessageExt, properties_text
-from raftmq.client.pending import STORED
-from raftmq.client.retry import RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendBackHeader, SendHeader
+
+from .errors import ClientError
+from .instance import ClientInstance
+from .message import RETRY_PREFIX, MessageExt, properties_text
+from .pending import STORED
+from .retry import RetryPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from raftmq.client.compression import Compression
-from raftmq.client.errors import InvalidMessage
-from raftmq.client.message import (
+from raftmq.remoting.codes import MQ_VERSION
+
+from .compression import Compression
+from .errors import InvalidMessage
+from .message import (
     BODY_SIZE_BYTES_MAX,
     PROPERTIES_SIZE_BYTES_MAX,
     RETRY_PREFIX,
@@ -22,7 +24,6 @@ from raftmq.client.message import (
     properties_of,
     properties_text,
 )
-from raftmq.remoting.codes import MQ_VERSION
 
 SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320

@@ -19,9 +19,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raftmq.client.channel import Channel, StoredAnswer
-from raftmq.client.compression import Compression
-from raftmq.client.errors import (
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
+
+from .channel import Channel, StoredAnswer
+from .compression import Compression
+from .errors import (
     CODE_TIMEOUT,
     BrokerUnreachable,
     ClientClosed,
@@ -29,18 +32,16 @@ from raftmq.client.errors import (
     SendFailed,
     TooManyInFlight,
 )
-from raftmq.client.fault import SLOW_ASIDE_MS, FaultAvoidance
-from raftmq.client.instance import ClientInstance
-from raftmq.client.lane import Lane
-from raftmq.client.message import MessageQueue, SendResult, SendStatus
-from raftmq.client.parked import Parked
-from raftmq.client.pending import STORED, Pending, Verdict, judge
-from raftmq.client.pulse import Pulses
-from raftmq.client.route import ReplicaGroup
-from raftmq.client.sendframe import SEND_REPLY_MESSAGE_V2, ZLIB
-from raftmq.client.signedframe import Template, template_for
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.errors import RemotingError
+from .fault import SLOW_ASIDE_MS, FaultAvoidance
+from .instance import ClientInstance
+from .lane import Lane
+from .message import MessageQueue, SendResult, SendStatus
+from .parked import Parked
+from .pending import STORED, Pending, Verdict, judge
+from .pulse import Pulses
+from .route import ReplicaGroup
+from .sendframe import SEND_REPLY_MESSAGE_V2, ZLIB
+from .signedframe import Template, template_for
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import orjson
 
-from raftmq.client.sendframe import FRAME_PREFIX, SEND_BATCH_MESSAGE, OutgoingSend, SendTemplate
 from raftmq.remoting.acl.signature import (
     ACCESS_KEY,
     SECURITY_TOKEN,
@@ -17,6 +16,8 @@ from raftmq.remoting.acl.signature import (
     Credentials,
     signature,
 )
+
+from .sendframe import FRAME_PREFIX, SEND_BATCH_MESSAGE, OutgoingSend, SendTemplate
 
 
 class SignedTemplate:

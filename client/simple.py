@@ -21,14 +21,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerRefused, ClientClosed, ClientError, NoRoute
-from raftmq.client.instance import ClientInstance, InstanceConfig
-from raftmq.client.latepops import Answer, LatePops, Pop, Target
-from raftmq.client.lifecycle import entered, left
-from raftmq.client.message import MessageExt, MessageModel
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag_of
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import HeaderError
@@ -52,6 +44,15 @@ from raftmq.remoting.popheaders import (
     kind_of,
 )
 from raftmq.store.record import RecordError
+
+from .decode import decode_messages
+from .errors import BrokerRefused, ClientClosed, ClientError, NoRoute
+from .instance import ClientInstance, InstanceConfig
+from .latepops import Answer, LatePops, Pop, Target
+from .lifecycle import entered, left
+from .message import MessageExt, MessageModel
+from .offsets import ConsumeFrom
+from .subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag_of
 
 INVISIBLE_MS = 60_000
 AWAIT_MS = 20_000

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.store.properties import tags_code
 
+from .errors import BrokerRefused, ClientError
+
 if TYPE_CHECKING:
-    from raftmq.client.instance import ClientInstance
+    from .instance import ClientInstance
 
 ALL = "*"
 _TAGS = re.compile(rb"(?:^|\x02)TAGS\x01([^\x02]*)")

@@ -15,20 +15,20 @@ from dataclasses import replace
 from threading import Thread
 from typing import Any, Protocol
 
-from raftmq.client.consumer import ConsumerConfig, PushConsumer
-from raftmq.client.hosted import Hosted, blocking, in_pool, on_loop, started, stopped
-from raftmq.client.instance import InstanceConfig
-from raftmq.client.lifecycle import entered_blocking, left_blocking
-from raftmq.client.listen import ListenerAnswer
-from raftmq.client.litepull import LitePullConfig, LitePullConsumer
-from raftmq.client.message import Message, MessageExt, MessageQueue
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.producer import Producer
-from raftmq.client.pullconsumer import PullConsumer
-from raftmq.client.sending import SendConfig
-from raftmq.client.simple import SimpleConsumer
-from raftmq.client.subscription import ALL
-from raftmq.client.transaction import TransactionProducer, TransactionState
+from .consumer import ConsumerConfig, PushConsumer
+from .hosted import Hosted, blocking, in_pool, on_loop, started, stopped
+from .instance import InstanceConfig
+from .lifecycle import entered_blocking, left_blocking
+from .listen import ListenerAnswer
+from .litepull import LitePullConfig, LitePullConsumer
+from .message import Message, MessageExt, MessageQueue
+from .offsets import ConsumeFrom
+from .producer import Producer
+from .pullconsumer import PullConsumer
+from .sending import SendConfig
+from .simple import SimpleConsumer
+from .subscription import ALL
+from .transaction import TransactionProducer, TransactionState
 
 BlockingListener = Callable[[list[MessageExt]], ListenerAnswer]
 

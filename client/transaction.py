@@ -27,10 +27,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerUnreachable, ClientError, InvalidMessage
-from raftmq.client.instance import InstanceConfig
-from raftmq.client.message import (
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from raftmq.store.record import RecordError
+
+from .decode import decode_messages
+from .errors import BrokerUnreachable, ClientError, InvalidMessage
+from .instance import InstanceConfig
+from .message import (
     Message,
     MessageExt,
     MessageQueue,
@@ -38,16 +45,10 @@ from raftmq.client.message import (
     SendStatus,
     properties_text,
 )
-from raftmq.client.producer import Producer
-from raftmq.client.retry import CONTROL
-from raftmq.client.sendframe import TRANSACTION_PREPARED
-from raftmq.client.sending import SendConfig
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, Handler
-from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
-from raftmq.store.record import RecordError
+from .producer import Producer
+from .retry import CONTROL
+from .sendframe import TRANSACTION_PREPARED
+from .sending import SendConfig
 
 logger = logging.getLogger(__name__)
 

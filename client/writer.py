@@ -20,22 +20,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from raftmq.client.errors import (
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.headers import SendHeader
+
+from .errors import (
     BrokerRefused,
     ClientError,
     InvalidMessage,
     NoRoute,
     WriterFenced,
 )
-from raftmq.client.instance import ClientInstance, InstanceConfig
-from raftmq.client.lifecycle import entered, left
-from raftmq.client.message import Message, MessageQueue
-from raftmq.client.retry import CONTROL
-from raftmq.client.sendframe import outgoing_batch
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
-from raftmq.remoting.headers import SendHeader
+from .instance import ClientInstance, InstanceConfig
+from .lifecycle import entered, left
+from .message import Message, MessageQueue
+from .retry import CONTROL
+from .sendframe import outgoing_batch
 
 TIMEOUT_MS = 3_000  # of one attempt
 PATIENCE_MS = 60_000  # for which a request is repeated, through a failover

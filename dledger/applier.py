@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from raftmq.dledger.errors import ApplyLater, FrameDamaged
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import RoleEvent
-from raftmq.dledger.proposals import Proposals
 from raftmq.store.frame import Frame
 from raftmq.store.shortage import RETRY_S
+
+from .errors import ApplyLater, FrameDamaged
+from .log import RaftLog
+from .messages import RoleEvent
+from .proposals import Proposals
 
 log = logging.getLogger("raftmq.dledger.applier")
 

@@ -8,8 +8,8 @@ Ready leaves.
 
 from __future__ import annotations
 
-from raftmq.dledger.messages import HardState, NodeId
-from raftmq.dledger.outbox import Outbox
+from .messages import HardState, NodeId
+from .outbox import Outbox
 
 
 class Ballot:

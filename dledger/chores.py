@@ -19,17 +19,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from raftmq.dledger.enforcement import Enforcement
-from raftmq.dledger.flusher import LogFlusher
-from raftmq.dledger.healer import Healer
-from raftmq.dledger.milestones import Milestones
-from raftmq.dledger.oldstore import OldStores
-from raftmq.dledger.pace import Paces
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.roster import Roster
-from raftmq.dledger.snapshotinstaller import Installer
-from raftmq.dledger.standstill import Standstill
-from raftmq.dledger.surroundings import Surroundings
+from .enforcement import Enforcement
+from .flusher import LogFlusher
+from .healer import Healer
+from .milestones import Milestones
+from .oldstore import OldStores
+from .pace import Paces
+from .pump import Pump
+from .roster import Roster
+from .snapshotinstaller import Installer
+from .standstill import Standstill
+from .surroundings import Surroundings
 
 log = logging.getLogger("raftmq.dledger.member")
 

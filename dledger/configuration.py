@@ -34,8 +34,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from raftmq.dledger.errors import ChangeRefused, PreferredChanged
-from raftmq.dledger.messages import NodeId
+from .errors import ChangeRefused, PreferredChanged
+from .messages import NodeId
 
 SIZE_BYTES_MAX = 1000  # fits a SlotFile with the frame's index before it
 MEMBERS_MAX = 9

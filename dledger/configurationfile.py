@@ -20,17 +20,18 @@ from __future__ import annotations
 
 import struct
 
-from raftmq.dledger.configuration import (
+from raftmq.store.disk import Disk
+
+from .configuration import (
     Configuration,
     ConfigurationError,
     Configurations,
     decode_configuration,
     encode_configuration,
 )
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.store.disk import Disk
+from .errors import RaftError
+from .log import RaftLog
+from .slots import SlotFile, SlotsDamaged
 
 _INDEX = struct.Struct(">q")
 

@@ -8,10 +8,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from raftmq.dledger.gate import Gate
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import Network, PlainNetwork, other_end, tune
-from raftmq.dledger.wire import PeerMessage
+from .gate import Gate
+from .messages import NodeId
+from .network import Network, PlainNetwork, other_end, tune
+from .wire import PeerMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.dledger.ballot import Ballot
-from raftmq.dledger.configuration import Change, Configuration, Configurations
-from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.election import Candidacy
-from raftmq.dledger.electionbackoff import ElectionBackOff
-from raftmq.dledger.electionhalving import ElectionHalving
-from raftmq.dledger.electiontimer import ElectionTimer
-from raftmq.dledger.errors import MessageRefused, NotLeader
-from raftmq.dledger.following import Following
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.leading import Leading
-from raftmq.dledger.membership import Membership
-from raftmq.dledger.messages import (
+from raftmq.store.frame import Frame
+
+from .ballot import Ballot
+from .configuration import Change, Configuration, Configurations
+from .corelog import CoreLog
+from .election import Candidacy
+from .electionbackoff import ElectionBackOff
+from .electionhalving import ElectionHalving
+from .electiontimer import ElectionTimer
+from .errors import MessageRefused, NotLeader
+from .following import Following
+from .index import LogIndex
+from .leading import Leading
+from .membership import Membership
+from .messages import (
     TERM_MAX,
     AppendRequest,
     AppendResponse,
@@ -62,11 +64,10 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.outbox import Outbox
-from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import Outcome, Tally
-from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
-from raftmq.store.frame import Frame
+from .outbox import Outbox
+from .progress import Progress
+from .quorum import Outcome, Tally
+from .state import NEVER_MS, CoreConfig, Random
 
 
 class RaftCore:

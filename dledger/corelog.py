@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.outbox import Outbox
 from raftmq.store.frame import Frame
+
+from .index import LogIndex
+from .outbox import Outbox
 
 
 class CoreLog:

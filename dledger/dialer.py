@@ -12,11 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.dledger.connections import Line, LinkConfig, LinkHandler, PeerAddress
-from raftmq.dledger.identity import GroupIdentity, Meeting
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.state import Random
-from raftmq.dledger.wire import (
+from raftmq.ops.dialling import within
+
+from .connections import Line, LinkConfig, LinkHandler, PeerAddress
+from .identity import GroupIdentity, Meeting
+from .messages import NodeId
+from .state import Random
+from .wire import (
     GROUP_ID_VERSION,
     GroupAnnounced,
     Hello,
@@ -28,7 +30,6 @@ from raftmq.dledger.wire import (
     encode_identity,
     encode_message,
 )
-from raftmq.ops.dialling import within
 
 log = logging.getLogger("raftmq.dledger.peers")
 

@@ -21,13 +21,14 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.flusher import FlushMode, LogFlusher
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import Role
-from raftmq.dledger.saver import HardStateSaver
 from raftmq.store.errors import StoreError
 from raftmq.store.shortage import NO_RESOURCE
+
+from .core import RaftCore
+from .flusher import FlushMode, LogFlusher
+from .log import RaftLog
+from .messages import Role
+from .saver import HardStateSaver
 
 log = logging.getLogger("raftmq.dledger.member")
 

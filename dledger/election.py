@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import NodeId, VoteRequest, VoteResponse
-from raftmq.dledger.quorum import Tally
+from .index import LogIndex
+from .messages import NodeId, VoteRequest, VoteResponse
+from .quorum import Tally
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ same time-outs as it would itself (`scale`), so a group that is calm agrees to a
 
 from __future__ import annotations
 
-from raftmq.dledger.electionbackoff import CALM_TIMEOUTS, MARGIN
+from .electionbackoff import CALM_TIMEOUTS, MARGIN
 
 HALF = 0.5
 WAIT_FACTOR_MAX = 8

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from raftmq.dledger.electionbackoff import FACTOR_MAX, ElectionBackOff
-from raftmq.dledger.electionhalving import ElectionHalving
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.state import NEVER_MS, CoreConfig, Random
+from .electionbackoff import FACTOR_MAX, ElectionBackOff
+from .electionhalving import ElectionHalving
+from .messages import NodeId
+from .state import NEVER_MS, CoreConfig, Random
 
 
 @dataclass(slots=True, eq=False)

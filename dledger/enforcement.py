@@ -13,10 +13,11 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-from raftmq.dledger.gate import Admissions
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.store.shortage import passes
+
+from .gate import Admissions
+from .messages import NodeId
+from .slots import SlotFile, SlotsDamaged
 
 log = logging.getLogger("raftmq.dledger.enforcement")
 

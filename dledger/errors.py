@@ -5,8 +5,9 @@ When one of these is raised nothing was appended, except with OutcomeUnknown.
 
 from __future__ import annotations
 
-from raftmq.dledger.messages import NodeId
 from raftmq.store.errors import StoreDamaged
+
+from .messages import NodeId
 
 
 class RaftError(Exception):

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
-from raftmq.dledger.durations import Durations
-from raftmq.dledger.log import LogSyncTicket, RaftLog
 from raftmq.store.errors import SyncFailed
+
+from .durations import Durations
+from .log import LogSyncTicket, RaftLog
 
 
 class FlushMode(Enum):

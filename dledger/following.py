@@ -21,12 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raftmq.dledger.ballot import Ballot
-from raftmq.dledger.configuration import ConfigurationError, check_proposed
-from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.errors import MessageRefused, other_history
-from raftmq.dledger.membership import Membership
-from raftmq.dledger.messages import (
+from raftmq.store.frame import Frame, FrameKind
+from raftmq.store.record import BLANK_SIZE_BYTES
+
+from .ballot import Ballot
+from .configuration import ConfigurationError, check_proposed
+from .corelog import CoreLog
+from .errors import MessageRefused, other_history
+from .membership import Membership
+from .messages import (
     AppendRequest,
     AppendResponse,
     Heartbeat,
@@ -35,9 +38,7 @@ from raftmq.dledger.messages import (
     NodeId,
     VoteResponse,
 )
-from raftmq.dledger.outbox import Outbox
-from raftmq.store.frame import Frame, FrameKind
-from raftmq.store.record import BLANK_SIZE_BYTES
+from .outbox import Outbox
 
 
 @dataclass(slots=True, eq=False)

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.messages import NodeId
+from .core import RaftCore
+from .messages import NodeId
 
 TOLD_AS = "founders"  # no setting has this name
 SEGMENT_SIZE = "mappedFileSizeCommitLog"

@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 from google_crc32c import extend
 
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.log import RaftLog
 from raftmq.store.commitlog import FIRST_READ_BYTES, ReadBudget, record_in, record_size
 from raftmq.store.frame import HEADER_SIZE_BYTES, payload_checksum
+
+from .errors import FrameDamaged
+from .log import RaftLog
 
 BLOCK_BYTES = 64 << 10  # with frames of one small message each, 0.3 ms to check
 KEPT_BYTES_MAX = 4 << 20  # of all blocks

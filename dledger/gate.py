@@ -21,8 +21,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from raftmq.dledger.network import Factory, Network, other_end
-from raftmq.dledger.proof import (
+from raftmq.ops.listening import Listening
+
+from .network import Factory, Network, other_end
+from .proof import (
     RANDOM_SIZE_BYTES,
     Accepting,
     Claim,
@@ -31,7 +33,6 @@ from raftmq.dledger.proof import (
     Purpose,
     Secret,
 )
-from raftmq.ops.listening import Listening
 
 log = logging.getLogger("raftmq.dledger.gate")
 

@@ -17,15 +17,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.messages import NodeId, Role
-from raftmq.dledger.pace import Paces
-from raftmq.dledger.preference import Preference, Seen
-from raftmq.dledger.progress import Progress
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.relief import Relief
-from raftmq.dledger.snapshotinstaller import Installer
+from .core import RaftCore
+from .errors import RaftError
+from .messages import NodeId, Role
+from .pace import Paces
+from .preference import Preference, Seen
+from .progress import Progress
+from .pump import Pump
+from .relief import Relief
+from .snapshotinstaller import Installer
 
 log = logging.getLogger("raftmq.dledger.handover")
 

@@ -28,9 +28,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from raftmq.dledger.messages import TERM_MAX, HardState, NodeId
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.store.disk import Disk
+
+from .messages import TERM_MAX, HardState, NodeId
+from .slots import SlotFile, SlotsDamaged
 
 _VERSION = 3
 _VERSION_WITHOUT_OWNER = 2

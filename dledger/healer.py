@@ -23,12 +23,18 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.repair import (
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import Frame
+from raftmq.store.logsync import SyncTicket
+
+from .core import RaftCore
+from .errors import FrameDamaged
+from .index import LogIndex
+from .log import RaftLog
+from .messages import NodeId
+from .repair import (
     Asker,
     FrameRepair,
     GiveUp,
@@ -41,13 +47,8 @@ from raftmq.dledger.repair import (
     answer,
     standing_of,
 )
-from raftmq.dledger.scrub import Scrubber
-from raftmq.dledger.settings import MemberConfig
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.disk import Disk
-from raftmq.store.errors import StoreDamaged
-from raftmq.store.frame import Frame
-from raftmq.store.logsync import SyncTicket
+from .scrub import Scrubber
+from .settings import MemberConfig
 
 log = logging.getLogger("raftmq.dledger.healer")
 Result = TypeVar("Result")

@@ -34,12 +34,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import FROM_PEER
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.disk import Disk
 from raftmq.store.shortage import RETRY_S, passes
+
+from .messages import NodeId
+from .network import FROM_PEER
+from .slots import SlotFile, SlotsDamaged
+from .wire import GROUP_ID_SIZE_BYTES
 
 log = logging.getLogger("raftmq.dledger.identity")
 

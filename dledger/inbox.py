@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from raftmq.dledger.errors import MessageRefused, OtherHistory
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.pump import Life, Pump
-from raftmq.dledger.wire import PeerMessage
+from .errors import MessageRefused, OtherHistory
+from .messages import NodeId
+from .pump import Life, Pump
+from .wire import PeerMessage
 
 log = logging.getLogger("raftmq.dledger.member")
 

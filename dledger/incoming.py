@@ -13,11 +13,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from raftmq.dledger.connections import Line, LinkHandler, Reader
-from raftmq.dledger.dialer import Local, now_ms
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import FROM_PEER, ip_of
-from raftmq.dledger.wire import (
+from raftmq.ops.fairness import Evictor
+
+from .connections import Line, LinkHandler, Reader
+from .dialer import Local, now_ms
+from .messages import NodeId
+from .network import FROM_PEER, ip_of
+from .wire import (
     GROUP_ID_VERSION,
     Hello,
     HelloAnswer,
@@ -28,7 +30,6 @@ from raftmq.dledger.wire import (
     encode_identity,
     spoken,
 )
-from raftmq.ops.fairness import Evictor
 
 log = logging.getLogger("raftmq.dledger.peers")
 

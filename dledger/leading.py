@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
 
-from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
-from raftmq.dledger.ballot import Ballot
-from raftmq.dledger.configuration import Change, ChangeKind, Configuration
-from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.electiontimer import ElectionTimer
-from raftmq.dledger.errors import Busy, ChangeRefused, MessageRefused, UnknownTarget
-from raftmq.dledger.membership import Membership
-from raftmq.dledger.messages import (
+from raftmq.store.frame import Frame, FrameKind
+
+from .appendthrottle import NEVER_DUE_MS, AppendThrottle
+from .ballot import Ballot
+from .configuration import Change, ChangeKind, Configuration
+from .corelog import CoreLog
+from .electiontimer import ElectionTimer
+from .errors import Busy, ChangeRefused, MessageRefused, UnknownTarget
+from .membership import Membership
+from .messages import (
     AppendOrder,
     AppendResponse,
     Heartbeat,
@@ -31,15 +33,14 @@ from raftmq.dledger.messages import (
     RoleEvent,
     TimeoutNow,
 )
-from raftmq.dledger.outbox import Outbox
-from raftmq.dledger.progress import PROBE, STRANDED, Progress
-from raftmq.dledger.quorum import Tally, majority
-from raftmq.dledger.readindex import ReadIndex
-from raftmq.dledger.recovery import Recovery
-from raftmq.dledger.state import CoreConfig
-from raftmq.dledger.tracker import Tracker
-from raftmq.dledger.transfer import Transfer
-from raftmq.store.frame import Frame, FrameKind
+from .outbox import Outbox
+from .progress import PROBE, STRANDED, Progress
+from .quorum import Tally, majority
+from .readindex import ReadIndex
+from .recovery import Recovery
+from .state import CoreConfig
+from .tracker import Tracker
+from .transfer import Transfer
 
 
 @dataclass(slots=True, eq=False)

@@ -24,10 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from errno import EIO
 from typing import NamedTuple
 
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.repair import Wanted
-from raftmq.dledger.slots import SlotFile
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import (
@@ -42,6 +38,11 @@ from raftmq.store.logsync import SyncTicket
 from raftmq.store.record import BLANK, MAGIC_BLANK
 from raftmq.store.recovery import FrameHeader, FrameRecovery
 from raftmq.store.shortage import passes
+
+from .errors import FrameDamaged
+from .index import LogIndex
+from .repair import Wanted
+from .slots import SlotFile
 
 CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
 READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone

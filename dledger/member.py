@@ -23,58 +23,62 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from raftmq.dledger.applier import Application, Applier
-from raftmq.dledger.chores import Chores
-from raftmq.dledger.configuration import Change, Configurations
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.dialer import now_ms
-from raftmq.dledger.disk_health import DiskHealth
-from raftmq.dledger.durations import Durations
-from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
-from raftmq.dledger.errors import NotLeader, StateTooOld
-from raftmq.dledger.flusher import FlushMode, LogFlusher
-from raftmq.dledger.founders import Settings
-from raftmq.dledger.framereads import FrameReads
-from raftmq.dledger.handover import Succession
-from raftmq.dledger.hardstate import Owner
-from raftmq.dledger.healer import Healer
-from raftmq.dledger.identity import GroupIdentity, file_of
-from raftmq.dledger.inbox import Inbox
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import TERM_MAX, HardState, NodeId, Role
-from raftmq.dledger.milestones import Milestones
-from raftmq.dledger.oldstore import NOTES_FILE, OldStores
-from raftmq.dledger.pace import Pace, Paces
-from raftmq.dledger.peers import PeerLinks
-from raftmq.dledger.preference import Preference
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.proposals import Proposals, command_bytes_max
-from raftmq.dledger.proposer import Proposer
-from raftmq.dledger.pump import Life, Pump
-from raftmq.dledger.reads import Reads
-from raftmq.dledger.recollection import Recollection
-from raftmq.dledger.refusals import Refusals
-from raftmq.dledger.repair import RepairRequest, RepairResponse
-from raftmq.dledger.roles import Roles
-from raftmq.dledger.roster import Roster, members_of
-from raftmq.dledger.saver import HardStateSaver
-from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.snapshotinstall import (
+from raftmq.store.commitlog import CommitLog
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
+
+from .applier import Application, Applier
+from .chores import Chores
+from .configuration import Change, Configurations
+from .core import RaftCore
+from .dialer import now_ms
+from .disk_health import DiskHealth
+from .durations import Durations
+from .enforcement import ENFORCED_FILE, Enforcement
+from .errors import NotLeader, StateTooOld
+from .flusher import FlushMode, LogFlusher
+from .founders import Settings
+from .framereads import FrameReads
+from .handover import Succession
+from .hardstate import Owner
+from .healer import Healer
+from .identity import GroupIdentity, file_of
+from .inbox import Inbox
+from .index import LogIndex
+from .log import RaftLog
+from .messages import TERM_MAX, HardState, NodeId, Role
+from .milestones import Milestones
+from .oldstore import NOTES_FILE, OldStores
+from .pace import Pace, Paces
+from .peers import PeerLinks
+from .preference import Preference
+from .promises import Promises
+from .proposals import Proposals, command_bytes_max
+from .proposer import Proposer
+from .pump import Life, Pump
+from .reads import Reads
+from .recollection import Recollection
+from .refusals import Refusals
+from .repair import RepairRequest, RepairResponse
+from .roles import Roles
+from .roster import Roster, members_of
+from .saver import HardStateSaver
+from .settings import MemberConfig
+from .slots import SlotFile
+from .snapshotinstall import (
     InstallChunk,
     InstallMessage,
     InstallOffer,
     InstallRequest,
 )
-from raftmq.dledger.snapshotinstaller import Installer, SnapshotSource
-from raftmq.dledger.snapshotmarker import pending
-from raftmq.dledger.stallclock import StallAwareClock
-from raftmq.dledger.standstill import Extent, Standstill, compared
-from raftmq.dledger.state import Random
-from raftmq.dledger.status import repairing_status, status_of
-from raftmq.dledger.surroundings import Surroundings
-from raftmq.dledger.wire import (
+from .snapshotinstaller import Installer, SnapshotSource
+from .snapshotmarker import pending
+from .stallclock import StallAwareClock
+from .standstill import Extent, Standstill, compared
+from .state import Random
+from .status import repairing_status, status_of
+from .surroundings import Surroundings
+from .wire import (
     CIRCUMSTANCES_VERSION,
     LANDMARK_VERSION,
     PACE_VERSION,
@@ -85,10 +89,7 @@ from raftmq.dledger.wire import (
     Milestone,
     encode_message,
 )
-from raftmq.dledger.writer import FrameWriter
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.disk import Disk
-from raftmq.store.errors import StoreDamaged
+from .writer import FrameWriter
 
 log = logging.getLogger("raftmq.dledger.member")
 

@@ -29,11 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from raftmq.dledger.configuration import Change, Configuration, Configurations, decode_configuration
-from raftmq.dledger.errors import ChangeRefused
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.outbox import Outbox
 from raftmq.store.frame import Frame
+
+from .configuration import Change, Configuration, Configurations, decode_configuration
+from .errors import ChangeRefused
+from .messages import NodeId
+from .outbox import Outbox
 
 
 class Membership:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import other_history
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.wire import Milestone
+from .core import RaftCore
+from .errors import other_history
+from .log import RaftLog
+from .messages import NodeId
+from .wire import Milestone
 
 TOLD_MS = 5_000
 

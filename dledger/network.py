@@ -11,10 +11,11 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from raftmq.dledger.messages import NodeId
 from raftmq.ops.dialling import dial
 from raftmq.ops.keepalive import Keepalive
 from raftmq.ops.listening import Listening, PlainListening, listen_plain
+
+from .messages import NodeId
 
 # Marks a log record that a peer can cause any number of times (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}

@@ -12,10 +12,12 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
-from raftmq.dledger.configuration import MEMBERS_MAX
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.recollection import (
+from raftmq.store.shortage import passes
+
+from .configuration import MEMBERS_MAX
+from .core import RaftCore
+from .messages import NodeId
+from .recollection import (
     Held,
     Memory,
     NotesError,
@@ -23,8 +25,7 @@ from raftmq.dledger.recollection import (
     decode_notes,
     encode_notes,
 )
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.store.shortage import passes
+from .slots import SlotFile, SlotsDamaged
 
 log = logging.getLogger("raftmq.dledger.oldstore")
 

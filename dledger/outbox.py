@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raftmq.dledger.messages import HardState, Outgoing, Ready, RoleEvent
 from raftmq.store.frame import Frame
+
+from .messages import HardState, Outgoing, Ready, RoleEvent
 
 
 @dataclass(slots=True, eq=False)

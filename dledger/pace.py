@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.dledger.durations import Durations
-from raftmq.dledger.membership import Membership
-from raftmq.dledger.messages import NUMBER_MAX, NodeId
+from .durations import Durations
+from .membership import Membership
+from .messages import NUMBER_MAX, NodeId
 
 FACTOR = 4
 DIFFERENCE_MS = 2.0

@@ -18,16 +18,18 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from raftmq.dledger.configuration import place_of
-from raftmq.dledger.connections import LinkConfig, LinkHandler, PeerAddress, Reader
-from raftmq.dledger.dialer import Dialer, Local, now_ms, why_not_at
-from raftmq.dledger.errors import ONE_ID
-from raftmq.dledger.identity import GroupIdentity
-from raftmq.dledger.incoming import WAS_REMOVED, Accepted, Incoming
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import FROM_PEER
-from raftmq.dledger.state import Random
-from raftmq.dledger.wire import (
+from raftmq.ops.listening import Listening
+
+from .configuration import place_of
+from .connections import LinkConfig, LinkHandler, PeerAddress, Reader
+from .dialer import Dialer, Local, now_ms, why_not_at
+from .errors import ONE_ID
+from .identity import GroupIdentity
+from .incoming import WAS_REMOVED, Accepted, Incoming
+from .messages import NodeId
+from .network import FROM_PEER
+from .state import Random
+from .wire import (
     INTRODUCTION_VERSION,
     MESSAGE_SIZE_BYTES_MAX,
     GroupAnnounced,
@@ -35,7 +37,6 @@ from raftmq.dledger.wire import (
     MessageReader,
     encode_message,
 )
-from raftmq.ops.listening import Listening
 
 __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from raftmq.dledger.messages import NodeId
+from .messages import NodeId
 
 MINUTE_MS = 60_000.0
 

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from raftmq.dledger.messages import NodeId
+from .messages import NodeId
 
 
 class PeerState(Enum):

@@ -32,10 +32,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile, Owner
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
 from raftmq.store.disk import Disk
+
+from .hardstate import HardStateDamaged, HardStateFile, Owner
+from .messages import HardState
+from .slots import SlotFile, SlotsDamaged
 
 _VERSION = 1
 _UNSYNCED = 1

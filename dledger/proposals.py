@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, RaftError
-from raftmq.dledger.messages import NodeId
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
 from raftmq.store.record import BLANK_SIZE_BYTES
+
+from .errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, RaftError
+from .messages import NodeId
 
 COMMAND_SIZE_BYTES_MAX = 4 << 20  # state changes are small; the log takes frames of 32 MiB
 

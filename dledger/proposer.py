@@ -12,14 +12,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.dledger.applier import Application
-from raftmq.dledger.configuration import Change, encode_configuration
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import Busy, NotLeader, RaftError
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.proposals import Proposals
 from raftmq.store.frame import Frame, FrameKind, seal_frame
+
+from .applier import Application
+from .configuration import Change, encode_configuration
+from .core import RaftCore
+from .errors import Busy, NotLeader, RaftError
+from .log import RaftLog
+from .messages import NodeId
+from .proposals import Proposals
 
 log = logging.getLogger("raftmq.dledger.proposer")
 

@@ -16,22 +16,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec
 
-from raftmq.dledger.alarm import Alarm
-from raftmq.dledger.applier import Applier
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.disk_health import DiskHealth
-from raftmq.dledger.errors import FrameDamaged, NotLeader
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import AppendOrder, Landmark, NodeId, Outgoing, Ready, TimeoutNow
-from raftmq.dledger.peers import PeerLinks
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.proposer import Proposer
-from raftmq.dledger.reads import Reads
-from raftmq.dledger.roles import Roles
-from raftmq.dledger.saver import HardStateSaver
-from raftmq.dledger.stallclock import StallAwareClock
-from raftmq.dledger.wire import LANDMARK_VERSION, encode_append, encode_message
-from raftmq.dledger.writer import FrameWriter
+from .alarm import Alarm
+from .applier import Applier
+from .core import RaftCore
+from .disk_health import DiskHealth
+from .errors import FrameDamaged, NotLeader
+from .log import RaftLog
+from .messages import AppendOrder, Landmark, NodeId, Outgoing, Ready, TimeoutNow
+from .peers import PeerLinks
+from .promises import Promises
+from .proposer import Proposer
+from .reads import Reads
+from .roles import Roles
+from .saver import HardStateSaver
+from .stallclock import StallAwareClock
+from .wire import LANDMARK_VERSION, encode_append, encode_message
+from .writer import FrameWriter
 
 log = logging.getLogger("raftmq.dledger.member")
 P = ParamSpec("P")

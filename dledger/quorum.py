@@ -6,7 +6,7 @@ from collections.abc import Set
 from enum import Enum
 from typing import TypeVar
 
-from raftmq.dledger.messages import NodeId
+from .messages import NodeId
 
 Number = TypeVar("Number", int, float)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from raftmq.dledger.errors import Busy
+from .errors import Busy
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from raftmq.dledger.errors import Busy, NotLeader, RaftError
-from raftmq.dledger.messages import NodeId
+from .errors import Busy, NotLeader, RaftError
+from .messages import NodeId
 
 READS_WAITING_MAX = 16_384
 

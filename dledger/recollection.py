@@ -36,8 +36,8 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
-from raftmq.dledger.configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
-from raftmq.dledger.messages import NUMBER_MAX, TERM_MAX, NodeId
+from .configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
+from .messages import NUMBER_MAX, TERM_MAX, NodeId
 
 _NUMBERS = struct.Struct(">qq")
 _CRC = struct.Struct(">I")

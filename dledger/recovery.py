@@ -102,13 +102,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raftmq.dledger.ballot import Ballot
-from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.membership import Membership
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import witnesses
-from raftmq.dledger.tracker import Tracker
+from .ballot import Ballot
+from .corelog import CoreLog
+from .membership import Membership
+from .messages import NodeId
+from .progress import Progress
+from .quorum import witnesses
+from .tracker import Tracker
 
 
 @dataclass(slots=True, eq=False)

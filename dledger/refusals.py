@@ -7,8 +7,8 @@ refused, so a refusal counts for STANDS_MS, and only until the log grows.
 
 from __future__ import annotations
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.messages import NodeId
+from .core import RaftCore
+from .messages import NodeId
 
 STANDS_MS = 30_000  # a leader whose connection was closed comes back within a second
 

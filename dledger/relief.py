@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raftmq.dledger.messages import NodeId
+from .messages import NodeId
 
 HOPE_MS = 5_000  # for a follower that catches up, and for one transfer that fails on the way
 BACK_OFF_MS = 5_000  # after the first time that a replica was chosen

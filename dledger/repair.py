@@ -45,9 +45,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import TERM_MAX, NodeId, Role
-from raftmq.dledger.quorum import majority
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import (
     HEADER_SIZE_BYTES,
@@ -58,6 +55,10 @@ from raftmq.store.frame import (
     parse_header,
 )
 from raftmq.store.record import BLANK_SIZE_BYTES
+
+from .index import LogIndex
+from .messages import TERM_MAX, NodeId, Role
+from .quorum import majority
 
 RESPONSE_BYTES_MAX = 1 << 20
 FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again when it is read

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from raftmq.dledger.applier import Application
-from raftmq.dledger.messages import NodeId, Role, RoleEvent
-from raftmq.dledger.proposer import Proposer
+from .applier import Application
+from .messages import NodeId, Role, RoleEvent
+from .proposer import Proposer
 
 log = logging.getLogger("raftmq.dledger.member")
 

@@ -25,21 +25,22 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from raftmq.dledger.configuration import Configuration, Configurations, GroupMember, founding
-from raftmq.dledger.configurationfile import (
+from raftmq.store.disk import Disk
+from raftmq.store.shortage import passes
+
+from .configuration import Configuration, Configurations, GroupMember, founding
+from .configurationfile import (
     ConfigurationFile,
     MembersDiffer,
     starting_configurations,
 )
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.healer import Healer
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.peers import PeerAddress, PeerLinks
-from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.wire import Introduction
-from raftmq.store.disk import Disk
-from raftmq.store.shortage import passes
+from .core import RaftCore
+from .healer import Healer
+from .log import RaftLog
+from .messages import NodeId
+from .peers import PeerAddress, PeerLinks
+from .settings import MemberConfig
+from .wire import Introduction
 
 log = logging.getLogger("raftmq.dledger.roster")
 

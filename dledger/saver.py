@@ -14,9 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.messages import HardState
 from raftmq.store.shortage import RETRY_S, passes
+
+from .hardstate import HardStateFile
+from .messages import HardState
 
 log = logging.getLogger("raftmq.dledger.saver")
 

@@ -22,10 +22,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from errno import EIO
 
-from raftmq.dledger.log import RaftLog
 from raftmq.store.frame import is_whole
 from raftmq.store.logsync import SegmentHold
 from raftmq.store.record import BLANK, MAGIC_BLANK
+
+from .log import RaftLog
 
 STEP_BYTES = 256 << 10  # some milliseconds of checking; a larger single frame is one step
 BUSY_STEPS = 10

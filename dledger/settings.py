@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.log import CACHE_BYTES_MAX
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.peers import LinkConfig, PeerAddress
-from raftmq.dledger.preference import PreferenceLimits
-from raftmq.dledger.repair import RepairTiming
-from raftmq.dledger.snapshotinstall import InstallTiming
-from raftmq.dledger.state import CoreConfig
+from .flusher import FlushMode
+from .log import CACHE_BYTES_MAX
+from .messages import NodeId
+from .peers import LinkConfig, PeerAddress
+from .preference import PreferenceLimits
+from .repair import RepairTiming
+from .snapshotinstall import InstallTiming
+from .state import CoreConfig
 
 SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later ones take six days for a terabyte
 

@@ -51,9 +51,9 @@ from dataclasses import dataclass
 
 from google_crc32c import value as crc32c
 
-from raftmq.dledger.configuration import Configuration, encode_configuration
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import TERM_MAX, NodeId
+from .configuration import Configuration, encode_configuration
+from .index import LogIndex
+from .messages import TERM_MAX, NodeId
 
 CHUNK_BYTES = 256 << 10
 GROUP_SNAPSHOT_BYTES_MAX = 256 << 20  # a million topics; in memory, once, on either side

@@ -25,13 +25,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from raftmq.dledger import snapshotmarker
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId, Role
-from raftmq.dledger.progress import PeerState
-from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.snapshotinstall import (
+from raftmq.store.disk import Disk
+from raftmq.store.shortage import RETRY_S, passes
+
+from . import snapshotmarker
+from .core import RaftCore
+from .log import RaftLog
+from .messages import NodeId, Role
+from .progress import PeerState
+from .settings import MemberConfig
+from .snapshotinstall import (
     GROUP_SNAPSHOT_BYTES_MAX,
     Donor,
     GroupSnapshot,
@@ -45,8 +48,6 @@ from raftmq.dledger.snapshotinstall import (
     decode_group_snapshot,
     lacks,
 )
-from raftmq.store.disk import Disk
-from raftmq.store.shortage import RETRY_S, passes
 
 log = logging.getLogger("raftmq.dledger.installer")
 

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import struct
 
-from raftmq.dledger.hardstate import distrust
-from raftmq.dledger.log import trim_note
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
-from raftmq.dledger.snapshotinstall import GroupSnapshot, decode_group_snapshot
 from raftmq.store.checkpoint import Checkpoint, CheckpointFields
 from raftmq.store.disk import Disk
+
+from .hardstate import distrust
+from .log import trim_note
+from .slots import SlotFile, SlotsDamaged
+from .snapshotinstall import GroupSnapshot, decode_group_snapshot
 
 _INSTALLED = struct.Struct(">q")
 _MARKER = "installation"

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.messages import NodeId
+from .core import RaftCore
+from .messages import NodeId
 
 log = logging.getLogger("raftmq.dledger.standstill")
 

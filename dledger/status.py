@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.pace import Paces
-from raftmq.dledger.peers import PeerLinks
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.roster import members_of, standing_in_group
-from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.surroundings import Surroundings
+from .log import RaftLog
+from .messages import NodeId
+from .pace import Paces
+from .peers import PeerLinks
+from .pump import Pump
+from .roster import members_of, standing_in_group
+from .settings import MemberConfig
+from .surroundings import Surroundings
 
 
 def status_of(

@@ -22,13 +22,13 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.founders import Founders, Settings
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.network import FROM_PEER
-from raftmq.dledger.standstill import Extent, decode_extent
-from raftmq.dledger.wire import (
+from .core import RaftCore
+from .founders import Founders, Settings
+from .log import RaftLog
+from .messages import NodeId
+from .network import FROM_PEER
+from .standstill import Extent, decode_extent
+from .wire import (
     CIRCUMSTANCES_VERSION,
     SETTINGS_SIZE_BYTES_MAX,
     Circumstances,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raftmq.dledger.configuration import Configuration
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.progress import Progress
-from raftmq.dledger.quorum import majority, reached_by_majority
-from raftmq.dledger.state import CoreConfig
+from .configuration import Configuration
+from .messages import NodeId
+from .progress import Progress
+from .quorum import majority, reached_by_majority
+from .state import CoreConfig
 
 
 @dataclass(slots=True, eq=False)

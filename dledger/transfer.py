@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.dledger.appendthrottle import NEVER_DUE_MS
-from raftmq.dledger.errors import Busy
-from raftmq.dledger.messages import NodeId
+from .appendthrottle import NEVER_DUE_MS
+from .errors import Busy
+from .messages import NodeId
 
 
 @dataclass(slots=True, eq=False)

@@ -49,7 +49,15 @@ from operator import attrgetter
 
 from google_crc32c import value as crc32c
 
-from raftmq.dledger.messages import (
+from raftmq.store.frame import (
+    HEADER_SIZE_BYTES,
+    PAYLOAD_SIZE_BYTES_MAX,
+    Frame,
+    FrameError,
+    parse_frame,
+)
+
+from .messages import (
     NUMBER_MAX,
     TERM_MAX,
     AppendRequest,
@@ -63,35 +71,28 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.pace import Pace
-from raftmq.dledger.recollection import (
+from .pace import Pace
+from .recollection import (
     NOTES_SIZE_BYTES_MAX,
     NotesError,
     Recollection,
     decode_notes,
     encode_notes,
 )
-from raftmq.dledger.repair import (
+from .repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
     RepairRequest,
     RepairResponse,
     Standing,
 )
-from raftmq.dledger.snapshotinstall import (
+from .snapshotinstall import (
     CHUNK_BYTES,
     GROUP_SNAPSHOT_BYTES_MAX,
     InstallChunk,
     InstallMessage,
     InstallOffer,
     InstallRequest,
-)
-from raftmq.store.frame import (
-    HEADER_SIZE_BYTES,
-    PAYLOAD_SIZE_BYTES_MAX,
-    Frame,
-    FrameError,
-    parse_frame,
 )
 
 VERSION = 10  # the highest that this program speaks

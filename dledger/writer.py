@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raftmq.dledger.durations import Durations
-from raftmq.dledger.log import RaftLog
 from raftmq.store.frame import Frame
 from raftmq.store.shortage import passes
+
+from .durations import Durations
+from .log import RaftLog
 
 
 class FrameWriter:

@@ -15,10 +15,11 @@ from raftmq.client.admin import Admin
 from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
-from raftmq.mqadmin.targets import Replica, named, nobody_leads, replicas
 from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.fastjson import loads_object
+
+from .command import Arguments, CommandError, Done, Part, Table
+from .targets import Replica, named, nobody_leads, replicas
 
 CHANGE_TIMEOUT_MS = 10_000  # a follower has to ask its leader
 FIELDS = (

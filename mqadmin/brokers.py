@@ -14,7 +14,8 @@ from raftmq.client.admin.brokers import DeletedLog
 from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.command import (
+
+from .command import (
     Arguments,
     CommandError,
     Done,
@@ -23,7 +24,7 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import everywhere, leaders, named, replicas, runtime_infos, writable
+from .targets import everywhere, leaders, named, replicas, runtime_infos, writable
 
 HOUR_MS = 3_600_000
 TRANSFER_WAIT_S = 10.0

@@ -20,14 +20,15 @@ from raftmq.client.admin.bodies import TopicOffset
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.instance import successful
 from raftmq.client.message import MessageQueue
-from raftmq.mqadmin.command import Arguments, CommandError, Part, Table
-from raftmq.mqadmin.moving import is_own, strange_attributes
-from raftmq.mqadmin.targets import AT_ONCE_MAX, nobody_leads
 from raftmq.ops.foreignkeys import REFUSED, separate
 from raftmq.ops.options import ConfigError, Setting, find, parse_settings
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.names import name_problem, topic_name_problem
+
+from .command import Arguments, CommandError, Part, Table
+from .moving import is_own, strange_attributes
+from .targets import AT_ONCE_MAX, nobody_leads
 
 OK, LOOK, STOP = "ok", "look", "stop"
 STORE, SLAVE, TRAFFIC = "store", "slave", "traffic"

@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.mqadmin.command import Command, Flag, Kind, Manner, Positional, parse_time
-from raftmq.mqadmin.commands import COMMANDS
-from raftmq.mqadmin.completion import completion_command
-from raftmq.mqadmin.contextcli import complete_context, context_group
 from raftmq.ops.interpreter import version_option
+
+from .command import Command, Flag, Kind, Manner, Positional, parse_time
+from .commands import COMMANDS
+from .completion import completion_command
+from .contextcli import complete_context, context_group
 
 INTERRUPTED = 130  # exit status
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -115,7 +116,7 @@ def _clicked(command: Command) -> click.Command:
 
     def call(**values: Any) -> None:
         try:
-            from raftmq.mqadmin.work import run
+            from .work import run
 
             sys.exit(run(command, values, click.get_current_context().obj or {}))
         except KeyboardInterrupt:  # while it is imported, or a second one

@@ -4,7 +4,7 @@ Each names the function that carries it out, as `module:function` of this room: 
 the command runs, because `--help` and the shell's completion are asked often.
 """
 
-from raftmq.mqadmin.command import Command, Flag, Kind, Manner, Positional
+from .command import Command, Flag, Kind, Manner, Positional
 
 CHANGES, SENDS, STREAMS = Manner.CHANGES, Manner.SENDS, Manner.STREAMS
 

@@ -25,10 +25,11 @@ from raftmq.client.admin import Admin, ClusterInfo
 from raftmq.client.admin.bodies import TopicOffset
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageExt, MessageQueue
-from raftmq.mqadmin.command import Arguments, CommandError, Part, Table
-from raftmq.mqadmin.moving import is_own
-from raftmq.mqadmin.targets import nobody_leads
 from raftmq.remoting.codes import ResponseCode
+
+from .command import Arguments, CommandError, Part, Table
+from .moving import is_own
+from .targets import nobody_leads
 
 OFFSET, KEY, BODY = "offset", "key", "body"
 MISSING, DOUBLED, CHANGED, MORE = "missing", "doubled", "changed", "more"

@@ -20,10 +20,11 @@ from raftmq.client.errors import ClientError
 from raftmq.client.litepull import LitePullConfig, LitePullConsumer
 from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.client.offsets import ConsumeFrom
-from raftmq.mqadmin.command import Arguments, CommandError, parse_time
-from raftmq.mqadmin.durations import parse_duration_ms
-from raftmq.mqadmin.showing import Show, show_as
-from raftmq.mqadmin.terminal import Terminal
+
+from .command import Arguments, CommandError, parse_time
+from .durations import parse_duration_ms
+from .showing import Show, show_as
+from .terminal import Terminal
 
 PULL_COUNT = 256
 WAIT_MS = 10_000  # so long a broker holds a pull that finds nothing

@@ -132,8 +132,8 @@ def add(
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 def list_contexts(output: str, as_json: bool) -> None:
     """List the contexts, and say which one is in use."""
-    from raftmq.mqadmin.command import Table
-    from raftmq.mqadmin.output import write
+    from .command import Table
+    from .output import write
 
     contexts = _read()
     chosen = _chosen(contexts)
@@ -167,9 +167,10 @@ def use_context(name: str) -> None:
 @click.option("--secrets", is_flag=True, help="Show secrets, too.")
 def show(name: str | None, output: str, as_json: bool, secrets: bool) -> None:
     """Show what NAME says; without a name, the context in use."""
-    from raftmq.mqadmin.command import Fields
-    from raftmq.mqadmin.output import write
     from raftmq.remoting.contexts import SECRETS, ContextError
+
+    from .command import Fields
+    from .output import write
 
     with _told():
         contexts = _read()

@@ -12,7 +12,12 @@ from raftmq.client.admin import Admin
 from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
-from raftmq.mqadmin.command import (
+from raftmq.ops.strictjson import loads
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.consistency import Wishes, differences, wishes
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
+
+from .command import (
     Arguments,
     CommandError,
     Done,
@@ -22,12 +27,8 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.commands import GROUP_SETTINGS
-from raftmq.mqadmin.targets import nobody_leads, writable
-from raftmq.ops.strictjson import loads
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.consistency import Wishes, differences, wishes
-from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
+from .commands import GROUP_SETTINGS
+from .targets import nobody_leads, writable
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
 

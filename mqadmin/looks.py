@@ -20,10 +20,11 @@ from typing import Any
 from raftmq.client.admin import Admin, headless, leaders_in
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.moving import is_own
-from raftmq.mqadmin.targets import AT_ONCE_MAX, Replica, nobody_leads, replicas, runtime_infos
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import RETRY_PREFIX
+
+from .moving import is_own
+from .targets import AT_ONCE_MAX, Replica, nobody_leads, replicas, runtime_infos
 
 SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")
 

@@ -13,7 +13,10 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import Message, MessageExt, MessageQueue
 from raftmq.client.producer import Producer
 from raftmq.client.sending import SendConfig
-from raftmq.mqadmin.command import (
+from raftmq.remoting.address import format_address
+from raftmq.remoting.codes import ResponseCode
+
+from .command import (
     Arguments,
     CommandError,
     Done,
@@ -22,8 +25,6 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.remoting.address import format_address
-from raftmq.remoting.codes import ResponseCode
 
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 PRINTED_MAX = 10_000  # messages kept for one answer of printMsg and consumeMessage

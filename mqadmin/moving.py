@@ -8,10 +8,11 @@ from typing import Any
 
 from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerRefused
-from raftmq.mqadmin.command import Arguments, CommandError, Part, Table
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from raftmq.remoting.topicattributes import MESSAGE_TYPE
+
+from .command import Arguments, CommandError, Part, Table
 
 READ = 4
 PERMS = (2, READ, 6)

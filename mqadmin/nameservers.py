@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raftmq.client.admin import Admin
-from raftmq.mqadmin.command import Arguments, Done, Fields, Part, Table
+
+from .command import Arguments, Done, Fields, Part, Table
 
 
 async def get_config(admin: Admin, _: Arguments) -> Sequence[Part]:

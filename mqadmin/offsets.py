@@ -16,9 +16,10 @@ from raftmq.client.admin import TO_END, Admin
 from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
-from raftmq.mqadmin.command import Arguments, CommandError, Done, Part, Table
-from raftmq.mqadmin.targets import leaders_of
 from raftmq.remoting.codes import ResponseCode
+
+from .command import Arguments, CommandError, Done, Part, Table
+from .targets import leaders_of
 
 
 async def reset(admin: Admin, arguments: Arguments) -> Sequence[Part]:

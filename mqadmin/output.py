@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from raftmq.mqadmin.command import Done, Fields, Part, Table
-from raftmq.mqadmin.showing import escaped
 from raftmq.ops.console import PipedConsole
+
+from .command import Done, Fields, Part, Table
+from .showing import escaped
 
 PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
 

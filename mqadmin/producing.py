@@ -22,10 +22,11 @@ from raftmq.client.errors import ClientError
 from raftmq.client.message import RESERVED_PROPERTIES, Message, MessageQueue, SendResult
 from raftmq.client.producer import Producer
 from raftmq.client.sending import SendConfig
-from raftmq.mqadmin.command import Arguments, CommandError
-from raftmq.mqadmin.durations import parse_duration_ms
-from raftmq.mqadmin.messages import producer_of
-from raftmq.mqadmin.sources import (
+
+from .command import Arguments, CommandError
+from .durations import parse_duration_ms
+from .messages import producer_of
+from .sources import (
     STDIN,
     Template,
     bodies_of_files,
@@ -33,7 +34,7 @@ from raftmq.mqadmin.sources import (
     lines_of,
     parse_json,
 )
-from raftmq.mqadmin.terminal import Terminal
+from .terminal import Terminal
 
 REFUSED, UNKNOWN, INTERRUPTED = 1, 4, 130
 IN_FLIGHT_BYTES_MAX = 16 * 1024 * 1024

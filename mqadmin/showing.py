@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 
 from raftmq.client.message import RESERVED_PROPERTIES, MessageExt
-from raftmq.mqadmin.command import CommandError, show_time
+
+from .command import CommandError, show_time
 
 Show = Callable[[MessageExt], bytes]
 HEX_COLUMNS = 16

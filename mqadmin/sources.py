@@ -19,9 +19,10 @@ from typing import Any
 import orjson
 
 from raftmq.client.message import BODY_SIZE_BYTES_MAX, Message
-from raftmq.mqadmin.command import CommandError
-from raftmq.mqadmin.durations import parse_duration_ms
 from raftmq.ops.strictjson import loads
+
+from .command import CommandError
+from .durations import parse_duration_ms
 
 STDIN = "-"
 CHUNK_BYTES = 64 * 1024

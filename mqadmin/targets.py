@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from raftmq.client.admin import Admin, ClusterInfo, headless, leaders_in
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.route import LEADER_ID
-from raftmq.mqadmin.command import Arguments, CommandError
+
+from .command import Arguments, CommandError
 
 AT_ONCE_MAX = 16  # requests in flight
 

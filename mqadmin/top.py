@@ -13,11 +13,12 @@ from rich.text import Text
 
 from raftmq.client.admin import Admin
 from raftmq.client.errors import ClientError
-from raftmq.mqadmin.command import Arguments, CommandError, Fields, Part, Table
-from raftmq.mqadmin.looks import Look, Scope, broker_rows, group_rows, look, topic_rows
-from raftmq.mqadmin.output import as_json, make_console, rich_table, show
-from raftmq.mqadmin.terminal import Terminal
 from raftmq.ops.console import PipedConsole
+
+from .command import Arguments, CommandError, Fields, Part, Table
+from .looks import Look, Scope, broker_rows, group_rows, look, topic_rows
+from .output import as_json, make_console, rich_table, show
+from .terminal import Terminal
 
 INTERVAL_S_MIN = 0.2
 

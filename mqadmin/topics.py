@@ -9,7 +9,11 @@ from typing import Any
 from raftmq.client.admin import Admin, headless, leaders_in
 from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, NoRoute
-from raftmq.mqadmin.command import (
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
+
+from .command import (
     Arguments,
     CommandError,
     Done,
@@ -17,10 +21,7 @@ from raftmq.mqadmin.command import (
     Table,
     show_time,
 )
-from raftmq.mqadmin.targets import leaders, leaders_of, nobody_leads, writable
-from raftmq.remoting.admin_headers import TopicHeader
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX
+from .targets import leaders, leaders_of, nobody_leads, writable
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag

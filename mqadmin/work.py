@@ -22,17 +22,18 @@ import click
 from raftmq.client.admin import Admin
 from raftmq.client.errors import BrokerUnreachable, ClientError, NameServerUnreachable, NoRoute
 from raftmq.client.instance import InstanceConfig
-from raftmq.mqadmin import output
-from raftmq.mqadmin.command import Arguments, Command, CommandError, Manner, Part, Table
-from raftmq.mqadmin.credentials import Given, find
-from raftmq.mqadmin.showing import escaped
-from raftmq.mqadmin.terminal import Terminal
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import parse_address, parse_address_list
 from raftmq.remoting.contexts import NAME_SERVERS, resolve
 from raftmq.remoting.errors import ConnectError, RemotingError
 from raftmq.remoting.keyfile import load_registration_keys
 from raftmq.remoting.tlsfile import client_tls_of
+
+from . import output
+from .command import Arguments, Command, CommandError, Manner, Part, Table
+from .credentials import Given, find
+from .showing import escaped
+from .terminal import Terminal
 
 REFUSED, USAGE, UNREACHABLE, UNKNOWN, INTERRUPTED = 1, 2, 3, 4, 130
 REGISTRATION_KEY_FILE = "RAFTMQ_REGISTRATION_KEY_FILE"  # environment

@@ -11,13 +11,14 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-from raftmq.namesrv.config import NameServerConfig
 from raftmq.remoting.acl import AclError, Gate, name_server_needs
 from raftmq.remoting.acl.needs import NAME_SERVER_READS
 from raftmq.remoting.acl.signature import ACCESS_KEY
 from raftmq.remoting.aclfile import AccountFile
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Answer, Connection, Handler
+
+from .config import NameServerConfig
 
 LOG = logging.getLogger("raftmq.namesrv.acl")
 

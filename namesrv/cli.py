@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.namesrv.health import health
 from raftmq.ops.configcli import config_commands
 from raftmq.ops.interpreter import version_option
+
+from .health import health
 
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
@@ -58,8 +59,9 @@ def main(context: click.Context, /, **given: Any) -> None:
     Environment variables override the file: RAFTMQ_LISTEN_PORT=9877 is listenPort, and so on.
     Options override both. Ends in order on SIGTERM or Ctrl-C.
     """
-    from raftmq.namesrv.process import serve
     from raftmq.ops.permissions import keep_from_others
+
+    from .process import serve
 
     keep_from_others()
     if context.invoked_subcommand is None:

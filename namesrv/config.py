@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.namesrv.http.reach import host_problem
-from raftmq.namesrv.routes import RouteLimits
 from raftmq.ops.foreignkeys import separate
 from raftmq.ops.options import (
     BYTES,
@@ -30,6 +28,9 @@ from raftmq.remoting.address import parse_address_list
 from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.names import address_problem
 from raftmq.remoting.registration import BODY_BYTES_MAX, TOPICS_MAX, BodyLimits
+
+from .http.reach import host_problem
+from .routes import RouteLimits
 
 __all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 

@@ -11,7 +11,6 @@ from itertools import islice
 
 from prometheus_client.metrics_core import Metric
 
-from raftmq.namesrv.routes import LEADER_ID, RouteTable
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from raftmq.remoting.budgetfigures import tell as tell_budgets
@@ -21,6 +20,8 @@ from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.server import RemotingServer
 from raftmq.remoting.tlsfigures import tell
+
+from .routes import LEADER_ID, RouteTable
 
 GROUPS_MAX = 1_000
 LATER = "LATER"  # answered by a task; its response code is not counted

@@ -13,8 +13,6 @@ from typing import Any
 import click
 import uvloop
 
-from raftmq.namesrv.config import ConfigError, NameServerConfig, load
-from raftmq.namesrv.server import NameServer
 from raftmq.ops.configcli import WRONG
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
@@ -22,6 +20,9 @@ from raftmq.ops.memory import return_large_blocks
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.remoting.errors import RemotingError
 from raftmq.web.auth import WebConfigError
+
+from .config import ConfigError, NameServerConfig, load
+from .server import NameServer
 
 LOG = logging.getLogger("raftmq.namesrv")
 

@@ -21,20 +21,6 @@ from hashlib import sha256
 
 import orjson
 
-from raftmq.namesrv import views
-from raftmq.namesrv.kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig
-from raftmq.namesrv.proofs import Proofs
-from raftmq.namesrv.routes import (
-    EXPIRY_MS,
-    THIS_MACHINE,
-    LiveBroker,
-    Registration,
-    RegistrationRefused,
-    RouteTable,
-    TopicChange,
-)
-from raftmq.namesrv.settings import Settings
-from raftmq.namesrv.watchers import Changes, RouteWatchers
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.ask import WARNINGS
@@ -61,6 +47,21 @@ from raftmq.remoting.registration import (
 from raftmq.remoting.registrationproof import NONCE
 from raftmq.remoting.turns import Steps, StepTurns
 from raftmq.web.loopback import is_loopback
+
+from . import views
+from .kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig
+from .proofs import Proofs
+from .routes import (
+    EXPIRY_MS,
+    THIS_MACHINE,
+    LiveBroker,
+    Registration,
+    RegistrationRefused,
+    RouteTable,
+    TopicChange,
+)
+from .settings import Settings
+from .watchers import Changes, RouteWatchers
 
 LOG = logging.getLogger("raftmq.namesrv")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from raftmq.namesrv.routes import RegistrationRefused
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -21,6 +20,8 @@ from raftmq.remoting.registrationproof import (
     RegistrationChallenge,
     is_signed,
 )
+
+from .routes import RegistrationRefused
 
 
 class Proofs:

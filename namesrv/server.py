@@ -9,16 +9,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from raftmq.namesrv.access import Access
-from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.http.server import ClusterApi, settings_of
-from raftmq.namesrv.kv import KvConfig
-from raftmq.namesrv.metrics import NameServerMetrics
-from raftmq.namesrv.processor import LOG, NameServerProcessor, log_gone, route_changed
-from raftmq.namesrv.proofs import Proofs
-from raftmq.namesrv.routes import RouteTable
-from raftmq.namesrv.settings import Settings
-from raftmq.namesrv.watchers import RouteWatchers
 from raftmq.ops.descriptors import Ports, Shares, descriptor_limit, warn_if_limited
 from raftmq.ops.memory import Trimmer
 from raftmq.remoting.acl import AclError
@@ -34,6 +24,17 @@ from raftmq.remoting.tlslistener import ArrivalLimits
 from raftmq.remoting.turns import Steps, StepTurns
 from raftmq.web.auth import Access as WebAccess
 from raftmq.web.auth import WebConfigError
+
+from .access import Access
+from .config import NameServerConfig
+from .http.server import ClusterApi, settings_of
+from .kv import KvConfig
+from .metrics import NameServerMetrics
+from .processor import LOG, NameServerProcessor, log_gone, route_changed
+from .proofs import Proofs
+from .routes import RouteTable
+from .settings import Settings
+from .watchers import RouteWatchers
 
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 

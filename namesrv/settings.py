@@ -6,10 +6,11 @@ to the operator.
 
 from __future__ import annotations
 
-from raftmq.namesrv.config import OPTIONS, NameServerConfig
 from raftmq.ops.logs import set_level
 from raftmq.ops.options import ConfigError, find, parse_settings
 from raftmq.ops.settings import parse_properties
+
+from .config import OPTIONS, NameServerConfig
 
 
 class Settings:

@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from raftmq.namesrv.routes import BrokerGroup, RouteTable
 from raftmq.remoting.turns import Steps
+
+from .routes import BrokerGroup, RouteTable
 
 GROUPS_PER_STEP, NAMES_PER_STEP = 64, 2_000
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from raftmq.ops.options import Loaded
+    from .options import Loaded
 
     Load = Callable[[str | None, Sequence[str], Mapping[str, str] | None], Loaded[Any]]
 
@@ -33,7 +33,7 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
         pass
 
     def loaded(path: str | None, settings: Sequence[str]) -> Loaded[Any]:
-        from raftmq.ops.options import ConfigError
+        from .options import ConfigError
 
         load: Load = importlib.import_module(options).load
         try:
@@ -50,7 +50,7 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
     def show(
         context: click.Context, path: str | None, settings: tuple[str, ...], changed: bool
     ) -> None:
-        from raftmq.ops.show import effective
+        from .show import effective
 
         above = context.find_root().params
         path = path or above.get("path")
@@ -86,8 +86,8 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
     )
     @click.argument("file", type=click.Path(dir_okay=False))
     def convert(file: str) -> None:
-        from raftmq.ops.convert import converted
-        from raftmq.ops.options import ConfigError
+        from .convert import converted
+        from .options import ConfigError
 
         try:
             refused = partial(_refused, importlib.import_module(start))

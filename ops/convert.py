@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from raftmq.ops.foreignkeys import Separated, separate
-from raftmq.ops.options import ConfigError, Option, Setting, find, unknown_key
-from raftmq.ops.settings import read_file
+from .foreignkeys import Separated, separate
+from .options import ConfigError, Option, Setting, find, unknown_key
+from .settings import read_file
 
 EVERYWHERE = "bindAddress=0.0.0.0"
 

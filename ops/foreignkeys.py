@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.ops.options import Option, Setting, find
+from .options import Option, Setting, find
 
 REFUSED, OTHERWISE, NOT_NEEDED = "refused", "otherwise", "not needed"
 CHANGES_NOTHING = "this value changes nothing"

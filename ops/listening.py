@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from raftmq.ops.keepalive import CLIENT_KEEPALIVE
+from .keepalive import CLIENT_KEEPALIVE
 
 
 class Listening(Protocol):

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 
-from raftmq.ops.logtext import field_of, message_of, short_trace_of, trace_of
+from .logtext import field_of, message_of, short_trace_of, trace_of
 
 if TYPE_CHECKING:
-    from raftmq.ops.options import Loaded
+    from .options import Loaded
 
 LINES_MAX = 100  # more of one kind within a window would say nothing new
 WINDOW_S = 10.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from raftmq.ops.options import Option, wrong_value
+from .options import Option, wrong_value
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 HTTP_PORT_ABOVE = 4  # the default httpPort is so much above the port of clients

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raftmq.ops.options import (
+from .options import (
     VARIABLE_PREFIX,
     ConfigError,
     Option,
@@ -26,7 +26,7 @@ from raftmq.ops.options import (
     nearest,
     refuse,
 )
-from raftmq.ops.strictjson import loads
+from .strictjson import loads
 
 COMMAND_LINE = "--set"
 NAME_SERVERS, NAME_SERVERS_VARIABLE = "namesrvAddr", "NAMESRV_ADDR"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from raftmq.ops.options import BYTES, HOURS, MS, PERCENT, Option
+from .options import BYTES, HOURS, MS, PERCENT, Option
 
 _GIB = 1 << 30
 _WORDS = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"}

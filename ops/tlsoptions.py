@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.ops.options import MS, option
+from .options import MS, option
 
 MODES = ("disabled", "permissive", "enforcing")
 OFF = MODES[0]

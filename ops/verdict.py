@@ -29,7 +29,7 @@ def configured(options: str) -> Any:
     path, settings = given.get("path"), given.get("settings") or ()
     if path is None and not settings:
         return None
-    from raftmq.ops.options import ConfigError
+    from .options import ConfigError
 
     try:
         return importlib.import_module(options).load(path, settings, os.environ).config

@@ -1,6 +1,6 @@
 """`python -m raftmq.proxy`: the same as `mqproxy`."""
 
-from raftmq.proxy.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     main(prog_name="mqproxy")

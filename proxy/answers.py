@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from raftmq.proxy.protocol.messaging_pb2 import Code, Message, ReceiveMessageResponse
-from raftmq.proxy.refusals import status_of
+from .protocol.messaging_pb2 import Code, Message, ReceiveMessageResponse
+from .refusals import status_of
 
 CLIENT_PARTS = 4  # of the room; one client may hold one of them
 

@@ -18,11 +18,6 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.client.retry import RetryPolicy
 from raftmq.client.route import TopicRouteData
-from raftmq.proxy.access import Access
-from raftmq.proxy.caller import Caller
-from raftmq.proxy.protocol.messaging_pb2 import Code
-from raftmq.proxy.refusals import Refusal, refusal_of, refused_by
-from raftmq.proxy.remembered import Remembered, Spawn
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
@@ -30,6 +25,12 @@ from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.popheaders import PopHeader
 from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
 from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from .access import Access
+from .caller import Caller
+from .protocol.messaging_pb2 import Code
+from .refusals import Refusal, refusal_of, refused_by
+from .remembered import Remembered, Spawn
 
 # Of a request that a broker answers at once. Its leader is doubted then, whatever time the caller
 # has: another one may lead, or sends back here.

@@ -16,11 +16,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from raftmq.proxy.lengths import id_of
-from raftmq.proxy.protocol.messaging_pb2 import Code
-from raftmq.proxy.refusals import Refusal
 from raftmq.remoting.acl import Account
 from raftmq.remoting.codes import LanguageCode
+
+from .lengths import id_of
+from .protocol.messaging_pb2 import Code
+from .refusals import Refusal
 
 ALGORITHM = "MQv2-HMAC-SHA1"
 _FIELD = re.compile(r"(\w+)=([^,\s]+)")

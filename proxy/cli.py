@@ -13,7 +13,8 @@ import click
 from raftmq import __version__
 from raftmq.ops.configcli import config_commands
 from raftmq.ops.interpreter import version_option
-from raftmq.proxy.health import health
+
+from .health import health
 
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
@@ -54,7 +55,8 @@ def main(context: click.Context, /, **given: Any) -> None:
     on. Options override both. Ends in order on SIGTERM or Ctrl-C.
     """
     from raftmq.ops.permissions import keep_from_others
-    from raftmq.proxy.process import serve
+
+    from .process import serve
 
     keep_from_others()
     if context.invoked_subcommand is None:

@@ -17,10 +17,14 @@ from raftmq.client.compression import COMPRESSION_MASK, CompressionType, decompr
 from raftmq.client.errors import UnsupportedCompression
 from raftmq.client.message import properties_text
 from raftmq.client.sendframe import TRANSACTION_PREPARED
-from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.lengths import id_of
-from raftmq.proxy.places import Receipt, ms_of, resource_of, topic_of
-from raftmq.proxy.protocol.messaging_pb2 import (
+from raftmq.remoting.topicattributes import PRIORITY, SHARDING_KEY, TRAN_MSG, type_of
+from raftmq.store.properties import ADDED_PROPERTIES, decode_properties
+from raftmq.store.record import SYS_COMPRESSED, Host, MessageRecord, RecordError
+
+from .config import ProxyConfig
+from .lengths import id_of
+from .places import Receipt, ms_of, resource_of, topic_of
+from .protocol.messaging_pb2 import (
     Code,
     DeadLetterQueue,
     Digest,
@@ -30,10 +34,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     MessageType,
     SystemProperties,
 )
-from raftmq.proxy.refusals import Refusal
-from raftmq.remoting.topicattributes import PRIORITY, SHARDING_KEY, TRAN_MSG, type_of
-from raftmq.store.properties import ADDED_PROPERTIES, decode_properties
-from raftmq.store.record import SYS_COMPRESSED, Host, MessageRecord, RecordError
+from .refusals import Refusal
 
 # The limits of Apache's proxy.
 PROPERTIES_MAX = 128  # of users, of one message

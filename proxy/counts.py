@@ -9,9 +9,10 @@ from prometheus_client.metrics_core import Metric
 
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
-from raftmq.proxy.protocol.messaging_pb2 import Code
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tlsfigures import tell
+
+from .protocol.messaging_pb2 import Code
 
 TIMED = ("SendMessage", "AckMessage")  # what brokers answer at once
 

@@ -8,7 +8,6 @@ from typing import Any
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import ClientInstance
 from raftmq.ops.ports import http_port
-from raftmq.proxy.config import OPTIONS, ProxyConfig
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.processtls import ProcessTls
@@ -18,6 +17,8 @@ from raftmq.web.app import WebServer
 from raftmq.web.auth import Access, WebSettings
 from raftmq.web.metrics import Render, metrics_route
 from raftmq.web.operation import Call, Operation, Reply
+
+from .config import OPTIONS, ProxyConfig
 
 API_VERSION = "1"
 

@@ -7,14 +7,14 @@ repeated in answers; so everything in it has a length. Names of topics and group
 
 from __future__ import annotations
 
-from raftmq.proxy.protocol.messaging_pb2 import (
+from .protocol.messaging_pb2 import (
     Code,
     Endpoints,
     FilterExpression,
     FilterType,
     Settings,
 )
-from raftmq.proxy.refusals import Refusal
+from .refusals import Refusal
 
 ID_CHARS_MAX = 255  # of a client, a namespace, a message, an attempt; brokers take no more
 EXPRESSION_CHARS_MAX = 16_384  # as brokers have it for SQL92

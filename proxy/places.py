@@ -16,8 +16,6 @@ from typing import NamedTuple
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from raftmq.proxy.protocol.messaging_pb2 import Code, Resource
-from raftmq.proxy.refusals import Refusal
 from raftmq.remoting.errors import HeaderError
 from raftmq.remoting.fields import parse_integer
 from raftmq.remoting.names import (
@@ -28,6 +26,9 @@ from raftmq.remoting.names import (
     topic_name_problem,
 )
 from raftmq.remoting.popheaders import HANDLE_SIZE_MAX, Handle
+
+from .protocol.messaging_pb2 import Code, Resource
+from .refusals import Refusal
 
 TRANSACTION_ID_SIZE_MAX = 1_024  # characters
 SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")  # of Apache's own topics and groups

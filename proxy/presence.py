@@ -20,14 +20,17 @@ from typing import Any
 
 import orjson
 
-from raftmq.proxy.access import Access
-from raftmq.proxy.brokers import Brokers, GroupSettings
-from raftmq.proxy.caller import Caller
-from raftmq.proxy.clients import Client, Clients
-from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.lengths import check_settings, expression_of
-from raftmq.proxy.places import group_of, topic_of
-from raftmq.proxy.protocol.messaging_pb2 import (
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+
+from .access import Access
+from .brokers import Brokers, GroupSettings
+from .caller import Caller
+from .clients import Client, Clients
+from .config import ProxyConfig
+from .lengths import check_settings, expression_of
+from .places import group_of, topic_of
+from .protocol.messaging_pb2 import (
     ClientType,
     Code,
     HeartbeatRequest,
@@ -37,10 +40,8 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     Settings,
     TelemetryCommand,
 )
-from raftmq.proxy.refusals import Refusal, status_of
-from raftmq.proxy.remembered import Spawn
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.command import RemotingCommand
+from .refusals import Refusal, status_of
+from .remembered import Spawn
 
 log = logging.getLogger("raftmq.proxy.presence")
 

@@ -16,10 +16,11 @@ from raftmq.ops.configcli import WRONG
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.permissions import warn_if_others_read
-from raftmq.proxy.config import ConfigError, ProxyConfig, load
-from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.errors import RemotingError
 from raftmq.web.auth import WebConfigError
+
+from .config import ConfigError, ProxyConfig, load
+from .server import ProxyServer
 
 LOG = logging.getLogger("raftmq.proxy")
 

@@ -18,31 +18,6 @@ from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
-from raftmq.proxy.answers import Room, Telling, Who, Write
-from raftmq.proxy.brokers import ANSWER_MS, MARGIN_S, Brokers
-from raftmq.proxy.caller import Caller
-from raftmq.proxy.clients import Clients
-from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.contents import inbound
-from raftmq.proxy.lengths import expression_of, id_of
-from raftmq.proxy.places import Receipt, group_of, ms_of, topic_of
-from raftmq.proxy.protocol.messaging_pb2 import (
-    AckMessageEntry,
-    AckMessageRequest,
-    AckMessageResponse,
-    AckMessageResultEntry,
-    ChangeInvisibleDurationRequest,
-    ChangeInvisibleDurationResponse,
-    Code,
-    FilterExpression,
-    FilterType,
-    ForwardMessageToDeadLetterQueueRequest,
-    ForwardMessageToDeadLetterQueueResponse,
-    Message,
-    ReceiveMessageRequest,
-)
-from raftmq.proxy.refusals import Refusal, refused_by, status_of
-from raftmq.proxy.remembered import Spawn
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
@@ -63,6 +38,32 @@ from raftmq.remoting.popheaders import (
 )
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from .answers import Room, Telling, Who, Write
+from .brokers import ANSWER_MS, MARGIN_S, Brokers
+from .caller import Caller
+from .clients import Clients
+from .config import ProxyConfig
+from .contents import inbound
+from .lengths import expression_of, id_of
+from .places import Receipt, group_of, ms_of, topic_of
+from .protocol.messaging_pb2 import (
+    AckMessageEntry,
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleDurationRequest,
+    ChangeInvisibleDurationResponse,
+    Code,
+    FilterExpression,
+    FilterType,
+    ForwardMessageToDeadLetterQueueRequest,
+    ForwardMessageToDeadLetterQueueResponse,
+    Message,
+    ReceiveMessageRequest,
+)
+from .refusals import Refusal, refused_by, status_of
+from .remembered import Spawn
 
 log = logging.getLogger("raftmq.proxy.receives")
 

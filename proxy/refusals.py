@@ -14,9 +14,10 @@ from raftmq.client.errors import (
     NoRoute,
 )
 from raftmq.client.message import SendStatus
-from raftmq.proxy.protocol.messaging_pb2 import Code, Status
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
+
+from .protocol.messaging_pb2 import Code, Status
 
 MESSAGE_CHARS_MAX = 1_000
 ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from raftmq.proxy.caller import Caller
+from .caller import Caller
 
 KNOWN_S = 5.0  # so long what a broker said of a topic or a group is believed
 KNOWN_MAX = 10_000

@@ -11,12 +11,15 @@ from __future__ import annotations
 import orjson
 
 from raftmq.client.route import LEADER_ID, PERM_READ, PERM_WRITE, QueueData
-from raftmq.proxy.brokers import Brokers
-from raftmq.proxy.caller import Caller
-from raftmq.proxy.clients import Clients
-from raftmq.proxy.lengths import check_endpoints
-from raftmq.proxy.places import group_of, resource_of, topic_of
-from raftmq.proxy.protocol.messaging_pb2 import (
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.topicattributes import MIXED
+
+from .brokers import Brokers
+from .caller import Caller
+from .clients import Clients
+from .lengths import check_endpoints
+from .places import group_of, resource_of, topic_of
+from .protocol.messaging_pb2 import (
     Assignment,
     Broker,
     Code,
@@ -30,9 +33,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     QueryRouteResponse,
     Resource,
 )
-from raftmq.proxy.refusals import Refusal, status_of
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.topicattributes import MIXED
+from .refusals import Refusal, status_of
 
 ALL_QUEUES = -1
 _KINDS = {

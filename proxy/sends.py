@@ -20,14 +20,18 @@ from raftmq.client.pending import Pending
 from raftmq.client.producer import IDEMPOTENT_SUFFIX, Publication, remember
 from raftmq.client.sendframe import SEND_MESSAGE_V2, OutgoingSend
 from raftmq.client.sending import SendConfig, SendEngine
-from raftmq.proxy.access import Access
-from raftmq.proxy.brokers import MARGIN_S, Brokers
-from raftmq.proxy.caller import Caller
-from raftmq.proxy.clients import Clients
-from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.contents import Outbound, outbound
-from raftmq.proxy.places import TransactionId, topic_of
-from raftmq.proxy.protocol.messaging_pb2 import (
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.recallhandle import RecallHandle
+
+from .access import Access
+from .brokers import MARGIN_S, Brokers
+from .caller import Caller
+from .clients import Clients
+from .config import ProxyConfig
+from .contents import Outbound, outbound
+from .places import TransactionId, topic_of
+from .protocol.messaging_pb2 import (
     Code,
     RecallMessageRequest,
     RecallMessageResponse,
@@ -36,17 +40,14 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     SendResultEntry,
     Status,
 )
-from raftmq.proxy.refusals import (
+from .refusals import (
     BY_SEND_STATUS,
     Refusal,
     refusal_of,
     refused_by,
     status_of,
 )
-from raftmq.proxy.selection import group_index
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.recallhandle import RecallHandle
+from .selection import group_index
 
 PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
 MESSAGES_MAX = 1_024  # of one call

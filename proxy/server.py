@@ -12,21 +12,6 @@ import grpc.aio
 
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.ops.descriptors import descriptor_limit, warn_if_limited
-from raftmq.proxy.access import Access
-from raftmq.proxy.brokers import Brokers
-from raftmq.proxy.clients import Clients
-from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.counts import Counts, Figures, ProxyMetrics
-from raftmq.proxy.http import ProxyApi, web_settings
-from raftmq.proxy.passages import DESCRIPTORS, LOOPBACK, Passages
-from raftmq.proxy.presence import Presence
-from raftmq.proxy.protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
-from raftmq.proxy.receives import Receives
-from raftmq.proxy.routes import Routes
-from raftmq.proxy.sends import Sends
-from raftmq.proxy.service import Service
-from raftmq.proxy.tasks import Tasks
-from raftmq.proxy.transactions import Transactions
 from raftmq.remoting.acl import AclError
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode
@@ -35,6 +20,22 @@ from raftmq.remoting.tls import TlsError, TlsMode
 from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
 from raftmq.web.auth import Access as WebAccess
 from raftmq.web.auth import WebConfigError
+
+from .access import Access
+from .brokers import Brokers
+from .clients import Clients
+from .config import ProxyConfig
+from .counts import Counts, Figures, ProxyMetrics
+from .http import ProxyApi, web_settings
+from .passages import DESCRIPTORS, LOOPBACK, Passages
+from .presence import Presence
+from .protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
+from .receives import Receives
+from .routes import Routes
+from .sends import Sends
+from .service import Service
+from .tasks import Tasks
+from .transactions import Transactions
 
 log = logging.getLogger("raftmq.proxy")
 

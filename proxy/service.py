@@ -22,10 +22,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from raftmq.proxy.access import Access
-from raftmq.proxy.answers import Unread
-from raftmq.proxy.bounds import Bound
-from raftmq.proxy.caller import (
+from raftmq.remoting.connection import FROM_PEER
+
+from .access import Access
+from .answers import Unread
+from .bounds import Bound
+from .caller import (
     Caller,
     client_id_of,
     host_of,
@@ -33,16 +35,15 @@ from raftmq.proxy.caller import (
     metadata_of,
     namespace_of,
 )
-from raftmq.proxy.clients import Clients, Line
-from raftmq.proxy.counts import Counts
-from raftmq.proxy.presence import Presence
-from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.receives import Receives
-from raftmq.proxy.refusals import Refusal, status_of
-from raftmq.proxy.routes import Routes
-from raftmq.proxy.sends import Sends
-from raftmq.proxy.transactions import Transactions
-from raftmq.remoting.connection import FROM_PEER
+from .clients import Clients, Line
+from .counts import Counts
+from .presence import Presence
+from .protocol import messaging_pb2 as pb
+from .receives import Receives
+from .refusals import Refusal, status_of
+from .routes import Routes
+from .sends import Sends
+from .transactions import Transactions
 
 log = logging.getLogger("raftmq.proxy")
 

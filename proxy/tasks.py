@@ -7,8 +7,9 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from raftmq.proxy.refusals import Refusal
 from raftmq.remoting.connection import FROM_PEER
+
+from .refusals import Refusal
 
 log = logging.getLogger("raftmq.proxy")
 

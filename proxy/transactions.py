@@ -12,14 +12,22 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from raftmq.proxy.access import Access
-from raftmq.proxy.brokers import Brokers
-from raftmq.proxy.caller import Caller
-from raftmq.proxy.clients import Client, Clients
-from raftmq.proxy.contents import inbound
-from raftmq.proxy.lengths import id_of
-from raftmq.proxy.places import TransactionId, topic_of
-from raftmq.proxy.protocol.messaging_pb2 import (
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import RecordError, decode_record
+
+from .access import Access
+from .brokers import Brokers
+from .caller import Caller
+from .clients import Client, Clients
+from .contents import inbound
+from .lengths import id_of
+from .places import TransactionId, topic_of
+from .protocol.messaging_pb2 import (
     Code,
     EndTransactionRequest,
     EndTransactionResponse,
@@ -28,14 +36,7 @@ from raftmq.proxy.protocol.messaging_pb2 import (
     TransactionResolution,
     TransactionSource,
 )
-from raftmq.proxy.refusals import Refusal, refused_by, status_of
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection
-from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader
-from raftmq.store.properties import decode_properties
-from raftmq.store.record import RecordError, decode_record
+from .refusals import Refusal, refused_by, status_of
 
 log = logging.getLogger("raftmq.proxy.transactions")
 

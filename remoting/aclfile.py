@@ -7,8 +7,8 @@ import logging
 import os
 from pathlib import Path
 
-from raftmq.remoting.acl import Accounts, AclError
-from raftmq.remoting.acl.plainfile import accounts_text, parse_accounts
+from .acl import Accounts, AclError
+from .acl.plainfile import accounts_text, parse_accounts
 
 LOG = logging.getLogger("raftmq.remoting.acl")
 

@@ -5,7 +5,7 @@ Every connect resolves names anew, so a broker that moved is found again.
 
 from __future__ import annotations
 
-from raftmq.remoting.errors import ConnectError
+from .errors import ConnectError
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.fields import Absent, Ext, integer, parse_fields, text, write_fields
-from raftmq.remoting.headers import SendHeader
+from .codes import RequestCode
+from .fields import Absent, Ext, integer, parse_fields, text, write_fields
+from .headers import SendHeader
 
 
 class TopicHeader(NamedTuple):

@@ -8,19 +8,19 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from raftmq.remoting.acl.signature import Credentials
-from raftmq.remoting.address import parse_address
-from raftmq.remoting.codec import FrameReader, decode_command, encode_command
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.errors import (
+from .acl.signature import Credentials
+from .address import parse_address
+from .codec import FrameReader, decode_command, encode_command
+from .codes import ResponseCode
+from .command import RemotingCommand
+from .errors import (
     ConnectError,
     ConnectionLost,
     RemotingError,
     RemotingProtocolError,
     SendTimeout,
 )
-from raftmq.remoting.tls import words_of
+from .tls import words_of
 
 RECEIVE_BYTES = 64 * 1024
 # In an answer's ext, a line each: what somebody should look at although the server serves.

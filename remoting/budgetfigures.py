@@ -7,8 +7,9 @@ Names begin with the prefix of the process's other metric families.
 from __future__ import annotations
 
 from raftmq.ops.metrics import Families
-from raftmq.remoting.budgets import Budgets
-from raftmq.remoting.turns import Watch
+
+from .budgets import Budgets
+from .turns import Watch
 
 
 def tell(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> None:

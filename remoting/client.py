@@ -13,18 +13,19 @@ import logging
 from collections.abc import Mapping
 
 from raftmq.ops.dialling import dial, within
-from raftmq.remoting.acl.signature import Credentials
-from raftmq.remoting.address import parse_address
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import (
+
+from .acl.signature import Credentials
+from .address import parse_address
+from .command import RemotingCommand
+from .connection import (
     CloseCallback,
     Connection,
     ConnectionLimits,
     Handler,
     RawHandler,
 )
-from raftmq.remoting.errors import ConnectError, SendTimeout, TooManyRequests
-from raftmq.remoting.tls import Renewed, words_of
+from .errors import ConnectError, SendTimeout, TooManyRequests
+from .tls import Renewed, words_of
 
 LOG = logging.getLogger("raftmq.remoting")
 

@@ -34,9 +34,9 @@ from typing import Any
 
 import orjson
 
-from raftmq.remoting.codes import LanguageCode
-from raftmq.remoting.command import BINARY, JSON, RemotingCommand
-from raftmq.remoting.errors import RemotingProtocolError
+from .codes import LanguageCode
+from .command import BINARY, JSON, RemotingCommand
+from .errors import RemotingProtocolError
 
 FRAME_SIZE_BYTES_MAX = 16 * 1024 * 1024  # Apache's default; counts the length word too
 # The longest headers of Apache's clients carry 32,767 bytes of properties; JSON writes a control

@@ -7,7 +7,7 @@ to a send must have `ext` (Java clients dereference it unguarded).
 
 from __future__ import annotations
 
-from raftmq.remoting.codes import MQ_VERSION, SUCCESS, LanguageCode
+from .codes import MQ_VERSION, SUCCESS, LanguageCode
 
 RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2

@@ -36,27 +36,28 @@ from time import thread_time
 from typing import Any, cast
 
 from raftmq.ops.keepalive import CLIENT_KEEPALIVE
-from raftmq.remoting.acl.signature import Credentials
-from raftmq.remoting.address import format_address
-from raftmq.remoting.budgets import TASK_BYTES, Budgets
-from raftmq.remoting.codec import (
+
+from .acl.signature import Credentials
+from .address import format_address
+from .budgets import TASK_BYTES, Budgets
+from .codec import (
     FRAME_SIZE_BYTES_MAX,
     FrameReader,
     RawFrame,
     decode_command,
     encode_command,
 )
-from raftmq.remoting.codes import BODY_BYTES_MAX, LARGE_BODIES, ResponseCode
-from raftmq.remoting.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
-from raftmq.remoting.errors import (
+from .codes import BODY_BYTES_MAX, LARGE_BODIES, ResponseCode
+from .command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
+from .errors import (
     ConnectionLost,
     RemotingError,
     RemotingProtocolError,
     SendTimeout,
     TooManyRequests,
 )
-from raftmq.remoting.pending import PendingRequests
-from raftmq.remoting.turns import Steps, Turns, Watch
+from .pending import PendingRequests
+from .turns import Steps, Turns, Watch
 
 LOG = logging.getLogger("raftmq.remoting")
 

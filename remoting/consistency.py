@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from raftmq.remoting.names import RETRY_PREFIX
+from .names import RETRY_PREFIX
 
 TAG = "TAG"
 TAGS_MAX = 100  # 10 us

@@ -6,7 +6,7 @@ out although no answer came. `code` is the ResponseCode with which a server answ
 raises the error.
 """
 
-from raftmq.remoting.codes import ResponseCode
+from .codes import ResponseCode
 
 
 class RemotingError(Exception):

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from raftmq.ops.strictjson import loads as loads_strictly
-from raftmq.remoting.errors import BodyError
+
+from .errors import BodyError
 
 STRICT_BYTES_MAX = 256 * 1024  # larger ones are tables and registrations, made by programs
 _STRING = r'"(?:[^"\\]|\\.)*+"?+'  # one without an end goes to the end: no place is read twice

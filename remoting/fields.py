@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from raftmq.remoting.errors import HeaderError
+from .errors import HeaderError
 
 Ext = Mapping[str, str] | None
 _INT64_MAX = (1 << 63) - 1

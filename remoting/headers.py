@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.fields import Absent, Ext, parse_fields, write_fields
+from .codes import RequestCode
+from .fields import Absent, Ext, parse_fields, write_fields
 
 PULL_COMMIT_OFFSET = 0x1  # PullHeader.sys_flag bits
 PULL_SUSPEND = 0x2

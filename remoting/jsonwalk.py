@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raftmq.remoting.errors import BodyError
-from raftmq.remoting.turns import Steps
+from .errors import BodyError
+from .turns import Steps
 
 VALUE_BYTES_MAX = 64 * 1024
 NAME_CHARS_MAX = 1024

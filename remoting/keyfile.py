@@ -5,8 +5,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.registrationproof import keys_of
+from .errors import RemotingError
+from .registrationproof import keys_of
 
 SIZE_MAX = 64 * 1024
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from raftmq.remoting.address import parse_address
-from raftmq.remoting.errors import ConnectError
+from .address import parse_address
+from .errors import ConnectError
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"

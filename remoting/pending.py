@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from raftmq.remoting.errors import TooManyRequests
+from .errors import TooManyRequests
 
 W = TypeVar("W")
 

@@ -20,9 +20,9 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from raftmq.remoting.errors import BodyError, HeaderError
-from raftmq.remoting.fields import Ext, parse_fields, parse_integer, parse_integers, write_fields
-from raftmq.remoting.names import RETRY_PREFIX, pop_retry_topic
+from .errors import BodyError, HeaderError
+from .fields import Ext, parse_fields, parse_integer, parse_integers, write_fields
+from .names import RETRY_PREFIX, pop_retry_topic
 
 COUNT_MAX = 32  # messages of one pop, as at Apache's
 ORDER_REVIVE_QUEUE = 999

@@ -12,7 +12,8 @@ import ssl
 from dataclasses import dataclass, replace
 
 from raftmq.ops.tlsoptions import PeerTlsOptions, TlsOptions
-from raftmq.remoting.tls import (
+
+from .tls import (
     ClientAuth,
     ClientTls,
     Renewed,
@@ -21,7 +22,7 @@ from raftmq.remoting.tls import (
     TlsMode,
     build_server,
 )
-from raftmq.remoting.tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
+from .tlslistener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
 # For a group's replicas, of which there are few. A dial with TLS takes at most `patience_s`
 # (broker.replication.engine).

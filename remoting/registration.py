@@ -25,14 +25,14 @@ from typing import Annotated, Any, NamedTuple
 
 import orjson
 
-from raftmq.remoting.errors import BodyError, HeaderError, RemotingError
-from raftmq.remoting.fastjson import loads_object
-from raftmq.remoting.fields import Absent, Ext, parse_fields, text_or, write_fields
-from raftmq.remoting.jsonwalk import VALUE_BYTES_MAX, JsonWalk
-from raftmq.remoting.names import address_problem, name_problem
-from raftmq.remoting.topicattributes import MESSAGE_TYPE
-from raftmq.remoting.turns import Steps, finish
-from raftmq.remoting.unpacking import inflating
+from .errors import BodyError, HeaderError, RemotingError
+from .fastjson import loads_object
+from .fields import Absent, Ext, parse_fields, text_or, write_fields
+from .jsonwalk import VALUE_BYTES_MAX, JsonWalk
+from .names import address_problem, name_problem
+from .topicattributes import MESSAGE_TYPE
+from .turns import Steps, finish
+from .unpacking import inflating
 
 BODY_BYTES_MAX = 18 * 1024 * 1024  # the default, of a body as JSON or unpacked: 110,000 topics
 TOPICS_MAX = 100_000  # the default, in one registration

@@ -33,9 +33,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from raftmq.remoting.acl.signature import SIGNED_FIELDS
-from raftmq.remoting.codes import SUCCESS
-from raftmq.remoting.command import RemotingCommand
+from .acl.signature import SIGNED_FIELDS
+from .codes import SUCCESS
+from .command import RemotingCommand
 
 COUNTER = "registrationCounter"
 SIGNATURE = "registrationSignature"

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from raftmq.ops.fairness import Evictor
 from raftmq.ops.listening import PlainListening, listen_plain
-from raftmq.remoting.budgets import Budgets
-from raftmq.remoting.connection import (
+
+from .budgets import Budgets
+from .connection import (
     FROM_PEER,
     CloseCallback,
     Connection,
@@ -25,9 +26,9 @@ from raftmq.remoting.connection import (
     Handler,
     RawHandler,
 )
-from raftmq.remoting.tls import TlsMode
-from raftmq.remoting.tlslistener import ArrivalCounts, TlsListener, TlsPolicy
-from raftmq.remoting.turns import Turns, Watch
+from .tls import TlsMode
+from .tlslistener import ArrivalCounts, TlsListener, TlsPolicy
+from .turns import Turns, Watch
 
 LOG = logging.getLogger("raftmq.remoting")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection
-from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
+from .codes import RequestCode
+from .command import RemotingCommand
+from .connection import Connection
+from .registrationproof import RegistrationSigner, nonce_of
 
 
 async def ask_signer(

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.errors import RemotingError
+from .codes import ResponseCode
+from .errors import RemotingError
 
 LOG = logging.getLogger("raftmq.remoting.tls")
 

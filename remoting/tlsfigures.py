@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from raftmq.ops.metrics import Families
-from raftmq.remoting.processtls import ProcessTls
+
+from .processtls import ProcessTls
 
 
 def tell(families: Families, prefix: str, tls: ProcessTls) -> None:

@@ -12,7 +12,7 @@ import os
 import ssl
 from collections.abc import Mapping
 
-from raftmq.remoting.tls import ClientTls, Renewed, TlsError
+from .tls import ClientTls, Renewed, TlsError
 
 VARIABLE = "RAFTMQ_TLS_CONFIG_FILE"
 ENABLE = "tls.enable"

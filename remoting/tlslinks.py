@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from raftmq.ops.dialling import dial
-from raftmq.remoting.processtls import PeerTls
-from raftmq.remoting.tls import TlsMode, words_of
-from raftmq.remoting.tlslistener import TlsListener
+
+from .processtls import PeerTls
+from .tls import TlsMode, words_of
+from .tlslistener import TlsListener
 
 LOG = logging.getLogger("raftmq.remoting.tls")
 

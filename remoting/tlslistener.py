@@ -25,8 +25,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from raftmq.ops.keepalive import CLIENT_KEEPALIVE
-from raftmq.remoting.connection import FROM_PEER
-from raftmq.remoting.tls import Renewed, TlsMode, words_of
+
+from .connection import FROM_PEER
+from .tls import Renewed, TlsMode, words_of
 
 LOG = logging.getLogger("raftmq.remoting.tls")
 

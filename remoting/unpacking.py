@@ -10,8 +10,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
-from raftmq.remoting.errors import BodyError
-from raftmq.remoting.turns import Steps
+from .errors import BodyError
+from .turns import Steps
 
 STEP_BYTES = 16 * 1024  # packed bytes; they unpack to at most a thousand times as many, in pieces:
 PIECE_BYTES = 256 * 1024

@@ -24,8 +24,9 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
 from raftmq.remoting.names import SYSTEM_TOPICS
-from raftmq.spark.options import Connection
-from raftmq.spark.positions import Queue, QueueRange
+
+from .options import Connection
+from .positions import Queue, QueueRange
 
 T = TypeVar("T")
 ASKED_AT_ONCE_MAX = 64

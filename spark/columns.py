@@ -16,7 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raftmq.spark.layout import (
+from raftmq.store.properties import ADDED_PROPERTIES, FIELDS_SUM_MAX
+
+from .layout import (
     HOST_IPV6_SIZE_BYTES,
     HOST_SIZE_BYTES,
     RECORD_HEAD,
@@ -28,7 +30,6 @@ from raftmq.spark.layout import (
     SYSFLAG_STORE_IPV6,
     java_hash,
 )
-from raftmq.store.properties import ADDED_PROPERTIES, FIELDS_SUM_MAX
 
 Array = npt.NDArray[Any]
 

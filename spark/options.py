@@ -14,8 +14,9 @@ import orjson
 
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import ClientTls
-from raftmq.spark.positions import EARLIEST, LATEST, Queue
-from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES
+
+from .positions import EARLIEST, LATEST, Queue
+from .rows import MESSAGE_FIELDS, PROPERTIES
 
 TIMEOUT_MS = 60_000
 ROWS_MAX = (1 << 63) - 1

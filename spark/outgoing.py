@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raftmq.spark.plan import KEY_BYTES, STAGED
 from raftmq.store.properties import (
     ADDED_PROPERTIES,
     KEYS,
@@ -26,6 +25,8 @@ from raftmq.store.properties import (
     encode_properties,
     java_string_hash,
 )
+
+from .plan import KEY_BYTES, STAGED
 
 BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # what a broker takes as a batch, besides properties
 # A record's, without UNIQ_KEY and what brokers add: WAIT, TRACE_ON, and the names of their region

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from raftmq.spark.positions import Queue
+from .positions import Queue
 
 _FROM = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _UP_TO = (EqualTo, LessThan, LessThanOrEqual)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raftmq.spark.columns import Records, records_at, unpack_body
-from raftmq.spark.layout import RECORD_SIZE_BYTES_MIN, SYSFLAG_COMPRESSED
+from .columns import Records, records_at, unpack_body
+from .layout import RECORD_SIZE_BYTES_MIN, SYSFLAG_COMPRESSED
 
 TIME = pa.timestamp("us", tz="UTC")
 # In RocketMQ's words. `msg_id`: the producer's (UNIQ_KEY). Bodies are unpacked if a producer

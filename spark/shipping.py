@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import raftmq
-from raftmq.spark.source import RaftMqSource
+
+from .source import RaftMqSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

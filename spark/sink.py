@@ -37,10 +37,11 @@ from raftmq.client.errors import ClientError
 from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import MessageQueue
 from raftmq.client.writer import ExactlyOnceWriter, Place
-from raftmq.spark.options import WriteOptions
-from raftmq.spark.outgoing import staged
-from raftmq.spark.plan import STAGED, Plan, Requests, new_plan, plan_of
-from raftmq.spark.staging import Staging
+
+from .options import WriteOptions
+from .outgoing import staged
+from .plan import STAGED, Plan, Requests, new_plan, plan_of
+from .staging import Staging
 
 log = logging.getLogger("raftmq.spark")
 

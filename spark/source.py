@@ -49,9 +49,10 @@ from pyspark.sql.types import (
 
 from raftmq.client.errors import ClientError, NoRoute
 from raftmq.remoting.errors import RemotingError
-from raftmq.spark import positions
-from raftmq.spark.cluster import Cluster, DataLost
-from raftmq.spark.options import (
+
+from . import positions
+from .cluster import Cluster, DataLost
+from .options import (
     OptionError,
     Place,
     ReadOptions,
@@ -60,11 +61,11 @@ from raftmq.spark.options import (
     read_options,
     write_options,
 )
-from raftmq.spark.outgoing import check_columns
-from raftmq.spark.positions import EARLIEST, LATEST, Queue, QueueRange
-from raftmq.spark.pushdown import Narrowing
-from raftmq.spark.rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
-from raftmq.spark.sink import BatchWriter, StreamWriter
+from .outgoing import check_columns
+from .positions import EARLIEST, LATEST, Queue, QueueRange
+from .pushdown import Narrowing
+from .rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
+from .sink import BatchWriter, StreamWriter
 
 log = logging.getLogger("raftmq.spark")
 

@@ -14,13 +14,13 @@ from bisect import bisect_left
 from itertools import accumulate
 from operator import add
 
-from raftmq.store.commitlog import CommitLog, ReadBudget
-from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
-from raftmq.store.errors import OffsetOutOfRange, UnitDamaged
-from raftmq.store.pointing import HEAD, body_is_whole, queue_offset_at
-from raftmq.store.queuerepair import QueueRepairs
-from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V1
-from raftmq.store.selection import Selected, spans
+from .commitlog import CommitLog, ReadBudget
+from .consumequeue import ConsumeQueue, ConsumeQueueStore
+from .errors import OffsetOutOfRange, UnitDamaged
+from .pointing import HEAD, body_is_whole, queue_offset_at
+from .queuerepair import QueueRepairs
+from .record import HEAD_SIZE_BYTES, MAGIC_V1
+from .selection import Selected, spans
 
 TOPIC_EVERY = 64  # < 204, the units on a page
 

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from google_crc32c import value as crc32c
 
-from raftmq.store.disk import Disk, File
+from .disk import Disk, File
 
 CHECKPOINT_SIZE_BYTES = 4096
 _FIELDS = struct.Struct(">qqqqq")

@@ -15,17 +15,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.dispatch import (
+from .commitlog import CommitLog
+from .derived import DerivedFiles
+from .dispatch import (
     UNIT,
     UNIT_SIZE_BYTES,
     DispatchError,
     QueueBegunAnew,
     Units,
 )
-from raftmq.store.errors import Diverged, FlushUnderWay, StoreDamaged
-from raftmq.store.record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
+from .errors import Diverged, FlushUnderWay, StoreDamaged
+from .record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
 
 logger = logging.getLogger("raftmq.store.classiclog")
 

@@ -31,11 +31,11 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Protocol
 
-from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.disk import Disk
-from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError
-from raftmq.store.logsync import LogSyncs, NoMark, SegmentHold, SyncTicket
-from raftmq.store.record import (
+from .checkpoint import Checkpoint
+from .disk import Disk
+from .errors import OffsetOutOfRange, RecordTooLarge, StoreError
+from .logsync import LogSyncs, NoMark, SegmentHold, SyncTicket
+from .record import (
     BLANK,
     BLANK_SIZE_BYTES,
     FIXED_SIZE_BYTES,
@@ -44,7 +44,7 @@ from raftmq.store.record import (
     MAGIC_V2,
     RECORD_SIZE_BYTES_MAX,
 )
-from raftmq.store.segments import NextSegment, Segment, SegmentFiles, SegmentInfo
+from .segments import NextSegment, Segment, SegmentFiles, SegmentInfo
 
 SEGMENT_SIZE_BYTES = 1 << 30
 SIZE_IS_FIXED = "mappedFileSizeCommitLog must be what the store was made with"

@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, field
 from enum import Enum
 
-from raftmq.store.commitlog import SEGMENT_SIZE_BYTES
-from raftmq.store.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
-from raftmq.store.dispatch import DELAY_LEVELS_MS
-from raftmq.store.filecache import OPEN_FILES_MAX
-from raftmq.store.indexfile import IndexLimits
+from .commitlog import SEGMENT_SIZE_BYTES
+from .consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
+from .dispatch import DELAY_LEVELS_MS
+from .filecache import OPEN_FILES_MAX
+from .indexfile import IndexLimits
 
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the page cache
 

@@ -33,12 +33,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from raftmq.store.disk import Disk
-from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
-from raftmq.store.filecache import OPEN_FILES_MAX
-from raftmq.store.queuefiles import FlushFiles, QueueFiles, within_files
-from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
-from raftmq.store.shortage import passes
+from .disk import Disk
+from .dispatch import UNIT, UNIT_SIZE_BYTES
+from .filecache import OPEN_FILES_MAX
+from .queuefiles import FlushFiles, QueueFiles, within_files
+from .queuemanifest import QueueExtent, read_manifest, write_manifest
+from .shortage import passes
 
 UNITS_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF

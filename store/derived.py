@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.consumequeue import ConsumeQueueStore
-from raftmq.store.dispatch import Dispatcher, Units
-from raftmq.store.errors import QueuesLost
-from raftmq.store.frame import Frame, FrameKind
-from raftmq.store.messageindex import STEP_BYTES, KeyQuery, MessageIndex
-from raftmq.store.queuerepair import QueueRepairs, mend_queues
+from .checkpoint import Checkpoint
+from .commitlog import CommitLog
+from .consumequeue import ConsumeQueueStore
+from .dispatch import Dispatcher, Units
+from .errors import QueuesLost
+from .frame import Frame, FrameKind
+from .messageindex import STEP_BYTES, KeyQuery, MessageIndex
+from .queuerepair import QueueRepairs, mend_queues
 
 
 class DerivedFiles:

@@ -20,9 +20,9 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from raftmq.store.frame import Frame
-from raftmq.store.properties import TAGS, decode_properties, tags_code
-from raftmq.store.record import (
+from .frame import Frame
+from .properties import TAGS, decode_properties, tags_code
+from .record import (
     MAGIC_V1,
     MAGIC_V2,
     SYS_TRANSACTION_COMMIT,

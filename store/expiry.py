@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from errno import EIO
 from functools import partial
 
-from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.disk import DiskUsage
-from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
-from raftmq.store.logclock import LogNow
-from raftmq.store.record import (
+from .checkpoint import Checkpoint
+from .commitlog import CommitLog
+from .derived import DerivedFiles
+from .disk import DiskUsage
+from .frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from .logclock import LogNow
+from .record import (
     BLANK,
     HEAD_SIZE_BYTES,
     HEAD_WITH_HOSTS_BYTES,
@@ -24,7 +24,7 @@ from raftmq.store.record import (
     MAGIC_V2,
     store_timestamp_at,
 )
-from raftmq.store.retention import Expired, RetentionPolicy, SegmentAge, expired_before
+from .retention import Expired, RetentionPolicy, SegmentAge, expired_before
 
 
 @dataclass(eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from raftmq.store.disk import Disk, File
-from raftmq.store.shortage import NO_DESCRIPTOR
+from .disk import Disk, File
+from .shortage import NO_DESCRIPTOR
 
 OPEN_FILES_MAX = 512  # below the usual soft limit of 1024, which sockets share
 

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from enum import Enum
 
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.errors import SyncFailed, TooManyWaiting
-from raftmq.store.logsync import SyncTicket
+from .commitlog import CommitLog
+from .errors import SyncFailed, TooManyWaiting
+from .logsync import SyncTicket
 
 WAITING_MAX = 100_000
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 
 from google_crc32c import value as crc32c
 
-from raftmq.store.disk import Disk
-from raftmq.store.errors import StoreError
+from .disk import Disk
+from .errors import StoreError
 
 IDENTITY_FILE = "identity"
 SIZE_BYTES_MAX = 4096

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from raftmq.store.disk import Disk, File
-from raftmq.store.indexkeys import Int32s, Int64s, Keys
+from .disk import Disk, File
+from .indexkeys import Int32s, Int64s, Keys
 
 HASH_SLOTS = 5_000_000  # maxHashSlotNum
 INDEX_ENTRIES = 20_000_000  # maxIndexNum

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raftmq.store.frame import FRAME_MAGIC
-from raftmq.store.properties import KEYS, UNIQ_KEY, decode_properties, java_string_hash
-from raftmq.store.record import (
+from .frame import FRAME_MAGIC
+from .properties import KEYS, UNIQ_KEY, decode_properties, java_string_hash
+from .record import (
     BLANK,
     BLANK_SIZE_BYTES,
     FIXED_SIZE_BYTES,

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.disk import Disk, File
-from raftmq.store.errors import SyncFailed
-from raftmq.store.segments import Segment
+from .checkpoint import Checkpoint
+from .disk import Disk, File
+from .errors import SyncFailed
+from .segments import Segment
 
 
 class NoMark:

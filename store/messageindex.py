@@ -34,13 +34,13 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.disk import Disk
-from raftmq.store.dispatch import Units
-from raftmq.store.errors import StoreDamaged
-from raftmq.store.indexfile import FileFlush, IndexFile, IndexLimits, limits_of
-from raftmq.store.indexkeys import Keys, KeyWalker, Walk, find_sound, has_key, key_hash
-from raftmq.store.record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
+from .commitlog import CommitLog
+from .disk import Disk
+from .dispatch import Units
+from .errors import StoreDamaged
+from .indexfile import FileFlush, IndexFile, IndexLimits, limits_of
+from .indexkeys import Keys, KeyWalker, Walk, find_sound, has_key, key_hash
+from .record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 
 log = logging.getLogger("raftmq.store.index")
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from raftmq.store.checkedreads import CheckedReads
-from raftmq.store.commitlog import CommitLog, ReadBudget
-from raftmq.store.config import StoreConfig
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.record import HEAD_WITH_HOSTS_BYTES, store_timestamp_at
-from raftmq.store.selection import GetStatus, Limits, offset_status, scan_count, select
+from .checkedreads import CheckedReads
+from .commitlog import CommitLog, ReadBudget
+from .config import StoreConfig
+from .derived import DerivedFiles
+from .record import HEAD_WITH_HOSTS_BYTES, store_timestamp_at
+from .selection import GetStatus, Limits, offset_status, scan_count, select
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,21 +16,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from raftmq.store.checkedreads import CheckedReads
-from raftmq.store.checkpoint import AbortFile, Checkpoint
-from raftmq.store.classiclog import ClassicLog
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.config import StoreConfig, StoreMode
-from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.disk import Disk
-from raftmq.store.errors import StoreDamaged
-from raftmq.store.expiry import Expiry
-from raftmq.store.messageindex import MessageIndex
-from raftmq.store.messagereads import MessageReads
-from raftmq.store.queuerepair import QueueRepairs
-from raftmq.store.recovery import recover_records
-from raftmq.store.storeflush import StoreFlusher
+from .checkedreads import CheckedReads
+from .checkpoint import AbortFile, Checkpoint
+from .classiclog import ClassicLog
+from .commitlog import CommitLog
+from .config import StoreConfig, StoreMode
+from .consumequeue import ConsumeQueue, ConsumeQueueStore
+from .derived import DerivedFiles
+from .disk import Disk
+from .errors import StoreDamaged
+from .expiry import Expiry
+from .messageindex import MessageIndex
+from .messagereads import MessageReads
+from .queuerepair import QueueRepairs
+from .recovery import recover_records
+from .storeflush import StoreFlusher
 
 logger = logging.getLogger("raftmq.store.messagestore")
 

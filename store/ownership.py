@@ -33,7 +33,7 @@ from pathlib import Path
 
 import orjson
 
-from raftmq.store.errors import StoreError
+from .errors import StoreError
 
 log = logging.getLogger("raftmq.store.ownership")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from raftmq.store.record import (
+from .record import (
     HEAD_SIZE_BYTES,
     MAGIC_V1,
     MAGIC_V2,

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raftmq.store.disk import Disk
-from raftmq.store.dispatch import UNIT_SIZE_BYTES
-from raftmq.store.filecache import OPEN_FILES_MAX, FileCache
+from .disk import Disk
+from .dispatch import UNIT_SIZE_BYTES
+from .filecache import OPEN_FILES_MAX, FileCache
 
 # Files and directories synced one by one. Each takes a commit of the file system's journal, which
 # holds up the CommitLog's syncs, too: 10,000 new queues took ten seconds. More are synced by one

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from google_crc32c import value as crc32c
 
-from raftmq.store.disk import Disk
+from .disk import Disk
 
 _HEAD = "RMQQ 1 "
 _READ_BYTES_MAX = 64 << 20  # half a million queues

@@ -18,15 +18,15 @@ import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.consumequeue import ConsumeQueue, ConsumeQueueStore
-from raftmq.store.dispatch import UNIT, Dispatcher
-from raftmq.store.errors import OffsetOutOfRange, StoreDamaged
-from raftmq.store.frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
-from raftmq.store.logsync import SegmentHold
-from raftmq.store.pointing import queue_offset_at
-from raftmq.store.record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
-from raftmq.store.recovery import FrameWalk
+from .commitlog import CommitLog
+from .consumequeue import ConsumeQueue, ConsumeQueueStore
+from .dispatch import UNIT, Dispatcher
+from .errors import OffsetOutOfRange, StoreDamaged
+from .frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
+from .logsync import SegmentHold
+from .pointing import queue_offset_at
+from .record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
+from .recovery import FrameWalk
 
 logger = logging.getLogger("raftmq.store.queues")
 

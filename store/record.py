@@ -31,7 +31,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from zlib import crc32
 
-from raftmq.store.frame import FRAME_MAGIC, FrameError, parse_header
+from .frame import FRAME_MAGIC, FrameError, parse_header
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)

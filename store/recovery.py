@@ -34,9 +34,9 @@ from errno import EIO
 
 from google_crc32c import value as crc32c
 
-from raftmq.store.checkpoint import CheckpointFields
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.frame import (
+from .checkpoint import CheckpointFields
+from .commitlog import CommitLog
+from .frame import (
     FRAME_MAGIC,
     HEADER_SIZE_BYTES,
     PAYLOAD_SIZE_BYTES_MAX,
@@ -44,7 +44,7 @@ from raftmq.store.frame import (
     FrameError,
     parse_header,
 )
-from raftmq.store.record import (
+from .record import (
     BLANK,
     BLANK_SIZE_BYTES,
     MAGIC_BLANK,

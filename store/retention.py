@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftmq.store.disk import DiskMark, DiskUsage
-from raftmq.store.logclock import LogNow
+from .disk import DiskMark, DiskUsage
+from .logclock import LogNow
 
 HOUR_MS = 3_600_000
 FILLING, CROWDED = DiskMark(75), DiskMark(85)

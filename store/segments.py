@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from raftmq.store.disk import Disk, File
-from raftmq.store.errors import StoreError
-from raftmq.store.record import BLANK_SIZE_BYTES
+from .disk import Disk, File
+from .errors import StoreError
+from .record import BLANK_SIZE_BYTES
 
 NAME_DIGITS = 20
 ZEROS = bytes(1 << 18)  # 256 KiB at a time: short enough not to delay another sync for long

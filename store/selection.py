@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from .dispatch import UNIT_SIZE_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
 GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read

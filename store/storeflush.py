@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.consumequeue import FlushTicket
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.messageindex import IndexFlush
+from .checkpoint import Checkpoint
+from .commitlog import CommitLog
+from .consumequeue import FlushTicket
+from .derived import DerivedFiles
+from .messageindex import IndexFlush
 
 
 @dataclass(frozen=True, slots=True)

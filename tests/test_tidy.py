@@ -134,6 +134,14 @@ def test_a_room_is_imported_by_one_name_only() -> None:
     assert not {path: rooms for path, rooms in found.items() if rooms}
 
 
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_inside_a_room_are_relative(path: Path) -> None:
+    """So those who draw a room from its files see its arrows: raftmq/ has only links to rooms."""
+    room = path.relative_to(ROOT).parts[0]
+    absolute = re.compile(rf"^\s*(?:from|import) raftmq\.{room}\b.*", re.M)
+    assert not absolute.findall(path.read_text())
+
+
 def test_every_room_goes_into_the_containers_images() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()}
     assert let_in >= {*ROOMS, *FRONT_DOOR}

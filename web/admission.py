@@ -19,7 +19,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from raftmq.ops.fairness import Evictor, SharedLimit
-from raftmq.web.problem import busy
+
+from .problem import busy
 
 STREAMS_MAX = 64
 STREAM_SHARE = 0.5  # of the free streams: one account alone gets 21 of 64

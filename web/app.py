@@ -30,13 +30,14 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from raftmq.ops.listening import Listening, listen_plain
 from raftmq.ops.versions import Condition
-from raftmq.web.admission import Admission
-from raftmq.web.auth import Access, WebSettings, allow
-from raftmq.web.docspage import FILES, content_of
-from raftmq.web.docspage import POLICY as REFERENCE_POLICY
-from raftmq.web.openapi import document
-from raftmq.web.operation import EVENT_STREAM, JSON, Call, Caller, Operation, Reply, Role
-from raftmq.web.problem import (
+
+from .admission import Admission
+from .auth import Access, WebSettings, allow
+from .docspage import FILES, content_of
+from .docspage import POLICY as REFERENCE_POLICY
+from .openapi import document
+from .operation import EVENT_STREAM, JSON, Call, Caller, Operation, Reply, Role
+from .problem import (
     MEDIA_TYPE,
     ApiProblem,
     busy,
@@ -46,8 +47,8 @@ from raftmq.web.problem import (
     timed_out,
     too_large,
 )
-from raftmq.web.schema import from_json, from_texts, invalid_repeats, to_json
-from raftmq.web.versions import condition_of, etag
+from .schema import from_json, from_texts, invalid_repeats, to_json
+from .versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
 

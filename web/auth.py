@@ -27,10 +27,11 @@ import orjson
 from msgspec import Meta
 
 from raftmq.ops.strictjson import loads
-from raftmq.web.loopback import is_loopback
-from raftmq.web.operation import Caller, Role
-from raftmq.web.problem import forbidden, unauthorized
-from raftmq.web.sessions import COOKIE, LASTS_S, Cookie, Sessions, check_own_page, host_of
+
+from .loopback import is_loopback
+from .operation import Caller, Role
+from .problem import forbidden, unauthorized
+from .sessions import COOKIE, LASTS_S, Cookie, Sessions, check_own_page, host_of
 
 log = logging.getLogger("raftmq.web")
 

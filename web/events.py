@@ -20,9 +20,9 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta
 
-from raftmq.web.operation import EVENT_STREAM, Call, Operation
-from raftmq.web.problem import unavailable
-from raftmq.web.schema import Input, View, to_json
+from .operation import EVENT_STREAM, Call, Operation
+from .problem import unavailable
+from .schema import Input, View, to_json
 
 RING_SIZE = 1_000
 BEHIND_MAX = 256  # events, besides those in the socket's buffer

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from raftmq.ops import logs
-from raftmq.web.operation import Call, Operation, Role
-from raftmq.web.problem import not_found
-from raftmq.web.schema import Input, View
+
+from .operation import Call, Operation, Role
+from .problem import not_found
+from .schema import Input, View
 
 PATH = "/api/v1/log-levels"
 

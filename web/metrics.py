@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from raftmq.web.app import RawRoute
-from raftmq.web.operation import Caller, Role
+from .app import RawRoute
+from .operation import Caller, Role
 
 PATH = "/metrics"
 Render = Callable[[str], tuple[bytes, str]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from raftmq.web.operation import JSON, Operation, Role
-from raftmq.web.problem import MEDIA_TYPE
-from raftmq.web.schema import Input, Nothing, ProblemView
+from .operation import JSON, Operation, Role
+from .problem import MEDIA_TYPE
+from .schema import Input, Nothing, ProblemView
 
 VERSION = "3.1.0"
 _TAG = '(W/)?"[!#-~]*"'

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raftmq.ops.versions import Condition
-from raftmq.web.schema import Input, Nothing
+
+from .schema import Input, Nothing
 
 if TYPE_CHECKING:
     from aiohttp import web

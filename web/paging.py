@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from raftmq.web.problem import invalid
-from raftmq.web.schema import Input
+from .problem import invalid
+from .schema import Input
 
 LIMIT_MAX = 1_000
 LIMIT_DEFAULT = 100

@@ -16,7 +16,8 @@ import orjson
 from msgspec import Meta
 
 from raftmq.ops.strictjson import loads
-from raftmq.web.problem import ApiProblem, invalid, malformed
+
+from .problem import ApiProblem, invalid, malformed
 
 INTEGER_MAX = (1 << 53) - 1  # every JSON reader represents integers up to this exactly
 

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from raftmq.web.operation import Caller, Role
-from raftmq.web.problem import forbidden
+from .operation import Caller, Role
+from .problem import forbidden
 
 COOKIE = "raftmq_session"
 LASTS_S = 12 * 3600

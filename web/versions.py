@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from raftmq.ops.versions import ANY, Condition
-from raftmq.web.problem import ApiProblem, invalid, stale, version_wanted
+
+from .problem import ApiProblem, invalid, stale, version_wanted
 
 TAGS_MAX = 16  # in one If-Match
 _TAG = re.compile(r'(?:W/)?"([\x21\x23-\x7e]*)"')

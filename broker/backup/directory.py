@@ -23,7 +23,9 @@ from pathlib import Path
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
-from raftmq.broker.backup.manifest import (
+from raftmq.store.ownership import FILE_MODE, make_directory
+
+from .manifest import (
     BackupDamaged,
     BackupError,
     Manifest,
@@ -34,7 +36,6 @@ from raftmq.broker.backup.manifest import (
     encode,
     encode_progress,
 )
-from raftmq.store.ownership import FILE_MODE, make_directory
 
 READ_BYTES = 1 << 20
 OF_DISKS = frozenset({"lost+found"})  # what a file system has of its own

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import median_low
 
-from raftmq.broker.backup.manifest import BackupError, Manifest, iso
 from raftmq.store.frame import Frame
 from raftmq.store.record import born_host_at, born_timestamp_at, walk_records
+
+from .manifest import BackupError, Manifest, iso
 
 APART_MS = 60_000  # clocks that differ by less count as one
 DOUBTED_MIN = 2  # frames; a single one may be of a producer whose clock was set

@@ -35,21 +35,6 @@ from uuid import UUID
 
 import orjson
 
-from raftmq.broker.backup.chain import ChainBroken, FrameChain
-from raftmq.broker.backup.directory import OF_DISKS, BackupDirectory, segment_name
-from raftmq.broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
-from raftmq.broker.backup.moment import last_by
-from raftmq.broker.backup.settings import store_config_of
-from raftmq.broker.backup.states import decode
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.groupid import group_id
-from raftmq.broker.tables.snapshotinstall import (
-    RAFT_DIRECTORY,
-    RESTORING,
-    BrokerCapture,
-    carry_out,
-)
-from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger import snapshotmarker
 from raftmq.dledger.configuration import (
     MEMBERS_MAX,
@@ -71,6 +56,22 @@ from raftmq.store.disk import Disk, OsDisk
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.ownership import LOCK_FILE, lock_store
+
+from ..tables import snapshot
+from ..tables.groupid import group_id
+from ..tables.snapshotinstall import (
+    RAFT_DIRECTORY,
+    RESTORING,
+    BrokerCapture,
+    carry_out,
+)
+from ..tables.state import BrokerState
+from .chain import ChainBroken, FrameChain
+from .directory import OF_DISKS, BackupDirectory, segment_name
+from .manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from .moment import last_by
+from .settings import store_config_of
+from .states import decode
 
 SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 

@@ -26,21 +26,6 @@ import logging
 import secrets
 from dataclasses import dataclass
 
-from raftmq.broker.backup.protocol import (
-    BEHIND,
-    CHUNK_BYTES,
-    GONE,
-    OVERTAKEN,
-    READ_BYTES_MAX,
-    Facts,
-    encode_facts,
-)
-from raftmq.broker.backup.settings import settings_of
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, busy, not_leader
-from raftmq.broker.keeper import finished
-from raftmq.broker.service import Service
-from raftmq.broker.tables.snapshotinstall import BrokerCapture, capture
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.snapshotinstall import (
     GROUP_SNAPSHOT_BYTES_MAX,
@@ -51,6 +36,22 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fastjson import dumps
+
+from ..context import Context
+from ..errors import Refused, busy, not_leader
+from ..keeper import finished
+from ..service import Service
+from ..tables.snapshotinstall import BrokerCapture, capture
+from .protocol import (
+    BEHIND,
+    CHUNK_BYTES,
+    GONE,
+    OVERTAKEN,
+    READ_BYTES_MAX,
+    Facts,
+    encode_facts,
+)
+from .settings import settings_of
 
 log = logging.getLogger("raftmq.broker.backup")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raftmq.broker.config import OPTIONS, BrokerConfig, Setting, build_config
-from raftmq.broker.construction import store_config
 from raftmq.store.config import StoreConfig
+
+from ..config import OPTIONS, BrokerConfig, Setting, build_config
+from ..construction import store_config
 
 KEYS = tuple(
     key

@@ -10,16 +10,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from raftmq.broker.backup.manifest import BackupError
-from raftmq.broker.backup.protocol import (
-    BEHIND,
-    CHUNK_BYTES,
-    GONE,
-    OVERTAKEN,
-    READ_BYTES_MAX,
-    Facts,
-    decode_facts,
-)
 from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
 from raftmq.dledger.snapshotinstall import (
     GroupSnapshot,
@@ -31,6 +21,17 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
+
+from .manifest import BackupError
+from .protocol import (
+    BEHIND,
+    CHUNK_BYTES,
+    GONE,
+    OVERTAKEN,
+    READ_BYTES_MAX,
+    Facts,
+    decode_facts,
+)
 
 TIMEOUT_MS = 20_000
 LEADER_WAIT_S = 30.0  # for a leader proven to lead, and for a replica to catch up with it

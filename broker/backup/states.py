@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from raftmq.broker.backup.manifest import BackupDamaged, BackupError, StateFile
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.snapshot import INDEX_KEY, Snapshot
-from raftmq.broker.tables.snapshotinstall import decode_state
-from raftmq.broker.tables.state import BrokerState
+from ..errors import StateError
+from ..tables import snapshot
+from ..tables.snapshot import INDEX_KEY, Snapshot
+from ..tables.snapshotinstall import decode_state
+from ..tables.state import BrokerState
+from .manifest import BackupDamaged, BackupError, StateFile
 
 
 @dataclass(frozen=True, slots=True)

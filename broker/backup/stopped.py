@@ -18,15 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from raftmq.broker.backup.manifest import BackupError
-from raftmq.broker.backup.protocol import READ_BYTES_MAX, Facts
-from raftmq.broker.backup.settings import settings_of
-from raftmq.broker.backup.source import Offer
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.construction import store_config
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.snapshotinstall import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
-from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger import snapshotmarker
 from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
 from raftmq.dledger.log import read_trim_note
@@ -39,6 +30,16 @@ from raftmq.store.disk import DiskUsage, File, OsDisk, OsFile
 from raftmq.store.errors import QueuesLost
 from raftmq.store.ownership import StoreLock, lock_store
 from raftmq.store.recovery import FrameHeader, FrameWalk
+
+from ..config import BrokerConfig
+from ..construction import store_config
+from ..tables import snapshot
+from ..tables.snapshotinstall import MANIFEST, RAFT_DIRECTORY, RESTORING, BrokerCapture
+from ..tables.state import BrokerState
+from .manifest import BackupError
+from .protocol import READ_BYTES_MAX, Facts
+from .settings import settings_of
+from .source import Offer
 
 
 class UnwrittenFile:

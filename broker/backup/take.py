@@ -19,9 +19,13 @@ from dataclasses import dataclass
 from google_crc32c import extend as crc32c_extend
 
 from raftmq import __version__
-from raftmq.broker.backup.chain import ChainBroken, FrameChain
-from raftmq.broker.backup.directory import BackupDirectory
-from raftmq.broker.backup.manifest import (
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
+
+from ..errors import StateError
+from ..tables.snapshotinstall import group_id_in
+from .chain import ChainBroken, FrameChain
+from .directory import BackupDirectory
+from .manifest import (
     BackupDamaged,
     BackupError,
     LastFrame,
@@ -30,10 +34,7 @@ from raftmq.broker.backup.manifest import (
     StateFile,
     iso,
 )
-from raftmq.broker.backup.source import Offer, Overtaken, Source
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables.snapshotinstall import group_id_in
-from raftmq.store.frame import HEADER_SIZE_BYTES, Frame
+from .source import Offer, Overtaken, Source
 
 ATTEMPTS_MAX = 8
 PAUSE_S = 1.0  # between attempts

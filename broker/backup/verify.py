@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from google_crc32c import extend as crc32c_extend
 
-from raftmq.broker.backup.chain import ChainBroken, FrameChain
-from raftmq.broker.backup.directory import BackupDirectory, segment_name
-from raftmq.broker.backup.manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
-from raftmq.broker.backup.states import decode
+from .chain import ChainBroken, FrameChain
+from .directory import BackupDirectory, segment_name
+from .manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
+from .states import decode
 
 
 def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:

@@ -18,19 +18,6 @@ from typing import Any, NoReturn
 import click
 import orjson
 
-from raftmq.broker.backup.directory import BackupDirectory
-from raftmq.broker.backup.manifest import BackupError, Manifest, iso
-from raftmq.broker.backup.moment import APART_MS
-from raftmq.broker.backup.restore import Point, Restored, check_empty, point_of
-from raftmq.broker.backup.restore import restore as restore_stores
-from raftmq.broker.backup.settings import notable
-from raftmq.broker.backup.source import RemoteSource, choose, replicas_of
-from raftmq.broker.backup.stopped import StoppedSource
-from raftmq.broker.backup.take import Taken, take
-from raftmq.broker.backup.verify import complaints
-from raftmq.broker.config import BrokerConfig, load, parse_founders
-from raftmq.broker.construction import store_config
-from raftmq.broker.errors import ConfigError, StateError
 from raftmq.dledger.errors import RaftError
 from raftmq.ops.logs import set_level
 from raftmq.ops.options import BYTES, Option
@@ -42,6 +29,20 @@ from raftmq.remoting.tlsfile import tls_of
 from raftmq.store.config import StoreConfig
 from raftmq.store.errors import StoreError
 from raftmq.store.ownership import StoreInUse
+
+from ..config import BrokerConfig, load, parse_founders
+from ..construction import store_config
+from ..errors import ConfigError, StateError
+from .directory import BackupDirectory
+from .manifest import BackupError, Manifest, iso
+from .moment import APART_MS
+from .restore import Point, Restored, check_empty, point_of
+from .restore import restore as restore_stores
+from .settings import notable
+from .source import RemoteSource, choose, replicas_of
+from .stopped import StoppedSource
+from .take import Taken, take
+from .verify import complaints
 
 FAILED = 1
 WRONG = 2

@@ -21,12 +21,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from raftmq.broker.errors import Refused, busy, not_leader
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.service import Service
-from raftmq.broker.tables.offsets import Commit
-from raftmq.broker.tables.state import commit_offsets
 from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
+
+from ..errors import Refused, busy, not_leader
+from ..housekeeping import IDLE_MS, Chore
+from ..service import Service
+from ..tables.offsets import Commit
+from ..tables.state import commit_offsets
 
 log = logging.getLogger("raftmq.broker.commits")
 

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raftmq.broker.consuming.filters import RECORD_WORK, Matcher, Work
 from raftmq.store.commitlog import ReadBudget
 from raftmq.store.errors import StoreError
 from raftmq.store.messagereads import GetResult
@@ -22,6 +21,8 @@ from raftmq.store.messagestore import MessageStore
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
 from raftmq.store.selection import GetStatus, scan_count
+
+from .filters import RECORD_WORK, Matcher, Work
 
 SCAN_BYTES_MAX = 4 << 20
 WORK_MAX = 50_000  # of the filter in the read of a new pull, as Matcher.work counts: some 50 ms

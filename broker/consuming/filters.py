@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 import orjson
 
-from raftmq.broker.consuming.sql92 import Expression, Sql92Error, compile_expression
-from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX
-from raftmq.broker.errors import Refused
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.names import DERIVED_TOPIC_LENGTH_MAX as TOPIC_LENGTH_MAX
 from raftmq.store.properties import java_string_hash
+
+from ..errors import Refused
+from .sql92 import Expression, Sql92Error, compile_expression
+from .sql92.tokens import LENGTH_MAX
 
 TAG = "TAG"
 SQL92 = "SQL92"

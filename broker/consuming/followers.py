@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftmq.broker.consuming.reads import ClassicReads, RaftReads, ReadPolicy
-from raftmq.broker.context import Context
+from ..context import Context
+from .reads import ClassicReads, RaftReads, ReadPolicy
 
 LOOKED_MS = 1_000  # for so long a look at the followers is valid
 

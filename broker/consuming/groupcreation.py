@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.state import put_group, put_topic
-from raftmq.broker.tables.topics import RETRY_PREFIX, retry_topic
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, busy
+from ..tables.groups import SubscriptionGroup
+from ..tables.state import put_group, put_topic
+from ..tables.topics import RETRY_PREFIX, retry_topic
 
 log = logging.getLogger("raftmq.broker")
 

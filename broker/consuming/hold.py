@@ -16,9 +16,10 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from raftmq.broker.consuming.filters import RECORD_WORK, Codes, Filter, Matcher, Work
-from raftmq.broker.consuming.waits import AT_ONCE_MAX, Waits
 from raftmq.remoting.budgets import Allowance
+
+from .filters import RECORD_WORK, Codes, Filter, Matcher, Work
+from .waits import AT_ONCE_MAX, Waits
 
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None

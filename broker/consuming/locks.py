@@ -72,18 +72,19 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, busy, not_leader
-from raftmq.broker.housekeeping import Chore
-from raftmq.broker.service import Service, at_each_leadership
-from raftmq.broker.tables.locktable import SEPARATOR, Key, LockTable, OwnerChange, Renewals
-from raftmq.broker.tables.state import lock_queues
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_request
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, busy, not_leader
+from ..housekeeping import Chore
+from ..service import Service, at_each_leadership
+from ..tables.locktable import SEPARATOR, Key, LockTable, OwnerChange, Renewals
+from ..tables.state import lock_queues
 
 log = logging.getLogger("raftmq.broker.locks")
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raftmq.broker.consuming.filters import RETRY_TOPIC, Filter
 from raftmq.remoting.names import RETRY_PREFIX
 from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
 from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX, TAGS, joined, tags_code
+
+from .filters import RETRY_TOPIC, Filter
 
 NOTED_BYTES_MAX = 600  # what a pop's retry gets in addition: group, topic and a time
 

@@ -28,31 +28,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from raftmq.broker.clients import ClientConnection, ClientTable
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
-from raftmq.broker.consuming.filters import (
-    Filter,
-    RetryMatcher,
-    Work,
-    is_tag,
-    parse_expression,
-    parse_tags,
-    unsupported,
-)
-from raftmq.broker.consuming.followers import read_policy
-from raftmq.broker.consuming.groupcreation import GroupCreation
-from raftmq.broker.consuming.hold import Held, HoldTable
-from raftmq.broker.consuming.ownretries import own_retries
-from raftmq.broker.consuming.resets import ResetMarks, Wait
-from raftmq.broker.consuming.subscriptions import SubscriptionQuestions
-from raftmq.broker.consuming.waits import COUNT_MAX, WAIT_MS_MAX, kept_bytes
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import Chore
-from raftmq.broker.service import Service
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
 from raftmq.dledger.errors import RaftError
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -66,6 +41,32 @@ from raftmq.remoting.headers import (
     PullResponseHeader,
 )
 from raftmq.store.errors import StoreError
+
+from ..clients import ClientConnection, ClientTable
+from ..context import Context
+from ..errors import Refused
+from ..housekeeping import Chore
+from ..service import Service
+from ..tables.groups import SubscriptionGroup
+from ..tables.topics import PERM_READ, RETRY_PREFIX
+from .commits import CommitService
+from .filteredreads import WORK_MAX, FilteredReads
+from .filters import (
+    Filter,
+    RetryMatcher,
+    Work,
+    is_tag,
+    parse_expression,
+    parse_tags,
+    unsupported,
+)
+from .followers import read_policy
+from .groupcreation import GroupCreation
+from .hold import Held, HoldTable
+from .ownretries import own_retries
+from .resets import ResetMarks, Wait
+from .subscriptions import SubscriptionQuestions
+from .waits import COUNT_MAX, WAIT_MS_MAX, kept_bytes
 
 if TYPE_CHECKING:
     from raftmq.store.messagereads import GetResult

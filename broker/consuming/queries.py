@@ -12,13 +12,6 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.filters import TAG, is_tag, parse_expression, unsupported
-from raftmq.broker.consuming.resets import Resets
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.tables.groups import group_name_problem
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
@@ -27,8 +20,16 @@ from raftmq.remoting.fields import integer, text
 from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
 from raftmq.remoting.turns import Steps
 
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, not_leader
+from ..tables.groups import group_name_problem
+from .commits import CommitService
+from .filters import TAG, is_tag, parse_expression, unsupported
+from .resets import Resets
+
 if TYPE_CHECKING:
-    from raftmq.broker.access import Access
+    from ..access import Access
 
 
 @dataclass(frozen=True, slots=True)

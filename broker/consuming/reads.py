@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from raftmq.broker.tables.groups import SubscriptionGroup
+from ..tables.groups import SubscriptionGroup
 
 MASTER_ID = 0
 SLOW_ID = 1  # for a group that is not configured: Apache's default

@@ -20,14 +20,6 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 
-from raftmq.broker.access import Access
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import CommitService, in_frames
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, busy, not_leader
-from raftmq.broker.service import Service, at_each_leadership
-from raftmq.broker.tables.offsets import Commit
-from raftmq.broker.tables.state import reset_offsets, reset_taken
 from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.needs import topic_need
 from raftmq.remoting.admin_headers import ResetOffsetHeader
@@ -37,6 +29,15 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import MessageQueue, dumps
 from raftmq.remoting.fields import text
+
+from ..access import Access
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, busy, not_leader
+from ..service import Service, at_each_leadership
+from ..tables.offsets import Commit
+from ..tables.state import reset_offsets, reset_taken
+from .commits import CommitService, in_frames
 
 log = logging.getLogger("raftmq.broker.resets")
 

@@ -14,14 +14,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from raftmq.broker.clients import ClientConnection, ClientTable
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 
+from ..clients import ClientConnection, ClientTable
+
 if TYPE_CHECKING:
-    from raftmq.broker.clients import Member
+    from ..clients import Member
 
 log = logging.getLogger("raftmq.broker.subscriptions")
 

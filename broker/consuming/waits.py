@@ -10,9 +10,10 @@ import heapq
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from raftmq.broker.consuming.filters import CODE_BYTES, COMPILED, Filter
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.command import RemotingCommand
+
+from .filters import CODE_BYTES, COMPILED, Filter
 
 AT_ONCE_MAX = 500  # waits that are ended in one go; the others must not wait for thousands
 WAIT_MS_MAX = 60_000  # whatever a request asks for

@@ -22,19 +22,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.sending.outcome import is_unknown
-from raftmq.broker.sending.parking import delivered
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import Outgoing, as_stored
-from raftmq.broker.service import Service, at_each_leadership, next_turn
-from raftmq.broker.tables.state import delay_progress
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT
 from raftmq.store.errors import StoreError
 from raftmq.store.record import RecordError, decode_record, walk_records
+
+from ..context import Context
+from ..errors import Refused
+from ..housekeeping import IDLE_MS, Chore
+from ..sending.outcome import is_unknown
+from ..sending.parking import delivered
+from ..sending.send import SendPath
+from ..sending.sendrequest import Outgoing, as_stored
+from ..service import Service, at_each_leadership, next_turn
+from ..tables.state import delay_progress
 
 if TYPE_CHECKING:
     from raftmq.store.consumequeue import ConsumeQueue

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.broker.tables.state import BrokerState
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
+
+from ..tables.state import BrokerState
 
 
 def keep_within(state: BrokerState, end_of: Callable[[str, int], int]) -> bool:

@@ -10,22 +10,23 @@ Besides the group's rights it takes those to read the message that is given back
 
 from __future__ import annotations
 
-from raftmq.broker.access import Access
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.sending.outcome import Ended
-from raftmq.broker.sending.retry import dead_letter_topic, given_back, is_exhausted
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.service import Service
-from raftmq.broker.tables.groups import SubscriptionGroup, group_name_problem
-from raftmq.broker.tables.state import put_group, put_topic
-from raftmq.broker.tables.topics import PERM_WRITE, TopicConfig, retry_topic
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.headers import SendBackHeader
 from raftmq.store.errors import StoreError
 from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from ..access import Access
+from ..context import Context
+from ..errors import Refused, not_leader
+from ..sending.outcome import Ended
+from ..sending.retry import dead_letter_topic, given_back, is_exhausted
+from ..sending.send import SendPath
+from ..service import Service
+from ..tables.groups import SubscriptionGroup, group_name_problem
+from ..tables.state import put_group, put_topic
+from ..tables.topics import PERM_WRITE, TopicConfig, retry_topic
 
 KNOWS_TIMES_MAX = 121  # V3_4_9: in older clients maxReconsumeTimes means something else
 

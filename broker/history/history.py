@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from raftmq.broker.context import Context
-from raftmq.broker.history.ring import Ring
-from raftmq.broker.history.samples import Sample, Span
-from raftmq.broker.housekeeping import Chore
-from raftmq.broker.tables.topics import SYSTEM_TOPICS
+from ..context import Context
+from ..housekeeping import Chore
+from ..tables.topics import SYSTEM_TOPICS
+from .ring import Ring
+from .samples import Sample, Span
 
 T = TypeVar("T")
 log = logging.getLogger("raftmq.broker.history")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from raftmq.broker.operating.accountchanges import AccountChanges, LastAdministrator
 from raftmq.remoting.acl import Account, AclError
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid, not_found
@@ -16,6 +15,8 @@ from raftmq.web.resources.accounts import (
     AccountView,
     WhiteAddressesBody,
 )
+
+from ..operating.accountchanges import AccountChanges, LastAdministrator
 
 LAST_ADMINISTRATOR = "LAST_ADMINISTRATOR"
 _WRITE = (404, 409, 503, 504)

@@ -16,17 +16,18 @@ from typing import Any
 from aiohttp import web
 
 from raftmq import __version__
-from raftmq.broker.context import Context
-from raftmq.broker.http.node import STARTING
-from raftmq.broker.http.problems import translator
-from raftmq.broker.http.recording import recorded
-from raftmq.broker.operating.metrics import BrokerMetrics
-from raftmq.broker.operating.operatorlog import OperatorLog
 from raftmq.remoting.tlslistener import listening_with
 from raftmq.web.app import WebServer
 from raftmq.web.auth import Access, WebSettings
 from raftmq.web.operation import Call, Handler, Operation
 from raftmq.web.problem import unavailable
+
+from ..context import Context
+from ..operating.metrics import BrokerMetrics
+from ..operating.operatorlog import OperatorLog
+from .node import STARTING
+from .problems import translator
+from .recording import recorded
 
 log = logging.getLogger("raftmq.broker.http")
 

@@ -10,14 +10,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from raftmq.broker.clients import ClientTable, Member
-from raftmq.broker.consuming.resets import Resets
-from raftmq.broker.context import Context
-from raftmq.broker.errors import ConditionUnmet
-from raftmq.broker.http.tables import group_named, in_turns, paged, store_time_ms, topic_named
-from raftmq.broker.operating.catalog import Catalog
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.state import entry_version
 from raftmq.ops.versions import Condition
 from raftmq.remoting.clientversions import version_name
 from raftmq.remoting.codes import LanguageCode
@@ -41,6 +33,15 @@ from raftmq.web.resources.consumers import (
     SubscriptionDifferenceView,
 )
 from raftmq.web.resources.topics import GroupPath
+
+from ..clients import ClientTable, Member
+from ..consuming.resets import Resets
+from ..context import Context
+from ..errors import ConditionUnmet
+from ..operating.catalog import Catalog
+from ..tables.groups import SubscriptionGroup
+from ..tables.state import entry_version
+from .tables import group_named, in_turns, paged, store_time_ms, topic_named
 
 QUEUES_MAX = 4_096  # of one group in one answer, and in one reset
 CONNECTION_GROUPS_MAX = 1_000  # of one answer

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, field
 
-from raftmq.broker.context import Context
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, not_found
 from raftmq.web.schema import Input, View
+
+from ..context import Context
 
 
 class FaultDoor(Protocol):

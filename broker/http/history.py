@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from raftmq.broker.context import Context
-from raftmq.broker.history.history import History
-from raftmq.broker.history.samples import Series, of_broker, of_group, of_topic
 from raftmq.web.operation import Call, Operation
 from raftmq.web.problem import not_found
 from raftmq.web.resources.history import HistoryQuery, HistorySeries, HistoryView, span_of
+
+from ..context import Context
+from ..history.history import History
+from ..history.samples import Series, of_broker, of_group, of_topic
 
 PERIODS_PER_POINT = 2  # fewer, and a point might have no sample of its own
 

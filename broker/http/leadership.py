@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 
-from raftmq.broker.context import Context
-from raftmq.broker.replication.members import Members
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import PreferredChanged
 from raftmq.ops.versions import ANY, Condition, version_of
@@ -18,6 +16,9 @@ from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import invalid
 from raftmq.web.resources.node import PreferredBody, PreferredView
 from raftmq.web.versions import unmet
+
+from ..context import Context
+from ..replication.members import Members
 
 PATH = "/api/v1/preferred-leader"
 

@@ -11,25 +11,6 @@ import uuid
 
 from msgspec import UNSET
 
-from raftmq.broker.context import Context
-from raftmq.broker.delivery.timers.timing import TIMER_DELIVER_MS
-from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.http.messageviews import (
-    Budget,
-    Found,
-    keys_of,
-    record_id,
-    records_of,
-    view_of,
-    views_of,
-)
-from raftmq.broker.http.tables import topic_named
-from raftmq.broker.operating.keyquery import KeyQueries, KeyWanted
-from raftmq.broker.operating.newest import MessageFilter, NewestMessages
-from raftmq.broker.operating.oldest import OldestMessages
-from raftmq.broker.sending.inside import send
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendHeader
 from raftmq.store.properties import (
@@ -66,6 +47,26 @@ from raftmq.web.resources.messages import (
     TopicMessagesQuery,
 )
 from raftmq.web.resources.topics import QueuePath, TopicPath
+
+from ..context import Context
+from ..delivery.timers.timing import TIMER_DELIVER_MS
+from ..errors import OutcomeUnknown, Refused
+from ..operating.keyquery import KeyQueries, KeyWanted
+from ..operating.newest import MessageFilter, NewestMessages
+from ..operating.oldest import OldestMessages
+from ..sending.inside import send
+from ..sending.send import SendPath
+from ..tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig
+from .messageviews import (
+    Budget,
+    Found,
+    keys_of,
+    record_id,
+    records_of,
+    view_of,
+    views_of,
+)
+from .tables import topic_named
 
 READ_BYTES_MAX = 1024 * 1024  # of one read
 QUEUES_BY_TIME_MAX = 1_024  # the most queues of a topic that are searched by time

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from raftmq.broker.context import Context
-from raftmq.broker.http.tables import topic_named
-from raftmq.broker.popping.assignment import Assignments
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.resources.consumers import ModeBody, ModePath, ModesView, ModeView
 from raftmq.web.resources.topics import GroupPath
+
+from ..context import Context
+from ..popping.assignment import Assignments
+from .tables import topic_named
 
 
 class ModeOperations:

@@ -8,11 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from raftmq import __version__
-from raftmq.broker.health import warnings_of, why_not
-from raftmq.broker.operating.parts import Parts
-from raftmq.broker.operating.runtime import runtime_info
-from raftmq.broker.relief import disk_state
-from raftmq.broker.replication.members import Members, change_of
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.store.errors import StoreError
 from raftmq.web.operation import Call, Operation, Reply, Role
@@ -36,6 +31,12 @@ from raftmq.web.resources.node import (
     TransferBody,
     TransferView,
 )
+
+from ..health import warnings_of, why_not
+from ..operating.parts import Parts
+from ..operating.runtime import runtime_info
+from ..relief import disk_state
+from ..replication.members import Members, change_of
 
 STARTING = "STARTING"
 

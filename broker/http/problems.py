@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.broker.errors import ConditionUnmet, OutcomeUnknown, Refused, StateError
 from raftmq.dledger.errors import Busy, ChangeRefused, NotLeader, RaftError, UnknownTarget
 from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
@@ -20,6 +19,8 @@ from raftmq.web.problem import (
     unavailable,
 )
 from raftmq.web.versions import unmet
+
+from ..errors import ConditionUnmet, OutcomeUnknown, Refused, StateError
 
 ABSENT_CODES = (
     ResponseCode.TOPIC_NOT_EXIST,

@@ -9,9 +9,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from raftmq.broker.config import shown_changes
-from raftmq.broker.operating.operatorlog import Deed, OperatorLog, detail_of
 from raftmq.web.operation import OPERATOR_HEADER, Call, Operation, Role
+
+from ..config import shown_changes
+from ..operating.operatorlog import Deed, OperatorLog, detail_of
 
 # These concern this process alone and must be possible whatever the group can store.
 OWN = frozenset(

@@ -6,18 +6,6 @@ change lasts until the process ends: parts.conf is the operator's.
 
 from __future__ import annotations
 
-from raftmq.broker.config import OPTIONS, parse_live
-from raftmq.broker.http.views import (
-    ChangedView,
-    Changes,
-    ConfigView,
-    SendResultView,
-    SettingView,
-    StatisticsView,
-)
-from raftmq.broker.operating.parts import Parts
-from raftmq.broker.operating.runtime import runtime_info
-from raftmq.broker.operating.upkeep import change
 from raftmq.ops.options import ConfigError
 from raftmq.ops.versions import version_of
 from raftmq.web import levels
@@ -25,6 +13,19 @@ from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import invalid
 from raftmq.web.schema import INTEGER_MAX
 from raftmq.web.versions import unmet
+
+from ..config import OPTIONS, parse_live
+from ..operating.parts import Parts
+from ..operating.runtime import runtime_info
+from ..operating.upkeep import change
+from .views import (
+    ChangedView,
+    Changes,
+    ConfigView,
+    SendResultView,
+    SettingView,
+    StatisticsView,
+)
 
 
 class SettingOperations:

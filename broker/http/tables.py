@@ -9,11 +9,6 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET
 
-from raftmq.broker.context import Context
-from raftmq.broker.operating.catalog import NO_CHANGES, Catalog
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.state import entry_version
-from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
 from raftmq.ops.versions import Condition
 from raftmq.remoting.topicattributes import MESSAGE_TYPE
 from raftmq.store.record import store_timestamp_at
@@ -34,6 +29,12 @@ from raftmq.web.resources.topics import (
     TopicView,
     TopicWanted,
 )
+
+from ..context import Context
+from ..operating.catalog import NO_CHANGES, Catalog
+from ..tables.groups import SubscriptionGroup
+from ..tables.state import entry_version
+from ..tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem
 
 RECORD_HEAD_BYTES = 128  # the beginning with the store time; every record is longer
 SORTED_ON_LOOP_MAX = 2_000

@@ -6,11 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from raftmq.broker.config import OPTIONS
-from raftmq.broker.tables.writers import NAME_LENGTH_MAX
 from raftmq.ops.options import Option
 from raftmq.web.resources.basics import Name
 from raftmq.web.schema import INTEGER_MAX, Input, View
+
+from ..config import OPTIONS
+from ..tables.writers import NAME_LENGTH_MAX
 
 # ---- writers ------------------------------------------------------------------------------------
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftmq.broker.http.tables import paged, topic_named
-from raftmq.broker.http.views import WatermarkView, WriterPage, WriterPath, WriterView
-from raftmq.broker.sending.writerservice import Writers
-from raftmq.broker.tables.writers import Writer, WriterKey
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery
 from raftmq.web.resources.topics import TopicPath
+
+from ..sending.writerservice import Writers
+from ..tables.writers import Writer, WriterKey
+from .tables import paged, topic_named
+from .views import WatermarkView, WriterPage, WriterPath, WriterView
 
 
 class WriterOperations:

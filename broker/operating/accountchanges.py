@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raftmq.broker.accountbook import AccountBook
 from raftmq.remoting.acl import Accounts, AclError, account_from_config
+
+from ..accountbook import AccountBook
 
 log = logging.getLogger("raftmq.broker.acl")
 

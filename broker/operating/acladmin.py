@@ -18,12 +18,6 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.access import Access
-from raftmq.broker.accountbook import AccountBook
-from raftmq.broker.context import Context
-from raftmq.broker.errors import not_leader
-from raftmq.broker.operating.accountchanges import AccountChanges
-from raftmq.broker.service import Service
 from raftmq.remoting.acl import AclError
 from raftmq.remoting.acl.signature import SIGNATURE
 from raftmq.remoting.client import RemotingClient
@@ -31,6 +25,13 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fields import boolean_or, text, text_or
+
+from ..access import Access
+from ..accountbook import AccountBook
+from ..context import Context
+from ..errors import not_leader
+from ..service import Service
+from .accountchanges import AccountChanges
 
 # ResponseCode has other names for these numbers; only the request tells which is meant.
 UPDATE_FAILED = 209

@@ -16,16 +16,6 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.operating.catalog import Catalog, check_count
-from raftmq.broker.operating.hastatus import raft_ha_status
-from raftmq.broker.tables import popcopy, queueends
-from raftmq.broker.tables.groups import SubscriptionGroup, group_from_json
-from raftmq.broker.tables.snapshot import twin_of
-from raftmq.broker.tables.state import Table
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -34,6 +24,17 @@ from raftmq.remoting.fastjson import dumps, loads_request
 from raftmq.remoting.fields import boolean_or, text
 from raftmq.remoting.names import TRACE_TOPIC
 from raftmq.remoting.topicattributes import AttributesRefused, parse_changes
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, StateError
+from ..tables import popcopy, queueends
+from ..tables.groups import SubscriptionGroup, group_from_json
+from ..tables.snapshot import twin_of
+from ..tables.state import Table
+from ..tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
+from .catalog import Catalog, check_count
+from .hastatus import raft_ha_status
 
 QUEUE_COUNT = 16  # Apache's, of a topic in a list that does not say
 

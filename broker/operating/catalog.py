@@ -14,15 +14,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.context import Context
-from raftmq.broker.errors import ConditionUnmet, Refused, busy
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.operating.progress import Steps
-from raftmq.broker.replication.engine import all_speak
-from raftmq.broker.service import Service
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.state import (
+from raftmq.dledger.wire import ATTRIBUTES_VERSION
+from raftmq.ops.versions import Condition
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, pop_retry_topic
+from raftmq.remoting.topicattributes import MIXED, AttributesRefused, changed
+
+from ..consuming.commits import CommitService
+from ..context import Context
+from ..errors import ConditionUnmet, Refused, busy
+from ..housekeeping import IDLE_MS, Chore
+from ..replication.engine import all_speak
+from ..service import Service
+from ..tables.groups import SubscriptionGroup
+from ..tables.state import (
     delete_group,
     delete_topic,
     forget_offsets,
@@ -30,12 +35,8 @@ from raftmq.broker.tables.state import (
     put_topic,
     several,
 )
-from raftmq.broker.tables.topics import SYSTEM_TOPICS, TopicConfig, attributes_of, topic_problem
-from raftmq.dledger.wire import ATTRIBUTES_VERSION
-from raftmq.ops.versions import Condition
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, pop_retry_topic
-from raftmq.remoting.topicattributes import MIXED, AttributesRefused, changed
+from ..tables.topics import SYSTEM_TOPICS, TopicConfig, attributes_of, topic_problem
+from .progress import Steps
 
 log = logging.getLogger("raftmq.broker.catalog")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftmq.broker.context import Context
+from ..context import Context
 
 BEHIND_BYTES_MAX = 256 * 1024 * 1024  # Apache's haMaxGapNotInSync: what counts as in sync
 

@@ -26,10 +26,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raftmq.broker.config import MIB, BrokerConfig
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.service import Service
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -39,6 +35,11 @@ from raftmq.store.derived import DerivedFiles
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.messageindex import STEP_BYTES, KeyQuery
 from raftmq.store.record import MessageRecord, decode_record
+
+from ..config import MIB, BrokerConfig
+from ..errors import Refused
+from ..housekeeping import IDLE_MS, Chore
+from ..service import Service
 
 log = logging.getLogger("raftmq.broker.index")
 

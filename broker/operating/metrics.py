@@ -18,8 +18,6 @@ from math import inf
 
 from prometheus_client.metrics_core import Metric
 
-from raftmq.broker.operating import oldnames
-from raftmq.broker.operating.parts import Parts
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
@@ -28,6 +26,9 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.server import RemotingServer
 from raftmq.remoting.tlsfigures import tell as tell_tls
 from raftmq.store.errors import StoreError
+
+from . import oldnames
+from .parts import Parts
 
 LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
 ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")

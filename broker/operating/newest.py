@@ -11,10 +11,11 @@ import asyncio
 import heapq
 from dataclasses import dataclass
 
-from raftmq.broker.operating.messagetext import text_of
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.properties import KEYS, TAGS, decode_properties
 from raftmq.store.record import MessageRecord, decode_record
+
+from .messagetext import text_of
 
 SCANNED_MAX = 2_000  # messages that one request looks at
 SCANNED_BYTES_MAX = 16 * 1024 * 1024

@@ -26,12 +26,13 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused, busy
-from raftmq.broker.sending.outcome import Done, Ended, is_unknown
-from raftmq.broker.sending.sendrequest import Outgoing
 from raftmq.remoting.names import OPERATOR_LOG_TOPIC
 from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, WAIT, encode_properties
 from raftmq.store.record import pack_host
+
+from ..errors import NOT_LEADER, OutcomeUnknown, Refused, busy
+from ..sending.outcome import Done, Ended, is_unknown
+from ..sending.sendrequest import Outgoing
 
 DETAIL_LENGTH_MAX = 4_096
 ERROR_LENGTH_MAX = 512

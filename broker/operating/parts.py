@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.broker.access import Access
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.pull import PullService
-from raftmq.broker.context import Context
-from raftmq.broker.delivery.delay import DelayService
-from raftmq.broker.delivery.timers.service import TimerService
-from raftmq.broker.delivery.transactions.service import Halves, Transactions
-from raftmq.broker.guard import Guard
-from raftmq.broker.operating.rates import Throughput
-from raftmq.broker.popping.popping import Popping
-from raftmq.broker.registration import Registrar
-from raftmq.broker.relief import Reliever
-from raftmq.broker.replication.peerproof import Gates
-from raftmq.broker.retention import Retention
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.unexpired import Unexpired
+from ..access import Access
+from ..clients import ClientTable
+from ..consuming.pull import PullService
+from ..context import Context
+from ..delivery.delay import DelayService
+from ..delivery.timers.service import TimerService
+from ..delivery.transactions.service import Halves, Transactions
+from ..guard import Guard
+from ..popping.popping import Popping
+from ..registration import Registrar
+from ..relief import Reliever
+from ..replication.peerproof import Gates
+from ..retention import Retention
+from ..sending.send import SendPath
+from ..unexpired import Unexpired
+from .rates import Throughput
 
 
 @dataclass(frozen=True, slots=True)

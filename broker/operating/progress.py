@@ -13,11 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.operating.stats import GroupRates
-from raftmq.broker.tables.topics import RETRY_PREFIX
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
@@ -25,6 +20,12 @@ from raftmq.remoting.fastjson import MessageQueue, dumps
 from raftmq.remoting.fields import boolean_or, integer, integer_or, text, text_or
 from raftmq.remoting.threads import in_thread_to_its_end
 from raftmq.store.record import HEAD_SIZE_BYTES, store_timestamp_at
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused
+from ..tables.topics import RETRY_PREFIX
+from .stats import GroupRates
 
 if TYPE_CHECKING:
     from raftmq.store.messagestore import MessageStore

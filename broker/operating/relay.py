@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftmq.broker.clients import ClientTable, Member
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
 from raftmq.remoting.acl.signature import SIGNED_FIELDS
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -21,8 +18,12 @@ from raftmq.remoting.fastjson import dumps, loads_object
 from raftmq.remoting.fields import text, text_or
 from raftmq.store.record import decode_offset_message_id
 
+from ..clients import ClientTable, Member
+from ..context import Context
+from ..errors import Refused
+
 if TYPE_CHECKING:
-    from raftmq.broker.access import Access
+    from ..access import Access
 
 TIMEOUT_MS = 10_000  # as Apache's broker
 

@@ -9,14 +9,6 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
-from raftmq.broker.config import shown_changes
-from raftmq.broker.operating.operatorlog import (
-    DETAIL_LENGTH_MAX,
-    Deed,
-    OperatorLog,
-    detail_of,
-    shortened,
-)
 from raftmq.ops.options import ConfigError
 from raftmq.ops.settings import parse_properties
 from raftmq.remoting.acl.signature import SIGNED_FIELDS
@@ -26,6 +18,15 @@ from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_request
 from raftmq.remoting.turns import StepTurns
+
+from ..config import shown_changes
+from .operatorlog import (
+    DETAIL_LENGTH_MAX,
+    Deed,
+    OperatorLog,
+    detail_of,
+    shortened,
+)
 
 VIA = "remoting"
 TARGET_LENGTH_MAX = 512

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from raftmq.broker.operating import oldnames
-from raftmq.broker.operating.parts import Parts
 from raftmq.dledger.surroundings import CLOCKS_APART_MS
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import FrameError
+
+from . import oldnames
+from .parts import Parts
 
 
 def runtime_info(parts: Parts) -> dict[str, str]:

@@ -17,14 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, Handler
 from raftmq.remoting.fastjson import dumps
 from raftmq.remoting.fields import text
+
+from ..context import Context
+from ..errors import Refused
+from ..tables.state import BrokerState
 
 SAMPLE_MS = 10_000
 PAIRS_MAX = 10_000

@@ -8,19 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from raftmq.broker.config import BrokerConfig, change_live, parse_live
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.keeper import Keeper
-from raftmq.broker.registration import Registrar
-from raftmq.broker.retention import Retention
-from raftmq.broker.service import Service
 from raftmq.ops.logs import set_level
 from raftmq.ops.options import ConfigError
 from raftmq.ops.settings import parse_properties
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
+
+from ..config import BrokerConfig, change_live, parse_live
+from ..context import Context
+from ..errors import Refused
+from ..keeper import Keeper
+from ..registration import Registrar
+from ..retention import Retention
+from ..service import Service
 
 log = logging.getLogger("raftmq.broker.config")
 

@@ -12,14 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.popping.gate import Gate
-from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.popping.pops import INVISIBLE_MS_MAX, PopConnection
-from raftmq.broker.popping.revive import Deadlines
-from raftmq.broker.popping.steps import StepLog
-from raftmq.broker.tables.pops import Batch, BatchKey, Place, Step
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -32,6 +24,15 @@ from raftmq.remoting.popheaders import (
     Handle,
     batch_acks,
 )
+
+from ..context import Context
+from ..errors import Refused
+from ..tables.pops import Batch, BatchKey, Place, Step
+from .gate import Gate
+from .live import LiveQueues
+from .pops import INVISIBLE_MS_MAX, PopConnection
+from .revive import Deadlines
+from .steps import StepLog
 
 Answer = Callable[[RemotingCommand], None]
 GONE = "the message came again, or never was popped"

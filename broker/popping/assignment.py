@@ -19,14 +19,6 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.popping.gate import Gate
-from raftmq.broker.popping.steps import StepLog
-from raftmq.broker.sending.outcome import Ended
-from raftmq.broker.service import Service
-from raftmq.broker.tables.topics import PERM_READ, RETRY_PREFIX
 from raftmq.remoting.allocation import (
     AllocateByConsistentHash,
     AllocationStrategy,
@@ -40,6 +32,15 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError, RemotingError
 from raftmq.remoting.fastjson import MessageQueue, loads_request
 from raftmq.remoting.registration import decode_queue_datas
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused
+from ..sending.outcome import Ended
+from ..service import Service
+from ..tables.topics import PERM_READ, RETRY_PREFIX
+from .gate import Gate
+from .steps import StepLog
 
 log = logging.getLogger("raftmq.broker.assignment")
 

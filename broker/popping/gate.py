@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import busy, not_leader
-from raftmq.broker.replication.engine import all_speak
 from raftmq.dledger.wire import POP_VERSION
+
+from ..context import Context
+from ..errors import busy, not_leader
+from ..replication.engine import all_speak
 
 
 class Gate:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.broker.errors import busy
-from raftmq.broker.tables.pops import BatchKey, Place
+from ..errors import busy
+from ..tables.pops import BatchKey, Place
 
 WAITING_MAX = 1_000  # of one queue
 

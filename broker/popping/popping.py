@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.groupcreation import GroupCreation
-from raftmq.broker.context import Context
-from raftmq.broker.housekeeping import Chore
-from raftmq.broker.popping.acks import Acks
-from raftmq.broker.popping.assignment import Assignments, TopicQueues
-from raftmq.broker.popping.gate import Gate
-from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.popping.pops import PopConnection, Pops
-from raftmq.broker.popping.revive import Deadlines, Reviver
-from raftmq.broker.popping.steps import StepLog
-from raftmq.broker.popping.told import Told
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.service import Service, at_each_leadership
 from raftmq.dledger.proposals import command_bytes_max
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
+
+from ..clients import ClientTable
+from ..consuming.commits import CommitService
+from ..consuming.groupcreation import GroupCreation
+from ..context import Context
+from ..housekeeping import Chore
+from ..sending.send import SendPath
+from ..service import Service, at_each_leadership
+from .acks import Acks
+from .assignment import Assignments, TopicQueues
+from .gate import Gate
+from .live import LiveQueues
+from .pops import PopConnection, Pops
+from .revive import Deadlines, Reviver
+from .steps import StepLog
+from .told import Told
 
 
 class Popping:

@@ -15,31 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from raftmq.broker.clients import ClientConnection
-from raftmq.broker.consuming.commits import no_room
-from raftmq.broker.consuming.filteredreads import WORK_MAX
-from raftmq.broker.consuming.filters import (
-    Filter,
-    is_tag,
-    parse_expression,
-    parse_tags,
-    unsupported,
-)
-from raftmq.broker.consuming.groupcreation import GroupCreation
-from raftmq.broker.consuming.waits import WAIT_MS_MAX, kept_bytes
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.popping.gate import Gate
-from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.popping.repeats import Repeats
-from raftmq.broker.popping.revive import Deadlines
-from raftmq.broker.popping.steps import StepLog
-from raftmq.broker.popping.take import ALL, Attempt, Pop, Taken, Taker
-from raftmq.broker.popping.told import Told
-from raftmq.broker.popping.waiting import Waiter, WaitingPops
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.pops import Place
-from raftmq.broker.tables.topics import PERM_READ, topic_name_problem
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -59,6 +34,32 @@ from raftmq.remoting.popheaders import (
 from raftmq.store.errors import StoreError
 from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX, decode_properties, joined
 from raftmq.store.record import decode_record, encode_record
+
+from ..clients import ClientConnection
+from ..consuming.commits import no_room
+from ..consuming.filteredreads import WORK_MAX
+from ..consuming.filters import (
+    Filter,
+    is_tag,
+    parse_expression,
+    parse_tags,
+    unsupported,
+)
+from ..consuming.groupcreation import GroupCreation
+from ..consuming.waits import WAIT_MS_MAX, kept_bytes
+from ..context import Context
+from ..errors import Refused, busy
+from ..tables.groups import SubscriptionGroup
+from ..tables.pops import Place
+from ..tables.topics import PERM_READ, topic_name_problem
+from .gate import Gate
+from .live import LiveQueues
+from .repeats import Repeats
+from .revive import Deadlines
+from .steps import StepLog
+from .take import ALL, Attempt, Pop, Taken, Taker
+from .told import Told
+from .waiting import Waiter, WaitingPops
 
 log = logging.getLogger("raftmq.broker.pops")
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 from itertools import islice
 
-from raftmq.broker.context import Context
-from raftmq.broker.popping.take import Taken
-from raftmq.broker.tables.pops import Batch, BatchKey, Place
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.remoting.popheaders import PopHeader
 from raftmq.store.commitlog import ReadBudget
 from raftmq.store.errors import StoreError
+
+from ..context import Context
+from ..tables.pops import Batch, BatchKey, Place
+from .take import Taken
 
 log = logging.getLogger("raftmq.broker.pops")
 

@@ -19,14 +19,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.popping.steps import StepLog
-from raftmq.broker.popping.told import Told
-from raftmq.broker.sending.outcome import is_unknown
-from raftmq.broker.sending.retry import (
+from raftmq.remoting.names import pop_retry_topic, popped_topic
+from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
+from raftmq.store.commitlog import ReadBudget
+from raftmq.store.errors import StoreError
+from raftmq.store.properties import DELAY, decode_properties
+from raftmq.store.record import MessageRecord, RecordError, decode_record, offset_message_id
+
+from ..context import Context
+from ..errors import Refused
+from ..housekeeping import IDLE_MS, Chore
+from ..sending.outcome import is_unknown
+from ..sending.retry import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
     ORIGIN_MESSAGE_ID,
@@ -34,19 +38,16 @@ from raftmq.broker.sending.retry import (
     dead_letter_topic,
     note_original,
 )
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import INT32_MAX, Outgoing, as_stored, fitting
-from raftmq.broker.service import Service, at_each_leadership
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.pops import Batch, BatchKey, Place, Step, pop_command
-from raftmq.broker.tables.state import put_topic
-from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
-from raftmq.remoting.names import pop_retry_topic, popped_topic
-from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
-from raftmq.store.commitlog import ReadBudget
-from raftmq.store.errors import StoreError
-from raftmq.store.properties import DELAY, decode_properties
-from raftmq.store.record import MessageRecord, RecordError, decode_record, offset_message_id
+from ..sending.send import SendPath
+from ..sending.sendrequest import INT32_MAX, Outgoing, as_stored, fitting
+from ..service import Service, at_each_leadership
+from ..tables.groups import SubscriptionGroup
+from ..tables.pops import Batch, BatchKey, Place, Step, pop_command
+from ..tables.state import put_topic
+from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+from .live import LiveQueues
+from .steps import StepLog
+from .told import Told
 
 log = logging.getLogger("raftmq.broker.revivals")
 

@@ -22,12 +22,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from raftmq.broker.containment import Contained
-from raftmq.broker.errors import busy, not_leader
-from raftmq.broker.sending.outcome import Ended, is_unknown
-from raftmq.broker.service import next_turn
-from raftmq.broker.tables.pops import Step, pop_command
 from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
+
+from ..containment import Contained
+from ..errors import busy, not_leader
+from ..sending.outcome import Ended, is_unknown
+from ..service import next_turn
+from ..tables.pops import Step, pop_command
 
 COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an estimate that is never too low; 4 MiB are refused
 ENVELOPE_BYTES = 64  # of a command's JSON around its steps

@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from raftmq.broker.consuming.filteredreads import WORK_MAX, FilteredReads
-from raftmq.broker.consuming.filters import Filter, Work
-from raftmq.broker.consuming.ownretries import own_retries
-from raftmq.broker.consuming.waits import COUNT_MAX
-from raftmq.broker.context import Context
-from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.tables.pops import BatchKey, Place, PopQueue, Step
 from raftmq.remoting.names import RETRY_PREFIX, pop_retry_topic
 from raftmq.remoting.popheaders import INIT_MAX, PopHeader
 from raftmq.store.commitlog import ReadBudget
 from raftmq.store.selection import GetStatus
+
+from ..consuming.filteredreads import WORK_MAX, FilteredReads
+from ..consuming.filters import Filter, Work
+from ..consuming.ownretries import own_retries
+from ..consuming.waits import COUNT_MAX
+from ..context import Context
+from ..tables.pops import BatchKey, Place, PopQueue, Step
+from .live import LiveQueues
 
 if TYPE_CHECKING:
     from raftmq.store.messagereads import GetResult

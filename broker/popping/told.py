@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from raftmq.broker.tables.pops import BatchKey, Place
+from ..tables.pops import BatchKey, Place
 
 TOLD_S = 2.0  # how long an answer may take from here to the client
 BATCHES_MAX = 10_000  # of one connection in that time; the oldest are taken for heard

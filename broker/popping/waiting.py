@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from raftmq.broker.consuming.filteredreads import WORK_MAX
-from raftmq.broker.consuming.filters import Filter
-from raftmq.broker.consuming.waits import AT_ONCE_MAX, Waits
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+
+from ..consuming.filteredreads import WORK_MAX
+from ..consuming.filters import Filter
+from ..consuming.waits import AT_ONCE_MAX, Waits
 
 ATTEMPT_WORK = 100  # of a pop without a filter, as Matcher.work counts
 T = TypeVar("T")

@@ -23,21 +23,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from errno import EDQUOT, ENOSPC
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.containment import Contained
-from raftmq.broker.delivery.progress import keep_within
-from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.housekeeping import Activity
-from raftmq.broker.replication.ha.acks import AckBook, Answered, SlaveWish
-from raftmq.broker.replication.ha.follower import Follower
-from raftmq.broker.replication.ha.master import HaMaster
-from raftmq.broker.replication.ha.protocol import Run
-from raftmq.broker.replication.ha.slave import HaSlave
-from raftmq.broker.replication.peerproof import NO_GATES, Gates
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.waiting import Batch
-from raftmq.broker.tables.configfiles import ConfigFiles
-from raftmq.broker.tables.state import BrokerState, Change, decode_command_payload
 from raftmq.dledger.errors import NotLeader
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
@@ -47,6 +32,22 @@ from raftmq.store.errors import StoreError
 from raftmq.store.flush import FlushMode, GroupFlusher
 from raftmq.store.messagestore import MessageStore
 from raftmq.store.shortage import RETRY_S, passes
+
+from ..config import BrokerConfig
+from ..containment import Contained
+from ..delivery.progress import keep_within
+from ..errors import OutcomeUnknown, Refused
+from ..housekeeping import Activity
+from ..sending.send import SendPath
+from ..sending.waiting import Batch
+from ..tables.configfiles import ConfigFiles
+from ..tables.state import BrokerState, Change, decode_command_payload
+from .ha.acks import AckBook, Answered, SlaveWish
+from .ha.follower import Follower
+from .ha.master import HaMaster
+from .ha.protocol import Run
+from .ha.slave import HaSlave
+from .peerproof import NO_GATES, Gates
 
 log = logging.getLogger("raftmq.broker.classic")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from raftmq.broker.config import BrokerConfig
 from raftmq.dledger.applier import Application
 from raftmq.dledger.flusher import FlushMode
 from raftmq.dledger.gate import Gate, GuardedNetwork
@@ -29,6 +28,8 @@ from raftmq.dledger.snapshotinstaller import SnapshotSource
 from raftmq.dledger.state import CoreConfig
 from raftmq.store.disk import Disk
 from raftmq.store.messagestore import MessageStore
+
+from ..config import BrokerConfig
 
 TLS_CONNECT_TIMEOUT_MS = 3_000  # to dial a replica: TLS takes two round trips more
 
@@ -189,7 +190,7 @@ def make_engine(
             source=source,
             settings=config.alike,
         )
-    from raftmq.broker.replication.pysync.member import PySyncMember  # only its brokers load it
+    from .pysync.member import PySyncMember  # only its brokers load it
 
     return PySyncMember(
         member,

@@ -13,12 +13,13 @@ import asyncio
 import logging
 import secrets
 
-from raftmq.broker.context import Context
-from raftmq.broker.replication.engine import all_speak
-from raftmq.broker.tables.groupid import group_id
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES, GROUP_ID_VERSION
+
+from ..context import Context
+from ..tables.groupid import group_id
+from .engine import all_speak
 
 log = logging.getLogger("raftmq.broker.members")
 

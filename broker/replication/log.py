@@ -11,18 +11,19 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.containment import Contained
-from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.registration import Identity
-from raftmq.broker.replication.classic import ClassicEngine
-from raftmq.broker.replication.engine import Engine, FramedEngine, Place, place_of
-from raftmq.broker.replication.roles import RoleView
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.member import RaftMember
 from raftmq.dledger.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.registration import NO_GROUP_ID, NO_LEADER
+
+from ..config import BrokerConfig
+from ..containment import Contained
+from ..errors import Refused, not_leader
+from ..registration import Identity
+from .classic import ClassicEngine
+from .engine import Engine, FramedEngine, Place, place_of
+from .roles import RoleView
 
 
 class ReplicatedLog:

@@ -12,15 +12,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.operating.oldnames import MEMBER_KEYS, with_old
-from raftmq.broker.registration import Registrar
-from raftmq.broker.replication.engine import Place, preferred_of
-from raftmq.broker.replication.identity import GroupId
-from raftmq.broker.replication.preferred import PreferredLeader
-from raftmq.broker.service import Service
 from raftmq.dledger.configuration import Change, ChangeKind, Configuration
 from raftmq.dledger.errors import ChangeRefused
 from raftmq.dledger.member import RaftMember
@@ -29,6 +20,16 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fastjson import dumps
 from raftmq.remoting.fields import boolean_or
+
+from ..context import Context
+from ..errors import Refused, not_leader
+from ..housekeeping import IDLE_MS, Chore
+from ..operating.oldnames import MEMBER_KEYS, with_old
+from ..registration import Registrar
+from ..service import Service
+from .engine import Place, preferred_of
+from .identity import GroupId
+from .preferred import PreferredLeader
 
 log = logging.getLogger("raftmq.broker.members")
 

@@ -12,11 +12,12 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.errors import EngineError
 from raftmq.dledger.gate import Gate
 from raftmq.dledger.proof import Purpose, Secret
 from raftmq.web.loopback import is_loopback
+
+from ..config import BrokerConfig
+from ..errors import EngineError
 
 log = logging.getLogger("raftmq.broker.peerproof")
 

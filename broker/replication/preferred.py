@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused
-from raftmq.broker.replication.engine import preferred_of
 from raftmq.dledger.configuration import Change, ChangeKind
 from raftmq.dledger.errors import RaftError
 from raftmq.dledger.member import RaftMember
+
+from ..context import Context
+from ..errors import Refused
+from .engine import preferred_of
 
 log = logging.getLogger("raftmq.broker.members")
 

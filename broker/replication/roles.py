@@ -6,9 +6,10 @@ whether this replica leads asks it.
 
 from __future__ import annotations
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.messages import Role, RoleEvent
+
+from ..config import BrokerConfig
+from ..tables.state import BrokerState
 
 
 class RoleView:

@@ -40,6 +40,6 @@ def rescue(**given: Any) -> None:
     Nothing is removed. The log of a kept store is not changed; everything in the other stores moves
     into a directory aside-TIME below them, and their replicas are filled from the kept ones.
     """
-    from raftmq.broker.rescue import work
+    from . import work
 
     work.rescue(**given)

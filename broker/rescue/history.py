@@ -22,11 +22,6 @@ from typing import Any
 import orjson
 from google_crc32c import value as crc32c
 
-from raftmq.broker.backup.stopped import UnwrittenDisk
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
-from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger import snapshotmarker
 from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
 from raftmq.dledger.identity import FILE as GROUP_FILE
@@ -41,6 +36,12 @@ from raftmq.store.errors import StoreError
 from raftmq.store.identity import read_identity
 from raftmq.store.ownership import StoreInUse, lock_store
 from raftmq.store.recovery import FrameHeader, FrameWalk
+
+from ..backup.stopped import UnwrittenDisk
+from ..errors import StateError
+from ..tables import snapshot
+from ..tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
+from ..tables.state import BrokerState
 
 MARKS_MAX = 65_536
 

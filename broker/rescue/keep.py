@@ -20,15 +20,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raftmq.broker.backup.directory import OF_DISKS
-from raftmq.broker.rescue.history import History, parting
-from raftmq.broker.tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
 from raftmq.dledger.hardstate import HardStateFile
 from raftmq.dledger.identity import file_of
 from raftmq.dledger.oldstore import NOTES_FILE
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.disk import OsDisk
 from raftmq.store.ownership import LOCK_FILE
+
+from ..backup.directory import OF_DISKS
+from ..tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
+from .history import History, parting
 
 ASIDE, BEFORE = "aside-", "before-rescue-"
 CHANGED = ("group", "hardstate", NOTES_FILE)

@@ -16,11 +16,12 @@ from typing import NoReturn
 import click
 import orjson
 
-from raftmq.broker.backup.manifest import iso
-from raftmq.broker.rescue.history import History, Unreadable, only_in, parting, read
-from raftmq.broker.rescue.keep import Refused, carry_out, check
 from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.ownership import StoreInUse
+
+from ..backup.manifest import iso
+from .history import History, Unreadable, only_in, parting, read
+from .keep import Refused, carry_out, check
 
 FAILED = 1
 WRONG = 2

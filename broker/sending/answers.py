@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.containment import Contained
-from raftmq.broker.errors import NOT_LEADER, OutcomeUnknown, Refused
-from raftmq.broker.sending.cut import AnswerFormat
-from raftmq.broker.sending.inside import InsideSend
-from raftmq.broker.sending.outcome import STORED_CODES, Done
-from raftmq.broker.sending.waiting import OWN, Connection, Sender, Stored
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+
+from ..config import BrokerConfig
+from ..containment import Contained
+from ..errors import NOT_LEADER, OutcomeUnknown, Refused
+from .cut import AnswerFormat
+from .inside import InsideSend
+from .outcome import STORED_CODES, Done
+from .waiting import OWN, Connection, Sender, Stored
 
 Writes = dict[Connection, list[bytes]]  # the answers that leave in one write, for each connection
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.sending.heldsends import HeldSend
-from raftmq.broker.tables.state import BrokerState, put_topic
-from raftmq.broker.tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.fields import integer_or
+
+from ..config import BrokerConfig
+from ..errors import Refused, busy
+from ..tables.state import BrokerState, put_topic
+from ..tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
+from .heldsends import HeldSend
 
 WAITING_OVERHEAD_BYTES = 512  # the cost of a waiting send besides its record; counted, too
 CREATIONS_MAX = 1_000  # topics being auto-created at one time

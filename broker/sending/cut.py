@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from raftmq.broker.sending.sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQueue
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 from raftmq.store.dispatch import UNIT, Units
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+
+from .sendrequest import MAGIC_V1, MAGIC_V2, Record, SendQueue
 
 _PREFIX = struct.Struct(">ii")
 _SIZES = 1024  # headers up to this size have a ready-made prefix

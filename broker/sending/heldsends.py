@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from raftmq.broker.sending.waiting import Group, Sender
+    from .waiting import Group, Sender
 
 HOLD_MS_MAX = 200  # < the 300 ms that our producer waits for each replica it tries
 

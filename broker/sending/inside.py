@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from raftmq.broker.errors import OutcomeUnknown, Refused
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX, FrameReader, decode_command
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import JSON
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
+
+from ..errors import OutcomeUnknown, Refused
 
 SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 

@@ -22,8 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from raftmq.broker.delivery.timers.timing import ASKED, Timing, handle_of, timed
-from raftmq.broker.delivery.transactions.conversion import (
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_OUT_MS, TIMER_TOPIC, timer_code
+from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
+
+from ..delivery.timers.timing import ASKED, Timing, handle_of, timed
+from ..delivery.transactions.conversion import (
     HALF_TOPIC,
     OP_TOPIC,
     REAL_QUEUE_ID,
@@ -31,20 +35,17 @@ from raftmq.broker.delivery.transactions.conversion import (
     TRAN_MSG,
     half_properties,
 )
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import (
+from ..errors import Refused
+from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+from .sendrequest import (
     MESSAGE_ILLEGAL,
     TRANSACTION_BITS,
     Outgoing,
     check_properties_size,
 )
-from raftmq.broker.tables.topics import PERM_READ, PERM_WRITE, TopicConfig
-from raftmq.remoting.names import OPERATOR_LOG_TOPIC
-from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_OUT_MS, TIMER_TOPIC, timer_code
-from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
 
 if TYPE_CHECKING:
-    from raftmq.broker.config import BrokerConfig
+    from ..config import BrokerConfig
 
 TIMER_OUT_BYTES = len(f"{TIMER_OUT_MS}\x01\x02") + 19  # of a time that is a signed int64
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")

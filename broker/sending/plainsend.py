@@ -18,10 +18,11 @@ from zlib import crc32
 from msgspec import Meta, Struct, field
 from msgspec.json import Decoder
 
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import Record, SendRules, SendTopic, born_ms_of
 from raftmq.remoting.codec import INT32_MAX, INT32_MIN
 from raftmq.remoting.errors import HeaderError
+
+from ..errors import Refused
+from .sendrequest import Record, SendRules, SendTopic, born_ms_of
 
 # The beginning of headers worth a try: Java's clients and ours write the code first.
 PLAIN_START = b'{"code":310,'

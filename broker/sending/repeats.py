@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 import orjson
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.errors import busy
-from raftmq.broker.sending.cut import by_queue
-from raftmq.broker.sending.waiting import Group, Sender
-from raftmq.broker.tables.sentonce import Key, Once
+from ..config import BrokerConfig
+from ..errors import busy
+from ..tables.sentonce import Key, Once
+from .cut import by_queue
+from .waiting import Group, Sender
 
 WAITING_MAX = 10_000  # repeated attempts that wait for the first one's outcome
 

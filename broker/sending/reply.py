@@ -22,14 +22,6 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from raftmq.broker.clients import ClientTable
-from raftmq.broker.context import Context
-from raftmq.broker.errors import OutcomeUnknown, Refused, not_leader
-from raftmq.broker.sending.inside import send
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import packed_address
-from raftmq.broker.service import Service
-from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.acl.needs import FORWARDED_FROM
 from raftmq.remoting.admin_headers import ReplyPushHeader
 from raftmq.remoting.client import RemotingClient
@@ -39,6 +31,15 @@ from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
 from raftmq.store.properties import decode_properties
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import OutcomeUnknown, Refused, not_leader
+from ..service import Service
+from ..tables.topics import TopicConfig
+from .inside import send
+from .send import SendPath
+from .sendrequest import packed_address
 
 log = logging.getLogger("raftmq.broker.reply")
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.parking import delayed
-from raftmq.broker.sending.sendrequest import Outgoing, as_stored
-from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup
-from raftmq.broker.tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import integer_or
 from raftmq.remoting.popheaders import FIRST_POP_TIME, ORIGIN_GROUP
 from raftmq.store.properties import DELAY, WAIT, decode_properties, joined
 from raftmq.store.record import MessageRecord, offset_message_id
+
+from ..errors import Refused
+from ..tables.groups import GroupTable, SubscriptionGroup
+from ..tables.topics import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX, TopicConfig
+from .parking import delayed
+from .sendrequest import Outgoing, as_stored
 
 RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"

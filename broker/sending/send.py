@@ -28,21 +28,40 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.containment import Contained
-from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
-from raftmq.broker.errors import OutcomeUnknown, Refused, busy, not_leader
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.sending.answers import Answers, Writes
-from raftmq.broker.sending.creations import WAITING_OVERHEAD_BYTES, Creations
-from raftmq.broker.sending.cut import cut_frame, cut_records
-from raftmq.broker.sending.heldsends import HeldSend, HeldSends
-from raftmq.broker.sending.outcome import Done
-from raftmq.broker.sending.parking import Parking, internal_topics, park, unit_code
-from raftmq.broker.sending.plainsend import PlainSend, plain_record
-from raftmq.broker.sending.repeats import Repeats, sent_once
-from raftmq.broker.sending.retry import group_of, redirected
-from raftmq.broker.sending.sendrequest import (
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import JSON
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.turns import Steps, finish
+from raftmq.store.dispatch import SCHEDULE_TOPIC
+from raftmq.store.frame import Frame
+from raftmq.store.properties import UNIQ_KEY, decode_properties
+
+from ..config import BrokerConfig
+from ..containment import Contained
+from ..delivery.transactions.conversion import HALF_TOPIC
+from ..errors import OutcomeUnknown, Refused, busy, not_leader
+from ..housekeeping import IDLE_MS, Chore
+from ..service import Service
+from ..tables.groups import SubscriptionGroup
+from ..tables.sentonce import Key, Once, command_size, once_key
+from ..tables.state import BrokerState, several
+from ..tables.topics import (
+    PERM_WRITE,
+    RETRY_PREFIX,
+    TopicConfig,
+    topic_name_problem,
+)
+from .answers import Answers, Writes
+from .creations import WAITING_OVERHEAD_BYTES, Creations
+from .cut import cut_frame, cut_records
+from .heldsends import HeldSend, HeldSends
+from .outcome import Done
+from .parking import Parking, internal_topics, park, unit_code
+from .plainsend import PlainSend, plain_record
+from .repeats import Repeats, sent_once
+from .retry import group_of, redirected
+from .sendrequest import (
     Outgoing,
     Record,
     SendQueue,
@@ -57,7 +76,7 @@ from raftmq.broker.sending.sendrequest import (
     properties_of,
     record_of,
 )
-from raftmq.broker.sending.waiting import (
+from .waiting import (
     OWN,
     AttendedTime,
     Backlog,
@@ -69,25 +88,7 @@ from raftmq.broker.sending.waiting import (
     Stored,
     split_unwaiting,
 )
-from raftmq.broker.sending.writers import WriterRequests, Written
-from raftmq.broker.service import Service
-from raftmq.broker.tables.groups import SubscriptionGroup
-from raftmq.broker.tables.sentonce import Key, Once, command_size, once_key
-from raftmq.broker.tables.state import BrokerState, several
-from raftmq.broker.tables.topics import (
-    PERM_WRITE,
-    RETRY_PREFIX,
-    TopicConfig,
-    topic_name_problem,
-)
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.command import JSON
-from raftmq.remoting.errors import HeaderError
-from raftmq.remoting.fields import parse_integer
-from raftmq.remoting.turns import Steps, finish
-from raftmq.store.dispatch import SCHEDULE_TOPIC
-from raftmq.store.frame import Frame
-from raftmq.store.properties import UNIQ_KEY, decode_properties
+from .writers import WriterRequests, Written
 
 log = logging.getLogger("raftmq.broker.send")
 

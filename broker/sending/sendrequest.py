@@ -26,13 +26,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from raftmq.broker.errors import Refused
-from raftmq.broker.tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 from raftmq.remoting.fields import parse_integer
 from raftmq.remoting.popheaders import POP_CK
 from raftmq.remoting.topicattributes import MIXED, type_of, type_problem
 from raftmq.store.properties import TAGS, decode_properties, java_string_hash, joined, tags_code
 from raftmq.store.record import MessageRecord, pack_host
+
+from ..errors import Refused
+from ..tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 
 Record = tuple[
     "SendQueue",

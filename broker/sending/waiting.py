@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raftmq.broker.sending.outcome import Done
-from raftmq.broker.sending.sendrequest import Record
-from raftmq.broker.sending.writers import Written
-from raftmq.broker.tables.sentonce import Once
-from raftmq.broker.tables.state import several
 from raftmq.remoting.command import JSON
 from raftmq.store.dispatch import Units
 from raftmq.store.frame import Frame
+
+from ..tables.sentonce import Once
+from ..tables.state import several
+from .outcome import Done
+from .sendrequest import Record
+from .writers import Written
 
 
 class Connection(Protocol):

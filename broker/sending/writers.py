@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.tables.writers import (
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.fields import parse_integer
+
+from ..errors import Refused, busy
+from ..tables.writers import (
     NAME_LENGTH_MAX,
     NUMBER_MAX,
     Watermark,
@@ -20,8 +23,6 @@ from raftmq.broker.tables.writers import (
     WriterTable,
     wrote,
 )
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.fields import parse_integer
 
 FENCED, UNKNOWN_WRITER, OUT_OF_SEQUENCE = "FENCED", "UNKNOWN_WRITER", "OUT_OF_SEQUENCE"
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from raftmq.broker.context import Context
-from raftmq.broker.errors import Refused, busy, not_leader
-from raftmq.broker.replication.engine import all_speak
-from raftmq.broker.sending.writers import WriterRequests, checked_epoch, checked_name
-from raftmq.broker.service import Service
-from raftmq.broker.tables.writers import Writer, WriterKey, delete_writer, open_writer
 from raftmq.dledger.wire import WRITER_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fastjson import dumps
 from raftmq.remoting.fields import text
+
+from ..context import Context
+from ..errors import Refused, busy, not_leader
+from ..replication.engine import all_speak
+from ..service import Service
+from ..tables.writers import Writer, WriterKey, delete_writer, open_writer
+from .writers import WriterRequests, checked_epoch, checked_name
 
 log = logging.getLogger("raftmq.broker.writers")
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.errors import StateError
 from raftmq.remoting.acl import (
     Account,
     Accounts,
@@ -26,6 +25,8 @@ from raftmq.remoting.acl import (
     account_from_config,
     accounts_from_config,
 )
+
+from ..errors import StateError
 
 PREFIX = "acl_"
 

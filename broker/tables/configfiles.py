@@ -20,13 +20,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
-from raftmq.broker.delivery.timers import timercheck
-from raftmq.broker.delivery.timers.wheel import NOTHING
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.state import BrokerState
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
+
+from ..delivery.timers import timercheck
+from ..delivery.timers.wheel import NOTHING
+from ..errors import StateError
+from . import snapshot
+from .state import BrokerState
 
 log = logging.getLogger("raftmq.broker.configfiles")
 

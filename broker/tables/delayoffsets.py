@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raftmq.broker.delivery.timers.wheel import Progress, progress_from_json
-from raftmq.broker.tables.versioned import entries_of
+from ..delivery.timers.wheel import Progress, progress_from_json
+from .versioned import entries_of
 
 
 class DelayOffsets:

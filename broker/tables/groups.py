@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables.topics import DERIVED_TOPIC_LENGTH_MAX, RETRY_PREFIX
-from raftmq.broker.tables.versioned import VersionedTable
+from ..errors import StateError
+from .topics import DERIVED_TOPIC_LENGTH_MAX, RETRY_PREFIX
+from .versioned import VersionedTable
 
 GROUP_LENGTH_MAX = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)  # its retry topic must fit, too
 EXTRA_FIELDS_MAX = 32  # of one group; more is not a configuration

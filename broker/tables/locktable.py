@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raftmq.broker.tables.versioned import entries_of
+from .versioned import entries_of
 
 SEPARATOR = "@"  # between topic and group, as in consumerOffset.json
 

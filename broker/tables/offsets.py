@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from raftmq.broker.tables.locktable import LockTable, by_name, by_pair, table_from_json
+from .locktable import LockTable, by_name, by_pair, table_from_json
 
 Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message wanted
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.tables.offsets import OffsetTable
-from raftmq.broker.tables.pops import PopTable
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
+
+from .offsets import OffsetTable
+from .pops import PopTable
 
 KEY = "popTable"
 ANSWER_BYTES_MAX = FRAME_SIZE_BYTES_MAX - (64 << 10)  # the header has room

@@ -19,9 +19,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from raftmq.broker.errors import Refused
-from raftmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from raftmq.store.properties import UNIQ_KEY
+
+from ..errors import Refused
+from .topics import DLQ_PREFIX, RETRY_PREFIX
 
 IDEMPOTENT = "IDEMPOTENT"
 KEY_LENGTH_MAX = 255

@@ -28,14 +28,15 @@ import orjson
 from google_crc32c import extend
 from google_crc32c import value as crc32c
 
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables.delayoffsets import DelayOffsets
-from raftmq.broker.tables.offsets import OffsetTable
-from raftmq.broker.tables.state import BrokerState, Table
-from raftmq.broker.tables.versioned import VersionedTable
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.store.disk import Disk
+
+from ..errors import StateError
+from .delayoffsets import DelayOffsets
+from .offsets import OffsetTable
+from .state import BrokerState, Table
+from .versioned import VersionedTable
 
 T = TypeVar("T", bound=Table)
 DIRECTORY = "config"

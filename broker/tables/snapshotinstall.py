@@ -22,17 +22,18 @@ from dataclasses import dataclass
 
 import orjson
 
-from raftmq.broker.errors import StateError
-from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.groupid import GroupIdTable
-from raftmq.broker.tables.snapshot import Snapshot
-from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger import snapshotmarker
 from raftmq.dledger.snapshotinstall import GroupSnapshotDamaged
 from raftmq.store.config import StoreConfig
 from raftmq.store.consumequeue import ConsumeQueueStore
 from raftmq.store.disk import Disk
 from raftmq.store.messagestore import MessageStore
+
+from ..errors import StateError
+from . import snapshot
+from .groupid import GroupIdTable
+from .snapshot import Snapshot
+from .state import BrokerState
 
 log = logging.getLogger("raftmq.broker.installation")
 

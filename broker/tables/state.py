@@ -53,24 +53,25 @@ from typing import Any
 
 import orjson
 
-from raftmq.broker.delivery.timers.wheel import Progress, progress_from_json
-from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.tables.acltable import PREFIX as ACL_PREFIX
-from raftmq.broker.tables.acltable import AclTable
-from raftmq.broker.tables.delayoffsets import DelayOffsets
-from raftmq.broker.tables.groupid import GroupIdTable
-from raftmq.broker.tables.groups import GroupTable, SubscriptionGroup, group_problem
-from raftmq.broker.tables.locktable import OwnerChange, Renewals
-from raftmq.broker.tables.offsets import Commit, OffsetTable
-from raftmq.broker.tables.pops import COMMAND as POP
-from raftmq.broker.tables.pops import PopTable
-from raftmq.broker.tables.sentonce import SentOnce
-from raftmq.broker.tables.topics import TopicConfig, TopicTable, topic_problem
-from raftmq.broker.tables.versioned import Entry, VersionedTable
-from raftmq.broker.tables.writers import COMMANDS as WRITER_COMMANDS
-from raftmq.broker.tables.writers import WriterTable
 from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
+
+from ..delivery.timers.wheel import Progress, progress_from_json
+from ..errors import Refused, StateError
+from .acltable import PREFIX as ACL_PREFIX
+from .acltable import AclTable
+from .delayoffsets import DelayOffsets
+from .groupid import GroupIdTable
+from .groups import GroupTable, SubscriptionGroup, group_problem
+from .locktable import OwnerChange, Renewals
+from .offsets import Commit, OffsetTable
+from .pops import COMMAND as POP
+from .pops import PopTable
+from .sentonce import SentOnce
+from .topics import TopicConfig, TopicTable, topic_problem
+from .versioned import Entry, VersionedTable
+from .writers import COMMANDS as WRITER_COMMANDS
+from .writers import WriterTable
 
 Table = (
     GroupIdTable

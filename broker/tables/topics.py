@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.tables.versioned import VersionedTable, entries_of
 from raftmq.remoting import names
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
+
+from ..errors import Refused, StateError
+from .versioned import VersionedTable, entries_of
 
 PERM_READ = 4
 PERM_WRITE = 2

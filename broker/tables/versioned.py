@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-from raftmq.broker.errors import StateError
+from ..errors import StateError
 
 
 class Entry(Protocol):

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raftmq.chaos.checks.verdict import (
+from ..history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
+from ..history.later import Delivery, Post, Stored
+from .verdict import (
     Check,
     Handlers,
     Offenders,
@@ -27,8 +29,6 @@ from raftmq.chaos.checks.verdict import (
     at,
     judge_lost,
 )
-from raftmq.chaos.history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
-from raftmq.chaos.history.later import Delivery, Post, Stored
 
 WORK = "delayed"
 TOLERANCE_MS = 10  # two looks at one machine's clock, while NTP slews it

@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from raftmq.chaos.checks.verdict import Check, Verdict
-from raftmq.chaos.history.events import Fault, History, Outcome, Send
-from raftmq.chaos.history.later import all_sends
+from ..history.events import Fault, History, Outcome, Send
+from ..history.later import all_sends
+from .verdict import Check, Verdict
 
 TOOK_PLACE = "the experiment took place"
 PLANNED = "planned"  # key of a history's meta line: how many faults were planned

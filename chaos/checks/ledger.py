@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from raftmq.chaos.checks.counts import OffsetCounts
-from raftmq.chaos.checks.verdict import Handlers, at
-from raftmq.chaos.history.events import Consume, Drain, HistoryError, Kind, Outcome, Position, Send
+from ..history.events import Consume, Drain, HistoryError, Kind, Outcome, Position, Send
+from .counts import OffsetCounts
+from .verdict import Handlers, at
 
 MARK_EVERY_NS = 50_000_000  # resolution at which a queue's consumption progress is remembered
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from raftmq.chaos.checks.verdict import Verdict
+from .verdict import Verdict
 
 STEPS_MAX = 200_000  # of one search: about 0.3 s
 

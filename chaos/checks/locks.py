@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, Verdict, at
-from raftmq.chaos.history.events import Kind
-from raftmq.chaos.history.later import Worked
+from ..history.events import Kind
+from ..history.later import Worked
+from .verdict import Check, Handlers, Offenders, Verdict, at
 
 LONG_MS = 30_000  # a queue that stands still for longer is counted
 

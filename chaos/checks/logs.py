@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 
-from raftmq.chaos.history.files import HistoryWriter
+from ..history.files import HistoryWriter
 
 BAD = re.compile(
     r"Traceback \(most recent call last\)|[Ii]nvariant|member_failed|StoreDamaged|AssertionError"

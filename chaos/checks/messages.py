@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raftmq.chaos.checks.ledger import Entry, Ledger
-from raftmq.chaos.checks.verdict import (
+from ..history.events import Outcome, Send
+from .ledger import Entry, Ledger
+from .verdict import (
     EXAMPLES_MAX,
     Check,
     LostMessage,
@@ -30,7 +31,6 @@ from raftmq.chaos.checks.verdict import (
     at,
     judge,
 )
-from raftmq.chaos.history.events import Outcome, Send
 
 SETTLE_NS = 5_000_000_000  # a message may be in a consumer's hands while a later one is recorded
 

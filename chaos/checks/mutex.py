@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.chaos.checks.linear import ANY, ILLEGAL, Operation
-from raftmq.chaos.checks.objects import Objects
-from raftmq.chaos.checks.verdict import Check, Handlers
-from raftmq.chaos.history.events import Kind, Outcome
-from raftmq.chaos.history.later import LockAsked
+from ..history.events import Kind, Outcome
+from ..history.later import LockAsked
+from .linear import ANY, ILLEGAL, Operation
+from .objects import Objects
+from .verdict import Check, Handlers
 
 BELIEVED_NS = 31_000_000_000  # an answer comes within a second, and holds for 30 s
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raftmq.chaos.checks.linear import Operation, Step, linearizable, unexplained
-from raftmq.chaos.checks.verdict import EXAMPLES_MAX, Check, Verdict
+from .linear import Operation, Step, linearizable, unexplained
+from .verdict import EXAMPLES_MAX, Check, Verdict
 
 SHOWN_MAX = 6  # operations that an example names
 

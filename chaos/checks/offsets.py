@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from raftmq.chaos.checks.verdict import Check, Handlers, Offenders
-from raftmq.chaos.history.events import Commit, Kind
+from ..history.events import Commit, Kind
+from .verdict import Check, Handlers, Offenders
 
 
 @dataclass(slots=True)

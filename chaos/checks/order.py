@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from raftmq.chaos.checks.ledger import Entry, Ledger
-from raftmq.chaos.checks.prefix import PrefixMax
-from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, at
-from raftmq.chaos.history.events import Consume, Kind, Outcome, Position, Send
+from ..history.events import Consume, Kind, Outcome, Position, Send
+from .ledger import Entry, Ledger
+from .prefix import PrefixMax
+from .verdict import Check, Handlers, Offenders, at
 
 
 class OrderPerQueue:

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raftmq.chaos.checks.verdict import Check, Handlers, Offenders, Verdict, judge, judge_lost
-from raftmq.chaos.history.events import Drain, HistoryError, Kind, Outcome
-from raftmq.chaos.history.later import Delivery, Ended, Popped, Post
+from ..history.events import Drain, HistoryError, Kind, Outcome
+from ..history.later import Delivery, Ended, Popped, Post
+from .verdict import Check, Handlers, Offenders, Verdict, judge, judge_lost
 
 WORK = "pop"
 NS_PER_MS = 1_000_000

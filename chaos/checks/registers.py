@@ -21,10 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.chaos.checks.linear import ANY, ILLEGAL, Operation
-from raftmq.chaos.checks.objects import Objects
-from raftmq.chaos.checks.verdict import Check, Handlers
-from raftmq.chaos.history.events import (
+from ..history.events import (
     Commit,
     Consume,
     Kind,
@@ -33,7 +30,10 @@ from raftmq.chaos.history.events import (
     MetaWrite,
     Outcome,
 )
-from raftmq.chaos.history.later import Popped
+from ..history.later import Popped
+from .linear import ANY, ILLEGAL, Operation
+from .objects import Objects
+from .verdict import Check, Handlers
 
 QueueKey = tuple[str, str, str, int]  # group, broker, topic, queue
 

@@ -12,8 +12,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from raftmq.chaos.checks.verdict import Check, Handlers, Offenders
-from raftmq.chaos.history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
+from ..history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
+from .verdict import Check, Handlers, Offenders
 
 DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
 # Pattern of fault kinds → patterns of lines that nodes hit by one may log.

@@ -18,7 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raftmq.chaos.checks.verdict import (
+from ..history.events import Drain, HistoryError, Kind, Outcome, Position
+from ..history.later import Delivery, GivenBack, Post
+from .verdict import (
     Check,
     Handlers,
     Offenders,
@@ -26,8 +28,6 @@ from raftmq.chaos.checks.verdict import (
     judge,
     judge_lost,
 )
-from raftmq.chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
-from raftmq.chaos.history.later import Delivery, GivenBack, Post
 
 WORK = "retries"
 DLQ_PREFIX = "%DLQ%"

@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raftmq.chaos.history.files import HistoryWriter
 from raftmq.store.frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
 from raftmq.store.record import BLANK_SIZE_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+
+from ..history.files import HistoryWriter
 
 NAME_DIGITS = 20
 CHECKPOINT_CONFIRM_AT = 32  # int64 confirmPhyOffset

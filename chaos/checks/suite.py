@@ -16,18 +16,18 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raftmq.chaos.checks import delayed, messages, pops, retries, transactions
-from raftmq.chaos.checks.ledger import Ledger
-from raftmq.chaos.checks.locks import WorkBook
-from raftmq.chaos.checks.messages import SETTLE_NS
-from raftmq.chaos.checks.mutex import LockRequests
-from raftmq.chaos.checks.offsets import OffsetsBack
-from raftmq.chaos.checks.order import OrderConsumed, OrderPerKey, OrderPerQueue
-from raftmq.chaos.checks.registers import MetadataRegisters, OffsetRegisters
-from raftmq.chaos.checks.replicas import EXPECTED_LINES, BadLogLines, ReplicasDiffer, TwoLeaders
-from raftmq.chaos.checks.verdict import Book, Check, Checker, LostMessage, Verdict, merge
-from raftmq.chaos.history.assembly import Assembler, Record
-from raftmq.chaos.history.events import History, HistoryError, Kind
+from ..history.assembly import Assembler, Record
+from ..history.events import History, HistoryError, Kind
+from . import delayed, messages, pops, retries, transactions
+from .ledger import Ledger
+from .locks import WorkBook
+from .messages import SETTLE_NS
+from .mutex import LockRequests
+from .offsets import OffsetsBack
+from .order import OrderConsumed, OrderPerKey, OrderPerQueue
+from .registers import MetadataRegisters, OffsetRegisters
+from .replicas import EXPECTED_LINES, BadLogLines, ReplicasDiffer, TwoLeaders
+from .verdict import Book, Check, Checker, LostMessage, Verdict, merge
 
 # Checks that a scenario's statement names.
 LOST = "acknowledged but lost"

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raftmq.chaos.checks.verdict import (
+from ..history.events import Drain, HistoryError, Kind, Outcome, Position
+from ..history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
+from .verdict import (
     Check,
     Handlers,
     Offenders,
@@ -25,8 +27,6 @@ from raftmq.chaos.checks.verdict import (
     judge,
     judge_lost,
 )
-from raftmq.chaos.history.events import Drain, HistoryError, Kind, Outcome, Position
-from raftmq.chaos.history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 
 WORK = "transactions"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from raftmq.chaos.history.events import Kind, Position
+from ..history.events import Kind, Position
 
 EXAMPLES_MAX = 10
 

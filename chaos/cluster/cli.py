@@ -12,15 +12,16 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S, UP_TIMEOUT_S
-from raftmq.chaos.cluster.topology import (
+from raftmq.ops.interpreter import version_option
+
+from .timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S, UP_TIMEOUT_S
+from .topology import (
     GROUPS_MAX,
     MODES,
     NAME_SERVERS_MAX,
     PROXIES_MAX,
     REPLICAS_MAX,
 )
-from raftmq.ops.interpreter import version_option
 
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 DIRECTORY = click.option(
@@ -225,7 +226,7 @@ def down(**given: Any) -> None:
 
 
 def _work() -> Any:
-    from raftmq.chaos.cluster import work
+    from . import work
 
     return work
 

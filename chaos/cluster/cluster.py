@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from pathlib import Path
 
-from raftmq.chaos.cluster import launch, namespaces
-from raftmq.chaos.cluster.clusterfile import (
+from . import launch, namespaces
+from .clusterfile import (
     GRPC_PROXY,
     LOCK_FILE,
     NAMESRV,
@@ -33,9 +33,9 @@ from raftmq.chaos.cluster.clusterfile import (
     make_directory,
     save_state,
 )
-from raftmq.chaos.cluster.credentials import who_refuses
-from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, is_free
-from raftmq.chaos.cluster.probe import (
+from .credentials import who_refuses
+from .ports import HeldPorts, choose_ports, is_free
+from .probe import (
     MASTER,
     Probe,
     RemotingProbe,
@@ -43,15 +43,15 @@ from raftmq.chaos.cluster.probe import (
     leader_of,
     replicas,
 )
-from raftmq.chaos.cluster.process import ProcessId, send_signal, spawn, state, tail
-from raftmq.chaos.cluster.proxies import check_installed
-from raftmq.chaos.cluster.timeouts import (
+from .process import ProcessId, send_signal, spawn, state, tail
+from .proxies import check_installed
+from .timeouts import (
     DOWN_TIMEOUT_S,
     FIND_TIMEOUT_S,
     GONE_TIMEOUT_S,
     UP_TIMEOUT_S,
 )
-from raftmq.chaos.cluster.topology import (
+from .topology import (
     CLASSIC,
     MODES,
     Shape,

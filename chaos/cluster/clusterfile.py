@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.cluster.process import ProcessId
+from .process import ProcessId
 
 FILE_VERSION = 3
 LOCK_FILE = "cluster.lock"

@@ -18,8 +18,8 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from raftmq.chaos.cluster.cluster import POLL_S, TAIL_LINES, Cluster
-from raftmq.chaos.cluster.clusterfile import (
+from .cluster import POLL_S, TAIL_LINES, Cluster
+from .clusterfile import (
     COMPOSE,
     GRPC_PROXY,
     NAMESRV,
@@ -27,11 +27,11 @@ from raftmq.chaos.cluster.clusterfile import (
     ClusterState,
     Node,
 )
-from raftmq.chaos.cluster.docker import Docker
-from raftmq.chaos.cluster.probe import Probe
-from raftmq.chaos.cluster.process import ContainerRun, ProcessId
-from raftmq.chaos.cluster.timeouts import GONE_TIMEOUT_S, UP_TIMEOUT_S
-from raftmq.chaos.cluster.topology import RAFT, Shape
+from .docker import Docker
+from .probe import Probe
+from .process import ContainerRun, ProcessId
+from .timeouts import GONE_TIMEOUT_S, UP_TIMEOUT_S
+from .topology import RAFT, Shape
 
 LABEL = "raftmq.kind"
 PROJECT_LABEL = "com.docker.compose.project"

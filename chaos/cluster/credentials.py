@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 
-from raftmq.chaos.cluster.clusterfile import SettingsError
 from raftmq.client.instance import InstanceConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
+
+from .clusterfile import SettingsError
 
 
 def who_refuses(name: str, refusal: str) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
+from .clusterfile import ClusterError
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30.0

@@ -17,7 +17,9 @@ from pathlib import Path
 import orjson
 
 import raftmq
-from raftmq.chaos.cluster.clusterfile import (
+from raftmq.ops.options import BYTES, Option
+
+from .clusterfile import (
     GRPC_PROXY,
     PROXY,
     ClusterState,
@@ -27,10 +29,9 @@ from raftmq.chaos.cluster.clusterfile import (
     make_directory,
     write_private,
 )
-from raftmq.chaos.cluster.linkmap import links_of
-from raftmq.chaos.cluster.proxies import proxy_conf
-from raftmq.chaos.cluster.topology import CLASSIC, MODES, PYSYNCOBJ, Mode
-from raftmq.ops.options import BYTES, Option
+from .linkmap import links_of
+from .proxies import proxy_conf
+from .topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
 # Keys that every broker of a cluster has to have for itself: its name, places and peers.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from raftmq.chaos.cluster.clusterfile import ClusterState, Node
+from .clusterfile import ClusterState, Node
 
 CLIENTS = "clients"
 PEER, HA, CLIENT, NAMES = "peer", "ha", "client", "names"  # kinds of links

@@ -14,17 +14,18 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from raftmq.chaos.cluster import launch
-from raftmq.chaos.cluster.cluster import HOST, Cluster, end_now
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node, locked, save_state
-from raftmq.chaos.cluster.credentials import own_credentials
-from raftmq.chaos.cluster.process import ProcessId
-from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S
-from raftmq.chaos.cluster.topology import MODES, RAFT, REPLICAS_MAX
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
+
+from . import launch
+from .cluster import HOST, Cluster, end_now
+from .clusterfile import ClusterError, ClusterState, Node, locked, save_state
+from .credentials import own_credentials
+from .process import ProcessId
+from .timeouts import CHANGE_TIMEOUT_S, DOWN_TIMEOUT_S
+from .topology import MODES, RAFT, REPLICAS_MAX
 
 ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 POLL_S = 0.1

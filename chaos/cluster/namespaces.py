@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
+from .clusterfile import ClusterError
 
 HUB_ADDRESS = "10.77.0.1"
 NODES_MAX = 200

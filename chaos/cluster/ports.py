@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
+from .clusterfile import ClusterError
 
 PORT_MIN = 10_000
 PORT_STEP = 4  # port-2 .. port+1 belong to one listener

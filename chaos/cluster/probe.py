@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-from raftmq.chaos.cluster.clusterfile import Node
-from raftmq.chaos.cluster.credentials import own_credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads
+
+from .clusterfile import Node
+from .credentials import own_credentials
 
 PROBE_TIMEOUT_MS = 500.0
 MASTER, SLAVE = "master", "slave"  # roles of classic brokers

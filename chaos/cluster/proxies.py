@@ -6,8 +6,9 @@ the largest message. Further ones are for proxies alone, and win.
 
 from __future__ import annotations
 
-from raftmq.chaos.cluster.clusterfile import ClusterState, Node, SettingsError
 from raftmq.packages import PROXY_PACKAGES, missing_package
+
+from .clusterfile import ClusterState, Node, SettingsError
 
 # Keys of broker.conf, or how they begin, that mean the same to a proxy.
 SHARED = ("tls", "acl", "innerClientAuthenticationCredentials", "maxMessageSize")

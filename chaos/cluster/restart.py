@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError, Node
-from raftmq.chaos.cluster.credentials import who_refuses
-from raftmq.chaos.cluster.probe import leader_of
-from raftmq.chaos.cluster.timeouts import UP_TIMEOUT_S
-from raftmq.chaos.cluster.whole import wait_whole
+from .cluster import Cluster
+from .clusterfile import ClusterError, Node
+from .credentials import who_refuses
+from .probe import leader_of
+from .timeouts import UP_TIMEOUT_S
+from .whole import wait_whole
 
 ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from raftmq.chaos.cluster.clusterfile import (
+from .clusterfile import (
     GRPC_PROXY,
     NAMESRV,
     PROXY,
@@ -19,7 +19,7 @@ from raftmq.chaos.cluster.clusterfile import (
     ClusterState,
     Node,
 )
-from raftmq.chaos.cluster.linkmap import CLIENTS, link_names
+from .linkmap import CLIENTS, link_names
 
 RAFT, PYSYNCOBJ, CLASSIC = "raft", "pysyncobj", "classic"  # engines
 REPLICAS_MAX = 9

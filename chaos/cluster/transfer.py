@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError, Node
-from raftmq.chaos.cluster.credentials import own_credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
+
+from .cluster import Cluster
+from .clusterfile import ClusterError, Node
+from .credentials import own_credentials
 
 TRANSFER_TIMEOUT_S = 30.0
 ASK_TIMEOUT_MS = 15_000

@@ -7,9 +7,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from raftmq.chaos.cluster.cluster import Cluster, NodeStatus, slaves_missing
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.probe import ReplicaView
+from .cluster import Cluster, NodeStatus, slaves_missing
+from .clusterfile import ClusterError
+from .probe import ReplicaView
 
 WHOLE_TIMEOUT_S = 120.0
 POLL_S = 0.05

@@ -14,14 +14,15 @@ import orjson
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from raftmq.chaos.cluster import members
-from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
-from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError
-from raftmq.chaos.cluster.credentials import who_refuses
-from raftmq.chaos.cluster.restart import restart_all, restart_rolling
-from raftmq.chaos.cluster.topology import MODES, Shape
-from raftmq.chaos.cluster.transfer import transfer
 from raftmq.ops.console import QuietConsole, print_no_more
+
+from . import members
+from .cluster import Cluster, NodeStatus
+from .clusterfile import ClusterError, SettingsError
+from .credentials import who_refuses
+from .restart import restart_all, restart_rolling
+from .topology import MODES, Shape
+from .transfer import transfer
 
 T = TypeVar("T")
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from raftmq.chaos.cluster.cluster import Cluster, NodeStatus
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.faults.select import NobodyNow, leaders, select
-from raftmq.chaos.history.files import HistoryWriter
+from ..cluster.cluster import Cluster, NodeStatus
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from ..history.files import HistoryWriter
+from .select import NobodyNow, leaders, select
 
 if TYPE_CHECKING:
-    from raftmq.chaos.faults.links import Links
+    from .links import Links
 
 T = TypeVar("T")
 

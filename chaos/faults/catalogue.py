@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raftmq.chaos.cluster.clusterfile import COMPOSE, ClusterError, ClusterState
-from raftmq.chaos.faults import (
+from ..cluster.clusterfile import COMPOSE, ClusterError, ClusterState
+from . import (
     clock,
     compose,
     damage,
@@ -24,9 +24,9 @@ from raftmq.chaos.faults import (
     process,
     swap,
 )
-from raftmq.chaos.faults.base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
-from raftmq.chaos.faults.plan import Want
-from raftmq.chaos.faults.select import SELECTORS
+from .base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
+from .plan import Want
+from .select import SELECTORS
 
 _NODE_NAME = re.compile(r"[a-z]+\d+")  # n0; which ones there are is known once a cluster runs
 

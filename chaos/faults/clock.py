@@ -7,10 +7,10 @@ it.
 
 from __future__ import annotations
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, Table, injected
-from raftmq.chaos.faults.disk import faults_of
-from raftmq.chaos.faults.steering import Steering
+from ..cluster.clusterfile import ClusterError
+from .base import Context, Factory, Hit, Kind, Planned, Table, injected
+from .disk import faults_of
+from .steering import Steering
 
 MONTH_S = 30 * 86_400.0
 STROBE_MS_MIN = 1

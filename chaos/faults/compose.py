@@ -5,9 +5,9 @@ A cut takes a container off its networks, so nobody reaches it by name, address 
 
 from __future__ import annotations
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.compose import ComposeCluster
-from raftmq.chaos.faults.base import Context, Factory, Hit, Kind, Planned, in_thread, injected
+from ..cluster.clusterfile import ClusterError
+from ..cluster.compose import ComposeCluster
+from .base import Context, Factory, Hit, Kind, Planned, in_thread, injected
 
 _BY_FAMILY = {
     "process": "",

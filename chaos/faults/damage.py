@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, Node
-from raftmq.chaos.cluster.launch import log_path
-from raftmq.chaos.cluster.process import tail
-from raftmq.chaos.cluster.topology import MODES, RAFT, flush_of
-from raftmq.chaos.faults.aim import (
+from ..cluster.clusterfile import ClusterError, Node
+from ..cluster.launch import log_path
+from ..cluster.process import tail
+from ..cluster.topology import MODES, RAFT, flush_of
+from .aim import (
     CHECKPOINT_BYTES,
     INDEX_HEAD_BYTES,
     UNIT_BYTES,
@@ -33,7 +33,7 @@ from raftmq.chaos.faults.aim import (
     slots,
     used_units,
 )
-from raftmq.chaos.faults.base import (
+from .base import (
     Context,
     Factory,
     Hit,
@@ -43,9 +43,9 @@ from raftmq.chaos.faults.base import (
     in_thread,
     injected,
 )
-from raftmq.chaos.faults.disk import POLL_S, STEADY_S, lose_disk, store_of
-from raftmq.chaos.faults.power import owned
-from raftmq.chaos.faults.process import Kill
+from .disk import POLL_S, STEADY_S, lose_disk, store_of
+from .power import owned
+from .process import Kill
 
 UP_S = 60.0  # within which a damaged node must serve, or have said that it cannot
 GARBAGE_BYTES_MAX = 8192

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.cluster.launch import node_directory
-from raftmq.chaos.cluster.topology import CLASSIC, MODES
-from raftmq.chaos.faults import power
-from raftmq.chaos.faults.base import (
+from raftmq.store.ownership import LOCK_FILE
+
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from ..cluster.launch import node_directory
+from ..cluster.topology import CLASSIC, MODES
+from . import power
+from .base import (
     Context,
     Factory,
     Hit,
@@ -30,9 +32,9 @@ from raftmq.chaos.faults.base import (
     in_thread,
     injected,
 )
-from raftmq.chaos.faults.power import FAULTS, Cut, LoopDisk, owned
-from raftmq.chaos.faults.process import Kill, alive
-from raftmq.chaos.faults.steering import (
+from .power import FAULTS, Cut, LoopDisk, owned
+from .process import Kill, alive
+from .steering import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -47,8 +49,7 @@ from raftmq.chaos.faults.steering import (
     Steering,
     TooManyRules,
 )
-from raftmq.chaos.faults.undo import LOSE_ALL
-from raftmq.store.ownership import LOCK_FILE
+from .undo import LOSE_ALL
 
 END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
 STEADY_S = 0.5  # a broker that answers for this long will not end because of the fault

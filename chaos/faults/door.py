@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from raftmq.chaos.faults.steering import Rule, Steering, TooManyRules
+from .steering import Rule, Steering, TooManyRules
 
 PREFIX = "http-"
 CLOCK = "clock"

@@ -26,7 +26,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from raftmq.chaos.faults.steering import (
+from raftmq.store.disk import DiskUsage, OsDisk, OsFile
+
+from .steering import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -37,8 +39,7 @@ from raftmq.chaos.faults.steering import (
     WRITE,
     Control,
 )
-from raftmq.chaos.faults.undo import Pending, Record, RecordKind, decode
-from raftmq.store.disk import DiskUsage, OsDisk, OsFile
+from .undo import Pending, Record, RecordKind, decode
 
 PENDING_BYTES_MAX = 256 << 20  # of records that are still needed; beyond, writes fail with an error
 REWRITE_BYTES = 4 << 20  # a journal longer than this is rewritten if most of it is struck out

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from raftmq.chaos.faults.rules import Way
+from .rules import Way
 
 HELD_BYTES_MAX = 4 << 20  # a delayed way holds this much: 10 MB/s over 400 ms
 QUEUE_S = 0.5  # a slow way queues for this long, as a small router does

@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.launch import control_path
-from raftmq.chaos.cluster.linkmap import CLIENT, NAMES, Link, links_of
-from raftmq.chaos.faults.rules import Rule, to_json
-from raftmq.chaos.faults.unixpath import connect_to
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import ClusterError
+from ..cluster.launch import control_path
+from ..cluster.linkmap import CLIENT, NAMES, Link, links_of
+from .rules import Rule, to_json
+from .unixpath import connect_to
 
 ANSWER_TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 16 << 20

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from raftmq.chaos.cluster import members
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.faults.base import Context, Hit, Kind, Need, Planned, Table, injected
+from ..cluster import members
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from .base import Context, Hit, Kind, Need, Planned, Table, injected
 
 Add = Callable[[Cluster, str, Callable[[str], None]], Awaitable[Node]]
 Remove = Callable[[Cluster, str], Awaitable[object]]

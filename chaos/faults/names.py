@@ -6,8 +6,8 @@ should stop; only new routes and new leaders have to wait.
 
 from __future__ import annotations
 
-from raftmq.chaos.cluster.clusterfile import ClusterState
-from raftmq.chaos.faults.base import (
+from ..cluster.clusterfile import ClusterState
+from .base import (
     Context,
     Fault,
     Hit,
@@ -18,10 +18,10 @@ from raftmq.chaos.faults.base import (
     Table,
     injected,
 )
-from raftmq.chaos.faults.links import Links
-from raftmq.chaos.faults.network import LinkFault, around, cut
-from raftmq.chaos.faults.process import Pause, kill
-from raftmq.chaos.faults.rules import Rule
+from .links import Links
+from .network import LinkFault, around, cut
+from .process import Pause, kill
+from .rules import Rule
 
 _WHOM = ("namesrv", "namesrvs")
 _LASTS_S = (2.0, 8.0)

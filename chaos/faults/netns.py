@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from raftmq.chaos.cluster import namespaces
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.faults.base import (
+from ..cluster import namespaces
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from .base import (
     Context,
     Factory,
     Fault,
@@ -25,7 +25,7 @@ from raftmq.chaos.faults.base import (
     choose_nodes,
     in_thread,
 )
-from raftmq.chaos.faults.select import pick_some
+from .select import pick_some
 
 HUB = "hub"  # the host of the clients and of the harness
 _NOBODY = "02:00:00:00:00:fe"  # a hardware address that no host has

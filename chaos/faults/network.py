@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
-from raftmq.chaos.faults.base import (
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from ..cluster.linkmap import CLIENT, CLIENTS, HA, NAMES, PEER, Link
+from .base import (
     Context,
     Deed,
     Factory,
@@ -28,9 +28,9 @@ from raftmq.chaos.faults.base import (
     Table,
     choose_nodes,
 )
-from raftmq.chaos.faults.links import Links
-from raftmq.chaos.faults.rules import BACK, BOTH, FORWARD, Rule
-from raftmq.chaos.faults.select import pick, pick_some
+from .links import Links
+from .rules import BACK, BOTH, FORWARD, Rule
+from .select import pick, pick_some
 
 RulesOf = Callable[[Links, Hit, Planned, ClusterState], list[Rule]]
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from raftmq.broker.cli import main
 from raftmq.broker.process import Machine
-from raftmq.chaos.faults.door import HttpDoor
-from raftmq.chaos.faults.faultdisk import FaultDisk
-from raftmq.chaos.faults.power import FAULTS
-from raftmq.chaos.faults.steering import Control
+
+from .door import HttpDoor
+from .faultdisk import FaultDisk
+from .power import FAULTS
+from .steering import Control
 
 
 def steerable_machine(root: str) -> Machine:

@@ -18,8 +18,8 @@ import socket
 import struct
 from typing import Protocol, cast
 
-from raftmq.chaos.faults.flow import Flow, Mark, Pace
-from raftmq.chaos.faults.rules import Effect
+from .flow import Flow, Mark, Pace
+from .rules import Effect
 
 SOCKET_BUFFER_BYTES = 256 << 10
 WRITE_BUFFER_BYTES = 256 << 10  # past this an end counts as not reading

@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raftmq.chaos.faults.base import Kind, Planned
+from .base import Kind, Planned
 
 FAULTS_MAX = 10_000
 PARTS_MAX = 8

@@ -21,9 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.faults.faultdisk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
-from raftmq.chaos.faults.undo import (
+from raftmq.store.ownership import StoreInUse, lock_store
+
+from ..cluster.clusterfile import ClusterError
+from .faultdisk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
+from .undo import (
     PAGE_BYTES,
     FileChanges,
     Pending,
@@ -37,7 +39,6 @@ from raftmq.chaos.faults.undo import (
     rebuild,
     surviving,
 )
-from raftmq.store.ownership import StoreInUse, lock_store
 
 FAULTS = "faults"  # below a node's directory, beside its store
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import signal
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.cluster.process import ProcessId, state
-from raftmq.chaos.cluster.restart import ORDERLY_S
-from raftmq.chaos.cluster.topology import MODES, RAFT
-from raftmq.chaos.cluster.transfer import transfer
-from raftmq.chaos.cluster.whole import wait_whole
-from raftmq.chaos.faults.base import (
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from ..cluster.process import ProcessId, state
+from ..cluster.restart import ORDERLY_S
+from ..cluster.topology import MODES, RAFT
+from ..cluster.transfer import transfer
+from ..cluster.whole import wait_whole
+from .base import (
     Context,
     Fault,
     Hit,
@@ -28,7 +28,7 @@ from raftmq.chaos.faults.base import (
     injected,
     role_of,
 )
-from raftmq.chaos.faults.select import select
+from .select import select
 
 
 class Kill:

@@ -34,11 +34,11 @@ import click
 import orjson
 import uvloop
 
-from raftmq.chaos.faults.flow import Pace
-from raftmq.chaos.faults.listening import Listener, listening_ports
-from raftmq.chaos.faults.pairs import SOCKET_BUFFER_BYTES, End, Pair
-from raftmq.chaos.faults.rules import Effect, Rule, RuleError, combine, from_json, to_json
-from raftmq.chaos.faults.unixpath import listen_at
+from .flow import Pace
+from .listening import Listener, listening_ports
+from .pairs import SOCKET_BUFFER_BYTES, End, Pair
+from .rules import Effect, Rule, RuleError, combine, from_json, to_json
+from .unixpath import listen_at
 
 LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32

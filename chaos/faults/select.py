@@ -20,8 +20,8 @@ import math
 from collections.abc import Sequence
 from itertools import combinations, islice
 
-from raftmq.chaos.cluster.cluster import NodeStatus
-from raftmq.chaos.cluster.clusterfile import NAMESRV, ClusterError, Node
+from ..cluster.cluster import NodeStatus
+from ..cluster.clusterfile import NAMESRV, ClusterError, Node
 
 
 class NobodyNow(ClusterError):

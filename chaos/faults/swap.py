@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from raftmq.chaos.cluster.clusterfile import Node
-from raftmq.chaos.faults.base import Context, Hit, Kind, Planned, Table, in_thread, injected
-from raftmq.chaos.faults.disk import store_of
-from raftmq.chaos.faults.power import LoopDisk
-from raftmq.chaos.faults.process import Kill
-from raftmq.chaos.faults.select import leaders, pick_some
+from ..cluster.clusterfile import Node
+from .base import Context, Hit, Kind, Planned, Table, in_thread, injected
+from .disk import store_of
+from .power import LoopDisk
+from .process import Kill
+from .select import leaders, pick_some
 
 ALONE_S = 5.0  # in which the rest acknowledges what the minority does not get
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from raftmq.chaos.history.events import (
+from .events import (
     SEND_OK,
     Commit,
     Consume,
@@ -30,7 +30,7 @@ from raftmq.chaos.history.events import (
     Replicas,
     Send,
 )
-from raftmq.chaos.history.later import (
+from .later import (
     Decision,
     Delivery,
     Ended,

@@ -20,8 +20,8 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.history.assembly import VERSION, assemble
-from raftmq.chaos.history.events import History, HistoryError
+from .assembly import VERSION, assemble
+from .events import History, HistoryError
 
 FLUSH_INTERVAL_MS = 50
 BUFFER_BYTES_MAX = 1 << 20  # beyond, the caller writes the buffer itself, and waits for the disk

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftmq.chaos.history.events import History, Kind, Outcome, Send
+from .events import History, Kind, Outcome, Send
 
 COMMIT = "commit"
 ROLLBACK = "rollback"

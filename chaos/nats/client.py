@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.js.errors import NoStreamResponseError
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, load_state
+from ..cluster.clusterfile import ClusterError, load_state
 
 CONNECT_TIMEOUT_S = 5
 PING_S = 2  # a server that hangs is left after two of these

@@ -6,8 +6,8 @@ import os
 import random
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.faults.damage import ROT_BITS
+from ..cluster.clusterfile import ClusterError
+from ..faults.damage import ROT_BITS
 
 BLOCKS, SNAPSHOTS = "**/msgs/*.blk", "**/snapshots/snap.*"
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import orjson
 
-from raftmq.chaos.cluster import members
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError, Node
-from raftmq.chaos.cluster.timeouts import CHANGE_TIMEOUT_S
-from raftmq.chaos.nats.client import WRONG, connect
-from raftmq.chaos.nats.probe import HEALTHY, NatsProbe
-from raftmq.chaos.nats.servers import SYSTEM_USER
+from ..cluster import members
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import ClusterError, Node
+from ..cluster.timeouts import CHANGE_TIMEOUT_S
+from .client import WRONG, connect
+from .probe import HEALTHY, NatsProbe
+from .servers import SYSTEM_USER
 
 REMOVE = "$JS.API.SERVER.REMOVE"
 ASK_TIMEOUT_S = 5.0

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from raftmq.chaos.cluster.clusterfile import Node, load_state
-from raftmq.chaos.cluster.probe import ReplicaView, listens
+from ..cluster.clusterfile import Node, load_state
+from ..cluster.probe import ReplicaView, listens
 
 ACCOUNT = "$G"  # of clients that give no name
 META, OF_STREAMS = "_meta_", "S-"  # Raft groups: of all servers; of streams, by their names' begin

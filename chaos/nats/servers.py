@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.cluster import launch
-from raftmq.chaos.cluster.clusterfile import PROXY, ClusterError, ClusterState, Node, load_state
+from ..cluster import launch
+from ..cluster.clusterfile import PROXY, ClusterError, ClusterState, Node, load_state
 
 NOWHERE = "127.0.0.1:1"
 SYSTEM_USER = {"user": "system", "password": "system"}  # of the account that changes members

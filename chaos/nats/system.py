@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.faults import catalogue
-from raftmq.chaos.faults.base import Context, Factory, Fault, Planned, injected
-from raftmq.chaos.faults.damage import Damage, Harm
-from raftmq.chaos.faults.members import Replacement
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.nats.damage import bit_rot, snapshot_rot, torn_snapshot
-from raftmq.chaos.nats.members import add, remove
-from raftmq.chaos.nats.probe import NatsProbe
-from raftmq.chaos.nats.servers import Servers
-from raftmq.chaos.run.system import Stop, System
+from ..cluster.cluster import Cluster
+from ..faults import catalogue
+from ..faults.base import Context, Factory, Fault, Planned, injected
+from ..faults.damage import Damage, Harm
+from ..faults.members import Replacement
+from ..history.files import HistoryWriter
+from ..run.system import Stop, System
+from .damage import bit_rot, snapshot_rot, torn_snapshot
+from .members import add, remove
+from .probe import NatsProbe
+from .servers import Servers
 
 FATAL = "[FTL]"  # the last line of a server that cannot start
 

@@ -21,13 +21,14 @@ from typing import Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, load_state
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.nats.client import NOT_STORED, WRONG, connect
-from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
-from raftmq.chaos.workloads.load import MessagesConfig
-from raftmq.chaos.workloads.log import KeyedSender, random_items
 from raftmq.client import ClientError, Message, MessageQueue, SendResult, SendStatus
+
+from ..cluster.clusterfile import ClusterError, load_state
+from ..history.files import HistoryWriter
+from ..workloads.base import Environment, Tally, Tasks, sum_tallies
+from ..workloads.load import MessagesConfig
+from ..workloads.log import KeyedSender, random_items
+from .client import NOT_STORED, WRONG, connect
 
 ID = "Nats-Msg-Id"  # the header by which a stream knows a message again
 RETRY_S = 0.1

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.chaos.report.page import (
+from raftmq.ops.page import chart_sections, document
+
+from .page import (
     PageTable,
     Row,
     again,
     recovery_figure,
     table,
 )
-from raftmq.chaos.report.recovery import Recovery, ms_text
-from raftmq.ops.page import chart_sections, document
+from .recovery import Recovery, ms_text
 
 LOST_ROWS_MAX = 100  # of each engine; the rest is in its run's verdict.json
 

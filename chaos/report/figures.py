@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raftmq.chaos.history.events import History, Outcome
-from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.recovery import carried
+from ..history.events import History, Outcome
+from ..history.later import all_sends
+from .recovery import carried
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

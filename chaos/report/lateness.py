@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from raftmq.chaos.checks.delayed import WORK
-from raftmq.chaos.history.events import History, Kind
-from raftmq.chaos.report.recovery import carried, percentile
+from ..checks.delayed import WORK
+from ..history.events import History, Kind
+from .recovery import carried, percentile
 
 NS_PER_S = 1_000_000_000
 BUCKET_S = 5

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.chaos.checks.verdict import Check, Verdict, merge
-from raftmq.chaos.history.events import History, Outcome
-from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.recovery import Recovery, Spread, by_kind, ms_text, recoveries, spread
-from raftmq.chaos.report.series import Series, series_of
 from raftmq.ops.page import chart_sections, document, key, section
 from raftmq.ops.svg import Lanes, Panel, Scale
 from raftmq.ops.svg import by_kind as dots_by_kind
+
+from ..checks.verdict import Check, Verdict, merge
+from ..history.events import History, Outcome
+from ..history.later import all_sends
+from .recovery import Recovery, Spread, by_kind, ms_text, recoveries, spread
+from .series import Series, series_of
 
 STYLES = {Outcome.OK: "ok", Outcome.UNKNOWN: "vague", Outcome.FAIL: "bad"}
 LANES_MAX = 4  # lines of words in the chart, which do not touch; further ones are tooltips alone

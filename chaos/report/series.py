@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from raftmq.chaos.history.events import Fault, History, Kind, Outcome, Send
-from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.recovery import carried, inflicted, percentile
+from ..history.events import Fault, History, Kind, Outcome, Send
+from ..history.later import all_sends
+from .recovery import carried, inflicted, percentile
 
 BUCKETS_MAX = 400
 BUCKET_SIZES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

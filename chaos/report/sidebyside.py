@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.chaos.report.page import PageTable, Row, again, table
-from raftmq.chaos.report.recovery import ms_text
 from raftmq.ops.page import document
+
+from .page import PageTable, Row, again, table
+from .recovery import ms_text
 
 # Names of checks.
 REPLICAS_DIFFER, WHOLE = "replicas differ", "whole again after each fault"

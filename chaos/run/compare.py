@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.report.comparison import Candidate, comparison_page
-from raftmq.chaos.run.engines import ENGINES, Engine
-from raftmq.chaos.run.runner import RunConfig, Say, Workloads, run_scenario
-from raftmq.chaos.run.saturate import saturate
-from raftmq.chaos.run.scenario import SLOT_S, find_scenario
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import ClusterError
+from ..report.comparison import Candidate, comparison_page
+from .engines import ENGINES, Engine
+from .runner import RunConfig, Say, Workloads, run_scenario
+from .saturate import saturate
+from .scenario import SLOT_S, find_scenario
 
 # An engine that does not come back at all must not make the comparison endless.
 WHOLE_TIMEOUT_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raftmq.chaos.cluster.topology import Shape
+from ..cluster.topology import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.report.sidebyside import Outcome, Schedule, side_by_side_page
-from raftmq.chaos.run.runner import RunConfig, Say, run_scenario
-from raftmq.chaos.run.scenario import JEPSEN, SCENARIOS
-from raftmq.chaos.run.system import OURS, System
-from raftmq.chaos.workloads.base import Workload
 from raftmq.client import ClientError
+
+from ..cluster.clusterfile import ClusterError
+from ..cluster.topology import Shape
+from ..report.sidebyside import Outcome, Schedule, side_by_side_page
+from ..workloads.base import Workload
+from .runner import RunConfig, Say, run_scenario
+from .scenario import JEPSEN, SCENARIOS
+from .system import OURS, System
 
 SLOTS, SLOT_S = 4, 30.0  # faults of a schedule; JetStream elects within 4 to 9 s of silence
 WHOLE_TIMEOUT_S = 60.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.checks.experiment import took_place
-from raftmq.chaos.checks.suite import (
+from ..checks.experiment import took_place
+from ..checks.suite import (
     BY_CLIENT_RETRY,
     LOST,
     MADE_BY_BROKERS,
@@ -21,14 +21,14 @@ from raftmq.chaos.checks.suite import (
     SENT_ONCE,
     suite_of,
 )
-from raftmq.chaos.checks.verdict import Check, LostMessage, Verdict, merge
-from raftmq.chaos.history.events import History, Outcome
-from raftmq.chaos.history.files import read_history
-from raftmq.chaos.history.later import all_sends
-from raftmq.chaos.report.figures import Load, load_of
-from raftmq.chaos.report.lateness import lateness_of
-from raftmq.chaos.report.page import write_report
-from raftmq.chaos.report.recovery import Recovery, inflicted, recoveries, summary
+from ..checks.verdict import Check, LostMessage, Verdict, merge
+from ..history.events import History, Outcome
+from ..history.files import read_history
+from ..history.later import all_sends
+from ..report.figures import Load, load_of
+from ..report.lateness import lateness_of
+from ..report.page import write_report
+from ..report.recovery import Recovery, inflicted, recoveries, summary
 
 WHOLE = "whole again after each fault"
 # Keys of verdict["counts"] → the checks whose offenders they count.

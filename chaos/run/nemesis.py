@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.probe import ReplicaView
-from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
-from raftmq.chaos.faults.base import Context, Fault, Planned, finished, in_thread
-from raftmq.chaos.faults.catalogue import make
-from raftmq.chaos.faults.disk import lose_disk
+from ..cluster.clusterfile import ClusterError
+from ..cluster.probe import ReplicaView
+from ..cluster.whole import WHOLE_TIMEOUT_S, wait_whole
+from ..faults.base import Context, Fault, Planned, finished, in_thread
+from ..faults.catalogue import make
+from ..faults.disk import lose_disk
 
 HEAL_TRIES = 3
 WATCH_S = 0.25  # how often the load is asked whether it still runs

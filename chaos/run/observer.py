@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
-from raftmq.chaos.history.files import HistoryWriter
+from ..cluster.cluster import Cluster
+from ..cluster.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
+from ..history.files import HistoryWriter
 
 PROCESS = "observer"
 ROLES_EVERY_S = 0.05

@@ -20,31 +20,32 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raftmq.chaos.checks.experiment import ENDS, PLANNED
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
-from raftmq.chaos.cluster.compose import ComposeCluster
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.cluster.topology import RAFT, Shape, nodes_of
-from raftmq.chaos.cluster.whole import WHOLE_TIMEOUT_S, wait_whole
-from raftmq.chaos.faults import power
-from raftmq.chaos.faults.base import Context, Planned, in_thread
-from raftmq.chaos.faults.links import Links
-from raftmq.chaos.faults.power import LoopDisk
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.run.judge import RunResult, judge
-from raftmq.chaos.run.nemesis import Inflicted, Nemesis
-from raftmq.chaos.run.observer import Observer, Watched
-from raftmq.chaos.run.scenario import (
+from raftmq.client import Producer
+
+from ..checks.experiment import ENDS, PLANNED
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
+from ..cluster.compose import ComposeCluster
+from ..cluster.credentials import signing
+from ..cluster.topology import RAFT, Shape, nodes_of
+from ..cluster.whole import WHOLE_TIMEOUT_S, wait_whole
+from ..faults import power
+from ..faults.base import Context, Planned, in_thread
+from ..faults.links import Links
+from ..faults.power import LoopDisk
+from ..history.files import HistoryWriter
+from ..workloads.base import Environment, Workload
+from .judge import RunResult, judge
+from .nemesis import Inflicted, Nemesis
+from .observer import Observer, Watched
+from .scenario import (
     Scenario,
     check_victims,
     find_scenario,
     make_plan,
     split_available,
 )
-from raftmq.chaos.run.system import OURS, System
-from raftmq.chaos.workloads.base import Environment, Workload
-from raftmq.client import Producer
+from .system import OURS, System
 
 Say = Callable[[str], None]
 Workloads = Callable[[], Sequence[Workload]]

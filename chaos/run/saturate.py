@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from raftmq.chaos.cluster.credentials import signing
 from raftmq.client import Admin, ClientError, Message, Producer, SendResult
+
+from ..cluster.credentials import signing
 
 TOPIC = "ChaosCalm"
 QUEUES = 8

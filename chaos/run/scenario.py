@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
-from raftmq.chaos.faults.base import Planned
-from raftmq.chaos.faults.catalogue import parse_wish, unavailable
-from raftmq.chaos.faults.plan import LASTS_MAX, Want, plan
-from raftmq.chaos.faults.select import SELECTORS
+from ..cluster.clusterfile import ClusterError, ClusterState, Node
+from ..faults.base import Planned
+from ..faults.catalogue import parse_wish, unavailable
+from ..faults.plan import LASTS_MAX, Want, plan
+from ..faults.select import SELECTORS
 
 # What Jepsen's five schedules are called that broke NATS 2.12.1 (December 2025).
 JEPSEN_POWER = "jepsen-power"

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.chaos.checks.logs import write_findings
-from raftmq.chaos.checks.stores import write_replicas
-from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.clusterfile import ClusterState
-from raftmq.chaos.cluster.probe import Probe
-from raftmq.chaos.cluster.topology import flush_of
-from raftmq.chaos.faults import catalogue
-from raftmq.chaos.faults.base import Context, Fault, Planned
-from raftmq.chaos.history.files import HistoryWriter
+from ..checks.logs import write_findings
+from ..checks.stores import write_replicas
+from ..cluster.cluster import Cluster
+from ..cluster.clusterfile import ClusterState
+from ..cluster.probe import Probe
+from ..cluster.topology import flush_of
+from ..faults import catalogue
+from ..faults.base import Context, Fault, Planned
+from ..history.files import HistoryWriter
 
 Stop = Callable[[], Awaitable[None]]
 

@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from raftmq.chaos.checks.suite import Suite
-from raftmq.chaos.checks.verdict import Check, Verdict
-from raftmq.chaos.history.files import Follower
-from raftmq.chaos.report.recovery import carried, ms_text
+from ..checks.suite import Suite
+from ..checks.verdict import Check, Verdict
+from ..history.files import Follower
+from ..report.recovery import carried, ms_text
 
 WINDOW_NS = 2_000_000_000  # rates and latencies are of the last two seconds
 RECENT_MAX = 400_000  # sends in the window; beyond, the oldest are forgotten

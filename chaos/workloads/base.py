@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from raftmq.chaos.history.files import HistoryWriter
+from ..history.files import HistoryWriter
 
 
 @dataclass(slots=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.workloads import delayed, retries, transactions
-from raftmq.chaos.workloads.base import Workload
-from raftmq.chaos.workloads.delayed import delayed_workload
-from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
-from raftmq.chaos.workloads.locks import locks_workload
-from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
-from raftmq.chaos.workloads.metadata import MetadataWorkload
-from raftmq.chaos.workloads.pops import pop_workload
-from raftmq.chaos.workloads.retries import retries_workload
-from raftmq.chaos.workloads.transactions import transactions_workload
+from ..cluster.clusterfile import ClusterError
+from . import delayed, retries, transactions
+from .base import Workload
+from .delayed import delayed_workload
+from .load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
+from .locks import locks_workload
+from .messages import Churn, MessagesWorkload
+from .metadata import MetadataWorkload
+from .pops import pop_workload
+from .retries import retries_workload
+from .transactions import transactions_workload
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "log": MessagesWorkload,

@@ -9,11 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.run.observer import Observer, Watched
-from raftmq.chaos.workloads.log import Commits, Consumption
 from raftmq.client import (
     Admin,
     CacheLimits,
@@ -25,6 +20,12 @@ from raftmq.client import (
     PushConsumer,
 )
 from raftmq.client.listen import Listener
+
+from ..cluster.clusterfile import ClusterError
+from ..cluster.credentials import signing
+from ..history.files import HistoryWriter
+from ..run.observer import Observer, Watched
+from .log import Commits, Consumption
 
 COMMIT_INTERVAL_MS = 500
 CONSUME_BATCH = 256

@@ -16,14 +16,15 @@ import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.base import Environment, Tasks
-from raftmq.chaos.workloads.leading import leader_of
 from raftmq.client import Admin, ClientError, MessageQueue
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import dumps, loads_object
+
+from ..cluster.credentials import signing
+from ..history.files import HistoryWriter
+from .base import Environment, Tasks
+from .leading import leader_of
 
 TIMEOUT_MS = 2_000
 GIVE_UP_SHARE = 0.6  # of the requests for a lock that a client has; the others renew it

@@ -14,15 +14,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Posting, Scanner
 from raftmq.client import (
     Admin,
     MessageExt,
     MessageQueue,
     PullConsumer,
 )
+
+from ..cluster.clusterfile import ClusterError
+from ..cluster.credentials import signing
+from .posted import PostedConfig, PostedWorkload, Posting, Scanner
 
 DELAYED = PostedConfig("delayed", "ChaosDelayed", "chaos-delayed")
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}

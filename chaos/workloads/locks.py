@@ -13,15 +13,16 @@ import random
 import time
 from dataclasses import replace
 
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.base import Environment
-from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
-from raftmq.chaos.workloads.contention import Contention
-from raftmq.chaos.workloads.load import MessagesConfig
-from raftmq.chaos.workloads.log import Consumption
-from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.client import MessageExt
 from raftmq.client.listen import Listener
+
+from ..history.files import HistoryWriter
+from .base import Environment
+from .consumers import ConsumerGroup, consumer_config
+from .contention import Contention
+from .load import MessagesConfig
+from .log import Consumption
+from .messages import Churn, MessagesWorkload
 
 LOCKS = MessagesConfig(
     "locks", "ChaosLocks", "chaos-locks", producers=2, consumers=3, rate_per_s=200.0, keys=50,

@@ -21,11 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from raftmq.chaos.checks.counts import OffsetCounts
-from raftmq.chaos.history.events import Outcome
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.base import Tally as Tally
-from raftmq.chaos.workloads.load import WINDOW_MAX
 from raftmq.client import (
     ClientError,
     ConsumeResult,
@@ -39,6 +34,12 @@ from raftmq.client.instance import local_address
 from raftmq.client.listen import Listener
 from raftmq.client.message import process_unique_keys
 from raftmq.store.properties import fields_sum, java_string_hash
+
+from ..checks.counts import OffsetCounts
+from ..history.events import Outcome
+from ..history.files import HistoryWriter
+from .base import Tally as Tally
+from .load import WINDOW_MAX
 
 BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key: so many times the window
 PACE_S = 0.002  # how often an open loop looks at the clock

@@ -15,14 +15,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.base import Environment, Tally, Tasks, sum_tallies
-from raftmq.chaos.workloads.consumers import ConsumerGroup, drain_group
-from raftmq.chaos.workloads.contention import Contention
-from raftmq.chaos.workloads.load import LOG, MessagesConfig
-from raftmq.chaos.workloads.log import KeyedSender, random_items
 from raftmq.client import Admin, ClientError, MessageQueue, Producer, SendConfig
+
+from ..cluster.credentials import signing
+from ..history.files import HistoryWriter
+from .base import Environment, Tally, Tasks, sum_tallies
+from .consumers import ConsumerGroup, drain_group
+from .contention import Contention
+from .load import LOG, MessagesConfig
+from .log import KeyedSender, random_items
 
 ROUTE_POLL_S = 0.05
 READ_EVERY_S = 0.2  # a round of reading the group's offsets after the one before

@@ -19,17 +19,18 @@ from typing import Any
 
 import orjson
 
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.events import Outcome
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.base import Environment, Tally, Tasks
-from raftmq.chaos.workloads.leading import leader_of
 from raftmq.client import Admin, BrokerRefused, ClientError
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.headers import ConsumerOffsetHeader
+
+from ..cluster.credentials import signing
+from ..history.events import Outcome
+from ..history.files import HistoryWriter
+from .base import Environment, Tally, Tasks
+from .leading import leader_of
 
 PREFIX = "ChaosMeta"
 VERSION_MAX = 1_000  # of one object; a topic's version is a number of queues

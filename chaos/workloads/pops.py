@@ -15,18 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from raftmq.chaos.checks.pops import ACK, CHANGE
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.events import Outcome
-from raftmq.chaos.workloads.base import Tasks
-from raftmq.chaos.workloads.consumers import POLL_S, ConsumerGroup
-from raftmq.chaos.workloads.posted import (
-    DLQ_PREFIX,
-    Deliveries,
-    PostedConfig,
-    PostedWorkload,
-    Posting,
-)
 from raftmq.client import (
     Admin,
     BrokerRefused,
@@ -39,6 +27,19 @@ from raftmq.client import (
 )
 from raftmq.client.message import RETRY_PREFIX
 from raftmq.remoting.codes import ResponseCode
+
+from ..checks.pops import ACK, CHANGE
+from ..cluster.credentials import signing
+from ..history.events import Outcome
+from .base import Tasks
+from .consumers import POLL_S, ConsumerGroup
+from .posted import (
+    DLQ_PREFIX,
+    Deliveries,
+    PostedConfig,
+    PostedWorkload,
+    Posting,
+)
 
 POP = PostedConfig("pop", "ChaosPop", "chaos-pop", consumers=3, rate_per_s=100.0)
 INVISIBLE_MS = 4_000  # a failover is shorter

@@ -17,13 +17,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.events import Outcome
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.base import Environment, Tally, Tasks
-from raftmq.chaos.workloads.consumers import POLL_S, ConsumerGroup, Consumers, drain_group
-from raftmq.chaos.workloads.log import NS_PER_S
-from raftmq.chaos.workloads.messages import all_queues
 from raftmq.client import (
     Admin,
     ClientError,
@@ -40,6 +33,14 @@ from raftmq.client import (
 from raftmq.client.instance import local_address
 from raftmq.client.listen import Listener
 from raftmq.client.message import RETRY_PREFIX, process_unique_keys
+
+from ..cluster.credentials import signing
+from ..history.events import Outcome
+from ..history.files import HistoryWriter
+from .base import Environment, Tally, Tasks
+from .consumers import POLL_S, ConsumerGroup, Consumers, drain_group
+from .log import NS_PER_S
+from .messages import all_queues
 
 DLQ_PREFIX = "%DLQ%"
 LATE_S = 10.0

@@ -13,20 +13,21 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.workloads.consumers import ConsumerGroup, consumer_config
-from raftmq.chaos.workloads.posted import (
+from raftmq.client import Admin, ClientError, ConsumerConfig, FailurePolicy, MessageExt
+from raftmq.client.consumer import PushConsumer
+from raftmq.client.listen import ConcurrentDeliverer, Deliverer
+from raftmq.client.sendback import PATIENCE, SendBack
+from raftmq.remoting.command import RemotingCommand
+
+from ..history.files import HistoryWriter
+from .consumers import ConsumerGroup, consumer_config
+from .posted import (
     DLQ_PREFIX,
     Deliveries,
     PostedConfig,
     PostedWorkload,
     Posting,
 )
-from raftmq.client import Admin, ClientError, ConsumerConfig, FailurePolicy, MessageExt
-from raftmq.client.consumer import PushConsumer
-from raftmq.client.listen import ConcurrentDeliverer, Deliverer
-from raftmq.client.sendback import PATIENCE, SendBack
-from raftmq.remoting.command import RemotingCommand
 
 RETRIES = PostedConfig("retries", "ChaosRetries", "chaos-retries", rate_per_s=100.0)
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}

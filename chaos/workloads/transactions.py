@@ -16,10 +16,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from raftmq.chaos.cluster.credentials import signing
-from raftmq.chaos.history.events import Outcome
-from raftmq.chaos.history.later import COMMIT, ROLLBACK, UNDECIDED
-from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload, Posting, Scanner
 from raftmq.client import (
     Admin,
     ClientError,
@@ -30,6 +26,11 @@ from raftmq.client import (
     TransactionProducer,
     TransactionState,
 )
+
+from ..cluster.credentials import signing
+from ..history.events import Outcome
+from ..history.later import COMMIT, ROLLBACK, UNDECIDED
+from .posted import PostedConfig, PostedWorkload, Posting, Scanner
 
 TRANSACTIONS = PostedConfig("transactions", "ChaosTransactions", "chaos-transactions")
 SETTINGS = {

@@ -1,14 +1,14 @@
 """Administration of a cluster: `Admin` and its parts, one for each kind of thing."""
 
-from raftmq.client.admin.admin import Admin
-from raftmq.client.admin.brokers import BrokerAdmin
-from raftmq.client.admin.cluster import ClusterAdmin, ClusterInfo, headless, leaders_in
-from raftmq.client.admin.groups import GroupAdmin
-from raftmq.client.admin.messages import TIME_MS_MAX, MessageAdmin
-from raftmq.client.admin.nameservers import NameServerAdmin
-from raftmq.client.admin.offsets import TO_END, OffsetAdmin
-from raftmq.client.admin.requests import Requests
-from raftmq.client.admin.topics import PERM_READ_WRITE, TopicAdmin
+from .admin import Admin
+from .brokers import BrokerAdmin
+from .cluster import ClusterAdmin, ClusterInfo, headless, leaders_in
+from .groups import GroupAdmin
+from .messages import TIME_MS_MAX, MessageAdmin
+from .nameservers import NameServerAdmin
+from .offsets import TO_END, OffsetAdmin
+from .requests import Requests
+from .topics import PERM_READ_WRITE, TopicAdmin
 
 __all__ = [
     "PERM_READ_WRITE",

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raftmq.client.admin.brokers import BrokerAdmin
-from raftmq.client.admin.cluster import ClusterAdmin
-from raftmq.client.admin.groups import GroupAdmin
-from raftmq.client.admin.messages import MessageAdmin
-from raftmq.client.admin.nameservers import NameServerAdmin
-from raftmq.client.admin.offsets import OffsetAdmin
-from raftmq.client.admin.requests import Requests
-from raftmq.client.admin.topics import TopicAdmin
-from raftmq.client.instance import ClientInstance, InstanceConfig
-from raftmq.client.lifecycle import entered, left
+from ..instance import ClientInstance, InstanceConfig
+from ..lifecycle import entered, left
+from .brokers import BrokerAdmin
+from .cluster import ClusterAdmin
+from .groups import GroupAdmin
+from .messages import MessageAdmin
+from .nameservers import NameServerAdmin
+from .offsets import OffsetAdmin
+from .requests import Requests
+from .topics import TopicAdmin
 
 
 class Admin:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.client.message import MessageQueue
 from raftmq.remoting.errors import BodyError
+
+from ..message import MessageQueue
 
 
 @dataclass(frozen=True, slots=True)

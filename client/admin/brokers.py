@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.client.admin.bodies import (
+from raftmq.remoting import fields
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fastjson import loads_object
+
+from ..instance import successful
+from .bodies import (
     BrokerStats,
     ConsumeStats,
     broker_consume_stats,
     broker_stats,
     properties,
 )
-from raftmq.client.admin.requests import Requests
-from raftmq.client.instance import successful
-from raftmq.remoting import fields
-from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from .requests import Requests
 
 MEMBERS_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 UPKEEP_TIMEOUT_MS = 10_000

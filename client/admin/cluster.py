@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftmq.client.instance import ClientInstance, successful
-from raftmq.client.route import BrokerData, TopicRouteData, parse_broker
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fastjson import loads_object
+
+from ..instance import ClientInstance, successful
+from ..route import BrokerData, TopicRouteData, parse_broker
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raftmq.client.admin.bodies import ConsumeStats, consume_stats, merged
-from raftmq.client.admin.cluster import ClusterAdmin, headless, leaders_in
-from raftmq.client.admin.requests import Requests
-from raftmq.client.errors import BrokerRefused, NoRoute
-from raftmq.client.instance import successful
-from raftmq.client.message import RETRY_PREFIX
 from raftmq.remoting import fields
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fastjson import dumps, loads_object
+
+from ..errors import BrokerRefused, NoRoute
+from ..instance import successful
+from ..message import RETRY_PREFIX
+from .bodies import ConsumeStats, consume_stats, merged
+from .cluster import ClusterAdmin, headless, leaders_in
+from .requests import Requests
 
 CLIENT_TIMEOUT_MS = 10_000  # of requests that a broker passes on to a client
 

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from raftmq.client.admin.requests import Requests
-from raftmq.client.decode import decode_messages
-from raftmq.client.errors import BrokerRefused
-from raftmq.client.instance import ClientInstance, successful
-from raftmq.client.message import MessageExt, MessageQueue
-from raftmq.client.retry import CONTROL
 from raftmq.remoting.address import format_address
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
 from raftmq.store.record import decode_offset_message_id
+
+from ..decode import decode_messages
+from ..errors import BrokerRefused
+from ..instance import ClientInstance, successful
+from ..message import MessageExt, MessageQueue
+from ..retry import CONTROL
+from .requests import Requests
 
 BYTES_MAX = 256 << 10  # of an answer with messages
 ANSWER_MS = 3_000

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raftmq.client.admin.bodies import properties
-from raftmq.client.admin.requests import at_each
-from raftmq.client.errors import NameServerUnreachable
-from raftmq.client.instance import ClientInstance, successful
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.signedregistration import ask_signer
+
+from ..errors import NameServerUnreachable
+from ..instance import ClientInstance, successful
+from .bodies import properties
+from .requests import at_each
 
 TIMEOUT_MS = 3_000
 # Requests that change a signed broker's routes: name servers accept them signed with the same key.

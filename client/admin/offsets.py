@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from raftmq.client.admin.bodies import queue_offsets
-from raftmq.client.admin.requests import Requests
-from raftmq.client.instance import ClientInstance
-from raftmq.client.message import MessageQueue
-from raftmq.client.offsetstore import OffsetStore, max_offset, min_offset, offset_for
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode
+
+from ..instance import ClientInstance
+from ..message import MessageQueue
+from ..offsetstore import OffsetStore, max_offset, min_offset, offset_for
+from .bodies import queue_offsets
+from .requests import Requests
 
 TO_END = -1  # as a reset's timestamp: after the last message
 

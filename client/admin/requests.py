@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.instance import ClientInstance, successful
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fastjson import loads_object
+
+from ..errors import BrokerUnreachable
+from ..instance import ClientInstance, successful
 
 Answer = TypeVar("Answer")
 

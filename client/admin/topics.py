@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftmq.client.admin.bodies import TopicOffset, topic_offsets
-from raftmq.client.admin.cluster import ClusterAdmin
-from raftmq.client.admin.requests import Requests, at_each
-from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.instance import ClientInstance, successful
-from raftmq.client.message import MessageQueue
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.topicattributes import MESSAGE_TYPE
+
+from ..errors import BrokerUnreachable
+from ..instance import ClientInstance, successful
+from ..message import MessageQueue
+from .bodies import TopicOffset, topic_offsets
+from .cluster import ClusterAdmin
+from .requests import Requests, at_each
 
 PERM_READ_WRITE = 6
 

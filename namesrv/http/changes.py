@@ -10,27 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raftmq.namesrv.http import tracing
-from raftmq.namesrv.http.cluster import ClusterView
-from raftmq.namesrv.http.groups import Leaders, acting_for
-from raftmq.namesrv.http.inputs import (
-    CONSUMERS,
-    PREFERRED,
-    PREFERRED_PATH,
-    SUBSCRIPTION,
-    TOPIC,
-    GroupName,
-    OfGroup,
-    OfMessage,
-    OfName,
-    OfTopic,
-    OneGroup,
-    OptionalName,
-    filled,
-)
-from raftmq.namesrv.http.merging import GroupResult, outcome_of, split_version
-from raftmq.namesrv.http.views import ChangedInGroups, GroupNamed, SentToGroup
-from raftmq.namesrv.routes import PERM_WRITE
 from raftmq.ops.versions import ANY, Condition
 from raftmq.web.operation import Call, Handler, Operation, Reply, Role
 from raftmq.web.problem import ApiProblem, invalid, not_found
@@ -46,6 +25,28 @@ from raftmq.web.resources.node import (
 )
 from raftmq.web.resources.topics import SubscriptionGroupBody, TopicWanted
 from raftmq.web.schema import Input
+
+from ..routes import PERM_WRITE
+from . import tracing
+from .cluster import ClusterView
+from .groups import Leaders, acting_for
+from .inputs import (
+    CONSUMERS,
+    PREFERRED,
+    PREFERRED_PATH,
+    SUBSCRIPTION,
+    TOPIC,
+    GroupName,
+    OfGroup,
+    OfMessage,
+    OfName,
+    OfTopic,
+    OneGroup,
+    OptionalName,
+    filled,
+)
+from .merging import GroupResult, outcome_of, split_version
+from .views import ChangedInGroups, GroupNamed, SentToGroup
 
 Body = dict[str, Any]
 RESET, PAUSE, RESUME = (f"{CONSUMERS}/{deed}" for deed in ("reset", "pause", "resume"))

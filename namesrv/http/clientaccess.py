@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftmq.namesrv.http.changes import Body, Everywhere
-from raftmq.namesrv.http.cluster import ClusterView, Item
-from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.inputs import (
+from raftmq.web.operation import Call, Operation, Reply, Role
+from raftmq.web.problem import unavailable
+from raftmq.web.resources.accounts import AccountBody, AccountPath, WhiteAddressesBody
+from raftmq.web.resources.consumers import ModeBody
+from raftmq.web.schema import Input
+
+from .changes import Body, Everywhere
+from .cluster import ClusterView, Item
+from .groups import Leaders
+from .inputs import (
     CONSUMERS,
     AccountQuery,
     Name,
@@ -20,15 +26,10 @@ from raftmq.namesrv.http.inputs import (
     filled,
     items_of,
 )
-from raftmq.namesrv.http.merging import with_group
-from raftmq.namesrv.http.reads import none_has
-from raftmq.namesrv.http.seen import Accounts, Items
-from raftmq.namesrv.http.views import AccountsOfGroups, ChangedInGroups, ModesOfGroups
-from raftmq.web.operation import Call, Operation, Reply, Role
-from raftmq.web.problem import unavailable
-from raftmq.web.resources.accounts import AccountBody, AccountPath, WhiteAddressesBody
-from raftmq.web.resources.consumers import ModeBody
-from raftmq.web.schema import Input
+from .merging import with_group
+from .reads import none_has
+from .seen import Accounts, Items
+from .views import AccountsOfGroups, ChangedInGroups, ModesOfGroups
 
 ACCOUNT = "/accounts/{access_key}"
 MODES = f"{CONSUMERS}/modes"

@@ -13,16 +13,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from raftmq.namesrv.http import differences, failovers
-from raftmq.namesrv.http.directory import Directory, Known, by_group, find, leader_of
-from raftmq.namesrv.http.nodes import Nodes, NodeSilent
-from raftmq.namesrv.http.remembered import RememberedEvents
-from raftmq.namesrv.http.seen import NodeSeen
-from raftmq.namesrv.http.streams import Event, Streams
-from raftmq.namesrv.routes import LEADER_ID, BrokerGroup, RouteTable
 from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.web.events import GAP, EventHub
+
+from ..routes import LEADER_ID, BrokerGroup, RouteTable
+from . import differences, failovers
+from .directory import Directory, Known, by_group, find, leader_of
+from .nodes import Nodes, NodeSilent
+from .remembered import RememberedEvents
+from .seen import NodeSeen
+from .streams import Event, Streams
 
 LOOK_PERIOD_S = 1.0  # a new broker is followed at the latest after this time
 LOOK_BYTES_MAX = 64 * 1024 * 1024  # of the answers of all brokers to one look

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from raftmq.namesrv.http.reach import Contact, Reach
-from raftmq.namesrv.routes import LEADER_ID, RouteTable
+from ..routes import LEADER_ID, RouteTable
+from .reach import Contact, Reach
 
 FORGET_MS = 30 * 60_000  # an operator on call looks within that time
 GONE_MAX = 256  # addresses remembered; the oldest are forgotten first

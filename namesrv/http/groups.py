@@ -9,18 +9,19 @@ from urllib.parse import quote
 
 import orjson
 
-from raftmq.namesrv.http.cluster import ClusterView
-from raftmq.namesrv.http.merging import FAILED, OK, UNKNOWN, GroupResult
-from raftmq.namesrv.http.nodes import (
+from raftmq.web.operation import OPERATOR_HEADER, Call
+from raftmq.web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
+
+from .cluster import ClusterView
+from .merging import FAILED, OK, UNKNOWN, GroupResult
+from .nodes import (
     VIEW_TIMEOUT_S,
     WRITE_TIMEOUT_S,
     Answer,
     NodeSilent,
     WrongAnswer,
 )
-from raftmq.namesrv.http.seen import Object
-from raftmq.web.operation import OPERATOR_HEADER, Call
-from raftmq.web.problem import ApiProblem, malformed, not_found, outcome_unknown, unavailable
+from .seen import Object
 
 NOT_LEADER = "NOT_LEADER"
 OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"

@@ -8,16 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raftmq.namesrv.http.cluster import ClusterView, Item
-from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.inputs import OptionalName
-from raftmq.namesrv.http.nodes import VIEW_TIMEOUT_S, NodeSilent
-from raftmq.namesrv.http.seen import History
-from raftmq.namesrv.http.views import GroupError
 from raftmq.web.operation import Call, Operation
 from raftmq.web.resources.basics import Name
 from raftmq.web.resources.history import GroupHistory, Points, span_of
 from raftmq.web.schema import Input, TimeMs, View
+
+from .cluster import ClusterView, Item
+from .groups import Leaders
+from .inputs import OptionalName
+from .nodes import VIEW_TIMEOUT_S, NodeSilent
+from .seen import History
+from .views import GroupError
 
 PATH = "/api/v1/history"
 SUMMED = ("messagesInPerS", "messagesOutPerS")  # of a broker: each replica has its own part

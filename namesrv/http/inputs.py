@@ -9,10 +9,11 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from raftmq.namesrv.http.cluster import Item
 from raftmq.web.operation import Call
 from raftmq.web.paging import LIMIT_DEFAULT, Cursor, Limit
 from raftmq.web.schema import Count, Input, TimeMs
+
+from .cluster import Item
 
 NAME_LENGTH_MAX = 255
 PREFERRED = "/groups/{group}/preferred-leader"

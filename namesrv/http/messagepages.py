@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from raftmq.namesrv.http.cluster import Item
-from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.merging import with_group
-from raftmq.namesrv.http.nodes import NodeSilent
-from raftmq.namesrv.http.seen import Messages
 from raftmq.web.paging import decode_cursor, encode_cursor
 from raftmq.web.problem import invalid
 from raftmq.web.schema import INTEGER_MAX
+
+from .cluster import Item
+from .groups import Leaders
+from .merging import with_group
+from .nodes import NodeSilent
+from .seen import Messages
 
 END = -1  # in a cursor: this group has no more messages
 

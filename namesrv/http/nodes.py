@@ -22,9 +22,10 @@ import msgspec
 import orjson
 from yarl import URL
 
-from raftmq.namesrv.http.clustertoken import ClusterToken
-from raftmq.namesrv.http.reach import HTTPS, Contact
 from raftmq.web.problem import MEDIA_TYPE as PROBLEM
+
+from .clustertoken import ClusterToken
+from .reach import HTTPS, Contact
 
 CONCURRENCY_MAX = 32  # requests in flight at one time
 CONNECT_TIMEOUT_S = 1.0

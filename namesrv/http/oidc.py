@@ -34,14 +34,15 @@ import jwt
 import orjson
 from aiohttp import web
 
-from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.http.exchanges import Exchanges, NoExchange
-from raftmq.namesrv.http.nodes import read_within
 from raftmq.web.app import RawRoute
 from raftmq.web.auth import ROLES, WebConfigError, load_token
 from raftmq.web.loopback import is_loopback
 from raftmq.web.operation import Caller, Role
 from raftmq.web.sessions import Cookie, Sessions
+
+from ..config import NameServerConfig
+from .exchanges import Exchanges, NoExchange
+from .nodes import read_within
 
 log = logging.getLogger("raftmq.namesrv.oidc")
 

@@ -13,15 +13,16 @@ from urllib.parse import quote, unquote
 
 from aiohttp import ClientError, web
 
-from raftmq.namesrv.http.cluster import ClusterView
-from raftmq.namesrv.http.directory import Known
-from raftmq.namesrv.http.groups import problem_of, relayed
-from raftmq.namesrv.http.noderoles import role_at
-from raftmq.namesrv.http.nodes import METRICS, WRITE_TIMEOUT_S, NodeSilent, WrongAnswer
 from raftmq.web.app import RawRoute, read_body
 from raftmq.web.operation import EVENT_STREAM, JSON, OPERATOR_HEADER, Caller, Role
 from raftmq.web.problem import MEDIA_TYPE as PROBLEM
 from raftmq.web.problem import ApiProblem, not_found, unavailable
+
+from .cluster import ClusterView
+from .directory import Known
+from .groups import problem_of, relayed
+from .noderoles import role_at
+from .nodes import METRICS, WRITE_TIMEOUT_S, NodeSilent, WrongAnswer
 
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
 REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")

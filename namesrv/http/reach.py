@@ -17,10 +17,11 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftmq.namesrv.routes import THIS_MACHINE
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.errors import ConnectError
 from raftmq.web.loopback import is_loopback
+
+from ..routes import THIS_MACHINE
 
 HTTPS = "https://"
 LOOPBACK = "127.0.0.1"

@@ -12,10 +12,21 @@ from collections.abc import Set
 from typing import Any
 from urllib.parse import quote
 
-from raftmq.namesrv.http import merging, tracing
-from raftmq.namesrv.http.cluster import ClusterView, Item
-from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.inputs import (
+from raftmq.web.operation import Call, Operation, Reply
+from raftmq.web.paging import (
+    PageQuery,
+    decode_cursor,
+    encode_cursor,
+    page,
+    page_of_sorted,
+)
+from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
+from raftmq.web.resources.node import MembersView, PreferredView
+
+from . import merging, tracing
+from .cluster import ClusterView, Item
+from .groups import Leaders
+from .inputs import (
     CONSUMERS,
     MESSAGES,
     PREFERRED,
@@ -39,11 +50,11 @@ from raftmq.namesrv.http.inputs import (
     filled,
     items_of,
 )
-from raftmq.namesrv.http.messagepages import marks_of, merged_oldest, pages_of
-from raftmq.namesrv.http.nodes import NodeSilent
-from raftmq.namesrv.http.seen import Connections, ConsumerSeen, Items, Messages
-from raftmq.namesrv.http.topickinds import kind_of
-from raftmq.namesrv.http.views import (
+from .messagepages import marks_of, merged_oldest, pages_of
+from .nodes import NodeSilent
+from .seen import Connections, ConsumerSeen, Items, Messages
+from .topickinds import kind_of
+from .views import (
     BrokerGroupPage,
     BrokerGroupView,
     ClusterLook,
@@ -61,16 +72,6 @@ from raftmq.namesrv.http.views import (
     TopicItemPage,
     TraceView,
 )
-from raftmq.web.operation import Call, Operation, Reply
-from raftmq.web.paging import (
-    PageQuery,
-    decode_cursor,
-    encode_cursor,
-    page,
-    page_of_sorted,
-)
-from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
-from raftmq.web.resources.node import MembersView, PreferredView
 
 
 class Reads:

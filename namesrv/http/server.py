@@ -7,22 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raftmq.namesrv.config import OPTIONS, NameServerConfig
-from raftmq.namesrv.http.changes import Changes, Everywhere
-from raftmq.namesrv.http.clientaccess import ClientAccess
-from raftmq.namesrv.http.cluster import ClusterView
-from raftmq.namesrv.http.clustertoken import ClusterToken
-from raftmq.namesrv.http.directory import Directory
-from raftmq.namesrv.http.groups import Leaders
-from raftmq.namesrv.http.history import Histories
-from raftmq.namesrv.http.login import Login
-from raftmq.namesrv.http.nodes import Nodes
-from raftmq.namesrv.http.proxy import Proxy
-from raftmq.namesrv.http.reach import Reach
-from raftmq.namesrv.http.reads import Reads
-from raftmq.namesrv.http.topicmessages import TopicMessages
-from raftmq.namesrv.http.views import CallerView, OptionsView, ServesView, UpView
-from raftmq.namesrv.routes import RouteTable
 from raftmq.ops.ports import http_port
 from raftmq.remoting.processtls import ProcessTls
 from raftmq.remoting.tlslistener import listening_with
@@ -33,8 +17,25 @@ from raftmq.web.events import EventHub
 from raftmq.web.metrics import Render, metrics_route
 from raftmq.web.operation import Call, Operation, Reply
 
+from ..config import OPTIONS, NameServerConfig
+from ..routes import RouteTable
+from .changes import Changes, Everywhere
+from .clientaccess import ClientAccess
+from .cluster import ClusterView
+from .clustertoken import ClusterToken
+from .directory import Directory
+from .groups import Leaders
+from .history import Histories
+from .login import Login
+from .nodes import Nodes
+from .proxy import Proxy
+from .reach import Reach
+from .reads import Reads
+from .topicmessages import TopicMessages
+from .views import CallerView, OptionsView, ServesView, UpView
+
 if TYPE_CHECKING:
-    from raftmq.namesrv.http.oidc import OidcLogin
+    from .oidc import OidcLogin
 
 API_VERSION = "1"
 DASHBOARD = "dashboard"
@@ -221,7 +222,7 @@ def _access(
     set. Raises WebConfigError."""
     if not config.oidc_issuer:
         return Access.of(settings, with_sessions=True, is_https=is_https), None
-    from raftmq.namesrv.http.oidc import OidcLogin, OidcSettings  # 10 MB that few need
+    from .oidc import OidcLogin, OidcSettings  # 10 MB that few need
 
     oidc = OidcSettings.of(config)
     access = Access.of(

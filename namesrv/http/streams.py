@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from raftmq.namesrv.http.nodes import Nodes
+from .nodes import Nodes
 
 LOG = logging.getLogger("raftmq.namesrv.http")
 

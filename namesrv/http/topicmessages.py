@@ -6,21 +6,22 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from raftmq.namesrv.http import tracing
-from raftmq.namesrv.http.cluster import ClusterView, Item
-from raftmq.namesrv.http.groups import Leaders, acting_for, is_unknown
-from raftmq.namesrv.http.inputs import MessageLimit, OfTopic, OptionalName, asked_of, filled
-from raftmq.namesrv.http.merging import FAILED, UNKNOWN, with_group
-from raftmq.namesrv.http.messagepages import marks_of, merged_newest, pages_of
-from raftmq.namesrv.http.nodes import NodeSilent
-from raftmq.namesrv.http.reads import none_has
-from raftmq.namesrv.http.seen import Items
-from raftmq.namesrv.http.views import NewestOfGroups, ResentByGroups
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import Cursor
 from raftmq.web.problem import ApiProblem
 from raftmq.web.resources.messages import ResendBody, SearchText
 from raftmq.web.schema import Input, TimeMs
+
+from . import tracing
+from .cluster import ClusterView, Item
+from .groups import Leaders, acting_for, is_unknown
+from .inputs import MessageLimit, OfTopic, OptionalName, asked_of, filled
+from .merging import FAILED, UNKNOWN, with_group
+from .messagepages import marks_of, merged_newest, pages_of
+from .nodes import NodeSilent
+from .reads import none_has
+from .seen import Items
+from .views import NewestOfGroups, ResentByGroups
 
 TOPIC_MESSAGES = "/topics/{topic}/messages"
 RESEND = "/api/v1/messages/resend"

@@ -3,7 +3,7 @@
 The file format (`plainfile`) is not imported here, because clients need no YAML.
 """
 
-from raftmq.remoting.acl.accounts import (
+from .accounts import (
     MASKED,
     Account,
     Accounts,
@@ -12,9 +12,9 @@ from raftmq.remoting.acl.accounts import (
     account_from_config,
     accounts_from_config,
 )
-from raftmq.remoting.acl.gate import Gate
-from raftmq.remoting.acl.needs import broker_needs, name_server_needs
-from raftmq.remoting.acl.signature import Credentials
+from .gate import Gate
+from .needs import broker_needs, name_server_needs
+from .signature import Credentials
 
 __all__ = [
     "MASKED",

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any
 
-from raftmq.remoting.acl.addresses import AddressPattern, AddressPatternError, parse_pattern
-from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.names import DLQ_PREFIX, OPERATOR_LOG_TOPIC
+from ..codes import ResponseCode
+from ..errors import RemotingError
+from ..names import DLQ_PREFIX, OPERATOR_LOG_TOPIC
+from .addresses import AddressPattern, AddressPatternError, parse_pattern
 
 KEY_LENGTH_MIN = 7  # characters, of access keys and secrets alike
 KEY_LENGTH_MAX = 256

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.remoting.acl.accounts import Account, Accounts, AclError, Permission
-from raftmq.remoting.acl.addresses import host_of
-from raftmq.remoting.acl.needs import Need, Needs
-from raftmq.remoting.acl.signature import ACCESS_KEY, is_signed_by
-from raftmq.remoting.command import RemotingCommand
+from ..command import RemotingCommand
+from .accounts import Account, Accounts, AclError, Permission
+from .addresses import host_of
+from .needs import Need, Needs
+from .signature import ACCESS_KEY, is_signed_by
 
 
 class Gate:

@@ -22,15 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from raftmq.remoting.acl.accounts import RETRY_PREFIX, AclError, Permission
-from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import loads_request
-from raftmq.remoting.fields import text, text_or
-from raftmq.remoting.headers import SendHeader
-from raftmq.remoting.names import TRACE_TOPIC, popped_topic
-from raftmq.remoting.popheaders import batch_acks
+from ..codes import RequestCode
+from ..command import RemotingCommand
+from ..errors import BodyError
+from ..fastjson import loads_request
+from ..fields import text, text_or
+from ..headers import SendHeader
+from ..names import TRACE_TOPIC, popped_topic
+from ..popheaders import batch_acks
+from .accounts import RETRY_PREFIX, AclError, Permission
 
 FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from raftmq.remoting.acl.accounts import Accounts, AclError, accounts_from_config
-from raftmq.remoting.acl.signature import Credentials
+from .accounts import Accounts, AclError, accounts_from_config
+from .signature import Credentials
 
 FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # because it becomes one frame of a Raft log
 

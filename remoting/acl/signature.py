@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from raftmq.ops.strictjson import loads
-from raftmq.remoting.command import RemotingCommand
+
+from ..command import RemotingCommand
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.tidy.sources import ROOT, parsed, product
+from tests.tidy.sources import ROOT, module_of, parsed, product
 
 # Classes from outside that make a heap of data or of names out of a class, or only declare.
 DATA_BASES = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "NamedTuple", "TypedDict"}
@@ -81,8 +81,8 @@ def classes(root: Path = ROOT) -> list[Class]:
         }
         names[file] = {}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                module = node.module.removeprefix("raftmq.")
+            if isinstance(node, ast.ImportFrom):
+                module = module_of(node, path)
                 for alias in node.names:
                     names[file][alias.asname or alias.name] = (module, alias.name)
 

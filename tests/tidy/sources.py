@@ -48,6 +48,22 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def package_of(path: Path) -> list[str]:
+    """Return the names of the packages around a file, the outermost first."""
+    parent = path.parent
+    return [*package_of(parent), parent.name] if (parent / "__init__.py").exists() else []
+
+
+def module_of(node: ast.ImportFrom, path: Path) -> str:
+    """Return the module that a file imports names from: "store.record" for `raftmq.store.record`,
+    also where it is written relative to the file."""
+    module = node.module or ""
+    if node.level:
+        package = package_of(path)
+        module = ".".join([*package[: len(package) + 1 - node.level], *module.split(".")])
+    return module.removeprefix("raftmq.").rstrip(".")
+
+
 def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each module that a file imports from, with the names that it takes out of it.
 
@@ -57,13 +73,13 @@ def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name.removeprefix("raftmq."), []
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            module, names = node.module or "", [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module, names = module_of(node, path), [alias.name for alias in node.names]
             if module == "raftmq":
                 for name in names:
                     yield name if name in ROOMS else f"raftmq.{name}", []
             else:
-                yield module.removeprefix("raftmq."), names
+                yield module, names
 
 
 def imported(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from raftmq.web.schema import Input, View
+from ..schema import Input, View
 
 LISTED_MAX = 1_000  # permissions of an account, and addresses, in one request
 

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from raftmq.web.resources.basics import (
+from ..schema import Count, Input, TimeMs, View
+from .basics import (
     Name,
     QueueId,
 )
-from raftmq.web.schema import Count, Input, TimeMs, View
 
 
 class SubscriptionDifferenceView(View, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from raftmq.web.problem import invalid
-from raftmq.web.resources.basics import Name
-from raftmq.web.schema import Input, TimeMs, View
+from ..problem import invalid
+from ..schema import Input, TimeMs, View
+from .basics import Name
 
 POINTS_MAX = 500
 HOUR_MS = 3_600_000

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from raftmq.web.resources.basics import (
+from ..schema import INTEGER_MAX, Count, Input, TimeMs, View
+from .basics import (
     BODY_TEXT_MAX,
     MESSAGES_MAX,
     Base64,
@@ -16,7 +17,6 @@ from raftmq.web.resources.basics import (
     PropertyText,
     QueueId,
 )
-from raftmq.web.schema import INTEGER_MAX, Count, Input, TimeMs, View
 
 
 class MessageView(View, frozen=True, kw_only=True):

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from raftmq.web.resources.basics import (
+from ..schema import Input, View
+from .basics import (
     NodeName,
 )
-from raftmq.web.schema import Input, View
 
 
 class LiveView(View, frozen=True, kw_only=True):

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from raftmq.web.resources.basics import (
+from ..schema import INTEGER_MAX, Input, View
+from .basics import (
     Name,
     QueueCount,
     QueueId,
 )
-from raftmq.web.schema import INTEGER_MAX, Input, View
 
 
 class TopicPath(Input, frozen=True, kw_only=True):

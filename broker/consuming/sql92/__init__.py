@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from raftmq.broker.consuming.sql92.nodes import Expression
-from raftmq.broker.consuming.sql92.parser import parse
-from raftmq.broker.consuming.sql92.tokens import Sql92Error, check_length
+from .nodes import Expression
+from .parser import parse
+from .tokens import Sql92Error, check_length
 
 __all__ = ["CACHE_MAX", "Expression", "Sql92Error", "compile_expression"]
 

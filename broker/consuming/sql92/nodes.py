@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from raftmq.broker.consuming.sql92.values import (
+from .values import (
     DIGITS_MAX,
     DOUBLE_MAX,
     DOUBLE_MIN,

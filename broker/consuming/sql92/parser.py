@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from raftmq.broker.consuming.sql92 import nodes
-from raftmq.broker.consuming.sql92.nodes import DEPTH_MAX, Expression, Node, Rejection
-from raftmq.broker.consuming.sql92.tokens import Kind, Sql92Error, Token, tokenize
+from . import nodes
+from .nodes import DEPTH_MAX, Expression, Node, Rejection
+from .tokens import Kind, Sql92Error, Token, tokenize
 
 _WORDS = {"TRUE": True, "FALSE": False, "NULL": None}
 _SUFFIXES = {"BETWEEN", "IN", *nodes.TEXT_TESTS}

@@ -9,21 +9,22 @@ be, is not recalled. Whether there is such a message is not checked, as with Apa
 
 from __future__ import annotations
 
-from raftmq.broker.context import Context
-from raftmq.broker.delivery.timers.service import TimerService
-from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
-from raftmq.broker.errors import Refused, not_leader
-from raftmq.broker.sending.outcome import Ended
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import packed_address
-from raftmq.broker.service import Service
-from raftmq.broker.tables.topics import PERM_WRITE
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.fields import text, text_or
 from raftmq.remoting.recallhandle import RecallHandle
 from raftmq.store.properties import decode_properties
+
+from ...context import Context
+from ...errors import Refused, not_leader
+from ...sending.outcome import Ended
+from ...sending.send import SendPath
+from ...sending.sendrequest import packed_address
+from ...service import Service
+from ...tables.topics import PERM_WRITE
+from .service import TimerService
+from .timing import Key, recall_message, timed
 
 
 class Recalls:

@@ -30,23 +30,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from raftmq.broker.context import Context
-from raftmq.broker.delivery.timers.timing import Key, key_of, recalls, rolled
-from raftmq.broker.delivery.timers.wheel import Progress, TimerWheel, Waiting
-from raftmq.broker.errors import Refused
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.sending.outcome import is_unknown
-from raftmq.broker.sending.parking import delivered
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import Outgoing, as_stored
-from raftmq.broker.service import Service, at_each_leadership, next_turn
-from raftmq.broker.tables.state import timer_progress
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.commitlog import ReadBudget
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from ...context import Context
+from ...errors import Refused
+from ...housekeeping import IDLE_MS, Chore
+from ...sending.outcome import is_unknown
+from ...sending.parking import delivered
+from ...sending.send import SendPath
+from ...sending.sendrequest import Outgoing, as_stored
+from ...service import Service, at_each_leadership, next_turn
+from ...tables.state import timer_progress
+from .timing import Key, key_of, recalls, rolled
+from .wheel import Progress, TimerWheel, Waiting
 
 if TYPE_CHECKING:
     from raftmq.store.consumequeue import ConsumeQueue

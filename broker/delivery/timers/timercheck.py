@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 
-from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
+from .wheel import NOTHING, Progress
 
 PATH = "config/timercheck"
 _HEAD = struct.Struct(">4q")

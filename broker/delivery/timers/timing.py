@@ -24,18 +24,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from raftmq.broker.delivery.transactions.conversion import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.sending.sendrequest import (
+from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
+from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, joined
+
+from ...errors import Refused, busy
+from ...sending.sendrequest import (
     MESSAGE_ILLEGAL,
     SYSTEM_ERROR,
     Outgoing,
     fitting,
 )
-from raftmq.broker.tables.topics import RETRY_PREFIX
-from raftmq.remoting.recallhandle import RecallHandle
-from raftmq.store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
-from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, joined
+from ...tables.topics import RETRY_PREFIX
+from ..transactions.conversion import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
 
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"

@@ -8,14 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from raftmq.broker.delivery.transactions.book import Half, Root
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import (
-    PROPERTIES_SIZE_MAX,
-    Outgoing,
-    as_stored,
-    fitting,
-)
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.properties import (
     KEYS,
@@ -33,6 +25,15 @@ from raftmq.store.record import (
     encode_record,
     pack_host,
 )
+
+from ...errors import Refused
+from ...sending.sendrequest import (
+    PROPERTIES_SIZE_MAX,
+    Outgoing,
+    as_stored,
+    fitting,
+)
+from .book import Half, Root
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"

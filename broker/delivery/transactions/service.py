@@ -22,27 +22,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from raftmq.broker.access import Access
-from raftmq.broker.clients import ClientConnection, ClientTable
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.context import Context
-from raftmq.broker.delivery.transactions import conversion
-from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook, Root
-from raftmq.broker.delivery.transactions.conversion import (
-    GIVEN_UP_TOPIC,
-    GROUP,
-    HALF_TOPIC,
-    OP_TOPIC,
-)
-from raftmq.broker.errors import Refused, busy
-from raftmq.broker.housekeeping import IDLE_MS, Chore
-from raftmq.broker.sending.outcome import Done, Ended
-from raftmq.broker.sending.parking import later
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import Outgoing
-from raftmq.broker.service import Service, at_each_leadership
-from raftmq.broker.tables.state import commit_offsets, put_topic
-from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.needs import Need, topic_need
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -60,6 +39,28 @@ from raftmq.store.record import (
     walk_records,
 )
 from raftmq.store.selection import GetStatus
+
+from ...access import Access
+from ...clients import ClientConnection, ClientTable
+from ...config import BrokerConfig
+from ...context import Context
+from ...errors import Refused, busy
+from ...housekeeping import IDLE_MS, Chore
+from ...sending.outcome import Done, Ended
+from ...sending.parking import later
+from ...sending.send import SendPath
+from ...sending.sendrequest import Outgoing
+from ...service import Service, at_each_leadership
+from ...tables.state import commit_offsets, put_topic
+from ...tables.topics import TopicConfig
+from . import conversion
+from .book import COMMIT, ROLLBACK, Half, HalfBook, Root
+from .conversion import (
+    GIVEN_UP_TOPIC,
+    GROUP,
+    HALF_TOPIC,
+    OP_TOPIC,
+)
 
 log = logging.getLogger("raftmq.broker.transactions")
 

@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from raftmq.broker.replication.ha.metadata import LogComparison, MasterClient, MetadataSync
-from raftmq.broker.tables.configfiles import ConfigFiles
-from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueueStore
 from raftmq.store.record import walk_records
+
+from ...tables.configfiles import ConfigFiles
+from ...tables.state import BrokerState
+from .metadata import LogComparison, MasterClient, MetadataSync
 
 _WINDOW_BYTES = 4 << 20
 

@@ -18,14 +18,15 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.replication.ha.protocol import HaProtocolError, ReportReader, transfer
 from raftmq.dledger.gate import Gate
 from raftmq.ops.listening import PlainListening, listen_plain
 from raftmq.remoting.address import format_address
 from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
 from raftmq.store.commitlog import CommitLog
+
+from ...config import BrokerConfig
+from .protocol import HaProtocolError, ReportReader, transfer
 
 log = logging.getLogger("raftmq.broker.ha.master")
 

@@ -26,13 +26,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from raftmq.broker.delivery.timers import timercheck
-from raftmq.broker.delivery.timers.wheel import NOTHING, Progress
-from raftmq.broker.errors import StateError
-from raftmq.broker.replication.ha.slave import SECOND_BYTE, LogsDiffer
-from raftmq.broker.tables import popcopy, queueends
-from raftmq.broker.tables.configfiles import ConfigFiles, refused_text
-from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -42,6 +35,14 @@ from raftmq.remoting.fastjson import loads_object
 from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.consumequeue import ConsumeQueueStore
+
+from ...delivery.timers import timercheck
+from ...delivery.timers.wheel import NOTHING, Progress
+from ...errors import StateError
+from ...tables import popcopy, queueends
+from ...tables.configfiles import ConfigFiles, refused_text
+from ...tables.state import BrokerState
+from .slave import SECOND_BYTE, LogsDiffer
 
 log = logging.getLogger("raftmq.broker.ha.metadata")
 

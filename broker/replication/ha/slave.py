@@ -17,15 +17,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.replication.ha.master import no_delay
-from raftmq.broker.replication.ha.protocol import (
-    REPORT,
-    HaProtocolError,
-    RecordRuns,
-    Run,
-    TransferReader,
-)
 from raftmq.dledger.gate import Gate
 from raftmq.ops.dialling import dial, within
 from raftmq.remoting.address import parse_address
@@ -34,6 +25,16 @@ from raftmq.remoting.tls import Renewed
 from raftmq.store.commitlog import CommitLog
 from raftmq.store.errors import Diverged, FlushUnderWay
 from raftmq.store.shortage import passes
+
+from ...config import BrokerConfig
+from .master import no_delay
+from .protocol import (
+    REPORT,
+    HaProtocolError,
+    RecordRuns,
+    Run,
+    TransferReader,
+)
 
 log = logging.getLogger("raftmq.broker.ha.slave")
 

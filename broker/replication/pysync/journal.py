@@ -26,9 +26,10 @@ from typing import overload
 
 from pysyncobj.journal import Journal
 
-from raftmq.broker.replication.pysync.meta import Meta, MetaFile
 from raftmq.dledger.log import RaftLog
 from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
+
+from .meta import Meta, MetaFile
 
 log = logging.getLogger("raftmq.broker.replication.pysync")
 

@@ -33,11 +33,6 @@ from collections.abc import Callable
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
 
-from raftmq.broker.replication.pysync.journal import FrameJournal, JournalError
-from raftmq.broker.replication.pysync.meta import MetaFile
-from raftmq.broker.replication.pysync.replica import Replica, configuration
-from raftmq.broker.replication.pysync.status import status_of
-from raftmq.broker.replication.pysync.transport import LinkTransport
 from raftmq.dledger.applier import Application, Applier
 from raftmq.dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
 from raftmq.dledger.framereads import FrameReads
@@ -52,6 +47,12 @@ from raftmq.store.commitlog import CommitLog
 from raftmq.store.disk import Disk
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind, seal_frame
+
+from .journal import FrameJournal, JournalError
+from .meta import MetaFile
+from .replica import Replica, configuration
+from .status import status_of
+from .transport import LinkTransport
 
 log = logging.getLogger("raftmq.broker.replication.pysync")
 

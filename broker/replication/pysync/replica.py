@@ -14,10 +14,11 @@ from typing import Any
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.node import Node
 
-from raftmq.broker.replication.pysync.journal import FrameJournal
-from raftmq.broker.replication.pysync.transport import LinkTransport
 from raftmq.dledger.messages import Role
 from raftmq.dledger.settings import MemberConfig
+
+from .journal import FrameJournal
+from .transport import LinkTransport
 
 NEVER = 1 << 62  # entries, or seconds: compaction is off, see journal.py
 ROLES = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # by SyncObj's number of a state

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from raftmq.broker.replication.pysync.replica import Replica
 from raftmq.dledger.messages import RoleEvent
 from raftmq.dledger.peers import PeerLinks
 from raftmq.dledger.settings import MemberConfig
+
+from .replica import Replica
 
 
 def status_of(

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from .acknowledged import read_acknowledged, refuse_unjudged
-from .files import confirmed_position, refuse_running
-from .job import run
-from .places import fetched
-from .report import AuditReport, CheckResult, StoreReport
+from .checks.acknowledged import read_acknowledged, refuse_unjudged
+from .read.cluster_info import MODES, subject_of
+from .read.incremental import Kept
+from .read.remote_stores import fetched
+from .read.staging import place_for_tables
+from .read.store_files import confirmed_position, refuse_running
+from .report.report import AuditReport, CheckResult, StoreReport
+from .run import run
 from .session import session
-from .since import Kept
-from .staging import place_for_tables
-from .subject import MODES, subject_of
 
 
 def run_audit(
@@ -39,20 +39,20 @@ def run_audit(
     incremental: bool = False,
 ) -> AuditReport:
     """Audit the stores of one broker group against the history of what was sent, to all topics or
-    to `topic` alone; or against a table of what was `acknowledged` (audit.acknowledged); or,
+    to `topic` alone; or against a table of what was `acknowledged` (audit.checks.acknowledged); or,
     without either, what can be said of any store.
 
-    Give every replica, stopped, as a directory or by URI (audit.places: those are copied first). A
-    majority is counted among the voters that the
-    logs name (audit.voters); a voter whose store is missing is a finding, and holds nothing.
-    `mode` ("raft", "classic") and `group` (brokerName, if the history covers several) are read from
-    the cluster.json beside the stores if there is one; otherwise the logs tell the mode. Without
-    `spark` a session is started and stopped again (6 to 8 s). `scratch`: where there is room for
-    what is decoded, and where executors on other machines find it, unless `staging` (a path or URI)
-    says another place for that; `progress(what)` is told what is
-    done next. `results`: a directory for what the next audit has to know of this one;
-    `incremental`: begin where the audit before ended that noted that there (audit.since). Raises
-    ValueError without stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
+    Give every replica, stopped, as a directory or by URI (audit.read.remote_stores: those are
+    copied first). A majority is counted among the voters that the logs name (audit.read.voters); a
+    voter whose store is missing is a finding, and holds nothing. `mode` ("raft", "classic") and
+    `group` (brokerName, if the history covers several) are read from the cluster.json beside the
+    stores if there is one; otherwise the logs tell the mode. Without `spark` a session is started
+    and stopped again (6 to 8 s). `scratch`: where there is room for what is decoded, and where
+    executors on other machines find it, unless `staging` (a path or URI) says another place for
+    that; `progress(what)` is told what is done next. `results`: a directory for what the next audit
+    has to know of this one; `incremental`: begin where the audit before ended that noted that there
+    (audit.read.incremental). Raises ValueError without stores, StoreError, HistoryUnfit,
+    JavaNotFound, OSError.
     """
     if not stores:
         raise ValueError("an audit needs at least one store")
@@ -94,7 +94,8 @@ def run_audit(
 def topic_frame(
     spark: SparkSession, store: str | Path, topic: str, *, until: int | None = None
 ) -> DataFrame:
-    """Return a topic's messages in one store as a DataFrame (audit.parse.RECORD_BODY_SCHEMA).
+    """Return a topic's messages in one store as a DataFrame
+    (audit.read.log_reader.RECORD_BODY_SCHEMA).
 
     Reads committed messages: up to `until`, by default the store's own commit position, or all of
     the log if the store has none (classic mode). The commit position of a store that was killed is

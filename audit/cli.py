@@ -22,7 +22,7 @@ from raftmq import __version__
 from raftmq.ops.interpreter import version_option
 
 if TYPE_CHECKING:
-    from .report import AuditReport
+    from .report.report import AuditReport
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
@@ -208,8 +208,8 @@ def main(
     if unaudited:
         gap = f"other broker groups: {unaudited}"
         reports = [replace(each, not_judged=(*each.not_judged, gap)) for each in reports]
-    from .printed import print_report
-    from .results import write_results
+    from .report.results import write_results
+    from .report.text_report import print_report
 
     complaints = [unaudited] if unaudited else []
     if json_path is not None:
@@ -282,16 +282,16 @@ def _audited(
         from raftmq.client.errors import ClientError
         from raftmq.remoting.acl.signature import credentials_of_environment
         from raftmq.remoting.errors import RemotingError
-        from raftmq.remoting.tlsfile import client_tls_of
+        from raftmq.remoting.tls_file import client_tls_of
         from raftmq.spark.options import connection_of
 
         from .api import run_audit
-        from .copied import NotAudited
-        from .files import StoreError, refuse_running
-        from .history import HistoryUnfit
-        from .java import JavaNotFound
+        from .find_java import JavaNotFound
         from .live import audit_cluster
-        from .printed import progress_shown
+        from .read.history import HistoryUnfit
+        from .read.live_copy import NotAudited
+        from .read.store_files import StoreError, refuse_running
+        from .report.text_report import progress_shown
         from .session import SPARK_ERRORS, cause, session
     except ImportError as missing:
         _not_installed(missing)
@@ -369,8 +369,8 @@ def _with_context(name: str) -> dict[str, str]:
 
 def _stores_of(run_directory: Path, group: str | None) -> dict[str, str]:
     try:
-        from .files import StoreError
-        from .subject import stores_of_run
+        from .read.cluster_info import stores_of_run
+        from .read.store_files import StoreError
     except ImportError as missing:
         _not_installed(missing)
     try:

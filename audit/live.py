@@ -1,12 +1,12 @@
 """Audits brokers that run: each replica of a Raft group is read at one commit index.
 
-Tables and log of each replica become a store of their own in a scratch directory (audit.copied),
-and are judged there like the stores of stopped brokers. What can be asked only of running brokers
-is asked as well: whether their queues end where the log says, and whether groups' offsets lie
-within them.
+Tables and log of each replica become a store of their own in a scratch directory
+(audit.read.live_copy), and are judged there like the stores of stopped brokers. What can be asked
+only of running brokers is asked as well: whether their queues end where the log says, and whether
+groups' offsets lie within them.
 
 Brokers in classic mode, and Apache's, cannot be read so: their topics are pulled, and judged by
-what pulls tell (`audit.pulled`).
+what pulls tell (`audit.pull_audit`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from raftmq.client.errors import ClientError
 from raftmq.client.route import BrokerData
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.spark.options import Connection
 
-from .acknowledged import read_acknowledged, refuse_unjudged
-from .copied import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
-from .files import StoreError
-from .history import HistoryUnfit
-from .job import run
-from .pulled import pulled_report
-from .report import AuditReport, CheckResult, Offender
-from .since import TAIL_BYTES, Kept
-from .staging import place_for_tables
+from .checks.acknowledged import read_acknowledged, refuse_unjudged
+from .pull_audit import pulled_report
+from .read.history import HistoryUnfit
+from .read.incremental import TAIL_BYTES, Kept
+from .read.live_copy import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
+from .read.staging import place_for_tables
+from .read.store_files import StoreError
+from .report.report import AuditReport, CheckResult, Offender
+from .run import run
 
 BYTES_PER_S = 32 << 20  # of each replica: a quarter of what a slow disk reads
 
@@ -60,12 +60,12 @@ def audit_cluster(
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
     `scratch` must have room for the logs of one group's replicas; it is emptied again. `staging`: a
-    path or URI for what is decoded, instead.
-    `progress(what)` is told what is done next. `results`: a directory for what the next audit has
-    to know of this one; `incremental`: of Raft groups only that is read what they hold since the
-    audit before that noted its end there (audit.since). `found(report)` is given each report as
-    soon as it is made: also those of the other groups, where one cannot be audited and this raises.
-    Raises NotAudited, ClientError, StoreError, HistoryUnfit, ValueError, OSError."""
+    path or URI for what is decoded, instead. `progress(what)` is told what is done next. `results`:
+    a directory for what the next audit has to know of this one; `incremental`: of Raft groups only
+    that is read what they hold since the audit before that noted its end there
+    (audit.read.incremental). `found(report)` is given each report as soon as it is made: also those
+    of the other groups, where one cannot be audited and this raises. Raises NotAudited,
+    ClientError, StoreError, HistoryUnfit, ValueError, OSError."""
     if incremental and (results is None or history is not None):
         raise ValueError("an incremental audit needs the results before, and has no history")
     groups = asyncio.run(_groups(connection, group))

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 import raftmq
 
-from .java import find_java_home
-from .sources import register
+from .find_java import find_java_home
+from .read.spark_sources import register
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)  # whatever a query can end with
 _CLASSIFIED = re.compile(r"(\[[A-Z_.]+\] .*)")  # where Spark says what it is

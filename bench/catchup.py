@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.wire import run_load
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand

@@ -22,7 +22,7 @@ from pathlib import Path
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import Node
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 
 HERE = Path(__file__).resolve().parent
 PATIENT = {

@@ -9,8 +9,8 @@ time without an acknowledgement. Exit status 1 if a send failed or a message was
 With `--freezes` the leader is also kept from running (SIGSTOP) for a while, which closes none of
 its connections. What it was sent then has no certain outcome, so the producer repeats it, and
 messages may be stored twice. Before a freeze the group rests until its election time-outs are
-halved, as in calm times (dledger/electionhalving.py), or REST_S have passed: a leader that goes on
-after it was given up looks like one on a slow machine.
+halved, as in calm times (dledger/raft/election_halving.py), or REST_S have passed: a leader that
+goes on after it was given up looks like one on a slow machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rich.table import Table
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.chaos.cluster.transfer import transfer
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.client import ConsumeFrom, ConsumerConfig, Message, Producer, PushConsumer, SendConfig
 
 TOPIC = "Handover"
@@ -47,7 +47,7 @@ CALM_S = 0.3  # of load before an event, and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 FROZEN_S = 2.0  # longer than an election takes without back-off
-REST_S = 60.0  # more than WAIT_FACTOR_MAX (dledger/electionhalving.py) times 6 s
+REST_S = 60.0  # more than WAIT_FACTOR_MAX (dledger/raft/election_halving.py) times 6 s
 SETTLE_S = 3.5  # a send's own time-out is 3 s: by then each is decided
 
 

@@ -48,8 +48,8 @@ from bench.checkout import mqcluster
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SETTLE_S, SLOW, Plan
 from bench.group import resident_mib
 from bench.wire import run_load
-from raftmq.chaos.faults.steering import SLOW as SLOW_EFFECT
-from raftmq.chaos.faults.steering import SYNC, Rule, Steering
+from raftmq.chaos.faults.fault_control import SLOW as SLOW_EFFECT
+from raftmq.chaos.faults.fault_control import SYNC, Rule, Steering
 from raftmq.client import Message, Producer
 from raftmq.client.errors import ClientError
 from raftmq.remoting.client import RemotingClient

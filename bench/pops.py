@@ -28,9 +28,9 @@ from bench.wire import run_load
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
-from raftmq.remoting.popheaders import BatchAck, PopHeader, PopResponseHeader, by_queue
+from raftmq.remoting.pop_headers import BatchAck, PopHeader, PopResponseHeader, by_queue
 
 BODY = b"x" * 128
 COUNT_MAX = 32

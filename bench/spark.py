@@ -28,10 +28,10 @@ from bench.group import raft_group
 from bench.peers.remoting import QUEUES, TOPIC, pull_all
 from bench.wire import run_load
 from raftmq.audit.api import run_audit
-from raftmq.audit.files import map_file, segments
 from raftmq.audit.live import audit_cluster
+from raftmq.audit.read.log_scanner import walk_range
+from raftmq.audit.read.store_files import map_file, segments
 from raftmq.audit.session import session
-from raftmq.audit.walk import walk_range
 from raftmq.client import Admin, Message, Producer
 from raftmq.spark.columns import record_columns
 from raftmq.spark.options import Connection, connection_of

@@ -22,14 +22,14 @@ from raftmq.remoting.acl.signature import ACCESS_KEY
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Connection
 from raftmq.remoting.names import RETRY_PREFIX
-from raftmq.remoting.popheaders import ORIGIN_GROUP
+from raftmq.remoting.pop_headers import ORIGIN_GROUP
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record
 
 from .accountbook import AccountBook
-from .delivery.transactions.conversion import REAL_TOPIC
-from .housekeeping import IDLE_MS, Chore
-from .service import Service
+from .component import Service
+from .messages.half_message import REAL_TOPIC
+from .scheduler import IDLE_MS, Chore
 
 LOG = logging.getLogger("raftmq.broker.acl")
 

@@ -17,13 +17,13 @@ import logging
 from collections.abc import Callable
 
 from raftmq.remoting.acl import Accounts, AclError
-from raftmq.remoting.aclfile import AccountFile
+from raftmq.remoting.acl_file import AccountFile
 
 from .config import BrokerConfig
 from .context import Context
 from .errors import EngineError
-from .housekeeping import Chore
-from .tables.acltable import (
+from .scheduler import Chore
+from .tables.acl import (
     AclTable,
     delete_account,
     put_account,

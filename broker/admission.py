@@ -23,10 +23,10 @@ from raftmq.remoting.connection import Connection, RawHandler
 from raftmq.remoting.errors import RemotingError, RemotingProtocolError
 
 from .access import Access
+from .component import RoleChange, Service
 from .errors import not_leader
-from .service import RoleChange, Service
 
-HOLD_MS = 200  # the same as for sends (broker.sending.heldsends)
+HOLD_MS = 200  # the same as for sends (broker.send.held_sends)
 HELD_BYTES_MAX = 16 * 1024 * 1024
 JUDGED_AT_ONCE = 64  # signatures: some 2 ms
 

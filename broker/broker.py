@@ -1,7 +1,7 @@
 """One broker: its services, in order, over a store that is open.
 
 Start: `open_broker` claims the store and the ports, recovers the store and loads the tables
-(broker.opening); `Broker` builds the services, top to bottom, each given what it needs; `start`
+(broker.startup); `Broker` builds the services, top to bottom, each given what it needs; `start`
 starts the engine (which recovers the log and replays what is committed above the snapshots),
 listens, registers. Stop: hand leadership over, answer waiting senders, leave the routes, close the
 connections, flush, write the snapshots, remove the abort file. A failure (`failed`) ends in the
@@ -17,21 +17,76 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from raftmq.dledger.messages import RoleEvent
-from raftmq.dledger.proposals import command_bytes_max
+from raftmq.dledger.node.proposals import command_bytes_max
+from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.ops.memory import Trimmer
 from raftmq.ops.metrics import Timings
-from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.connection import Connection, ConnectionLimits, Handler
+from raftmq.remoting.memory_limits import Budgets
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.store.disk import OsDisk
-from raftmq.store.ownership import StoreLock
+from raftmq.store.store_lock import StoreLock
 
 from .access import Access
 from .accountbook import AccountBook
+from .admin.account_changes import AccountChanges
+from .admin.acl import AclAdmin
+from .admin.exactly_once_writers import Writers
+from .admin.key_query import KeyQueries
+from .admin.metrics import BrokerMetrics
+from .admin.operator_log import OperatorLog
+from .admin.parts import Parts
+from .admin.progress import ProgressQueries
+from .admin.rates import SAMPLE_MS, Throughput
+from .admin.relay import Relay
+from .admin.request_log import RequestRecord
+from .admin.requests import Admin
+from .admin.runtime_info import runtime_info
+from .admin.stats import SAMPLE_MS as GROUP_SAMPLE_MS
+from .admin.stats import GroupRates, StatsQueries
+from .admin.topics_and_groups import Catalog
+from .admin.upkeep import Upkeep
 from .admission import Admission
-from .assembly import (
+from .backup.service import Backups
+from .clients import ClientTable
+from .component import RoleChange, Service
+from .config import BrokerConfig
+from .connection_limit import ClientRoom
+from .construction import budget_limits, template_topic, topics_of_names
+from .consume.group_creation import GroupCreation
+from .consume.offset_commits import CommitService
+from .consume.offset_resets import ResetMarks, Resets
+from .consume.pull import PullService
+from .consume.queries import Queries
+from .consume.queue_locks import lock_service
+from .consume.subscription_refresh import SubscriptionQuestions
+from .context import Context, Life
+from .delayed.delay_levels import DelayService
+from .delayed.send_back import SendBack
+from .delayed.timer_recall import Recalls
+from .delayed.timers import TimerService
+from .error_isolation import Contained
+from .error_responses import Guard
+from .events import NodeEvents
+from .history.history import History
+from .http.api import NodeApi
+from .http.faults import FaultDoor
+from .leader_fitness import Reliever
+from .pop.service import Popping
+from .processor import Processor
+from .replication.log import ReplicatedLog
+from .replication.members import Members
+from .replication.roles import RoleView
+from .retention import Retention
+from .scheduler import Activity, Chore, Housekeeper
+from .send.request_reply import ReplyService, reply_topic
+from .startup import Opened, open_store
+from .tables.state import announce
+from .tables.timer_wheel import TimerWheel
+from .transactions.service import Halves, Transactions
+from .unexpired import Unexpired
+from .wiring import (
     Told,
     make_keeper,
     make_registrar,
@@ -39,61 +94,6 @@ from .assembly import (
     make_send_path,
     node_operations,
 )
-from .backup.service import Backups
-from .clientroom import ClientRoom
-from .clients import ClientTable
-from .config import BrokerConfig
-from .construction import budget_limits, template_topic, topics_of_names
-from .consuming.commits import CommitService
-from .consuming.groupcreation import GroupCreation
-from .consuming.locks import lock_service
-from .consuming.pull import PullService
-from .consuming.queries import Queries
-from .consuming.resets import ResetMarks, Resets
-from .consuming.subscriptions import SubscriptionQuestions
-from .containment import Contained
-from .context import Context, Life
-from .delivery.delay import DelayService
-from .delivery.sendback import SendBack
-from .delivery.timers.recall import Recalls
-from .delivery.timers.service import TimerService
-from .delivery.timers.wheel import TimerWheel
-from .delivery.transactions.service import Halves, Transactions
-from .events import NodeEvents
-from .guard import Guard
-from .history.history import History
-from .housekeeping import Activity, Chore, Housekeeper
-from .http.api import NodeApi
-from .http.faults import FaultDoor
-from .opening import Opened, open_store
-from .operating.accountchanges import AccountChanges
-from .operating.acladmin import AclAdmin
-from .operating.admin import Admin
-from .operating.catalog import Catalog
-from .operating.keyquery import KeyQueries
-from .operating.metrics import BrokerMetrics
-from .operating.operatorlog import OperatorLog
-from .operating.parts import Parts
-from .operating.progress import ProgressQueries
-from .operating.rates import SAMPLE_MS, Throughput
-from .operating.relay import Relay
-from .operating.requestrecord import RequestRecord
-from .operating.runtime import runtime_info
-from .operating.stats import SAMPLE_MS as GROUP_SAMPLE_MS
-from .operating.stats import GroupRates, StatsQueries
-from .operating.upkeep import Upkeep
-from .popping.popping import Popping
-from .processor import Processor
-from .relief import Reliever
-from .replication.log import ReplicatedLog
-from .replication.members import Members
-from .replication.roles import RoleView
-from .retention import Retention
-from .sending.reply import ReplyService, reply_topic
-from .sending.writerservice import Writers
-from .service import RoleChange, Service
-from .tables.state import announce
-from .unexpired import Unexpired
 
 log = logging.getLogger("raftmq.broker")
 
@@ -116,7 +116,7 @@ async def open_broker(
     `disk` is rooted at storePathRootDir; `lock`: its lock, if the caller keeps one. Time-outs go by
     `clock_ms`, which is monotonic. `replication_socket` (for Raft peers, or for slaves) is bound
     already (tests). `faults`: the fault layer below disk and clock, if the broker runs over one.
-    Raises as `broker.opening.open_store`."""
+    Raises as `broker.startup.open_store`."""
     opened = await open_store(
         config,
         disk,

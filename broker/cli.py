@@ -1,7 +1,7 @@
 """The command line of `mqbroker`: what it can do, and with which options.
 
-What does it is imported when it is asked to (broker.process, broker.backup.work,
-broker.rescue.work): `--help` and the shell's completion are asked often, and import little.
+What does it is imported when it is asked to (broker.process, broker.backup.commands,
+broker.rescue.commands): `--help` and the shell's completion are asked often, and import little.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.ops.configcli import config_commands
+from raftmq.ops.config_cli import config_commands
 from raftmq.ops.interpreter import version_option
 
 from .backup.cli import backup, restore, verify
@@ -73,7 +73,7 @@ def main(context: click.Context, /, **given: Any) -> None:
 
 
 main.add_command(
-    config_commands("mqbroker", "raftmq.broker.config", "raftmq.broker.opening"), "config"
+    config_commands("mqbroker", "raftmq.broker.config", "raftmq.broker.startup"), "config"
 )
 main.add_command(health)
 main.add_command(backup)

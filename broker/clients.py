@@ -26,19 +26,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.consistency import Difference, Wishes, differences, wishes
 from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.remoting.fair_scheduling import Steps, finish
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.names import NAME_LENGTH_MAX
-from raftmq.remoting.turns import Steps, finish
 from raftmq.store.properties import decode_properties
 
-from .consuming.filters import Subscription, subscription_from_json
+from .component import Service
+from .consume.filters import Subscription, subscription_from_json
 from .errors import Refused, busy
-from .housekeeping import IDLE_MS, Chore
-from .service import Service
+from .scheduler import IDLE_MS, Chore
 from .tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
 log = logging.getLogger("raftmq.broker.clients")

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raftmq.dledger.proof import SECRET_SIZE_BYTES_MIN
-from raftmq.ops.foreignkeys import separate
+from raftmq.dledger.transport.proof import SECRET_SIZE_BYTES_MIN
+from raftmq.ops.foreign_keys import separate
 from raftmq.ops.options import (
     BYTES,
     HOURS,
@@ -38,13 +38,13 @@ from raftmq.ops.options import (
 )
 from raftmq.ops.ports import Listener, check_ports, http_port
 from raftmq.ops.settings import gather, parse_properties, repeated
-from raftmq.ops.tlsoptions import OFF, PeerTlsOptions
+from raftmq.ops.tls_options import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
-from raftmq.store.indexfile import ENTRIES_MAX, SLOTS_MAX
+from raftmq.store.index.index_file import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.loopback import is_loopback
 
-from .delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
+from .delayed.level_settings import STANDARD_LEVELS, parse_delay_levels
 
 __all__ = [
     "OPTIONS",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from raftmq.dledger import gate, incoming
+from raftmq.dledger.transport import inbound as incoming
+from raftmq.dledger.transport import peer_auth as gate
 from raftmq.ops.descriptors import Ports
 from raftmq.ops.ports import http_port
-from raftmq.remoting.budgets import BudgetLimits
 from raftmq.remoting.codec import FRAME_SIZE_BYTES_MAX
-from raftmq.remoting.processtls import LINK_LIMITS
+from raftmq.remoting.memory_limits import BudgetLimits
+from raftmq.remoting.process_tls import LINK_LIMITS
 from raftmq.remoting.tls import TlsMode
 from raftmq.store.config import StoreConfig, StoreMode, hot_span_bytes
 from raftmq.store.disk import DiskMark
 from raftmq.store.frame import HEADER_SIZE_BYTES
-from raftmq.store.indexfile import IndexLimits
+from raftmq.store.index.index_file import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
 from raftmq.store.retention import RetentionPolicy
 from raftmq.web.auth import WebSettings
 
 from .config import BrokerConfig
-from .sending.sendrequest import SendRules
+from .messages.send_request import SendRules
 from .tables.topics import (
     DEFAULT_TOPIC,
     PERM_INHERIT,

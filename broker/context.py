@@ -2,7 +2,7 @@
 
 `Context` holds what exists before the first service: configuration, disk, replicated state, store,
 log, clocks. A part is given the context and the other parts that it needs, by name; what it offers
-in return it lists in a `Service` (broker.service).
+in return it lists in a `Service` (broker.component).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftmq.remoting.budgets import Budgets
-from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.memory_limits import Budgets
+from raftmq.remoting.process_tls import ProcessTls
 from raftmq.store.disk import Disk
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 
 from .config import BrokerConfig
-from .containment import Contained
+from .error_isolation import Contained
 from .events import NodeEvents
 from .replication.log import ReplicatedLog
 from .replication.roles import RoleView

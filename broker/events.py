@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.web.events import EventHub
 
 from .config import BrokerConfig

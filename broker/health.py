@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raftmq.ops import verdict
+from raftmq.ops import health_exit as verdict
 
 if TYPE_CHECKING:
     from raftmq.remoting.command import RemotingCommand
@@ -45,10 +45,10 @@ def health(address: str | None, timeout_s: float) -> None:
     configuration file.
     """
     from raftmq.remoting.acl.signature import credentials_of_environment
-    from raftmq.remoting.ask import complaint
+    from raftmq.remoting.blocking_request import complaint
     from raftmq.remoting.codes import RequestCode
-    from raftmq.remoting.fastjson import loads_object
-    from raftmq.remoting.tlsfile import context_of
+    from raftmq.remoting.fast_json import loads_object
+    from raftmq.remoting.tls_file import context_of
 
     try:
         credentials = credentials_of_environment(os.environ)

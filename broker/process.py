@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import click
 import uvloop
 
-from raftmq.dledger.errors import RaftError
+from raftmq.dledger.raft.errors import RaftError
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
@@ -32,20 +32,20 @@ from raftmq.ops.permissions import warn_if_others_read
 from raftmq.packages import PROXY_PACKAGES, missing_package
 from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.keyfile import KeyFileError
+from raftmq.remoting.key_file import KeyFileError
 from raftmq.remoting.tls import TlsError
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import WrongIdentity
-from raftmq.store.ownership import StoreInUse, StoreLock, lock_store
+from raftmq.store.store_lock import StoreInUse, StoreLock, lock_store
 from raftmq.web.auth import WebConfigError
 
 from .broker import Broker, open_broker
-from .claim import described
 from .config import OPTIONS, BrokerConfig, Loaded, load
 from .errors import ConfigError, EngineError, StateError
 from .grpcproxy import proxy_beside
 from .http.faults import FaultDoor
+from .startup_claim import described
 
 log = logging.getLogger("raftmq.broker.process")
 

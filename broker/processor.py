@@ -1,7 +1,7 @@
 """Takes frames to their handlers: sends directly, everything else by a table of request codes.
 
 `on_raw` gets all frames of one arrival. A plain send may take the fast path
-(broker.sending.plainsend). Every other frame, and a plain send with anything unusual about it, is
+(broker.send.fast_path). Every other frame, and a plain send with anything unusual about it, is
 decoded once (`remoting.codec.decode_command`, the one check of headers) and goes to its handler.
 When all frames of the arrival are handled, the sends among them are proposed together; those of a
 long arrival in several parts.
@@ -18,13 +18,13 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import JSON, RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
 from raftmq.remoting.errors import HeaderError
-from raftmq.remoting.turns import Steps
+from raftmq.remoting.fair_scheduling import Steps
 
 from .errors import Refused
-from .housekeeping import Activity
-from .sending.plainsend import PLAIN_START, decode_plain
-from .sending.send import BATCH_CODES, SendPath
-from .sending.sendrequest import packed_address, v2_fields
+from .messages.send_request import packed_address, v2_fields
+from .scheduler import Activity
+from .send.fast_path import PLAIN_START, decode_plain
+from .send.service import BATCH_CODES, SendPath
 
 SEND_V2 = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)

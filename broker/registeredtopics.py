@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raftmq.remoting.registration import DataVersion
 from raftmq.remoting.registration import TopicConfig as RegisteredTopic
-from raftmq.remoting.topicattributes import MESSAGE_TYPE
+from raftmq.remoting.topic_attributes import MESSAGE_TYPE
 
 from .tables.topics import TopicConfig, TopicTable
 

@@ -1,18 +1,17 @@
 """Registers this replica with the name servers: its identity, role, term and topics.
 
 There is one task per name server, so that one that is down delays no other; `use` begins and ends
-them while the broker runs. It registers at start,
-every `registerNameServerPeriod`, at once when `trigger` says that the role or a topic changed, and
-soon after a name server's connection was lost, because with the connection the name server forgets
-the broker. The ready leader registers as brokerId 0, every other replica with its own id;
-`raftTerm` lets a name server refuse a deposed leader's claim, `raftGroupId` a replica of another
-group of this name. A failed attempt is repeated after RETRY_MS. The leader's is logged each time,
-another replica's if it was registered. A member that no name server has listed for UNLISTED_S
-reports that once (`in_no_route`), also if it has no name servers. A replica that
-is no member of its Raft group (any more, or yet) leaves the routes and stays out. With a key
-(`registrationKeyFile`) registrations are signed, with a nonce that the name server gives for the
-connection (remoting.registrationproof). A name server that gives none has no key, and gets unsigned
-registrations.
+them while the broker runs. It registers at start, every `registerNameServerPeriod`, at once when
+`trigger` says that the role or a topic changed, and soon after a name server's connection was lost,
+because with the connection the name server forgets the broker. The ready leader registers as
+brokerId 0, every other replica with its own id; `raftTerm` lets a name server refuse a deposed
+leader's claim, `raftGroupId` a replica of another group of this name. A failed attempt is repeated
+after RETRY_MS. The leader's is logged each time, another replica's if it was registered. A member
+that no name server has listed for UNLISTED_S reports that once (`in_no_route`), also if it has no
+name servers. A replica that is no member of its Raft group (any more, or yet) leaves the routes and
+stays out. With a key (`registrationKeyFile`) registrations are signed, with a nonce that the name
+server gives for the connection (remoting.registration_proof). A name server that gives none has no
+key, and gets unsigned registrations.
 
 Topics: a name server of ours puts `topicDelta`=true in its answers. From then on it gets the
 changes since the table that it last took, mostly none, in a few hundred bytes however many topics
@@ -42,8 +41,8 @@ from raftmq.remoting.registration import (
     body_crc,
     encode_register_body,
 )
-from raftmq.remoting.registrationproof import WRONG_SIGNATURE, RegistrationSigner
-from raftmq.remoting.signedregistration import ask_signer
+from raftmq.remoting.registration_proof import WRONG_SIGNATURE, RegistrationSigner
+from raftmq.remoting.signed_registration import ask_signer
 from raftmq.remoting.tls import Renewed
 
 from .registeredtopics import RegisteredTopics

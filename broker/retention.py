@@ -1,11 +1,11 @@
 """Decides which part of the log may be deleted now, by policy, disk use and the log's own time.
 
-The wall clock is compared with the log's own time (store.logclock) once a second. While it is
+The wall clock is compared with the log's own time (store.log_clock) once a second. While it is
 doubted, messages from before do not age by it. The log's own time is noted in the checkpoint every
 NOTE_MS, and so survives a restart.
 
 The log *contradicts* the clock if that is behind, or so far ahead that a message stored just before
-the last stop would count as expired: then this replica should not lead (broker.relief), and
+the last stop would count as expired: then this replica should not lead (broker.leader_fitness), and
 operators are warned.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raftmq.store.checkpoint import LogTimes
-from raftmq.store.logclock import LogClock, LogNow
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.log_clock import LogClock, LogNow
+from raftmq.store.message_store import MessageStore
 from raftmq.store.retention import HOUR_MS, Expired
 
 from .config import BrokerConfig

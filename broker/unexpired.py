@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from raftmq.store.consumequeue import FILLER_SIZE, ConsumeQueue, ConsumeQueueStore
+from raftmq.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue, ConsumeQueueStore
 
 from .events import NodeEvents
 from .tables.offsets import OffsetTable

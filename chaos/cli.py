@@ -1,7 +1,7 @@
 """The command line of `mqchaos`: torment a cluster, judge what its clients saw, draw it, compare
 engines.
 
-What its commands do is in chaos.work, imported when one of them runs: `--help` and the shell's
+What its commands do is in chaos.commands, imported when one of them runs: `--help` and the shell's
 completion are asked often, and import little.
 """
 
@@ -230,7 +230,7 @@ def jepsen(**given: Any) -> None:
 
 
 def _work() -> Any:
-    from . import work
+    from . import commands as work
 
     return work
 

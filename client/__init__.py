@@ -14,12 +14,20 @@ from raftmq.remoting.allocation import (
     allocate_averagely_by_circle,
 )
 from raftmq.remoting.tls import ClientTls
-from raftmq.remoting.tlsfile import client_tls_of
+from raftmq.remoting.tls_file import client_tls_of
 
 from .admin import Admin, ClusterInfo
-from .batch import split_batch
 from .compression import Compression, CompressionType
-from .consumer import ConsumerConfig, PushConsumer
+from .consumer.consume_service import FailurePolicy, Later
+from .consumer.lite_pull_consumer import LitePullConfig, LitePullConsumer
+from .consumer.local_offset_store import OffsetFile, OffsetStorage
+from .consumer.offsets import ConsumeFrom
+from .consumer.process_queue import CacheLimits
+from .consumer.pull_consumer import PullConsumer, PullResult, PullStatus
+from .consumer.push_consumer import ConsumerConfig, PushConsumer
+from .consumer.queue_locks import LockConfig
+from .consumer.queue_puller import PullConfig
+from .consumer.simple_consumer import SimpleConsumer
 from .errors import (
     BrokerRefused,
     BrokerUnreachable,
@@ -38,10 +46,6 @@ from .errors import (
     WriterFenced,
 )
 from .instance import InstanceConfig
-from .listen import FailurePolicy, Later
-from .litepull import LitePullConfig, LitePullConsumer
-from .localoffsets import OffsetFile, OffsetStorage
-from .locks import LockConfig
 from .message import (
     ConsumeResult,
     Message,
@@ -51,14 +55,17 @@ from .message import (
     SendResult,
     SendStatus,
 )
-from .offsets import ConsumeFrom
-from .processqueue import CacheLimits
-from .producer import Producer
-from .pull import PullConfig
-from .pullconsumer import PullConsumer, PullResult, PullStatus
+from .producer.batch import split_batch
+from .producer.exactly_once_writer import ExactlyOnceWriter
+from .producer.producer import Producer
+from .producer.sender import SendConfig
+from .producer.transaction import (
+    TransactionListener,
+    TransactionProducer,
+    TransactionResult,
+    TransactionState,
+)
 from .route import TopicRouteData
-from .sending import SendConfig
-from .simple import SimpleConsumer
 from .sync import (
     BlockingConsumer,
     BlockingLitePullConsumer,
@@ -67,13 +74,6 @@ from .sync import (
     BlockingSimpleConsumer,
     BlockingTransactionProducer,
 )
-from .transaction import (
-    TransactionListener,
-    TransactionProducer,
-    TransactionResult,
-    TransactionState,
-)
-from .writer import ExactlyOnceWriter
 
 __all__ = [
     "Admin",

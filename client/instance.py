@@ -24,13 +24,13 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import RemotingError, SendTimeout
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.fields import boolean_or
 from raftmq.remoting.tls import ClientTls, Renewed
 
-from .directory import Directory, NameServers, parse_addresses
 from .errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
-from .logpace import LogPace
+from .log_rate_limit import LogPace
+from .metadata import Directory, NameServers, parse_addresses
 from .retry import CONTROL, RetryPolicy
 from .route import ReplicaGroup
 

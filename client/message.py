@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from raftmq.remoting.fastjson import MessageQueue as MessageQueue
-from raftmq.remoting.popheaders import POP_CK
+from raftmq.remoting.fast_json import MessageQueue as MessageQueue
+from raftmq.remoting.pop_headers import POP_CK
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import Host, unpack_host
 

@@ -15,20 +15,20 @@ from dataclasses import replace
 from threading import Thread
 from typing import Any, Protocol
 
-from .consumer import ConsumerConfig, PushConsumer
+from .consumer.consume_service import ListenerAnswer
+from .consumer.lite_pull_consumer import LitePullConfig, LitePullConsumer
+from .consumer.offsets import ConsumeFrom
+from .consumer.pull_consumer import PullConsumer
+from .consumer.push_consumer import ConsumerConfig, PushConsumer
+from .consumer.simple_consumer import SimpleConsumer
 from .hosted import Hosted, blocking, in_pool, on_loop, started, stopped
 from .instance import InstanceConfig
 from .lifecycle import entered_blocking, left_blocking
-from .listen import ListenerAnswer
-from .litepull import LitePullConfig, LitePullConsumer
 from .message import Message, MessageExt, MessageQueue
-from .offsets import ConsumeFrom
-from .producer import Producer
-from .pullconsumer import PullConsumer
-from .sending import SendConfig
-from .simple import SimpleConsumer
+from .producer.producer import Producer
+from .producer.sender import SendConfig
+from .producer.transaction import TransactionProducer, TransactionState
 from .subscription import ALL
-from .transaction import TransactionProducer, TransactionState
 
 BlockingListener = Callable[[list[MessageExt]], ListenerAnswer]
 

@@ -31,14 +31,14 @@ from demo.flights_data import ROW_COUNT, DataMissing, Flight, data_file, delays_
 from demo.load import TOPIC, LoadConfig, LoadResult, run_load
 from demo.verdict import Evidence, all_hold, lines_of, table_of, write_verdict
 from raftmq.audit.api import run_audit, session
-from raftmq.audit.files import StoreError
-from raftmq.audit.history import HistoryUnfit
-from raftmq.audit.java import JavaNotFound
+from raftmq.audit.find_java import JavaNotFound
+from raftmq.audit.read.history import HistoryUnfit
+from raftmq.audit.read.store_files import StoreError
 from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.cluster.cluster import Cluster
+from raftmq.chaos.commands import operating_words
 from raftmq.chaos.history.files import read_history
 from raftmq.chaos.report.recovery import recoveries
-from raftmq.chaos.work import operating_words
 from raftmq.chaos.workloads.load import WINDOW_MAX
 
 EXIT_WRONG = 1

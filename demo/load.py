@@ -20,14 +20,14 @@ from demo.flights_data import Flight, flight_id, tail_number
 from raftmq import Admin, Producer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.chaos.faults.base import Context, Planned
 from raftmq.chaos.faults.process import kill
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter
-from raftmq.chaos.run.observer import Observer, Watched
 from raftmq.chaos.workloads.consumers import drain, join_group
 from raftmq.chaos.workloads.log import Commits, Consumption, Item, KeyedSender, Tally
+from raftmq.chaos.workloads.observer import Observer, Watched
 
 TOPIC = "Flights"
 GROUP = "flight-consumers"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from demo.flights_data import DelayTable
 from demo.load import KILLS_AT, LoadResult
-from raftmq.audit.report import AuditReport, CheckResult
+from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.chaos.checks.verdict import Check, Verdict
 from raftmq.chaos.history.events import History, Outcome
 from raftmq.chaos.report.page import (

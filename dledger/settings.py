@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .flusher import FlushMode
-from .log import CACHE_BYTES_MAX
-from .messages import NodeId
-from .peers import LinkConfig, PeerAddress
-from .preference import PreferenceLimits
-from .repair import RepairTiming
-from .snapshotinstall import InstallTiming
-from .state import CoreConfig
+from .raft.config import CoreConfig
+from .raft.messages import NodeId
+from .raft.preferred_leader import PreferenceLimits
+from .raft.repair import RepairTiming
+from .raft.snapshot_install import InstallTiming
+from .storage.log_flusher import FlushMode
+from .storage.log_storage import CACHE_BYTES_MAX
+from .transport.transport import LinkConfig, PeerAddress
 
 SCRUB_BYTES_PER_S = 8 << 20  # in a first round; later ones take six days for a terabyte
 

@@ -16,7 +16,7 @@ from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import LEADER_ID
 from raftmq.remoting.codes import LanguageCode, RequestCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 
 from .command import Arguments, CommandError, Done, Part, Table
 from .targets import Replica, named, nobody_leads, replicas

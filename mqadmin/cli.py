@@ -1,6 +1,6 @@
 """mqadmin's command line: Apache's sub-commands and flags, made from their declarations.
 
-What runs them is in mqadmin.work, imported when one runs.
+What runs them is in mqadmin.runner, imported when one runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raftmq.ops.interpreter import version_option
 from .command import Command, Flag, Kind, Manner, Positional, parse_time
 from .commands import COMMANDS
 from .completion import completion_command
-from .contextcli import complete_context, context_group
+from .context import complete_context, context_group
 
 INTERRUPTED = 130  # exit status
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -116,7 +116,7 @@ def _clicked(command: Command) -> click.Command:
 
     def call(**values: Any) -> None:
         try:
-            from .work import run
+            from .runner import run
 
             sys.exit(run(command, values, click.get_current_context().obj or {}))
         except KeyboardInterrupt:  # while it is imported, or a second one

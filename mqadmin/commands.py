@@ -63,7 +63,7 @@ CONSUME = Command("consume", "Print messages of a topic: by default those that i
      Flag("c", "count", "End after so many messages.", Kind.INTEGER),
      Flag("g", "group", "Be a consumer of this group: share its queues, begin where it is, commit"
           " what was printed. Goes on until Ctrl-C or --count.")),
-    "consuming:consume", STREAMS, (TO_TOPIC,))  # fmt: skip
+    "consume:consume", STREAMS, (TO_TOPIC,))  # fmt: skip
 PRODUCE = Command("produce", "Send messages: each line of standard input, or of files.",
     (Flag("F", "format", "lines, json (a document a line, as consume prints them), file (each file"
           " is a message).", default="lines", choices=("lines", "json", "file")),
@@ -79,7 +79,7 @@ PRODUCE = Command("produce", "Send messages: each line of standard input, or of 
      Flag("", "keepGoing", "Go on when a message was refused or its outcome is unknown.",
           Kind.SWITCH),
      Flag("", "json", "Print the figures as JSON.", Kind.SWITCH)),
-    "producing:produce", SENDS, (TO_TOPIC, Positional("files", repeated=True)))  # fmt: skip
+    "produce:produce", SENDS, (TO_TOPIC, Positional("files", repeated=True)))  # fmt: skip
 TOP = Command("top", "Show rates, lag and leaders of the cluster, live.",
     (Flag("", "interval", "Seconds between two looks.", Kind.NUMBER, default=2.0),
      Flag("t", "topic", "This topic only."),
@@ -184,13 +184,13 @@ COMMANDS = (
          Flag("p", "perm", "Of topics that it makes: 2: write, 4: read, 6: both (4).",
               Kind.INTEGER),
          Flag("", "dryRun", "Change nothing, and show what would be done.", Kind.SWITCH)),
-        "moving:copy_definitions", CHANGES),
+        "copy_definitions:copy_definitions", CHANGES),
     Command("checkMove", "Ask an old cluster, Apache's or ours, what would go wrong in a move: ok, "
         "look, stop. Changes and copies nothing.",
         (Flag("b", "brokerName", "This broker group only."),
          Flag("", "way", "This way of moving only: the store is taken over, a slave copies it, or"
               " traffic moves to a new broker group.", choices=("store", "slave", "traffic"))),
-        "checkmove:check_move"),
+        "check_move:check_move"),
     Command("compare", "Read the messages of two places, and count those that one of them lacks: "
         "what is missing, changed or stored twice in the second one is an error.",
         (Flag("", "from", "The old place: a broker's address, a broker group or a cluster.",
@@ -295,17 +295,17 @@ COMMANDS = (
          Flag("m", "msgTraceEnable", "Only false: no traces are written.", Kind.BOOLEAN)),
         "messages:send", CHANGES),
     Command("getNamesrvConfig", "Show the configuration of name servers.", (),
-        "nameservers:get_config"),
+        "name_servers:get_config"),
     Command("updateNamesrvConfig", "Change a configuration key of name servers.", (KEY, VALUE),
-        "nameservers:update_config", CHANGES),
+        "name_servers:update_config", CHANGES),
     Command("updateKvConfig", "Set a key of the name servers' key-value store.",
-        (NAMESPACE, KEY, VALUE), "nameservers:put_kv", CHANGES),
+        (NAMESPACE, KEY, VALUE), "name_servers:put_kv", CHANGES),
     Command("deleteKvConfig", "Delete a key of it.", (NAMESPACE, KEY),
-        "nameservers:delete_kv", CHANGES),
+        "name_servers:delete_kv", CHANGES),
     Command("wipeWritePerm", "Have routes offer a broker group's queues for reading only.",
-        (BROKER_NAME,), "nameservers:wipe_write_perm", CHANGES),
+        (BROKER_NAME,), "name_servers:wipe_write_perm", CHANGES),
     Command("addWritePerm", "Have routes offer them for writing again.", (BROKER_NAME,),
-        "nameservers:add_write_perm", CHANGES),
+        "name_servers:add_write_perm", CHANGES),
     Command("updateAclConfig", "Make an account, or change what the flags say of one.",
         (*WHERE, ACCESS_KEY,
          Flag("s", "secretKey", "Its secret; needed for a new account."),

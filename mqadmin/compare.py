@@ -28,7 +28,7 @@ from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.remoting.codes import ResponseCode
 
 from .command import Arguments, CommandError, Part, Table
-from .moving import is_own
+from .copy_definitions import is_own
 from .targets import nobody_leads
 
 OFFSET, KEY, BODY = "offset", "key", "body"

@@ -12,7 +12,7 @@ from raftmq.client.admin import Admin
 from raftmq.client.admin.requests import at_each
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
-from raftmq.ops.strictjson import loads
+from raftmq.ops.strict_json import loads
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.consistency import Wishes, differences, wishes
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX

@@ -11,8 +11,8 @@ from typing import Any
 from raftmq.client.admin import TIME_MS_MAX, Admin
 from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import Message, MessageExt, MessageQueue
-from raftmq.client.producer import Producer
-from raftmq.client.sending import SendConfig
+from raftmq.client.producer.producer import Producer
+from raftmq.client.producer.sender import SendConfig
 from raftmq.remoting.address import format_address
 from raftmq.remoting.codes import ResponseCode
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from raftmq.ops.console import PipedConsole
 
 from .command import Done, Fields, Part, Table
-from .showing import escaped
+from .message_format import escaped
 
 PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
 

@@ -16,9 +16,9 @@ from raftmq.client.errors import ClientError
 from raftmq.ops.console import PipedConsole
 
 from .command import Arguments, CommandError, Fields, Part, Table
-from .looks import Look, Scope, broker_rows, group_rows, look, topic_rows
 from .output import as_json, make_console, rich_table, show
 from .terminal import Terminal
+from .top_data import Look, Scope, broker_rows, group_rows, look, topic_rows
 
 INTERVAL_S_MIN = 0.2
 

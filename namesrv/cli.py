@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from raftmq import __version__
-from raftmq.ops.configcli import config_commands
+from raftmq.ops.config_cli import config_commands
 from raftmq.ops.interpreter import version_option
 
 from .health import health

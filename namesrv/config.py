@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.ops.foreignkeys import separate
+from raftmq.ops.foreign_keys import separate
 from raftmq.ops.options import (
     BYTES,
     MS,
@@ -23,9 +23,9 @@ from raftmq.ops.options import (
 )
 from raftmq.ops.ports import Listener, check_ports, http_port
 from raftmq.ops.settings import gather, repeated
-from raftmq.ops.tlsoptions import TlsOptions
+from raftmq.ops.tls_options import TlsOptions
 from raftmq.remoting.address import parse_address_list
-from raftmq.remoting.budgets import BudgetLimits
+from raftmq.remoting.memory_limits import BudgetLimits
 from raftmq.remoting.names import address_problem
 from raftmq.remoting.registration import BODY_BYTES_MAX, TOPICS_MAX, BodyLimits
 

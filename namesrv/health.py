@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raftmq.ops import verdict
+from raftmq.ops import health_exit as verdict
 
 if TYPE_CHECKING:
     from raftmq.remoting.command import RemotingCommand
@@ -29,9 +29,9 @@ def health(address: str | None, timeout_s: float) -> None:
     Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
     """
     from raftmq.remoting.acl.signature import credentials_of_environment
-    from raftmq.remoting.ask import WARNINGS, complaint
+    from raftmq.remoting.blocking_request import WARNINGS, complaint
     from raftmq.remoting.codes import RequestCode
-    from raftmq.remoting.tlsfile import context_of
+    from raftmq.remoting.tls_file import context_of
 
     try:
         credentials = credentials_of_environment(os.environ)

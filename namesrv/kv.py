@@ -13,7 +13,7 @@ import orjson
 
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import BodyError, RemotingError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 SIZE_BYTES_MAX = 4 * 1024 * 1024  # of all namespaces, keys and values

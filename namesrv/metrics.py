@@ -13,13 +13,13 @@ from prometheus_client.metrics_core import Metric
 
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
-from raftmq.remoting.budgetfigures import tell as tell_budgets
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
-from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.memory_limit_metrics import tell as tell_budgets
+from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.server import RemotingServer
-from raftmq.remoting.tlsfigures import tell
+from raftmq.remoting.tls_metrics import tell
 
 from .routes import LEADER_ID, RouteTable
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import uvloop
 
-from raftmq.ops.configcli import WRONG
+from raftmq.ops.config_cli import WRONG
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks

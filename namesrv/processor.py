@@ -3,8 +3,8 @@ configuration's file, are handed in.
 
 A handler is a plain function `(connection, request) -> response`. Those that change the key-value
 configuration answer once it is on disk. Work whose size the sender or the table decides is a
-generator of steps: a few are made at once, more of them in turns (remoting.turns), so that a route
-is answered meanwhile.
+generator of steps: a few are made at once, more of them in turns (remoting.fair_scheduling), so
+that a route is answered meanwhile.
 
 A registration is checked by its header first. The body is hashed (in a thread if it is large),
 proven, and only then decoded. Large unsigned ones are decoded one after the other, so that signed
@@ -23,11 +23,12 @@ import orjson
 
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.address import parse_address
-from raftmq.remoting.ask import WARNINGS
+from raftmq.remoting.blocking_request import WARNINGS
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Answer, Connection, Handler
 from raftmq.remoting.errors import BodyError, HeaderError
+from raftmq.remoting.fair_scheduling import Steps, StepTurns
 from raftmq.remoting.fields import boolean_or, from_boolean, text, text_or
 from raftmq.remoting.names import name_problem
 from raftmq.remoting.registration import (
@@ -44,13 +45,12 @@ from raftmq.remoting.registration import (
     reading_register_body,
     topic_problem,
 )
-from raftmq.remoting.registrationproof import NONCE
-from raftmq.remoting.turns import Steps, StepTurns
+from raftmq.remoting.registration_proof import NONCE
 from raftmq.web.loopback import is_loopback
 
 from . import views
 from .kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig
-from .proofs import Proofs
+from .registration_auth import Proofs
 from .routes import (
     EXPIRY_MS,
     THIS_MACHINE,

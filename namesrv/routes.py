@@ -32,7 +32,7 @@ Rules of registration (103):
 - The last id of a name is remembered when all of its brokers are gone, and a registration with
   another one is taken in and told of (`Registered.group_id_before`): a group may have been founded
   anew at empty stores, without its messages, while nobody meant it.
-- A claim may be `signed` (remoting.registrationproof). From the first signed claim to id 0 on the
+- A claim may be `signed` (remoting.registration_proof). From the first signed claim to id 0 on the
   name is held: only signed registrations and signed change requests count for it; unsigned earlier
   registrations are dropped, whatever term they claimed. A name is held while its claim lasts or a
   signed broker of it is there. No other broker can take the address of a signed one. Names without
@@ -69,8 +69,8 @@ from typing import NamedTuple
 
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fair_scheduling import Steps, finish
 from raftmq.remoting.registration import DataVersion, TopicConfig
-from raftmq.remoting.turns import Steps, finish
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s

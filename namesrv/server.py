@@ -12,16 +12,16 @@ from pathlib import Path
 from raftmq.ops.descriptors import Ports, Shares, descriptor_limit, warn_if_limited
 from raftmq.ops.memory import Trimmer
 from raftmq.remoting.acl import AclError
-from raftmq.remoting.budgets import Budgets
 from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.keyfile import KeyFileError, load_registration_keys
-from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.fair_scheduling import Steps, StepTurns
+from raftmq.remoting.key_file import KeyFileError, load_registration_keys
+from raftmq.remoting.memory_limits import Budgets
+from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.threads import in_thread_to_its_end
 from raftmq.remoting.tls import TlsError, TlsMode
-from raftmq.remoting.tlslistener import ArrivalLimits
-from raftmq.remoting.turns import Steps, StepTurns
+from raftmq.remoting.tls_listener import ArrivalLimits
 from raftmq.web.auth import Access as WebAccess
 from raftmq.web.auth import WebConfigError
 
@@ -31,7 +31,7 @@ from .http.server import ClusterApi, settings_of
 from .kv import KvConfig
 from .metrics import NameServerMetrics
 from .processor import LOG, NameServerProcessor, log_gone, route_changed
-from .proofs import Proofs
+from .registration_auth import Proofs
 from .routes import RouteTable
 from .settings import Settings
 from .watchers import RouteWatchers

@@ -1,6 +1,6 @@
 """The name server's answers as bodies: plain data in Apache's shapes, encoded as JSON. Pure.
 
-Bodies that grow with the table are made in steps (remoting.turns).
+Bodies that grow with the table are made in steps (remoting.fair_scheduling).
 
 Broker ids are quoted keys everywhere; every fastjson version reads those.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from raftmq.remoting.turns import Steps
+from raftmq.remoting.fair_scheduling import Steps
 
 from .routes import BrokerGroup, RouteTable
 

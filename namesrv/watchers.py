@@ -18,8 +18,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from raftmq.remoting.budgets import Allowance, Share
-from raftmq.remoting.turns import Steps, finish
+from raftmq.remoting.fair_scheduling import Steps, finish
+from raftmq.remoting.memory_limits import Allowance, Share
 
 CONNECTION_BYTES_MAX = 3 << 20  # some 10,000 topics
 NAME_BYTES = 200  # of one name in the sets and tables here, besides its characters

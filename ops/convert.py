@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from .foreignkeys import Separated, separate
+from .foreign_keys import Separated, separate
 from .options import ConfigError, Option, Setting, find, unknown_key
 from .settings import read_file
 

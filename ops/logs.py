@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 
-from .logtext import field_of, message_of, short_trace_of, trace_of
+from .log_text import field_of, message_of, short_trace_of, trace_of
 
 if TYPE_CHECKING:
     from .options import Loaded

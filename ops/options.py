@@ -233,7 +233,7 @@ def options_of(cls: type) -> dict[str, Option]:
 class Loaded(Generic[Config]):
     """A configuration, and the source of each value that is not a default, by field name.
     `repeated`: keys that stand in one file twice, and the place that counts. `warnings`: what else
-    is probably not meant. `not_needed`: keys of Apache's that were skipped (ops.foreignkeys)."""
+    is probably not meant. `not_needed`: keys of Apache's that were skipped (ops.foreign_keys)."""
 
     config: Config
     places: Mapping[str, str]

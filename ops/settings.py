@@ -26,7 +26,7 @@ from .options import (
     nearest,
     refuse,
 )
-from .strictjson import loads
+from .strict_json import loads
 
 COMMAND_LINE = "--set"
 NAME_SERVERS, NAME_SERVERS_VARIABLE = "namesrvAddr", "NAMESRV_ADDR"

@@ -14,12 +14,12 @@ from raftmq.remoting.acl import Account, AclError, Gate, broker_needs
 from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.gate import permit
 from raftmq.remoting.acl.needs import topic_need
-from raftmq.remoting.aclfile import AccountFile
+from raftmq.remoting.acl_file import AccountFile
 from raftmq.remoting.command import RemotingCommand
 
 from .caller import access_key_of, is_signed_by
 from .protocol.messaging_pb2 import Code
-from .refusals import Refusal
+from .status_codes import Refusal
 
 
 class Access:

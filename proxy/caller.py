@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from raftmq.remoting.acl import Account
 from raftmq.remoting.codes import LanguageCode
 
-from .lengths import id_of
 from .protocol.messaging_pb2 import Code
-from .refusals import Refusal
+from .status_codes import Refusal
+from .validation import id_of
 
 ALGORITHM = "MQv2-HMAC-SHA1"
 _FIELD = re.compile(r"(\w+)=([^,\s]+)")

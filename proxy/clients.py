@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from sys import getsizeof
 
-from raftmq.remoting.budgets import Allowance, Share
+from raftmq.remoting.memory_limits import Allowance, Share
 
 from .protocol.messaging_pb2 import ClientType, Code, TelemetryCommand
-from .refusals import Refusal
+from .status_codes import Refusal
 
 TOPICS_MAX = 900  # a heartbeat to a broker takes 1,000 groups
 CLIENT_BYTES_MAX = 1 << 20

@@ -12,7 +12,7 @@ import os
 
 import click
 
-from raftmq.ops import verdict
+from raftmq.ops import health_exit as verdict
 
 PORT = 8081  # grpcServerPort's default
 PORT_VARIABLE, HTTP_VARIABLE = "RAFTMQ_GRPC_SERVER_PORT", "RAFTMQ_HTTP_PORT"
@@ -33,8 +33,8 @@ def health(address: str | None, timeout_s: float) -> None:
     import http.client
 
     from raftmq.remoting.errors import RemotingError
-    from raftmq.remoting.fastjson import loads_object
-    from raftmq.remoting.tlsfile import context_of
+    from raftmq.remoting.fast_json import loads_object
+    from raftmq.remoting.tls_file import context_of
 
     warnings: list[str] = []
     config = None if address else verdict.configured("raftmq.proxy.config")

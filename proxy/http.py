@@ -10,8 +10,8 @@ from raftmq.client.instance import ClientInstance
 from raftmq.ops.ports import http_port
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.processtls import ProcessTls
-from raftmq.remoting.tlslistener import listening_with
+from raftmq.remoting.process_tls import ProcessTls
+from raftmq.remoting.tls_listener import listening_with
 from raftmq.web import levels
 from raftmq.web.app import WebServer
 from raftmq.web.auth import Access, WebSettings

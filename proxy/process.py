@@ -12,7 +12,7 @@ from collections.abc import Callable
 import click
 import uvloop
 
-from raftmq.ops.configcli import WRONG
+from raftmq.ops.config_cli import WRONG
 from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.permissions import warn_if_others_read

@@ -12,13 +12,12 @@ import orjson
 
 from raftmq.client.route import LEADER_ID, PERM_READ, PERM_WRITE, QueueData
 from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.topicattributes import MIXED
+from raftmq.remoting.topic_attributes import MIXED
 
-from .brokers import Brokers
 from .caller import Caller
 from .clients import Clients
-from .lengths import check_endpoints
-from .places import group_of, resource_of, topic_of
+from .cluster import Brokers
+from .endpoints import group_of, resource_of, topic_of
 from .protocol.messaging_pb2 import (
     Assignment,
     Broker,
@@ -33,7 +32,8 @@ from .protocol.messaging_pb2 import (
     QueryRouteResponse,
     Resource,
 )
-from .refusals import Refusal, status_of
+from .status_codes import Refusal, status_of
+from .validation import check_endpoints
 
 ALL_QUEUES = -1
 _KINDS = {

@@ -13,28 +13,28 @@ import grpc.aio
 from raftmq.client.instance import ClientInstance, InstanceConfig
 from raftmq.ops.descriptors import descriptor_limit, warn_if_limited
 from raftmq.remoting.acl import AclError
-from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.memory_limits import Allowance
+from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls import TlsError, TlsMode
-from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
+from raftmq.remoting.tls_listener import TlsListener, TlsPolicy
 from raftmq.web.auth import Access as WebAccess
 from raftmq.web.auth import WebConfigError
 
 from .access import Access
-from .brokers import Brokers
 from .clients import Clients
+from .cluster import Brokers
 from .config import ProxyConfig
-from .counts import Counts, Figures, ProxyMetrics
 from .http import ProxyApi, web_settings
+from .metrics import Counts, Figures, ProxyMetrics
 from .passages import DESCRIPTORS, LOOPBACK, Passages
-from .presence import Presence
 from .protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
-from .receives import Receives
+from .receive_message import Receives
 from .routes import Routes
-from .sends import Sends
+from .send_message import Sends
 from .service import Service
 from .tasks import Tasks
+from .telemetry import Presence
 from .transactions import Transactions
 
 log = logging.getLogger("raftmq.proxy")

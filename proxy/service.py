@@ -25,8 +25,7 @@ from google.protobuf.message import DecodeError
 from raftmq.remoting.connection import FROM_PEER
 
 from .access import Access
-from .answers import Unread
-from .bounds import Bound
+from .call_limits import Bound
 from .caller import (
     Caller,
     client_id_of,
@@ -36,13 +35,14 @@ from .caller import (
     namespace_of,
 )
 from .clients import Clients, Line
-from .counts import Counts
-from .presence import Presence
+from .metrics import Counts
 from .protocol import messaging_pb2 as pb
-from .receives import Receives
-from .refusals import Refusal, status_of
+from .receive_message import Receives
+from .receive_stream import Unread
 from .routes import Routes
-from .sends import Sends
+from .send_message import Sends
+from .status_codes import Refusal, status_of
+from .telemetry import Presence
 from .transactions import Transactions
 
 log = logging.getLogger("raftmq.proxy")

@@ -9,7 +9,7 @@ from typing import Any
 
 from raftmq.remoting.connection import FROM_PEER
 
-from .refusals import Refusal
+from .status_codes import Refusal
 
 log = logging.getLogger("raftmq.proxy")
 

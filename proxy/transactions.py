@@ -21,12 +21,11 @@ from raftmq.store.properties import decode_properties
 from raftmq.store.record import RecordError, decode_record
 
 from .access import Access
-from .brokers import Brokers
 from .caller import Caller
 from .clients import Client, Clients
-from .contents import inbound
-from .lengths import id_of
-from .places import TransactionId, topic_of
+from .cluster import Brokers
+from .endpoints import TransactionId, topic_of
+from .message_conversion import inbound
 from .protocol.messaging_pb2 import (
     Code,
     EndTransactionRequest,
@@ -36,7 +35,8 @@ from .protocol.messaging_pb2 import (
     TransactionResolution,
     TransactionSource,
 )
-from .refusals import Refusal, refused_by, status_of
+from .status_codes import Refusal, refused_by, status_of
+from .validation import id_of
 
 log = logging.getLogger("raftmq.proxy.transactions")
 

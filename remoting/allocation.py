@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 
-from .fastjson import MessageQueue
+from .fast_json import MessageQueue
 
 Queues = tuple[MessageQueue, ...]
 # (queues, client ids, own client id) → own queues

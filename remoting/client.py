@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from raftmq.ops.dialling import dial, within
+from raftmq.ops.connect import dial, within
 
 from .acl.signature import Credentials
 from .address import parse_address

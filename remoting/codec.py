@@ -23,7 +23,7 @@ no more memory than it has sent.
 `decode_command` is the only check of a request's form: `code`, `opaque`, `flag` and `version` are
 int32 (binary: as wide as the codec has them), the extFields are strings, and there are at most
 HEADER_FIELDS_MAX of them. Nothing after it looks at a header's bytes again, except the fast path of
-plain sends (broker.sending.plainsend), which accepts nothing that this refuses.
+plain sends (broker.send.fast_path), which accepts nothing that this refuses.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Nothing here costs a task, a future or a lock per message. Handlers are plain fu
 - a RemotingCommand: it is the answer (never sent for a one-way request);
 - None: there is no answer, or the handler sends it later with `reply` or `write`;
 - a generator: the work for the request, in steps. The connection runs it in turns
-  (remoting.turns), and serves nothing behind it before its end. Its result is the answer, or None.
+  (remoting.fair_scheduling), and serves nothing behind it before its end. Its result is the answer,
+  or None.
 - a coroutine: a slow request. The connection owns it as a task (at most `tasks_max`, beyond
   that SYSTEM_BUSY) and cancels it when the connection ends.
 If a handler raises, the error is the answer. Nothing that a peer sends can make this module raise:
@@ -17,10 +18,10 @@ Writes of one loop iteration are joined into one transport write. Limits on a pe
 read: past `write_high_bytes` of unsent answers a server stops reading its requests (no further work
 is begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
 or two full peers would wait for each other; it refuses new requests with TooManyRequests.
-`budgets` bounds what all connections of a server hold together (remoting.budgets).
+`budgets` bounds what all connections of a server hold together (remoting.memory_limits).
 
 A connection with `credentials` signs what `invoke` and `invoke_oneway` send; whoever writes encoded
-frames has to sign them (client.signedframe).
+frames has to sign them (client.producer.signed_frame).
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from raftmq.ops.keepalive import CLIENT_KEEPALIVE
 
 from .acl.signature import Credentials
 from .address import format_address
-from .budgets import TASK_BYTES, Budgets
 from .codec import (
     FRAME_SIZE_BYTES_MAX,
     FrameReader,
@@ -56,8 +56,9 @@ from .errors import (
     SendTimeout,
     TooManyRequests,
 )
+from .fair_scheduling import Steps, Turns, Watch
+from .memory_limits import TASK_BYTES, Budgets
 from .pending import PendingRequests
-from .turns import Steps, Turns, Watch
 
 LOG = logging.getLogger("raftmq.remoting")
 
@@ -367,7 +368,7 @@ class Connection(asyncio.Protocol):
         self._settle_reading()
 
     def take_turn(self) -> None:
-        """Go on with what was put off (remoting.turns)."""
+        """Go on with what was put off (remoting.fair_scheduling)."""
         self._waits_turn = False
         if self._in_steps is not None:
             self._step()

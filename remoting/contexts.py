@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raftmq.ops.strictjson import loads
+from raftmq.ops.strict_json import loads
 
 VARIABLE = "RAFTMQ_CONTEXT"
 NAME_SERVERS = "NAMESRV_ADDR"

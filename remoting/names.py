@@ -17,7 +17,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # clients' traces of messages
-OPERATOR_LOG_TOPIC = "RAFTMQ_SYS_OPERATOR_LOG"  # what operators do (broker.operating.operatorlog)
+OPERATOR_LOG_TOPIC = "RAFTMQ_SYS_OPERATOR_LOG"  # what operators do (broker.admin.operator_log)
 # Topics that clients may not send to.
 NO_SEND_TOPICS = frozenset(
     {

@@ -25,14 +25,14 @@ from typing import Annotated, Any, NamedTuple
 
 import orjson
 
+from .decompression import inflating
 from .errors import BodyError, HeaderError, RemotingError
-from .fastjson import loads_object
+from .fair_scheduling import Steps, finish
+from .fast_json import loads_object
 from .fields import Absent, Ext, parse_fields, text_or, write_fields
-from .jsonwalk import VALUE_BYTES_MAX, JsonWalk
+from .json_walk import VALUE_BYTES_MAX, JsonWalk
 from .names import address_problem, name_problem
-from .topicattributes import MESSAGE_TYPE
-from .turns import Steps, finish
-from .unpacking import inflating
+from .topic_attributes import MESSAGE_TYPE
 
 BODY_BYTES_MAX = 18 * 1024 * 1024  # the default, of a body as JSON or unpacked: 110,000 topics
 TOPICS_MAX = 100_000  # the default, in one registration

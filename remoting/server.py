@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from raftmq.ops.fairness import Evictor
 from raftmq.ops.listening import PlainListening, listen_plain
 
-from .budgets import Budgets
 from .connection import (
     FROM_PEER,
     CloseCallback,
@@ -26,9 +25,10 @@ from .connection import (
     Handler,
     RawHandler,
 )
+from .fair_scheduling import Turns, Watch
+from .memory_limits import Budgets
 from .tls import TlsMode
-from .tlslistener import ArrivalCounts, TlsListener, TlsPolicy
-from .turns import Turns, Watch
+from .tls_listener import ArrivalCounts, TlsListener, TlsPolicy
 
 LOG = logging.getLogger("raftmq.remoting")
 

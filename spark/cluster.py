@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
+from raftmq.client.consumer.remote_offset_store import max_offset, min_offset, offset_for
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.instance import ClientInstance, InstanceConfig, successful
 from raftmq.client.message import MessageQueue
-from raftmq.client.offsetstore import max_offset, min_offset, offset_for
 from raftmq.client.retry import CONTROL, RetryPolicy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.headers import PULL_SUBSCRIPTION, PullHeader, PullResponseHeader
 from raftmq.remoting.names import SYSTEM_TOPICS
 
+from .offset_ranges import Queue, QueueRange
 from .options import Connection
-from .positions import Queue, QueueRange
 
 T = TypeVar("T")
 ASKED_AT_ONCE_MAX = 64

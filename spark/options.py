@@ -15,7 +15,7 @@ import orjson
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import ClientTls
 
-from .positions import EARLIEST, LATEST, Queue
+from .offset_ranges import EARLIEST, LATEST, Queue
 from .rows import MESSAGE_FIELDS, PROPERTIES
 
 TIMEOUT_MS = 60_000

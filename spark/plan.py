@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 
 from raftmq.client.message import MessageQueue
-from raftmq.client.writer import Place
+from raftmq.client.producer.exactly_once_writer import Place
 
 VERSION = 2
 REQUEST_MESSAGES = 1_000  # of a request; it has room for 65,536

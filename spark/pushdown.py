@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from .positions import Queue
+from .offset_ranges import Queue
 
 _FROM = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _UP_TO = (EqualTo, LessThan, LessThanOrEqual)

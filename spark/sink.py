@@ -5,10 +5,10 @@
 
 Tasks send nothing: each stages its rows in a file. When all have, the driver's process writes the
 batch's plan (spark.plan), and then sends the requests that follow from it, as an exactly-once
-writer (client.writer). Whatever fails, the next attempt finds the plan and makes the same requests,
-and the brokers store those that they do not have. So neither a task that runs twice, nor rows that
-come out differently the second time, nor another number of partitions can store a row twice or
-leave one out.
+writer (client.producer.exactly_once_writer). Whatever fails, the next attempt finds the plan and
+makes the same requests, and the brokers store those that they do not have. So neither a task that
+runs twice, nor rows that come out differently the second time, nor another number of partitions can
+store a row twice or leave one out.
 
 `commit` opens the writer before it looks for a plan. Another process that is still at work on the
 same batch is fenced by that: if it sent anything, its plan is there to be found.
@@ -36,11 +36,11 @@ from pyspark.sql.datasource import (
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import MessageQueue
-from raftmq.client.writer import ExactlyOnceWriter, Place
+from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, Place
 
 from .options import WriteOptions
-from .outgoing import staged
 from .plan import STAGED, Plan, Requests, new_plan, plan_of
+from .sink_rows import staged
 from .staging import Staging
 
 log = logging.getLogger("raftmq.spark")

@@ -50,8 +50,9 @@ from pyspark.sql.types import (
 from raftmq.client.errors import ClientError, NoRoute
 from raftmq.remoting.errors import RemotingError
 
-from . import positions
+from . import offset_ranges as positions
 from .cluster import Cluster, DataLost
+from .offset_ranges import EARLIEST, LATEST, Queue, QueueRange
 from .options import (
     OptionError,
     Place,
@@ -61,11 +62,10 @@ from .options import (
     read_options,
     write_options,
 )
-from .outgoing import check_columns
-from .positions import EARLIEST, LATEST, Queue, QueueRange
 from .pushdown import Narrowing
 from .rows import MESSAGE_FIELDS, PROPERTIES, TIME, rows
 from .sink import BatchWriter, StreamWriter
+from .sink_rows import check_columns
 
 log = logging.getLogger("raftmq.spark")
 

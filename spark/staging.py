@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import fs
 
-from .uris import opened
+from .filesystem import opened
 
 _DIRECTORY = "raftmq"
 _PLAN = re.compile(r"(\d+)\.(\d+)\.json")

@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .commitlog import SEGMENT_SIZE_BYTES
-from .consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
+from .commitlog.commitlog import SEGMENT_SIZE_BYTES
+from .consumequeue.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
 from .dispatch import DELAY_LEVELS_MS
-from .filecache import OPEN_FILES_MAX
-from .indexfile import IndexLimits
+from .file_cache import OPEN_FILES_MAX
+from .index.index_file import IndexLimits
 
 HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the page cache
 
@@ -44,7 +44,7 @@ class StoreConfig:
     cold_bytes_max: int = 64 << 10  # maxTransferBytesOnMessageInDisk
     hot_span_bytes: int = field(default_factory=hot_span_bytes)
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
-    zero_ahead: bool = False  # see store.commitlog
+    zero_ahead: bool = False  # see store.commitlog.commitlog
     index_enable: bool = True  # messageIndexEnable
     index_limits: IndexLimits = field(default_factory=IndexLimits)  # maxHashSlotNum, maxIndexNum
 

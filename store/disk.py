@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .ownership import FILE_MODE, make_directory
-from .shortage import NO_DESCRIPTOR
+from .store_lock import FILE_MODE, make_directory
+from .transient_errors import NO_DESCRIPTOR
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux only

@@ -11,11 +11,11 @@ from errno import EIO
 from functools import partial
 
 from .checkpoint import Checkpoint
-from .commitlog import CommitLog
-from .derived import DerivedFiles
+from .commitlog.commitlog import CommitLog
+from .derived_files import DerivedFiles
 from .disk import DiskUsage
 from .frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
-from .logclock import LogNow
+from .log_clock import LogNow
 from .record import (
     BLANK,
     HEAD_SIZE_BYTES,

@@ -17,8 +17,8 @@ role, is changed by hand when a master is lost, and is not compared.
 A store without the file, or with a damaged one, is taken for what the configuration says, once:
 `note_identity` writes it down, and the caller logs that. So an operator gives a directory to
 another node by removing the file. A replica that adopts a store recovers before it votes
-(broker/claim.py): the store has not what the replica promised itself. The segments' size is noted
-once the log was opened with it: replicas of one group put their frames where that size says.
+(broker/startup_claim.py): the store has not what the replica promised itself. The segments' size is
+noted once the log was opened with it: replicas of one group put their frames where that size says.
 """
 
 from __future__ import annotations

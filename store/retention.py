@@ -6,8 +6,8 @@ however full the disk is, unless the policy is `forced`: then the oldest are del
 age from the mark `crowded` on. The last segment is never deleted, nor anything at or above the
 limit handed in. Unlike there, a segment's age is that of its last record, not the file's mtime:
 copying a store to another machine does not make its messages young again. Which clock ages are
-judged by, and when not by the wall clock, is in store.logclock; in a Raft group a majority has to
-agree, too (dledger.surroundings).
+judged by, and when not by the wall clock, is in store.log_clock; in a Raft group a majority has to
+agree, too (dledger.node.peer_info).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .disk import DiskMark, DiskUsage
-from .logclock import LogNow
+from .log_clock import LogNow
 
 HOUR_MS = 3_600_000
 FILLING, CROWDED = DiskMark(75), DiskMark(85)

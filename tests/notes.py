@@ -1,9 +1,9 @@
-"""Reads a replica's file of notes (dledger.oldstore) without touching it."""
+"""Reads a replica's file of notes (dledger.node.rollback_detection) without touching it."""
 
 from __future__ import annotations
 
-from raftmq.dledger.recollection import Held, decode_notes
-from raftmq.dledger.slots import SLOT_SIZE_BYTES, _parse_slot
+from raftmq.dledger.raft.recollection import Held, decode_notes
+from raftmq.dledger.storage.two_slot_file import SLOT_SIZE_BYTES, _parse_slot
 
 
 def notes_in(data: bytes) -> dict[str, Held]:

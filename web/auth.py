@@ -26,7 +26,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from raftmq.ops.strictjson import loads
+from raftmq.ops.strict_json import loads
 
 from .loopback import is_loopback
 from .operation import Caller, Role

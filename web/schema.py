@@ -15,7 +15,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from raftmq.ops.strictjson import loads
+from raftmq.ops.strict_json import loads
 
 from .problem import ApiProblem, invalid, malformed
 

@@ -1,6 +1,6 @@
 """The command lines of `mqbroker backup`, `verify` and `restore` (docs/backup.md).
 
-What they do is in broker.backup.work, imported when one of them runs.
+What they do is in broker.backup.commands, imported when one of them runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def backup(**given: Any) -> None:
     It is read from a healthy follower if there is one. Sends go on meanwhile. Data that DIRECTORY
     already has is not copied again, even after an interruption.
     """
-    from . import work
+    from . import commands as work
 
     work.backup(**given)
 
@@ -65,7 +65,7 @@ def verify(**given: Any) -> None:
     Every checksum is compared: of files, of every frame, and of the manifest; frames must follow
     each other without a gap.
     """
-    from . import work
+    from . import commands as work
 
     work.verify(**given)
 
@@ -112,6 +112,6 @@ def restore(**given: Any) -> None:
     Each restoration makes another group, of whose id its --incarnation is a part: stores of two
     restorations never mix. One that makes all stores at once needs none.
     """
-    from . import work
+    from . import commands as work
 
     work.restore(**given)

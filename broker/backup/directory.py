@@ -23,7 +23,7 @@ from pathlib import Path
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
-from raftmq.store.ownership import FILE_MODE, make_directory
+from raftmq.store.store_lock import FILE_MODE, make_directory
 
 from .manifest import (
     BackupDamaged,

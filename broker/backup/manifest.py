@@ -18,7 +18,7 @@ import msgspec
 import orjson
 from google_crc32c import value as crc32c
 
-from raftmq.dledger.messages import TERM_MAX
+from raftmq.dledger.raft.messages import TERM_MAX
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameError, parse_header
 
 FORMAT = "raftmq-backup"

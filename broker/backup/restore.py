@@ -1,23 +1,23 @@
 """Stores of a new group, made from a backup. Blocking.
 
-A store is made as a snapshot install is carried out (broker.tables.snapshotinstall): the tables,
+A store is made as a snapshot install is carried out (broker.tables.snapshot_install): the tables,
 where queues begin, where the log begins. Then the log's frames are written as a follower writes
 them, so their bytes stand where they stood. Up to the tables' frame they are dispatched at once;
 frames behind it are applied by the broker itself when it starts: there is one way to apply frames.
 
 The members: the log may hold configurations of the old group, and those are in force from their
-append on (dledger.configuration). So one frame is added behind everything: a configuration with the
-new group's members, in a term that the old group did not reach when the backup was taken. The group
-id: another group has another id (dledger.identity). It stands in a command behind that, for
-replicas that receive the log, and in every store's file, so that no replica ever talks to one of
-the old group, nor to a store that is left of an earlier restoration: such a store may have other
-frames of the same indices and terms. Both frames are the same in every store of one restoration,
-byte for byte, whoever makes it and wherever: everything in them comes from the manifest, the given
-peers, and the incarnation, which names this restoration and no other. Every store's vote file
-says that promises may be lost: a replica may have promised more than the backup has, if one
-incarnation is restored again. So all recover first (dledger.recovery), as those of a new group:
-once all are there, the best log leads, and the log's content is committed with the new leader's
-first frame.
+append on (dledger.raft.configuration). So one frame is added behind everything: a configuration
+with the new group's members, in a term that the old group did not reach when the backup was taken.
+The group id: another group has another id (dledger.transport.group_id). It stands in a command
+behind that, for replicas that receive the log, and in every store's file, so that no replica ever
+talks to one of the old group, nor to a store that is left of an earlier restoration: such a store
+may have other frames of the same indices and terms. Both frames are the same in every store of one
+restoration, byte for byte, whoever makes it and wherever: everything in them comes from the
+manifest, the given peers, and the incarnation, which names this restoration and no other. Every
+store's vote file says that promises may be lost: a replica may have promised more than the backup
+has, if one incarnation is restored again. So all recover first (dledger.raft.recovery), as those of
+a new group: once all are there, the best log leads, and the log's content is committed with the new
+leader's first frame.
 
 Never do this to one replica of a working group. A store that is half made has the file `restoring`
 in it, and no broker starts with it.
@@ -35,43 +35,43 @@ from uuid import UUID
 
 import orjson
 
-from raftmq.dledger import snapshotmarker
-from raftmq.dledger.configuration import (
+from raftmq.dledger.raft.configuration import (
     MEMBERS_MAX,
     SIZE_BYTES_MAX,
     Configuration,
     encode_configuration,
     founding,
 )
-from raftmq.dledger.configurationfile import ConfigurationFile
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.identity import file_of
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.snapshotinstall import GroupSnapshot
-from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.raft.snapshot_install import GroupSnapshot
+from raftmq.dledger.snapshot import marker as snapshotmarker
+from raftmq.dledger.storage.configuration_file import ConfigurationFile
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.storage.two_slot_file import SlotFile
+from raftmq.dledger.transport.group_id import file_of
+from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.config import StoreConfig
 from raftmq.store.disk import Disk, OsDisk
 from raftmq.store.frame import Frame, FrameKind, seal_frame
-from raftmq.store.messagestore import MessageStore
-from raftmq.store.ownership import LOCK_FILE, lock_store
+from raftmq.store.message_store import MessageStore
+from raftmq.store.store_lock import LOCK_FILE, lock_store
 
 from ..tables import snapshot
-from ..tables.groupid import group_id
-from ..tables.snapshotinstall import (
+from ..tables.group_id import group_id
+from ..tables.snapshot_install import (
     RAFT_DIRECTORY,
     RESTORING,
     BrokerCapture,
     carry_out,
 )
 from ..tables.state import BrokerState
-from .chain import ChainBroken, FrameChain
 from .directory import OF_DISKS, BackupDirectory, segment_name
+from .log_verifier import ChainBroken, FrameChain
 from .manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
-from .moment import last_by
+from .point_in_time import last_by
 from .settings import store_config_of
-from .states import decode
+from .table_snapshots import decode
 
 SYNC_BYTES = 64 << 20  # written between two fdatasyncs of the log
 

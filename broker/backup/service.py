@@ -5,7 +5,8 @@ Ext `op`:
     mark    at the leader: body {"index"}: all that was acknowledged before is at or below it
     begin   `atLeast`: wait until so much is applied here, then copy the tables and note where the
             log ends with that frame. Body: facts; ext: `session`, `size` of the parcel, `end`
-    state   `session`, `offset`: a chunk of the parcel, a group snapshot (dledger.snapshotinstall)
+    state   `session`, `offset`: a chunk of the parcel, a group snapshot
+            (dledger.raft.snapshot_install)
     read    `session`, `position`, `size`: bytes of the log, fewer where a segment ends
     damaged `session`, `position`: what was read there is no frame. If so it is fetched from a peer
     end     `session`: it is done
@@ -26,8 +27,8 @@ import logging
 import secrets
 from dataclasses import dataclass
 
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.snapshotinstall import (
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.snapshot_install import (
     GROUP_SNAPSHOT_BYTES_MAX,
     GroupSnapshot,
     configuration_part,
@@ -35,13 +36,13 @@ from raftmq.dledger.snapshotinstall import (
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 
+from ..checkpointer import finished
+from ..component import Service
 from ..context import Context
 from ..errors import Refused, busy, not_leader
-from ..keeper import finished
-from ..service import Service
-from ..tables.snapshotinstall import BrokerCapture, capture
+from ..tables.snapshot_install import BrokerCapture, capture
 from .protocol import (
     BEHIND,
     CHUNK_BYTES,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from google_crc32c import extend as crc32c_extend
 
-from .chain import ChainBroken, FrameChain
 from .directory import BackupDirectory, segment_name
+from .log_verifier import ChainBroken, FrameChain
 from .manifest import BackupDamaged, BackupError, Manifest, Part, StateFile
-from .states import decode
+from .table_snapshots import decode
 
 
 def complaints(directory: BackupDirectory, manifest: Manifest) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import orjson
 
 from ..context import Context
-from ..housekeeping import Chore
+from ..scheduler import Chore
 from ..tables.topics import SYSTEM_TOPICS
 from .ring import Ring
 from .samples import Sample, Span

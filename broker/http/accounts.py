@@ -16,7 +16,7 @@ from raftmq.web.resources.accounts import (
     WhiteAddressesBody,
 )
 
-from ..operating.accountchanges import AccountChanges, LastAdministrator
+from ..admin.account_changes import AccountChanges, LastAdministrator
 
 LAST_ADMINISTRATOR = "LAST_ADMINISTRATOR"
 _WRITE = (404, 409, 503, 504)

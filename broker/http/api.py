@@ -16,15 +16,15 @@ from typing import Any
 from aiohttp import web
 
 from raftmq import __version__
-from raftmq.remoting.tlslistener import listening_with
+from raftmq.remoting.tls_listener import listening_with
 from raftmq.web.app import WebServer
 from raftmq.web.auth import Access, WebSettings
 from raftmq.web.operation import Call, Handler, Operation
 from raftmq.web.problem import unavailable
 
+from ..admin.metrics import BrokerMetrics
+from ..admin.operator_log import OperatorLog
 from ..context import Context
-from ..operating.metrics import BrokerMetrics
-from ..operating.operatorlog import OperatorLog
 from .node import STARTING
 from .problems import translator
 from .recording import recorded

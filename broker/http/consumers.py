@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from raftmq.ops.versions import Condition
-from raftmq.remoting.clientversions import version_name
+from raftmq.remoting.client_versions import version_name
 from raftmq.remoting.codes import LanguageCode
 from raftmq.remoting.consistency import Difference
 from raftmq.web.operation import Call, Operation, Role
@@ -34,11 +34,11 @@ from raftmq.web.resources.consumers import (
 )
 from raftmq.web.resources.topics import GroupPath
 
+from ..admin.topics_and_groups import Catalog
 from ..clients import ClientTable, Member
-from ..consuming.resets import Resets
+from ..consume.offset_resets import Resets
 from ..context import Context
 from ..errors import ConditionUnmet
-from ..operating.catalog import Catalog
 from ..tables.groups import SubscriptionGroup
 from ..tables.state import entry_version
 from .tables import group_named, in_turns, paged, store_time_ms, topic_named

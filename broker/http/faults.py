@@ -1,8 +1,8 @@
 """Deliberate faults of this node's own disk and clock; only over the fault layer.
 
-A broker that chaos.faults.node runs has a `FaultDoor` on its machine; with httpFaultsEnable=true it
-is open here. Faults injected here are healed here; the harness's own faults are shown, and left
-alone.
+A broker that chaos.faults.faulty_broker runs has a `FaultDoor` on its machine; with
+httpFaultsEnable=true it is open here. Faults injected here are healed here; the harness's own
+faults are shown, and left alone.
 """
 
 from __future__ import annotations

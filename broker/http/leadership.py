@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import PreferredChanged
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.errors import PreferredChanged
 from raftmq.ops.versions import ANY, Condition, version_of
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import invalid

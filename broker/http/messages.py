@@ -48,14 +48,14 @@ from raftmq.web.resources.messages import (
 )
 from raftmq.web.resources.topics import QueuePath, TopicPath
 
+from ..admin.key_query import KeyQueries, KeyWanted
+from ..admin.newest import MessageFilter, NewestMessages
+from ..admin.oldest import OldestMessages
 from ..context import Context
-from ..delivery.timers.timing import TIMER_DELIVER_MS
 from ..errors import OutcomeUnknown, Refused
-from ..operating.keyquery import KeyQueries, KeyWanted
-from ..operating.newest import MessageFilter, NewestMessages
-from ..operating.oldest import OldestMessages
-from ..sending.inside import send
-from ..sending.send import SendPath
+from ..messages.timer_message import TIMER_DELIVER_MS
+from ..send.internal_producer import send
+from ..send.service import SendPath
 from ..tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig
 from .messageviews import (
     Budget,

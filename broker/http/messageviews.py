@@ -15,7 +15,7 @@ from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
 from raftmq.web.resources.messages import MessageView
 
-from ..operating.messagetext import text_of
+from ..admin.message_text import text_of
 
 LIST_BODY_BYTES_MAX = 1024 * 1024
 

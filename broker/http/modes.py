@@ -7,7 +7,7 @@ from raftmq.web.resources.consumers import ModeBody, ModePath, ModesView, ModeVi
 from raftmq.web.resources.topics import GroupPath
 
 from ..context import Context
-from ..popping.assignment import Assignments
+from ..pop.assignment import Assignments
 from .tables import topic_named
 
 

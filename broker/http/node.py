@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raftmq import __version__
-from raftmq.dledger.configuration import Change, ChangeKind
+from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.store.errors import StoreError
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.problem import conflict, invalid, not_found, unavailable
@@ -32,10 +32,10 @@ from raftmq.web.resources.node import (
     TransferView,
 )
 
+from ..admin.parts import Parts
+from ..admin.runtime_info import runtime_info
 from ..health import warnings_of, why_not
-from ..operating.parts import Parts
-from ..operating.runtime import runtime_info
-from ..relief import disk_state
+from ..leader_fitness import disk_state
 from ..replication.members import Members, change_of
 
 STARTING = "STARTING"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raftmq.dledger.errors import Busy, ChangeRefused, NotLeader, RaftError, UnknownTarget
-from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from raftmq.dledger.raft.errors import Busy, ChangeRefused, NotLeader, RaftError, UnknownTarget
+from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.web.problem import (

@@ -1,4 +1,4 @@
-"""Operations of the HTTP API whose doing is recorded (broker.operating.operatorlog)."""
+"""Operations of the HTTP API whose doing is recorded (broker.admin.operator_log)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from raftmq.web.operation import OPERATOR_HEADER, Call, Operation, Role
 
+from ..admin.operator_log import Deed, OperatorLog, detail_of
 from ..config import shown_changes
-from ..operating.operatorlog import Deed, OperatorLog, detail_of
 
 # These concern this process alone and must be possible whatever the group can store.
 OWN = frozenset(

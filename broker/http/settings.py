@@ -14,10 +14,10 @@ from raftmq.web.problem import invalid
 from raftmq.web.schema import INTEGER_MAX
 from raftmq.web.versions import unmet
 
+from ..admin.parts import Parts
+from ..admin.runtime_info import runtime_info
+from ..admin.upkeep import change
 from ..config import OPTIONS, parse_live
-from ..operating.parts import Parts
-from ..operating.runtime import runtime_info
-from ..operating.upkeep import change
 from .views import (
     ChangedView,
     Changes,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET
 
 from raftmq.ops.versions import Condition
-from raftmq.remoting.topicattributes import MESSAGE_TYPE
+from raftmq.remoting.topic_attributes import MESSAGE_TYPE
 from raftmq.store.record import store_timestamp_at
 from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery, page
@@ -30,8 +30,8 @@ from raftmq.web.resources.topics import (
     TopicWanted,
 )
 
+from ..admin.topics_and_groups import NO_CHANGES, Catalog
 from ..context import Context
-from ..operating.catalog import NO_CHANGES, Catalog
 from ..tables.groups import SubscriptionGroup
 from ..tables.state import entry_version
 from ..tables.topics import SYSTEM_TOPICS, TopicConfig, topic_problem

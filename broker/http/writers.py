@@ -8,7 +8,7 @@ from raftmq.web.operation import Call, Operation, Reply, Role
 from raftmq.web.paging import PageQuery
 from raftmq.web.resources.topics import TopicPath
 
-from ..sending.writerservice import Writers
+from ..admin.exactly_once_writers import Writers
 from ..tables.writers import Writer, WriterKey
 from .tables import paged, topic_named
 from .views import WatermarkView, WriterPage, WriterPath, WriterView

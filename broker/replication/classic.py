@@ -6,12 +6,12 @@ the senders are answered (broker.replication.ha.acks): SYNC_FLUSH waits for fdat
 for a slave. A batch that waits does not keep the next one from being written.
 
 A slave appends and dispatches what its master sends and takes no sends. Topics, groups and offsets
-are not in the log: changes are applied to the tables at once, `broker.tables.configfiles` writes
+are not in the log: changes are applied to the tables at once, `broker.tables.config_files` writes
 them down, and slaves pull them (broker.replication.ha.metadata).
 
-A write or fdatasync that fails ends the broker: the page cache's content is then not reliable.
-What fails before anything is written, for a shortage that passes (store.shortage), is tried again:
-a master's sends wait meanwhile, uncut, and may become overdue; a slave ends its link.
+A write or fdatasync that fails ends the broker: the page cache's content is then not reliable. What
+fails before anything is written, for a shortage that passes (store.transient_errors), is tried
+again: a master's sends wait meanwhile, uncut, and may become overdue; a slave ends its link.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from errno import EDQUOT, ENOSPC
 
-from raftmq.dledger.errors import NotLeader
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.raft.errors import NotLeader
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.processtls import ProcessTls
+from raftmq.remoting.process_tls import ProcessTls
+from raftmq.store.commitlog.group_flusher import FlushMode, GroupFlusher
 from raftmq.store.dispatch import Units
 from raftmq.store.errors import StoreError
-from raftmq.store.flush import FlushMode, GroupFlusher
-from raftmq.store.messagestore import MessageStore
-from raftmq.store.shortage import RETRY_S, passes
+from raftmq.store.message_store import MessageStore
+from raftmq.store.transient_errors import RETRY_S, passes
 
 from ..config import BrokerConfig
-from ..containment import Contained
-from ..delivery.progress import keep_within
+from ..delayed.delivery_progress import keep_within
+from ..error_isolation import Contained
 from ..errors import OutcomeUnknown, Refused
-from ..housekeeping import Activity
-from ..sending.send import SendPath
-from ..sending.waiting import Batch
-from ..tables.configfiles import ConfigFiles
+from ..scheduler import Activity
+from ..send.queue import Batch
+from ..send.service import SendPath
+from ..tables.config_files import ConfigFiles
 from ..tables.state import BrokerState, Change, decode_command_payload
 from .ha.acks import AckBook, Answered, SlaveWish
 from .ha.follower import Follower
 from .ha.master import HaMaster
 from .ha.protocol import Run
 from .ha.slave import HaSlave
-from .peerproof import NO_GATES, Gates
+from .peer_auth import NO_GATES, Gates
 
 log = logging.getLogger("raftmq.broker.classic")
 
@@ -105,9 +105,9 @@ class LocalApplication:
         self._arrived(batch.units)
 
     def copy(self, run: Run, own_from: int | None) -> None:
-        """Do the same for bytes of the master's log (`own_from`: store.classiclog). Raises
-        Diverged, FlushUnderWay; OSError, after which the log's end says whether the bytes were
-        written."""
+        """Do the same for bytes of the master's log (`own_from`: store.commitlog.classic_log).
+        Raises Diverged, FlushUnderWay; OSError, after which the log's end says whether the bytes
+        were written."""
         if run.last_record < 0:
             self._log.copy_blank(run.data)
         else:

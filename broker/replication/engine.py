@@ -15,19 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from raftmq.dledger.applier import Application
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.gate import Gate, GuardedNetwork
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.network import Network
-from raftmq.dledger.peers import LinkConfig, PeerAddress
-from raftmq.dledger.preference import PreferenceLimits
+from raftmq.dledger.node.applier import Application
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.preferred_leader import PreferenceLimits
 from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.snapshotinstaller import SnapshotSource
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.snapshot.transfer import SnapshotSource
+from raftmq.dledger.storage.log_flusher import FlushMode
+from raftmq.dledger.transport.network import Network
+from raftmq.dledger.transport.peer_auth import Gate, GuardedNetwork
+from raftmq.dledger.transport.transport import LinkConfig, PeerAddress
 from raftmq.store.disk import Disk
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 
 from ..config import BrokerConfig
 
@@ -109,7 +109,7 @@ class Place:
 
 def all_speak(member: RaftMember, version: int) -> bool:
     """Return whether every member has told this process that it speaks this version, or a later
-    one, of the peers' protocol (dledger.wire)."""
+    one, of the peers' protocol (dledger.transport.wire)."""
     peers = member.core.membership.peers if member.has_core else ()
     return member.has_core and all(member.links.version(peer) >= version for peer in peers)
 

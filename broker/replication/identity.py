@@ -1,5 +1,5 @@
 """The id of this broker's Raft group: proposed by a leader that finds none, and passed to the links
-(dledger.identity), which use it to refuse replicas of other groups.
+(dledger.transport.group_id), which use it to refuse replicas of other groups.
 
 The id is put into the log by a command. A program of an older version that does not know this
 command stops at it, so the command is proposed only when every member has said that it knows it.
@@ -13,12 +13,12 @@ import asyncio
 import logging
 import secrets
 
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES, GROUP_ID_VERSION
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES, GROUP_ID_VERSION
 
 from ..context import Context
-from ..tables.groupid import group_id
+from ..tables.group_id import group_id
 from .engine import all_speak
 
 log = logging.getLogger("raftmq.broker.members")

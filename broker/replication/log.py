@@ -1,8 +1,9 @@
 """The replicated log as a broker's services see it: propose, prove leadership, hand it over.
 
-The engine applies frames by means of the services (`broker.application`), and the services propose
-through the engine. This is the one place where that circle is closed: the log is made first, every
-service is given it, and the engine is attached when it is made, before anything is started.
+The engine applies frames by means of the services (`broker.state_machine`), and the services
+propose through the engine. This is the one place where that circle is closed: the log is made
+first, every service is given it, and the engine is attached when it is made, before anything is
+started.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.registration import NO_GROUP_ID, NO_LEADER
 
 from ..config import BrokerConfig
-from ..containment import Contained
+from ..error_isolation import Contained
 from ..errors import Refused, not_leader
 from ..registration import Identity
 from .classic import ClassicEngine

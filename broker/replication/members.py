@@ -1,8 +1,8 @@
 """The members of this broker's Raft group, for operators: CHANGE_MEMBERS (30002, ours).
 
-dledger.configuration and dledger.membership define what a change means, and when one is refused.
-This module also makes this broker follow a change that concerns it: a replica that is no member of
-its group any more leaves the routes (broker.registration).
+dledger.raft.configuration and dledger.raft.membership define what a change means, and when one is
+refused. This module also makes this broker follow a change that concerns it: a replica that is no
+member of its group any more leaves the routes (broker.registration).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from raftmq.dledger.configuration import Change, ChangeKind, Configuration
-from raftmq.dledger.errors import ChangeRefused
-from raftmq.dledger.member import RaftMember
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.configuration import Change, ChangeKind, Configuration
+from raftmq.dledger.raft.errors import ChangeRefused
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.fields import boolean_or
 
+from ..component import Service
 from ..context import Context
 from ..errors import Refused, not_leader
-from ..housekeeping import IDLE_MS, Chore
-from ..operating.oldnames import MEMBER_KEYS, with_old
+from ..old_names import MEMBER_KEYS, with_old
 from ..registration import Registrar
-from ..service import Service
+from ..scheduler import IDLE_MS, Chore
 from .engine import Place, preferred_of
 from .identity import GroupId
 from .preferred import PreferredLeader
@@ -110,7 +110,8 @@ class Members:
         raise ChangeRefused(text)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every member (dledger.roster.members_of); none where members do not change."""
+        """Return every member (dledger.node.peer_addresses.members_of); none where members do not
+        change."""
         return [] if self._log.raft is None else self._log.raft.members
 
     def look(self) -> None:

@@ -1,9 +1,9 @@
 """Reads and sets the preferred leader of this broker's Raft group, and moves leadership to it.
 
-The group's configuration (dledger.configuration) names the preferred leader; dledger.preference
-decides when leadership goes there. When it says so, the leader begins the same planned transfer
-that operators ask for; and a group that was never told a preference takes `preferredLeaderId` from
-the broker.conf of whichever replica leads first.
+The group's configuration (dledger.raft.configuration) names the preferred leader;
+dledger.raft.preferred_leader decides when leadership goes there. When it says so, the leader begins
+the same planned transfer that operators ask for; and a group that was never told a preference takes
+`preferredLeaderId` from the broker.conf of whichever replica leads first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.member import RaftMember
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.errors import RaftError
 
 from ..context import Context
 from ..errors import Refused

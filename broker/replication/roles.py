@@ -6,7 +6,7 @@ whether this replica leads asks it.
 
 from __future__ import annotations
 
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.raft.messages import Role, RoleEvent
 
 from ..config import BrokerConfig
 from ..tables.state import BrokerState

@@ -1,6 +1,6 @@
 """The command line of `mqbroker rescue` (docs/runbooks/two-histories.md).
 
-What it does is in broker.rescue.work, imported when it runs.
+What it does is in broker.rescue.commands, imported when it runs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def rescue(**given: Any) -> None:
     Nothing is removed. The log of a kept store is not changed; everything in the other stores moves
     into a directory aside-TIME below them, and their replicas are filled from the kept ones.
     """
-    from . import work
+    from . import commands as work
 
     work.rescue(**given)

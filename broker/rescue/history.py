@@ -22,25 +22,25 @@ from typing import Any
 import orjson
 from google_crc32c import value as crc32c
 
-from raftmq.dledger import snapshotmarker
-from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile
-from raftmq.dledger.identity import FILE as GROUP_FILE
-from raftmq.dledger.log import read_trim_note
-from raftmq.dledger.oldstore import NOTES_FILE
-from raftmq.dledger.recollection import NotesError, decode_notes
-from raftmq.dledger.slots import SlotFile, SlotsDamaged
+from raftmq.dledger.node.rollback_detection import NOTES_FILE
+from raftmq.dledger.raft.recollection import NotesError, decode_notes
+from raftmq.dledger.snapshot import marker as snapshotmarker
+from raftmq.dledger.storage.hard_state import HardStateDamaged, HardStateFile
+from raftmq.dledger.storage.log_storage import read_trim_note
+from raftmq.dledger.storage.two_slot_file import SlotFile, SlotsDamaged
+from raftmq.dledger.transport.group_id import FILE as GROUP_FILE
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.commitlog.recovery import FrameHeader, FrameWalk
 from raftmq.store.disk import Disk
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import read_identity
-from raftmq.store.ownership import StoreInUse, lock_store
-from raftmq.store.recovery import FrameHeader, FrameWalk
+from raftmq.store.store_lock import StoreInUse, lock_store
 
-from ..backup.stopped import UnwrittenDisk
+from ..backup.offline_source import UnwrittenDisk
 from ..errors import StateError
 from ..tables import snapshot
-from ..tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
+from ..tables.snapshot_install import RAFT_DIRECTORY, RESTORING
 from ..tables.state import BrokerState
 
 MARKS_MAX = 65_536

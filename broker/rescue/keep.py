@@ -1,11 +1,10 @@
 """Makes some stores the truth of their group, and keeps all others aside. Blocking.
 
-The group gets a new group id (dledger.identity), so that no store that was left out of the rescue
-can take part with its own history. In a kept store three small files of raft/ change, and no byte
-of the log: `group` has the new id, `hardstate` says that its promises are of that group, and
-`notes` is gone, because it tells of histories that end here. The old ones are in
-`before-rescue-TIME/`.
-The leader puts the id into the log (broker/replication/identity.py).
+The group gets a new group id (dledger.transport.group_id), so that no store that was left out of
+the rescue can take part with its own history. In a kept store three small files of raft/ change,
+and no byte of the log: `group` has the new id, `hardstate` says that its promises are of that
+group, and `notes` is gone, because it tells of histories that end here. The old ones are in
+`before-rescue-TIME/`. The leader puts the id into the log (broker/replication/identity.py).
 
 Everything in any other store moves into a directory `aside-TIME/` of that store, by renames: so it
 works where the store is a file system of its own. What is left is an empty store that knows its
@@ -20,15 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.identity import file_of
-from raftmq.dledger.oldstore import NOTES_FILE
-from raftmq.dledger.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.node.rollback_detection import NOTES_FILE
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.transport.group_id import file_of
+from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES
 from raftmq.store.disk import OsDisk
-from raftmq.store.ownership import LOCK_FILE
+from raftmq.store.store_lock import LOCK_FILE
 
 from ..backup.directory import OF_DISKS
-from ..tables.snapshotinstall import RAFT_DIRECTORY, RESTORING
+from ..tables.snapshot_install import RAFT_DIRECTORY, RESTORING
 from .history import History, parting
 
 ASIDE, BEFORE = "aside-", "before-rescue-"

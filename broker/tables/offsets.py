@@ -1,13 +1,13 @@
 """Consumer offsets: the table that every replica keeps.
 
-`OffsetTable` is changed only by applied command frames; broker.consuming.commits gathers consumers'
-commits for one. Offsets may go back: Apache's broker accepts that.
+`OffsetTable` is changed only by applied command frames; broker.consume.offset_commits gathers
+consumers' commits for one. Offsets may go back: Apache's broker accepts that.
 
 A *reset* (222) sets an offset and leaves a mark: until the group's consumer has gone there
-(broker.consuming.resets), its commits are from before the reset and change nothing. The mark is
-part of the table, so a new leader knows it, too. A queue has at most one mark.
+(broker.consume.offset_resets), its commits are from before the reset and change nothing. The mark
+is part of the table, so a new leader knows it, too. A queue has at most one mark.
 
-The owners of queues that are consumed in order (broker.consuming.locks) are kept here, too.
+The owners of queues that are consumed in order (broker.consume.queue_locks) are kept here, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from .locktable import LockTable, by_name, by_pair, table_from_json
+from .queue_locks import LockTable, by_name, by_pair, table_from_json
 
 Commit = tuple[str, str, int, int]  # topic, group, queue id, offset of the next message wanted
 

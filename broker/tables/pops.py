@@ -4,7 +4,7 @@ A consumer that *pops* gets messages which nobody else of its group gets as long
 invisible. It acknowledges them, or they come again when their time is over. Apache's broker keeps
 this in the master's memory and in messages to itself. Here it is a table that every replica keeps,
 changed by commands of the log: a handle is good under any leader, and an acknowledgement that was
-answered is not forgotten. `broker/popping` is the leader's part.
+answered is not forgotten. `broker/pop` is the leader's part.
 
     {"op":"pop","steps":[step,…]}, each step one of
     ["take",topic,group,queue id,from,next,start,pop ms,visible ms,offsets,client,attempt,order]

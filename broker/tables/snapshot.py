@@ -29,11 +29,11 @@ from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.store.disk import Disk
 
 from ..errors import StateError
-from .delayoffsets import DelayOffsets
+from .delay_offsets import DelayOffsets
 from .offsets import OffsetTable
 from .state import BrokerState, Table
 from .versioned import VersionedTable

@@ -3,7 +3,7 @@
 A command frame's payload is one JSON object. A message frame may begin with such a command, too;
 then it is applied when the frame's records become visible. `op` says which command it is:
 
-    {"op":"group_id",…}                                see broker.tables.groupid
+    {"op":"group_id",…}                                see broker.tables.group_id
     {"op":"put_topic","topic":TopicConfig,"if_absent":bool,"keep_messages":bool}
                                                        `keep_messages`, which may be absent: show
                                                        those of a topic that was deleted, too
@@ -16,8 +16,8 @@ then it is applied when the frame's records become visible. `op` says which comm
     {"op":"reset_taken","reset":[topic,group,queue_id,offset]}
     {"op":"lock_queues","changes":[{"group":g,"client":id|null,"queues":{topic:[queue_id,…]}},…],
      "renewals":{"term":n,"fresh":bool,"ages":[[ms,group,{topic:[queue_id,…]}],…]}}
-                                                       see broker.consuming.locks; renewals may be
-                                                       absent
+                                                       see broker.consume.queue_locks; renewals may
+                                                       be absent
     {"op":"announce","node":id,"address":host:port,"http":host:port}
                                                        a new leader says where clients reach it, and
                                                        its HTTP API (may be absent or ""); in no
@@ -25,11 +25,11 @@ then it is applied when the frame's records become visible. `op` says which comm
     {"op":"forget_offsets","topic":name}, {…,"group":name}
     {"op":"delay_progress","level":n,"offset":o}       the level's messages before o are delivered
     {"op":"timer_progress","due_ms":t,"offset":o,"end":e,"floor":f}
-                                                       see broker.delivery.timers.wheel.Progress
-    {"op":"sent_once",…}                               see broker.tables.sentonce
+                                                       see broker.tables.timer_wheel.Progress
+    {"op":"sent_once",…}                               see broker.tables.idempotent_sends
     {"op":"open_writer",…}, wrote, delete_writer       see broker.tables.writers
     {"op":"pop","steps":[…]}                           see broker.tables.pops
-    {"op":"acl_…",…}                                   see broker.tables.acltable
+    {"op":"acl_…",…}                                   see broker.tables.acl
     {"op":"several","commands":[command,…]}            one after the other, at one index
 
 put_topic, delete_topic, put_group and delete_group may carry "if": {"versions":[…],"absent":bool},
@@ -56,18 +56,18 @@ import orjson
 from raftmq.ops.versions import Condition, version_of
 from raftmq.remoting.codes import ResponseCode
 
-from ..delivery.timers.wheel import Progress, progress_from_json
 from ..errors import Refused, StateError
-from .acltable import PREFIX as ACL_PREFIX
-from .acltable import AclTable
-from .delayoffsets import DelayOffsets
-from .groupid import GroupIdTable
+from .acl import PREFIX as ACL_PREFIX
+from .acl import AclTable
+from .delay_offsets import DelayOffsets
+from .group_id import GroupIdTable
 from .groups import GroupTable, SubscriptionGroup, group_problem
-from .locktable import OwnerChange, Renewals
+from .idempotent_sends import SentOnce
 from .offsets import Commit, OffsetTable
 from .pops import COMMAND as POP
 from .pops import PopTable
-from .sentonce import SentOnce
+from .queue_locks import OwnerChange, Renewals
+from .timer_wheel import Progress, progress_from_json
 from .topics import TopicConfig, TopicTable, topic_problem
 from .versioned import Entry, VersionedTable
 from .writers import COMMANDS as WRITER_COMMANDS

@@ -13,7 +13,7 @@ from typing import Any
 
 from raftmq.remoting import names
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.topicattributes import MESSAGE_TYPE, NORMAL
+from raftmq.remoting.topic_attributes import MESSAGE_TYPE, NORMAL
 
 from ..errors import Refused, StateError
 from .versioned import VersionedTable, entries_of
@@ -46,7 +46,7 @@ class TopicConfig:
     filter_type: str = "SINGLE_TAG"
     sys_flag: int = 0
     order: bool = False
-    attributes: tuple[tuple[str, str], ...] = ()  # by name (remoting.topicattributes)
+    attributes: tuple[tuple[str, str], ...] = ()  # by name (remoting.topic_attributes)
 
     @property
     def message_type(self) -> str:

@@ -9,7 +9,7 @@ repeated from a new one.
 A writer is opened with an *epoch*, higher than any before. From then on requests of lower epochs
 are refused: whoever was the writer before has been fenced. A writer stays until it is deleted by
 name. `WriterTable` is the table that every replica keeps; the leader's part is
-`broker/sending/writers.py`. Pure.
+`broker/send/exactly_once.py`. Pure.
 
     {"op":"open_writer","topic":t,"writer":w,"epoch":e}
     {"op":"wrote","topic":t,"writer":w,"queue":q,"batch":b,"sequence":s}

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..history.deferred_events import Delivery, Post, Stored
 from ..history.events import Drain, Fault, HistoryError, Kind, Outcome, Position
-from ..history.later import Delivery, Post, Stored
 from .verdict import (
     Check,
     Handlers,

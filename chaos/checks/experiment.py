@@ -13,8 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from ..history.deferred_events import all_sends
 from ..history.events import Fault, History, Outcome, Send
-from ..history.later import all_sends
 from .verdict import Check, Verdict
 
 TOOK_PLACE = "the experiment took place"

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..history.deferred_events import Worked
 from ..history.events import Kind
-from ..history.later import Worked
 from .verdict import Check, Handlers, Offenders, Verdict, at
 
 LONG_MS = 30_000  # a queue that stands still for longer is counted

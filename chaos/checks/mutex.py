@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..history.deferred_events import LockAsked
 from ..history.events import Kind, Outcome
-from ..history.later import LockAsked
-from .linear import ANY, ILLEGAL, Operation
+from .linearizability import ANY, ILLEGAL, Operation
 from .objects import Objects
 from .verdict import Check, Handlers
 

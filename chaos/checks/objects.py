@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .linear import Operation, Step, linearizable, unexplained
+from .linearizability import Operation, Step, linearizable, unexplained
 from .verdict import EXAMPLES_MAX, Check, Verdict
 
 SHOWN_MAX = 6  # operations that an example names
@@ -35,8 +35,9 @@ class Objects:
         title: Callable[[Any], str],
         relevant: Callable[[Sequence[Operation]], list[Operation]] = list,
     ) -> None:
-        """`step`: what an operation does (chaos.checks.linear). `words`, `title`: an operation and
-        an object's name for a person. `relevant`: leaves out operations that cannot matter."""
+        """`step`: what an operation does (chaos.checks.linearizability). `words`, `title`: an
+        operation and an object's name for a person. `relevant`: leaves out operations that cannot
+        matter."""
         self._step = step
         self._words = words
         self._title = title

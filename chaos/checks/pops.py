@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..history.deferred_events import Delivery, Ended, Popped, Post
 from ..history.events import Drain, HistoryError, Kind, Outcome
-from ..history.later import Delivery, Ended, Popped, Post
 from .verdict import Check, Handlers, Offenders, Verdict, judge, judge_lost
 
 WORK = "pop"

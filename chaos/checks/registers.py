@@ -1,9 +1,9 @@
 """Linearizability of consumer offsets, topics and groups: written and read as a whole. Pure.
 
-Each is a register: the last write counts, and every read finds it (chaos.checks.linear says what
-that means for operations at the same time and for those without an answer). So these are wrong: a
-write that was acknowledged and is not there, or is gone again after somebody read it; a value read
-that was replaced before; one that nobody wrote; one whose write had certainly failed.
+Each is a register: the last write counts, and every read finds it (chaos.checks.linearizability
+says what that means for operations at the same time and for those without an answer). So these are
+wrong: a write that was acknowledged and is not there, or is gone again after somebody read it; a
+value read that was replaced before; one that nobody wrote; one whose write had certainly failed.
 
 - A group's offset in a queue: commits and resets write, whether higher or lower than before;
   fetches read. A consumer that joins reads, too, at some time before its first message, which can
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..history.deferred_events import Popped
 from ..history.events import (
     Commit,
     Consume,
@@ -30,8 +31,7 @@ from ..history.events import (
     MetaWrite,
     Outcome,
 )
-from ..history.later import Popped
-from .linear import ANY, ILLEGAL, Operation
+from .linearizability import ANY, ILLEGAL, Operation
 from .objects import Objects
 from .verdict import Check, Handlers
 

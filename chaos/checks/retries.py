@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..history.deferred_events import Delivery, GivenBack, Post
 from ..history.events import Drain, HistoryError, Kind, Outcome, Position
-from ..history.later import Delivery, GivenBack, Post
 from .verdict import (
     Check,
     Handlers,

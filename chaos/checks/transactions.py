@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..history.deferred_events import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 from ..history.events import Drain, HistoryError, Kind, Outcome, Position
-from ..history.later import COMMIT, UNDECIDED, Decision, Delivery, Post, Scanned, Stored
 from .verdict import (
     Check,
     Handlers,

@@ -1,6 +1,6 @@
 """The command line of `mqcluster`: a whole cluster as background processes on this machine.
 
-What its commands do is in chaos.cluster.work, imported when one of them runs: `--help` and the
+What its commands do is in chaos.cluster.commands, imported when one of them runs: `--help` and the
 shell's completion are asked often, and import little.
 """
 
@@ -226,7 +226,7 @@ def down(**given: Any) -> None:
 
 
 def _work() -> Any:
-    from . import work
+    from . import commands as work
 
     return work
 

@@ -180,7 +180,9 @@ def command(directory: Path, node: Node) -> list[str]:
         conf = node_directory(directory, node).absolute() / "broker.conf"
         # Over the fault layer it is the same broker, with a disk and a clock that can be steered.
         program = (
-            "raftmq.chaos.faults.node" if load_state(directory).faultable else "raftmq.broker.cli"
+            "raftmq.chaos.faults.faulty_broker"
+            if load_state(directory).faultable
+            else "raftmq.broker.cli"
         )
         return [*python, program, "-c", str(conf)]
     if node.kind == GRPC_PROXY:

@@ -16,7 +16,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import loads
+from raftmq.remoting.fast_json import loads
 
 from .clusterfile import Node
 from .credentials import own_credentials

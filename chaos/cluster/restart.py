@@ -10,7 +10,7 @@ from .clusterfile import ClusterError, Node
 from .credentials import who_refuses
 from .probe import leader_of
 from .timeouts import UP_TIMEOUT_S
-from .whole import wait_whole
+from .wait_healthy import wait_whole
 
 ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 

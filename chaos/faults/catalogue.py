@@ -12,18 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..cluster.clusterfile import COMPOSE, ClusterError, ClusterState
-from . import (
-    clock,
-    compose,
-    damage,
-    disk,
-    members,
-    names,
-    netns,
-    network,
-    process,
-    swap,
-)
+from . import clock, compose, damage, disk, members, netns, network, process
+from . import name_servers as names
+from . import power_cut_minority as swap
 from .base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from .plan import Want
 from .select import SELECTORS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..cluster.clusterfile import ClusterError
 from .base import Context, Factory, Hit, Kind, Planned, Table, injected
 from .disk import faults_of
-from .steering import Steering
+from .fault_control import Steering
 
 MONTH_S = 30 * 86_400.0
 STROBE_MS_MIN = 1

@@ -23,16 +23,6 @@ from ..cluster.clusterfile import ClusterError, Node
 from ..cluster.launch import log_path
 from ..cluster.process import tail
 from ..cluster.topology import MODES, RAFT, flush_of
-from .aim import (
-    CHECKPOINT_BYTES,
-    INDEX_HEAD_BYTES,
-    UNIT_BYTES,
-    Item,
-    durable_offset,
-    log_items,
-    slots,
-    used_units,
-)
 from .base import (
     Context,
     Factory,
@@ -42,6 +32,16 @@ from .base import (
     Table,
     in_thread,
     injected,
+)
+from .damage_targets import (
+    CHECKPOINT_BYTES,
+    INDEX_HEAD_BYTES,
+    UNIT_BYTES,
+    Item,
+    durable_offset,
+    log_items,
+    slots,
+    used_units,
 )
 from .disk import POLL_S, STEADY_S, lose_disk, store_of
 from .power import owned

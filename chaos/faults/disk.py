@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from raftmq.store.ownership import LOCK_FILE
+from raftmq.store.store_lock import LOCK_FILE
 
 from ..cluster.clusterfile import ClusterError, ClusterState, Node
 from ..cluster.launch import node_directory
@@ -32,9 +32,7 @@ from .base import (
     in_thread,
     injected,
 )
-from .power import FAULTS, Cut, LoopDisk, owned
-from .process import Kill, alive
-from .steering import (
+from .fault_control import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -49,7 +47,9 @@ from .steering import (
     Steering,
     TooManyRules,
 )
-from .undo import LOSE_ALL
+from .power import FAULTS, Cut, LoopDisk, owned
+from .power_loss_journal import LOSE_ALL
+from .process import Kill, alive
 
 END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
 STEADY_S = 0.5  # a broker that answers for this long will not end because of the fault

@@ -1,8 +1,9 @@
 """Cuts the power of a node: with the fault layer's journal, or by the kernel on a loop device.
 
 `cut` needs no root. The node's processes are dead (SIGKILL); the changes that the journal lists as
-pending are partly undone in the files, by a seeded choice (chaos.faults.undo says how), and the
-journal is emptied. The files are then what a disk would have held after the power came back.
+pending are partly undone in the files, by a seeded choice (chaos.faults.power_loss_journal says
+how), and the journal is emptied. The files are then what a disk would have held after the power
+came back.
 
 `LoopDisk` uses a real file system, where there is root: ext4 or XFS in a file, shut down without
 flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
@@ -21,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.store.ownership import StoreInUse, lock_store
+from raftmq.store.store_lock import StoreInUse, lock_store
 
 from ..cluster.clusterfile import ClusterError
-from .faultdisk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
-from .undo import (
+from .fault_disk import BOOT, GRAVE, JOURNAL, inodes_below, read_boot
+from .power_loss_journal import (
     PAGE_BYTES,
     FileChanges,
     Pending,

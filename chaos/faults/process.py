@@ -14,7 +14,7 @@ from ..cluster.process import ProcessId, state
 from ..cluster.restart import ORDERLY_S
 from ..cluster.topology import MODES, RAFT
 from ..cluster.transfer import transfer
-from ..cluster.whole import wait_whole
+from ..cluster.wait_healthy import wait_whole
 from .base import (
     Context,
     Fault,

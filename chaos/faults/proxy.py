@@ -34,11 +34,11 @@ import click
 import orjson
 import uvloop
 
-from .flow import Pace
+from .byte_stream import Pace
 from .listening import Listener, listening_ports
-from .pairs import SOCKET_BUFFER_BYTES, End, Pair
+from .proxied_connection import SOCKET_BUFFER_BYTES, End, Pair
 from .rules import Effect, Rule, RuleError, combine, from_json, to_json
-from .unixpath import listen_at
+from .unix_path import listen_at
 
 LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32

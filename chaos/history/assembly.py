@@ -11,6 +11,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from .deferred_events import (
+    Decision,
+    Delivery,
+    Ended,
+    GivenBack,
+    LockAsked,
+    Popped,
+    Post,
+    Scanned,
+    Stored,
+    Worked,
+)
 from .events import (
     SEND_OK,
     Commit,
@@ -29,18 +41,6 @@ from .events import (
     Outcome,
     Replicas,
     Send,
-)
-from .later import (
-    Decision,
-    Delivery,
-    Ended,
-    GivenBack,
-    LockAsked,
-    Popped,
-    Post,
-    Scanned,
-    Stored,
-    Worked,
 )
 
 VERSION = 1

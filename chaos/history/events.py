@@ -54,7 +54,7 @@ class Kind(IntEnum):
     LOG_LINE = 16
     LOGS = 17
     REPLICAS = 18
-    POSTED = 19  # this and the following: chaos.history.later
+    POSTED = 19  # this and the following: chaos.history.deferred_events
     DECIDED = 20
     DELIVERED = 21
     GIVEN_BACK = 22
@@ -273,7 +273,7 @@ class History:
     log_lines: list[LogLine] = field(default_factory=list)
     logs: list[Logs] = field(default_factory=list)
     replicas: list[Replicas] = field(default_factory=list)
-    later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.later
+    later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.deferred_events
     torn: bool = False  # the file's last line was not finished: the writer was killed
     ended: bool = False  # the run came to its end and said so
     skipped: tuple[str, ...] = ()  # faults that could not be done or healed, in words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..history.deferred_events import all_sends
 from ..history.events import History, Outcome
-from ..history.later import all_sends
 from .recovery import carried
 
 NS_PER_S = 1_000_000_000

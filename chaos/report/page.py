@@ -17,8 +17,8 @@ from raftmq.ops.svg import Lanes, Panel, Scale
 from raftmq.ops.svg import by_kind as dots_by_kind
 
 from ..checks.verdict import Check, Verdict, merge
+from ..history.deferred_events import all_sends
 from ..history.events import History, Outcome
-from ..history.later import all_sends
 from .recovery import Recovery, Spread, by_kind, ms_text, recoveries, spread
 from .series import Series, series_of
 

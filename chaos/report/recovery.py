@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ..history.deferred_events import all_sends
 from ..history.events import Fault, History, Outcome, Send
-from ..history.later import all_sends
 
 NS_PER_MS = 1_000_000
 NORMAL_SHARE = 0.99  # share of the earlier acknowledgements a second

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ..history.deferred_events import all_sends
 from ..history.events import Fault, History, Kind, Outcome, Send
-from ..history.later import all_sends
 from .recovery import carried, inflicted, percentile
 
 BUCKETS_MAX = 400

@@ -22,9 +22,9 @@ from ..checks.suite import (
     suite_of,
 )
 from ..checks.verdict import Check, LostMessage, Verdict, merge
+from ..history.deferred_events import all_sends
 from ..history.events import History, Outcome
 from ..history.files import read_history
-from ..history.later import all_sends
 from ..report.figures import Load, load_of
 from ..report.lateness import lateness_of
 from ..report.page import write_report

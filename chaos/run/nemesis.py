@@ -17,7 +17,7 @@ from itertools import groupby
 
 from ..cluster.clusterfile import ClusterError
 from ..cluster.probe import ReplicaView
-from ..cluster.whole import WHOLE_TIMEOUT_S, wait_whole
+from ..cluster.wait_healthy import WHOLE_TIMEOUT_S, wait_whole
 from ..faults.base import Context, Fault, Planned, finished, in_thread
 from ..faults.catalogue import make
 from ..faults.disk import lose_disk

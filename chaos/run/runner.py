@@ -28,16 +28,16 @@ from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from ..cluster.compose import ComposeCluster
 from ..cluster.credentials import signing
 from ..cluster.topology import RAFT, Shape, nodes_of
-from ..cluster.whole import WHOLE_TIMEOUT_S, wait_whole
+from ..cluster.wait_healthy import WHOLE_TIMEOUT_S, wait_whole
 from ..faults import power
 from ..faults.base import Context, Planned, in_thread
 from ..faults.links import Links
 from ..faults.power import LoopDisk
 from ..history.files import HistoryWriter
 from ..workloads.base import Environment, Workload
+from ..workloads.observer import Observer, Watched
 from .judge import RunResult, judge
 from .nemesis import Inflicted, Nemesis
-from .observer import Observer, Watched
 from .scenario import (
     Scenario,
     check_victims,

@@ -19,13 +19,13 @@ from raftmq.client import (
     PullConfig,
     PushConsumer,
 )
-from raftmq.client.listen import Listener
+from raftmq.client.consumer.consume_service import Listener
 
 from ..cluster.clusterfile import ClusterError
 from ..cluster.credentials import signing
 from ..history.files import HistoryWriter
-from ..run.observer import Observer, Watched
 from .log import Commits, Consumption
+from .observer import Observer, Watched
 
 COMMIT_INTERVAL_MS = 500
 CONSUME_BATCH = 256

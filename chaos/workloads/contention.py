@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from raftmq.client import Admin, ClientError, MessageQueue
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fast_json import dumps, loads_object
 
 from ..cluster.credentials import signing
 from ..history.files import HistoryWriter

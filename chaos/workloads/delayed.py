@@ -23,7 +23,7 @@ from raftmq.client import (
 
 from ..cluster.clusterfile import ClusterError
 from ..cluster.credentials import signing
-from .posted import PostedConfig, PostedWorkload, Posting, Scanner
+from .deferred import PostedConfig, PostedWorkload, Posting, Scanner
 
 DELAYED = PostedConfig("delayed", "ChaosDelayed", "chaos-delayed")
 SETTINGS = {"messageDelayLevel": "1s 2s 3s"}

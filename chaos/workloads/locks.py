@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from raftmq.client import MessageExt
-from raftmq.client.listen import Listener
+from raftmq.client.consumer.consume_service import Listener
 
 from ..history.files import HistoryWriter
 from .base import Environment

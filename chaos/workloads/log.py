@@ -30,8 +30,8 @@ from raftmq.client import (
     SendResult,
     SendStatus,
 )
+from raftmq.client.consumer.consume_service import Listener
 from raftmq.client.instance import local_address
-from raftmq.client.listen import Listener
 from raftmq.client.message import process_unique_keys
 from raftmq.store.properties import fields_sum, java_string_hash
 

@@ -23,7 +23,7 @@ from raftmq.client import Admin, BrokerRefused, ClientError
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.headers import ConsumerOffsetHeader
 
 from ..cluster.credentials import signing

@@ -33,7 +33,7 @@ from ..cluster.credentials import signing
 from ..history.events import Outcome
 from .base import Tasks
 from .consumers import POLL_S, ConsumerGroup
-from .posted import (
+from .deferred import (
     DLQ_PREFIX,
     Deliveries,
     PostedConfig,

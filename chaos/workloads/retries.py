@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from raftmq.client import Admin, ClientError, ConsumerConfig, FailurePolicy, MessageExt
-from raftmq.client.consumer import PushConsumer
-from raftmq.client.listen import ConcurrentDeliverer, Deliverer
-from raftmq.client.sendback import PATIENCE, SendBack
+from raftmq.client.consumer.consume_service import ConcurrentDeliverer, Deliverer
+from raftmq.client.consumer.push_consumer import PushConsumer
+from raftmq.client.consumer.send_back import PATIENCE, SendBack
 from raftmq.remoting.command import RemotingCommand
 
 from ..history.files import HistoryWriter
 from .consumers import ConsumerGroup, consumer_config
-from .posted import (
+from .deferred import (
     DLQ_PREFIX,
     Deliveries,
     PostedConfig,

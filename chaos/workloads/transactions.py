@@ -28,9 +28,9 @@ from raftmq.client import (
 )
 
 from ..cluster.credentials import signing
+from ..history.deferred_events import COMMIT, ROLLBACK, UNDECIDED
 from ..history.events import Outcome
-from ..history.later import COMMIT, ROLLBACK, UNDECIDED
-from .posted import PostedConfig, PostedWorkload, Posting, Scanner
+from .deferred import PostedConfig, PostedWorkload, Posting, Scanner
 
 TRANSACTIONS = PostedConfig("transactions", "ChaosTransactions", "chaos-transactions")
 SETTINGS = {

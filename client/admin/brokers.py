@@ -7,7 +7,7 @@ from typing import Any
 
 from raftmq.remoting import fields
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 
 from ..instance import successful
 from .bodies import (

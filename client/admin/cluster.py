@@ -8,7 +8,7 @@ from typing import Any
 
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 
 from ..instance import ClientInstance, successful
 from ..route import BrokerData, TopicRouteData, parse_broker

@@ -8,7 +8,7 @@ from typing import Any
 from raftmq.remoting import fields
 from raftmq.remoting.admin_headers import ConsumeDirectlyHeader, RunningInfoHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fast_json import dumps, loads_object
 
 from ..errors import BrokerRefused, NoRoute
 from ..instance import successful

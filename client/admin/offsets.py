@@ -5,9 +5,9 @@ from __future__ import annotations
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode
 
+from ..consumer.remote_offset_store import OffsetStore, max_offset, min_offset, offset_for
 from ..instance import ClientInstance
 from ..message import MessageQueue
-from ..offsetstore import OffsetStore, max_offset, min_offset, offset_for
 from .bodies import queue_offsets
 from .requests import Requests
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 
 from ..errors import BrokerUnreachable
 from ..instance import ClientInstance, successful

@@ -7,7 +7,7 @@ from typing import Any
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.topicattributes import MESSAGE_TYPE
+from raftmq.remoting.topic_attributes import MESSAGE_TYPE
 
 from ..errors import BrokerUnreachable
 from ..instance import ClientInstance, successful
@@ -38,7 +38,7 @@ class TopicAdmin:
         message_type: str = "",
     ) -> None:
         """Create or change the topic (17) on one broker group, or on every one. `message_type`: the
-        kind of messages that it is for (remoting.topicattributes); "": as it is."""
+        kind of messages that it is for (remoting.topic_attributes); "": as it is."""
         names = [broker_name] if broker_name else list(await self._learn_groups())
         if not names:
             raise BrokerUnreachable("the name server knows no broker group")

@@ -28,8 +28,8 @@ from raftmq.web.schema import Input
 
 from ..routes import PERM_WRITE
 from . import tracing
+from .broker_fanout import Leaders, acting_for
 from .cluster import ClusterView
-from .groups import Leaders, acting_for
 from .inputs import (
     CONSUMERS,
     PREFERRED,

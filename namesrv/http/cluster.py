@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from raftmq.remoting.budgets import Allowance
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.names import NAME_LENGTH_MAX
 from raftmq.web.events import GAP, EventHub
 
 from ..routes import LEADER_ID, BrokerGroup, RouteTable
 from . import differences, failovers
+from .broker_http import Nodes, NodeSilent
 from .directory import Directory, Known, by_group, find, leader_of
-from .nodes import Nodes, NodeSilent
-from .remembered import RememberedEvents
+from .event_cache import RememberedEvents
 from .seen import NodeSeen
 from .streams import Event, Streams
 

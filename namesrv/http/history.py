@@ -13,10 +13,10 @@ from raftmq.web.resources.basics import Name
 from raftmq.web.resources.history import GroupHistory, Points, span_of
 from raftmq.web.schema import Input, TimeMs, View
 
+from .broker_fanout import Leaders
+from .broker_http import VIEW_TIMEOUT_S, NodeSilent
 from .cluster import ClusterView, Item
-from .groups import Leaders
 from .inputs import OptionalName
-from .nodes import VIEW_TIMEOUT_S, NodeSilent
 from .seen import History
 from .views import GroupError
 

@@ -41,8 +41,8 @@ from raftmq.web.operation import Caller, Role
 from raftmq.web.sessions import Cookie, Sessions
 
 from ..config import NameServerConfig
-from .exchanges import Exchanges, NoExchange
-from .nodes import read_within
+from .broker_http import read_within
+from .login_throttle import Exchanges, NoExchange
 
 log = logging.getLogger("raftmq.namesrv.oidc")
 

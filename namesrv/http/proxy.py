@@ -18,11 +18,11 @@ from raftmq.web.operation import EVENT_STREAM, JSON, OPERATOR_HEADER, Caller, Ro
 from raftmq.web.problem import MEDIA_TYPE as PROBLEM
 from raftmq.web.problem import ApiProblem, not_found, unavailable
 
+from .broker_fanout import problem_of, relayed
+from .broker_http import METRICS, WRITE_TIMEOUT_S, NodeSilent, WrongAnswer
 from .cluster import ClusterView
 from .directory import Known
-from .groups import problem_of, relayed
-from .noderoles import role_at
-from .nodes import METRICS, WRITE_TIMEOUT_S, NodeSilent, WrongAnswer
+from .node_roles import role_at
 
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
 REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")

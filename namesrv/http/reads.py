@@ -24,8 +24,9 @@ from raftmq.web.problem import ApiProblem, invalid, not_found, unavailable
 from raftmq.web.resources.node import MembersView, PreferredView
 
 from . import merging, tracing
+from .broker_fanout import Leaders
+from .broker_http import NodeSilent
 from .cluster import ClusterView, Item
-from .groups import Leaders
 from .inputs import (
     CONSUMERS,
     MESSAGES,
@@ -50,10 +51,9 @@ from .inputs import (
     filled,
     items_of,
 )
-from .messagepages import marks_of, merged_oldest, pages_of
-from .nodes import NodeSilent
+from .message_pages import marks_of, merged_oldest, pages_of
 from .seen import Connections, ConsumerSeen, Items, Messages
-from .topickinds import kind_of
+from .topic_kinds import kind_of
 from .views import (
     BrokerGroupPage,
     BrokerGroupView,

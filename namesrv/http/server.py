@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raftmq.ops.ports import http_port
-from raftmq.remoting.processtls import ProcessTls
-from raftmq.remoting.tlslistener import listening_with
+from raftmq.remoting.process_tls import ProcessTls
+from raftmq.remoting.tls_listener import listening_with
 from raftmq.web import levels
 from raftmq.web.app import CONNECTIONS_MAX, Page, WebServer
 from raftmq.web.auth import Access, WebSettings, load_token
@@ -19,19 +19,19 @@ from raftmq.web.operation import Call, Operation, Reply
 
 from ..config import OPTIONS, NameServerConfig
 from ..routes import RouteTable
+from .broker_fanout import Leaders
+from .broker_http import Nodes
 from .changes import Changes, Everywhere
-from .clientaccess import ClientAccess
+from .client_access import ClientAccess
 from .cluster import ClusterView
-from .clustertoken import ClusterToken
+from .cluster_token import ClusterToken
 from .directory import Directory
-from .groups import Leaders
 from .history import Histories
 from .login import Login
-from .nodes import Nodes
 from .proxy import Proxy
 from .reach import Reach
 from .reads import Reads
-from .topicmessages import TopicMessages
+from .topic_messages import TopicMessages
 from .views import CallerView, OptionsView, ServesView, UpView
 
 if TYPE_CHECKING:

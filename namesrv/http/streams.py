@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from .nodes import Nodes
+from .broker_http import Nodes
 
 LOG = logging.getLogger("raftmq.namesrv.http")
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 from ..codes import RequestCode
 from ..command import RemotingCommand
 from ..errors import BodyError
-from ..fastjson import loads_request
+from ..fast_json import loads_request
 from ..fields import text, text_or
 from ..headers import SendHeader
 from ..names import TRACE_TOPIC, popped_topic
-from ..popheaders import batch_acks
+from ..pop_headers import batch_acks
 from .accounts import RETRY_PREFIX, AclError, Permission
 
 FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another

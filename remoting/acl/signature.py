@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from raftmq.ops.strictjson import loads
+from raftmq.ops.strict_json import loads
 
 from ..command import RemotingCommand
 

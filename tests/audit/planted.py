@@ -20,7 +20,7 @@ import orjson
 from google_crc32c import value as crc32c
 
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.group_id import group_id
 from raftmq.broker.tables.state import (
     BrokerState,
     commit_offsets,
@@ -28,11 +28,11 @@ from raftmq.broker.tables.state import (
     put_topic,
 )
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.dledger.configuration import Configuration, GroupMember, encode_configuration
-from raftmq.dledger.configurationfile import ConfigurationFile
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.raft.configuration import Configuration, GroupMember, encode_configuration
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.configuration_file import ConfigurationFile
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.spark.layout import java_hash
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import FrameKind, parse_header

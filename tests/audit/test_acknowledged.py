@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
 from raftmq.audit.cli import main
-from raftmq.audit.history import HistoryUnfit
-from raftmq.audit.report import AuditReport
+from raftmq.audit.read.history import HistoryUnfit
+from raftmq.audit.report.report import AuditReport
 from tests.audit.run import NAMES, TOPIC, Run, message_id
 
 COUNT = 60

@@ -13,18 +13,18 @@ import pytest
 from google_crc32c import value as crc32c
 from pyspark.sql import SparkSession
 
-from raftmq.audit import job
+from raftmq.audit import run as job
 from raftmq.audit.api import AuditReport, run_audit
-from raftmq.audit.checks import Check
-from raftmq.audit.files import StoreError
-from raftmq.audit.report import OFFENDERS_MAX, CheckResult
-from raftmq.dledger.configuration import (
+from raftmq.audit.checks.checks import Check
+from raftmq.audit.read.store_files import StoreError
+from raftmq.audit.report.report import OFFENDERS_MAX, CheckResult
+from raftmq.dledger.raft.configuration import (
     Configuration,
     GroupMember,
     decode_configuration,
     encode_configuration,
 )
-from raftmq.dledger.configurationfile import ConfigurationFile
+from raftmq.dledger.storage.configuration_file import ConfigurationFile
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, TOPIC, Run, message_id

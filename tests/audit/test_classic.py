@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
-from raftmq.audit.files import StoreError
-from raftmq.audit.subject import CLASSIC, RAFT, subject_of
+from raftmq.audit.read.cluster_info import CLASSIC, RAFT, subject_of
+from raftmq.audit.read.store_files import StoreError
 from tests.audit.run import TOPIC, Run, message_id
 from tests.audit.stores import Log, Message, queue_units, write_store
 

@@ -12,12 +12,14 @@ from click.testing import CliRunner, Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from raftmq.audit import api, java, tables
+from raftmq.audit import api
+from raftmq.audit import find_java as java
 from raftmq.audit.cli import main
-from raftmq.audit.files import StoreError
-from raftmq.audit.java import JavaNotFound, find_java_home, java_version
-from raftmq.audit.subject import stores_of_run
-from raftmq.store.ownership import lock_store
+from raftmq.audit.find_java import JavaNotFound, find_java_home, java_version
+from raftmq.audit.read import tables
+from raftmq.audit.read.cluster_info import stores_of_run
+from raftmq.audit.read.store_files import StoreError
+from raftmq.store.store_lock import lock_store
 from tests.audit.run import TOPIC, Run, message_id
 from tests.brokenpipe import unread
 

@@ -12,7 +12,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from raftmq.audit.digests import (
+from raftmq.audit.read.log_reader import Copy, shared_parts
+from raftmq.audit.read.range_digests import (
     RANGE_BYTES,
     FrameRun,
     LogDigest,
@@ -25,8 +26,7 @@ from raftmq.audit.digests import (
     total,
     unlike,
 )
-from raftmq.audit.parse import Copy, shared_parts
-from raftmq.audit.sources import LogReader, QueueReader
+from raftmq.audit.read.spark_sources import LogReader, QueueReader
 from tests.audit.run import NAMES, Run
 from tests.audit.stores import UNIT, Log, Message
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
-from raftmq.audit.report import AuditReport
-from raftmq.audit.walk import walk_range
+from raftmq.audit.read.log_scanner import walk_range
+from raftmq.audit.report.report import AuditReport
 from raftmq.spark.layout import DLEDGER_ENTRY
 from tests.archives import unpack
 from tests.audit.conftest import FIXTURES

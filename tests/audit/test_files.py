@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raftmq.audit.files import QueueFile, same_bytes, units, written_bytes
+from raftmq.audit.read.store_files import QueueFile, same_bytes, units, written_bytes
 from tests.audit.stores import UNIT
 
 SIZE = 64

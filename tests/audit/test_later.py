@@ -145,7 +145,7 @@ def same(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audit
         history.events += planted.records()
     store = write_store(root / "n0" / "store", log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raftmq.audit.job.OFFENDERS_MAX", 10_000)
+        patch.setattr("raftmq.audit.run.OFFENDERS_MAX", 10_000)
         return run_audit(
             spark, {"n0": store}, history.write(root / "history.jsonl"), "none", mode="classic"
         )

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
-from raftmq.audit.limits import not_left_over
+from raftmq.audit.read.committed_range import not_left_over
 from raftmq.store.frame import FrameKind
 from tests.audit.run import NAMES, Run
 

@@ -13,16 +13,18 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from raftmq.audit import copied, live, pulled
+from raftmq.audit import live
+from raftmq.audit import pull_audit as pulled
+from raftmq.audit.checks.ranges import ends_check
 from raftmq.audit.cli import main
-from raftmq.audit.copied import NotAudited
-from raftmq.audit.history import HistoryUnfit
 from raftmq.audit.live import audit_cluster
-from raftmq.audit.ranges import ends_check
-from raftmq.audit.report import AuditReport, CheckResult
-from raftmq.broker.backup import source
+from raftmq.audit.read import live_copy as copied
+from raftmq.audit.read.history import HistoryUnfit
+from raftmq.audit.read.live_copy import NotAudited
+from raftmq.audit.report.report import AuditReport, CheckResult
+from raftmq.broker.backup import online_source as source
+from raftmq.broker.backup.online_source import Offer
 from raftmq.broker.backup.protocol import Facts, decode_facts
-from raftmq.broker.backup.source import Offer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
 from raftmq.client import Admin, Message, Producer

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.audit.page import page
-from raftmq.audit.report import AuditReport, CheckResult, Offender, StoreReport
+from raftmq.audit.report.html_report import page
+from raftmq.audit.report.report import AuditReport, CheckResult, Offender, StoreReport
 from tests.pictures import assert_readable, pictures, tooltips, words_of
 
 MS = 1_700_000_000_123  # 2023-11-14 22:13:20 UTC

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit, topic_frame
 from raftmq.audit.cli import main
-from raftmq.audit.files import StoreError, segments
+from raftmq.audit.read.store_files import StoreError, segments
 from tests.audit.run import TOPIC, Run
 
 

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from raftmq.audit.api import run_audit, topic_frame
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import encode_properties
 from raftmq.store.record import decode_record, walk_records
 from tests.audit.run import message_id

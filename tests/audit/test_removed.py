@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit
-from raftmq.audit.limits import Limits, StoreLimits
-from raftmq.audit.report import AuditReport
-from raftmq.audit.voters import Members
+from raftmq.audit.read.committed_range import Limits, StoreLimits
+from raftmq.audit.read.voters import Members
+from raftmq.audit.report.report import AuditReport
 from tests.audit.run import NAMES, QUEUES, TOPIC, Run, message_id
 from tests.audit.stores import SEGMENT_SIZE_BYTES, Message
 from tests.audit.test_acknowledged import ids, rows_of, write

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from raftmq.audit.report import AuditReport, CheckResult, StoreReport
-from raftmq.audit.results import write_results
+from raftmq.audit.report.report import AuditReport, CheckResult, StoreReport
+from raftmq.audit.report.results import write_results
 
 MS = 1_700_000_000_123
 LOST = CheckResult.of_faults(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raftmq.audit.files import STORES_SEPARATOR, BlockCopy, Segment, different_blocks
-from raftmq.audit.parse import LOG_SCHEMA, Copy, log_batches, shared_parts
+from raftmq.audit.read.log_reader import LOG_SCHEMA, Copy, log_batches, shared_parts
+from raftmq.audit.read.store_files import STORES_SEPARATOR, BlockCopy, Segment, different_blocks
 from tests.audit.stores import Log, Message
 
 Rows = set[tuple[object, ...]]

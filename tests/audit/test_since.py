@@ -13,12 +13,13 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from raftmq.audit import limits, since
 from raftmq.audit.api import AuditReport, run_audit
 from raftmq.audit.cli import main
-from raftmq.audit.files import StoreError
-from raftmq.audit.report import Offender
-from raftmq.audit.since import TAIL_BYTES, Ended, Kept, Range
+from raftmq.audit.read import committed_range as limits
+from raftmq.audit.read import incremental as since
+from raftmq.audit.read.incremental import TAIL_BYTES, Ended, Kept, Range
+from raftmq.audit.read.store_files import StoreError
+from raftmq.audit.report.report import Offender
 from tests.audit.planted import Hit, group_at, write_beside
 from tests.audit.run import NAMES, TOPIC, Run
 from tests.audit.stores import Log, Message, queue_units, write_store

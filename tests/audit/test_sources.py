@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.audit.api import topic_frame
-from raftmq.audit.files import StoreError, confirmed_position, first_difference, segments
+from raftmq.audit.read.store_files import StoreError, confirmed_position, first_difference, segments
 from tests.audit.run import TOPIC, Run
 from tests.audit.stores import Log, Message, write_store
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
-from raftmq.audit.history import HistoryUnfit
+from raftmq.audit.read.history import HistoryUnfit
 from tests.audit.run import TOPIC, Run, message_id
 from tests.audit.stores import Message
 

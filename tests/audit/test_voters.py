@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.audit.voters import (
+from raftmq.audit.read.voters import (
     BadConfiguration,
     ConfigurationFrame,
     Members,
@@ -12,14 +12,14 @@ from raftmq.audit.voters import (
     members_of,
     saved_configuration,
 )
-from raftmq.dledger.configuration import (
+from raftmq.dledger.raft.configuration import (
     Configuration,
     GroupMember,
     MemberRole,
     decode_configuration,
     encode_configuration,
 )
-from raftmq.dledger.configurationfile import ConfigurationFile
+from raftmq.dledger.storage.configuration_file import ConfigurationFile
 from raftmq.store.disk import OsDisk
 
 

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from raftmq.audit.walk import Walk, shape_holds, shapes_hold, walk_range
+from raftmq.audit.read.log_scanner import Walk, shape_holds, shapes_hold, walk_range
 from raftmq.spark.layout import ItemKind
 from raftmq.store.frame import FrameKind
 from tests.audit.stores import Log, Message

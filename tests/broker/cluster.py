@@ -9,8 +9,8 @@ from functools import partial
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.http.faults import FaultDoor
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.messages import Role
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.messages import Role
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode

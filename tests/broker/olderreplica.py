@@ -6,7 +6,7 @@ import asyncio
 import orjson
 
 from raftmq.broker.tables import snapshot
-from raftmq.dledger.wire import HelloAnswer, encode_answer
+from raftmq.dledger.transport.wire import HelloAnswer, encode_answer
 
 OLDER_VERSION = 3  # of before group ids, writers and pops
 

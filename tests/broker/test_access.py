@@ -8,20 +8,20 @@ import orjson
 import pytest
 
 from raftmq.broker.accountbook import AccountBook
+from raftmq.broker.admin.acl import split
 from raftmq.broker.admission import HELD_BYTES_MAX
 from raftmq.broker.broker import open_broker
+from raftmq.broker.component import RoleChange
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.errors import EngineError, StateError
-from raftmq.broker.operating.acladmin import split
-from raftmq.broker.service import RoleChange
-from raftmq.broker.tables.acltable import (
+from raftmq.broker.tables.acl import (
     AclTable,
     delete_account,
     put_account,
     put_white_addresses,
     seed,
 )
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.acl import Account, Credentials
 from raftmq.remoting.acl.plainfile import parse_accounts

@@ -7,7 +7,7 @@ import pytest
 
 from raftmq.broker.errors import StateError
 from raftmq.broker.tables.snapshot import FILES
-from raftmq.dledger.member import RaftMember
+from raftmq.dledger.node.node import RaftMember
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -307,7 +307,7 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
 
 async def test_a_snapshot_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, caplog):
     """For life with engine=pysyncobj, which flushes nothing; else until one is written again."""
-    monkeypatch.setattr("raftmq.broker.keeper.DURABLE_WAIT_MS", 0)
+    monkeypatch.setattr("raftmq.broker.checkpointer.DURABLE_WAIT_MS", 0)
     async with Group(tmp_path, flushDiskType="SYNC_FLUSH") as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.broker import open_broker
-from raftmq.broker.claim import Claim
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
+from raftmq.broker.startup_claim import Claim
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
-from raftmq.store.ownership import StoreInUse, lock_store
+from raftmq.store.store_lock import StoreInUse, lock_store
 from tests.steadydisk import SteadyDisk
 from tests.store.test_ownership import digest
 from tests.waiting import until
@@ -147,7 +147,7 @@ async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
 
 
 async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "raftmq.broker.claim")
+    caplog.set_level(logging.INFO, "raftmq.broker.startup_claim")
     config = config_of(tmp_path)
     own = StoreIdentity("raft", "group-a", "n0", config.mapped_file_size_commit_log)
 

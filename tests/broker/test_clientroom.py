@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.broker.clientroom import ClientRoom
+from raftmq.broker.connection_limit import ClientRoom
 from raftmq.ops.descriptors import Ports, Shares
 
 

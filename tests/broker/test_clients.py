@@ -12,12 +12,12 @@ from raftmq.broker.clients import (
     ClientTable,
 )
 from raftmq.broker.errors import Refused
-from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.consistency import differences, wishes
 from raftmq.remoting.errors import BodyError
+from raftmq.remoting.memory_limits import Allowance
 from tests.broker.cluster import Group
 from tests.broker.doubles import FakeConnection
 from tests.waiting import until

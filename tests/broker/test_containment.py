@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from raftmq.broker.containment import Contained
+from raftmq.broker.error_isolation import Contained
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import INT32_MAX, Outgoing
+from raftmq.broker.messages.send_request import INT32_MAX, Outgoing
 from tests.broker.doubles import FakeConnection
 from tests.broker.sending.test_cut import fields
 from tests.broker.sending.test_send import Bench

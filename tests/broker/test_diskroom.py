@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.broker.diskroom import SAMPLE_MS, WARN_MS, DiskRoom, Forecast
+from raftmq.broker.disk_space import SAMPLE_MS, WARN_MS, DiskRoom, Forecast
 from raftmq.store.disk import DiskMark, DiskUsage
 
 GIB = 1 << 30

@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
+from raftmq.broker.error_responses import Guard
 from raftmq.broker.errors import Refused
-from raftmq.broker.guard import Guard
-from raftmq.dledger.errors import NotLeader
+from raftmq.dledger.raft.errors import NotLeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection

@@ -7,15 +7,15 @@ from click.testing import CliRunner
 
 from raftmq.broker.health import health as broker_health
 from raftmq.broker.health import warnings_of, why_not
-from raftmq.dledger.dialer import now_ms
+from raftmq.dledger.transport.outbound import now_ms
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.health import health as namesrv_health
 from raftmq.namesrv.server import NameServer
-from raftmq.remoting.ask import ask
+from raftmq.remoting.blocking_request import ask
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import ConnectError, ConnectionLost, SendTimeout
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.certificates import Authority

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from raftmq.broker import housekeeping
-from raftmq.broker.housekeeping import IDLE_MS, Activity, Chore, Housekeeper, Row
+from raftmq.broker import scheduler as housekeeping
+from raftmq.broker.scheduler import IDLE_MS, Activity, Chore, Housekeeper, Row
 from tests.waiting import until
 
 NEVER_MS = 10_000_000

@@ -12,12 +12,12 @@ from raftmq.broker.health import why_not
 from raftmq.broker.registeredtopics import RegisteredTopics
 from raftmq.broker.tables import versioned
 from raftmq.broker.tables.topics import TopicConfig, TopicTable
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.namesrv.server import NameServer as RealNameServer
 from raftmq.namesrv.server import NameServerConfig
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.server import RemotingServer
 from tests.broker.cluster import Group
 from tests.ports import bound

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from raftmq.dledger import pace, surroundings
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.following import Following
+from raftmq.dledger.node import peer_info as surroundings
+from raftmq.dledger.raft import pace
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.follower import Following
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.disk import DiskUsage
 from raftmq.store.record import decode_record, walk_records
@@ -201,7 +202,9 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         words = f"{first} should not lead: its disk is short of room or slow"
         await until(lambda: words in engine.status()["preferred_reason"])
         assert await group.leader() == second
-        await fill(group, {first: ROOMY})  # and it leads again when dledger/preference.py says so
+        await fill(
+            group, {first: ROOMY}
+        )  # and it leads again when dledger/raft/preferred_leader.py says so
         await until(lambda: "short of room" not in engine.status()["preferred_reason"])
 
 

@@ -4,9 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.broker.config import BrokerConfig
-from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.broker.keeper import (
+from raftmq.broker.checkpointer import (
     FOR_BACKUP,
     FOR_DELIVERY,
     FOR_OTHERS,
@@ -14,14 +12,16 @@ from raftmq.broker.keeper import (
     ClassicKeeper,
     RaftKeeper,
 )
+from raftmq.broker.config import BrokerConfig
 from raftmq.broker.retention import Retained, Retention
+from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.unexpired import Unexpired
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
 from raftmq.store.expiry import Expiry
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 from raftmq.store.retention import HOUR_MS
 from tests.store.make import append_classic, record
 

@@ -10,10 +10,10 @@ import random
 import orjson
 import pytest
 
-from raftmq.broker.delivery.transactions.service import _needs_of
 from raftmq.broker.http.messageviews import record_id
-from raftmq.broker.sending.outcome import Ended
-from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.messages.send_request import Outgoing
+from raftmq.broker.send.callbacks import Ended
+from raftmq.broker.transactions.service import _needs_of
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.remoting.acl import Credentials

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from raftmq.broker.sending.sendrequest import BATCH_COUNT_MAX
+from raftmq.broker.messages.send_request import BATCH_COUNT_MAX
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import BODY_BYTES_MAX, RequestCode

@@ -13,7 +13,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import own_credentials, signing
 from raftmq.chaos.cluster.restart import restart_all
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.consumers import ConsumerGroup
 from raftmq.client import (
@@ -24,8 +24,8 @@ from raftmq.client import (
     Producer,
     PushConsumer,
     SendFailed,
-    rebalance,
 )
+from raftmq.client.consumer import rebalance
 from tests.waiting import until
 
 PATIENCE_S = 120.0  # a bound against hanging

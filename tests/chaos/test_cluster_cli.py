@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftmq.chaos.cluster import cli as cluster_cli
-from raftmq.chaos.cluster import work
+from raftmq.chaos.cluster import commands as work
 from raftmq.chaos.cluster.cluster import Cluster
 from tests.brokenpipe import unread
 from tests.chaos.doubles import ENDS, AgreeingProbe, Programs

@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
+from raftmq.chaos.history.deferred_events import LockAsked
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.history.files import HistoryWriter, read_history
-from raftmq.chaos.history.later import LockAsked
 from raftmq.chaos.workloads import contention
 from raftmq.chaos.workloads.base import Environment, Tasks
 from raftmq.chaos.workloads.contention import Contender, Contention

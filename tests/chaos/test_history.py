@@ -13,9 +13,9 @@ import pytest
 
 from raftmq.chaos.history import files as module
 from raftmq.chaos.history.assembly import assemble
+from raftmq.chaos.history.deferred_events import all_sends
 from raftmq.chaos.history.events import HistoryError, Kind, Outcome
 from raftmq.chaos.history.files import Follower, HistoryWriter, Records, read_history
-from raftmq.chaos.history.later import all_sends
 from raftmq.chaos.report.figures import load_of
 from tests.chaos.builder import HistoryBuilder, clean
 

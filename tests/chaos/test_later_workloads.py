@@ -22,10 +22,10 @@ from raftmq.chaos.history.events import Kind, Outcome
 from raftmq.chaos.history.files import HistoryWriter, read_history
 from raftmq.chaos.workloads.base import Environment, Tally
 from raftmq.chaos.workloads.catalogue import settings_for
+from raftmq.chaos.workloads.deferred import LATE_S, Deliveries, Paced, PostedWorkload, Posting
 from raftmq.chaos.workloads.delayed import DELAYED, delay_levels, delayed_workload
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
 from raftmq.chaos.workloads.pops import POP, Poppers, pop_workload
-from raftmq.chaos.workloads.posted import LATE_S, Deliveries, Paced, PostedWorkload, Posting
 from raftmq.chaos.workloads.retries import FAILURES, RETRIES, retries_workload
 from raftmq.chaos.workloads.transactions import PLANS, TRANSACTIONS, Transacted
 from raftmq.client import Admin, Later, MessageExt, MessageQueue

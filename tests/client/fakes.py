@@ -16,7 +16,7 @@ from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection
-from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fast_json import dumps, loads_object
 from raftmq.remoting.headers import (
     ConsumerOffsetHeader,
     PullHeader,
@@ -24,7 +24,7 @@ from raftmq.remoting.headers import (
     QueueOffsetHeader,
     SendHeader,
 )
-from raftmq.remoting.popheaders import PopHeader, PopResponseHeader
+from raftmq.remoting.pop_headers import PopHeader, PopResponseHeader
 from raftmq.remoting.server import RemotingServer
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record, encode_record, offset_message_id

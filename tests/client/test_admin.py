@@ -13,8 +13,8 @@ from raftmq.client import (
     ClientClosed,
     NameServerUnreachable,
     NoRoute,
-    directory,
 )
+from raftmq.client import metadata as directory
 from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from raftmq.client import Message, Producer
-from raftmq.client.channel import Channel
 from raftmq.client.message import MessageQueue, SendResult
-from raftmq.client.producer import Publication
+from raftmq.client.producer.channel import Channel
+from raftmq.client.producer.producer import Publication
 from raftmq.client.route import TopicRouteData
 from raftmq.remoting.codec import FrameReader, RawFrame, decode_command
 from raftmq.remoting.connection import Connection

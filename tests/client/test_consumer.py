@@ -21,15 +21,15 @@ from raftmq.client import (
     MessageQueue,
     PullConfig,
     PushConsumer,
-    logpace,
 )
-from raftmq.client.listen import ConcurrentDeliverer, GuardedListener
-from raftmq.client.listenerlog import ListenerLog
-from raftmq.client.sendback import SendBack
+from raftmq.client import log_rate_limit as logpace
+from raftmq.client.consumer.consume_service import ConcurrentDeliverer, GuardedListener
+from raftmq.client.consumer.listener_log import ListenerLog
+from raftmq.client.consumer.send_back import SendBack
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
-from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fast_json import MessageQueue as WireQueue
+from raftmq.remoting.fast_json import dumps, loads_object
 from tests.client.fakes import FakeCluster, queue
 from tests.waiting import until
 

@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
-from raftmq.client import NameServerUnreachable, NoRoute, directory
-from raftmq.client.directory import Directory
+from raftmq.client import NameServerUnreachable, NoRoute
+from raftmq.client import metadata as directory
+from raftmq.client.metadata import Directory
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from tests.waiting import until
 
 

@@ -1,12 +1,12 @@
 """A search for the leader whose last waiting send ends while a replica is being dialled."""
 
-from raftmq.client import lane as lanes
 from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.lane import Lane
 from raftmq.client.message import MessageQueue
-from raftmq.client.pending import Pending
+from raftmq.client.producer import leader_sender as lanes
+from raftmq.client.producer.leader_sender import Lane
+from raftmq.client.producer.pending_send import Pending
+from raftmq.client.producer.send_frame import OutgoingSend
 from raftmq.client.route import ReplicaGroup
-from raftmq.client.sendframe import OutgoingSend
 
 
 class Owner:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from raftmq.client.consumer.late_pops import LATE_MAX, Answer, LatePops, Pop
 from raftmq.client.errors import BrokerUnreachable, ClientError
-from raftmq.client.latepops import LATE_MAX, Answer, LatePops, Pop
 from raftmq.client.message import MessageExt
 from raftmq.client.subscription import Subscription, subscribe
 from tests.client.test_simple import popped_message

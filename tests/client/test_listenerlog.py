@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.client.consumer import PushConsumer
-from raftmq.client.listenerlog import ListenerLog
-from raftmq.client.logpace import KINDS_MAX, PAUSE_S
+from raftmq.client.consumer.listener_log import ListenerLog
+from raftmq.client.consumer.push_consumer import PushConsumer
+from raftmq.client.log_rate_limit import KINDS_MAX, PAUSE_S
 from raftmq.client.message import ConsumeResult, MessageExt
 from tests.client.fakes import FakeCluster
 from tests.client.test_consumer import QUICK, fill

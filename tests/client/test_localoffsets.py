@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from raftmq.client.localoffsets import LocalOffsetStore
+from raftmq.client.consumer.local_offset_store import LocalOffsetStore
 from raftmq.client.message import MessageQueue
 
 QUEUE = MessageQueue("T", "g0", 0)

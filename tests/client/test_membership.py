@@ -15,11 +15,11 @@ from raftmq.client import (
     MessageQueue,
     PullConfig,
 )
+from raftmq.client.consumer.membership import Membership
+from raftmq.client.consumer.process_queue import Batch
+from raftmq.client.consumer.queue_puller import QueueWorker
+from raftmq.client.consumer.remote_offset_store import OffsetStore
 from raftmq.client.instance import ClientInstance
-from raftmq.client.membership import Membership
-from raftmq.client.offsetstore import OffsetStore
-from raftmq.client.processqueue import Batch
-from raftmq.client.pull import QueueWorker
 from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, queue
 from tests.waiting import until

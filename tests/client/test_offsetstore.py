@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.client.errors import BrokerUnreachable
-from raftmq.client.instance import ClientInstance
-from raftmq.client.message import MessageQueue
-from raftmq.client.offsets import ConsumeFrom
-from raftmq.client.offsetstore import (
+from raftmq.client.consumer.offsets import ConsumeFrom
+from raftmq.client.consumer.remote_offset_store import (
     CONFIRMED_AT_ONCE_MAX,
     TOLD_AGAIN_S,
     OffsetStore,
     starting_offset,
 )
+from raftmq.client.errors import BrokerUnreachable
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from tests.client.fakes import queue

@@ -19,10 +19,10 @@ from raftmq.client import (
     MessageExt,
     PushConsumer,
 )
-from raftmq.client.consumer import ConsumerConfig
+from raftmq.client.consumer.push_consumer import ConsumerConfig
+from raftmq.client.consumer.queue_locks import LockConfig, QueueLocks
 from raftmq.client.hosted import on_loop
 from raftmq.client.instance import ClientInstance
-from raftmq.client.locks import LockConfig, QueueLocks
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raftmq.client.errors import CODE_NO_ROUTE
 from raftmq.client.message import MessageQueue
-from raftmq.client.parked import Parked
-from raftmq.client.pending import Pending
-from raftmq.client.sendframe import SEND_MESSAGE_V2, OutgoingSend
+from raftmq.client.producer.pending_send import Pending
+from raftmq.client.producer.pending_topics import Parked
+from raftmq.client.producer.send_frame import SEND_MESSAGE_V2, OutgoingSend
 
 
 def a_send(deadline: float, topic: str = "T") -> Pending:

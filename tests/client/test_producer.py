@@ -18,18 +18,18 @@ from raftmq.client import (
     SendStatus,
     SplitFailed,
     TooManyInFlight,
-    directory,
-    sending,
     split_batch,
 )
-from raftmq.client.batch import batch_item_size
+from raftmq.client import metadata as directory
 from raftmq.client.errors import ClientClosed, ClientError, InvalidMessage, RequestTimedOut
 from raftmq.client.message import MessageQueue, SendResult
-from raftmq.client.sendframe import OutgoingSend, SendTemplate
+from raftmq.client.producer import sender as sending
+from raftmq.client.producer.batch import batch_item_size
+from raftmq.client.producer.send_frame import OutgoingSend, SendTemplate
 from raftmq.remoting.codes import NOT_STORED, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
-from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.remoting.recall_handle import RecallHandle
 from tests.client.fakes import FakeCluster, queue
 from tests.waiting import until
 
@@ -814,7 +814,7 @@ async def test_a_deleted_topic_is_sent_to_as_one_that_never_was(
 
 
 async def test_of_many_topics_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftmq.client.producer.PUBLICATIONS_MAX", 2)
+    monkeypatch.setattr("raftmq.client.producer.producer.PUBLICATIONS_MAX", 2)
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         for topic in ("T", "U", "V", "T"):
             cluster.name_server.topics[topic] = {"g0": (1, 6)}

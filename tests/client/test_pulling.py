@@ -28,15 +28,15 @@ from raftmq.client import (
     PullConsumer,
     PullStatus,
     PushConsumer,
-    pullconsumer,
 )
+from raftmq.client.consumer import pull_consumer as pullconsumer
+from raftmq.client.consumer.local_offset_store import LocalOffsetStore
+from raftmq.client.consumer.process_queue import CacheBudget, ProcessQueue
 from raftmq.client.errors import ClientClosed
-from raftmq.client.localoffsets import LocalOffsetStore
-from raftmq.client.processqueue import CacheBudget, ProcessQueue
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import MessageQueue as WireQueue
-from raftmq.remoting.fastjson import dumps, loads_object
+from raftmq.remoting.fast_json import MessageQueue as WireQueue
+from raftmq.remoting.fast_json import dumps, loads_object
 from raftmq.remoting.headers import PullHeader
 from tests.client.fakes import FakeBroker, FakeCluster, queue
 from tests.client.test_consumer import QUICK, Seen, committed, fill

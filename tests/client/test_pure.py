@@ -10,24 +10,29 @@ from typing import cast
 import orjson
 import pytest
 
-from raftmq.client.channel import Channel, StoredAnswer
 from raftmq.client.compression import (
     BODY_SIZE_BYTES_MAX,
     Compression,
     CompressionType,
     decompress,
 )
+from raftmq.client.consumer.consume_service import restore_topics
+from raftmq.client.consumer.offsets import OffsetMoved, OffsetTable
+from raftmq.client.consumer.process_queue import CacheBudget, CacheLimits, ProcessQueue
 from raftmq.client.decode import decode_messages
-from raftmq.client.directory import parse_addresses
 from raftmq.client.errors import ClientError, SendFailed, SendOutcomeUnknown, UnsupportedCompression
-from raftmq.client.fault import FaultAvoidance
-from raftmq.client.listen import restore_topics
 from raftmq.client.message import Message, MessageExt, UniqueKeys
-from raftmq.client.offsets import OffsetMoved, OffsetTable
-from raftmq.client.pending import Pending, Verdict, judge
-from raftmq.client.processqueue import CacheBudget, CacheLimits, ProcessQueue
+from raftmq.client.metadata import parse_addresses
+from raftmq.client.producer.channel import Channel, StoredAnswer
+from raftmq.client.producer.fault_avoidance import FaultAvoidance
+from raftmq.client.producer.pending_send import Pending, Verdict, judge
+from raftmq.client.producer.send_frame import (
+    SendTemplate,
+    encoded_properties,
+    outgoing,
+    outgoing_batch,
+)
 from raftmq.client.route import REPLICAS_MAX, ReplicaGroup, RouteError, parse_route
-from raftmq.client.sendframe import SendTemplate, encoded_properties, outgoing, outgoing_batch
 from raftmq.client.subscription import subscribe, tag_of
 from raftmq.remoting.allocation import allocate_averagely
 from raftmq.remoting.codec import FrameReader, RawFrame, decode_command

@@ -10,7 +10,7 @@ from raftmq.client import Message, MessageExt, Producer, SendConfig, SendFailed,
 from raftmq.client.compression import Compression
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import InvalidMessage, RequestTimedOut
-from raftmq.client.requestreply import WaitingRequests, reply_message
+from raftmq.client.producer.request_reply import WaitingRequests, reply_message
 from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster, SharedLog
 from tests.waiting import until

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.client import directory, simple
+from raftmq.client import metadata as directory
+from raftmq.client.consumer import simple_consumer as simple
+from raftmq.client.consumer.simple_consumer import SimpleConsumer
 from raftmq.client.decode import decode_messages
 from raftmq.client.errors import BrokerUnreachable, ClientClosed, NoRoute
 from raftmq.client.message import MessageExt
-from raftmq.client.simple import SimpleConsumer
 from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import pop_retry_topic
-from raftmq.remoting.popheaders import POP_CK, BatchAck, Handle, PopHeader, batch_acks
+from raftmq.remoting.pop_headers import POP_CK, BatchAck, Handle, PopHeader, batch_acks
 from tests.client.fakes import FakeCluster, SharedLog
 from tests.client.test_consumer import fill
 from tests.waiting import until

@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.client import Message, MessageExt, SendConfig, SendFailed, SendStatus
 from raftmq.client.errors import ClientClosed, InvalidMessage
-from raftmq.client.transaction import CHECKS_MAX, TransactionProducer, TransactionState
+from raftmq.client.producer.transaction import CHECKS_MAX, TransactionProducer, TransactionState
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader

@@ -26,7 +26,7 @@ import yaml
 from raftmq import Admin, Message, MessageExt, Producer, PushConsumer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.client.errors import ClientError
 from tests.compose.queries import DEPLOY, ask
 from tests.ports import bound

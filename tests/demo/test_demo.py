@@ -26,7 +26,7 @@ from demo.flights_data import (
 )
 from demo.load import LoadResult, Milestones, held_at, messages
 from demo.verdict import Evidence, all_hold, lines_of, phase_names, table_of, write_verdict
-from raftmq.audit.report import AuditReport, CheckResult
+from raftmq.audit.report.report import AuditReport, CheckResult
 from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.history.events import Outcome
 from raftmq.chaos.report.recovery import recoveries

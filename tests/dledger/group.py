@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from raftmq.dledger.configuration import Configurations, founding
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Configurations, founding
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import (
     AppendOrder,
     AppendRequest,
     HardState,
     Message,
     Ready,
 )
-from raftmq.dledger.state import CoreConfig
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 
 

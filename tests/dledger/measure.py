@@ -19,7 +19,7 @@ from pathlib import Path
 
 import uvloop
 
-from raftmq.dledger.flusher import FlushMode
+from raftmq.dledger.storage.log_flusher import FlushMode
 from tests.dledger.members import Group, Node
 
 BODY = b"x" * 128

@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from raftmq.dledger.errors import Busy, NotLeader
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.founders import SEGMENT_SIZE
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.messages import Role, RoleEvent
-from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.node.founders import SEGMENT_SIZE
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.errors import Busy, NotLeader
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.snapshotinstaller import SnapshotSource
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.snapshot.transfer import SnapshotSource
+from raftmq.dledger.storage.log_flusher import FlushMode
+from raftmq.dledger.transport.transport import PeerAddress
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import OsFile
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.loopclock import LoopClock

@@ -28,8 +28,9 @@ they print. Lines beginning with # are kept. Commands:
 
 from __future__ import annotations
 
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
     HardState,
@@ -41,7 +42,6 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.state import CoreConfig
 from tests.dledger.group import Group, Member
 
 

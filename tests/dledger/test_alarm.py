@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raftmq.dledger.alarm import SOON_MS, Alarm
+from raftmq.dledger.node.alarm import SOON_MS, Alarm
 from tests.waiting import until
 
 LONG_MS = 10_000_000

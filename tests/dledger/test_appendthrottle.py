@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raftmq.dledger.appendthrottle import NEVER_DUE_MS, AppendThrottle
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.append_throttle import NEVER_DUE_MS, AppendThrottle
+from raftmq.dledger.raft.config import CoreConfig
 from tests.dledger.group import Group
 
 

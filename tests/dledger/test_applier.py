@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-import raftmq.dledger.applier
-from raftmq.dledger.applier import Applier
-from raftmq.dledger.errors import ApplyLater, FrameDamaged
+import raftmq.dledger.node.applier
+from raftmq.dledger.node.applier import Applier
+from raftmq.dledger.raft.errors import ApplyLater, FrameDamaged
 from raftmq.store.frame import Frame
 from tests.dledger.group import make_log
 from tests.dledger.members import Group, ListApplication
@@ -126,7 +126,7 @@ class Reluctant(ListApplication):
 async def test_what_cannot_be_applied_for_now_is_applied_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raftmq.dledger.applier, "RETRY_S", 0.001)
+    monkeypatch.setattr(raftmq.dledger.node.applier, "RETRY_S", 0.001)
     async with Group(tmp_path) as group:
         leader = await group.leader()
         app = leader.app

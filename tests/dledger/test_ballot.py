@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.ballot import Ballot
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.outbox import Outbox
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.raft.ready import Outbox
+from raftmq.dledger.raft.term_and_vote import Ballot
 
 NEW = HardState(3, None)
 

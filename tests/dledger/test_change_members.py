@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import ChangeRefused, NotLeader, OutcomeUnknown
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.errors import ChangeRefused, NotLeader, OutcomeUnknown
+from raftmq.dledger.storage.log_flusher import FlushMode
+from raftmq.dledger.transport.transport import PeerAddress
 from tests.dledger.members import Group, Node
 
 

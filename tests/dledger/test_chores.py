@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.chores import (
+from raftmq.dledger.node.ready_loop import Life
+from raftmq.dledger.node.ticker import (
     HEALING_MS,
     HOUSEKEEPING_MS,
     LATE,
@@ -19,7 +20,6 @@ from raftmq.dledger.chores import (
     OVERDUE_MS,
     Chores,
 )
-from raftmq.dledger.pump import Life
 
 STEP_MS = 75.0
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.dledger.configuration import (
+from raftmq.dledger.raft.configuration import (
     MEMBERS_MAX,
     REMOVED_MAX,
     SIZE_BYTES_MAX,
@@ -19,7 +19,7 @@ from raftmq.dledger.configuration import (
     encode_configuration,
     founding,
 )
-from raftmq.dledger.errors import ChangeRefused, PreferredChanged
+from raftmq.dledger.raft.errors import ChangeRefused, PreferredChanged
 
 ADD, PROMOTE, REMOVE, MOVE, PREFER = (
     ChangeKind.ADD_LEARNER,

@@ -6,11 +6,12 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.configuration import Configurations, founding
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import Busy, MessageRefused, NotLeader, OtherHistory, UnknownTarget
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Configurations, founding
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.errors import Busy, MessageRefused, NotLeader, OtherHistory, UnknownTarget
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import (
     TERM_MAX,
     AppendOrder,
     AppendRequest,
@@ -23,8 +24,7 @@ from raftmq.dledger.messages import (
     TimeoutNow,
     VoteRequest,
 )
-from raftmq.dledger.progress import STRANDED
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.progress import STRANDED
 from tests.dledger.group import Group, Member, make_frame, make_log
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.corelog import CoreLog
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.outbox import Outbox
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.raft_log import CoreLog
+from raftmq.dledger.raft.ready import Outbox
 from tests.dledger.group import make_log
 
 FRAMES = make_log([1, 1, 2, 2])

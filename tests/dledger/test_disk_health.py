@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.disk_health import DiskHealth, DiskState
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.messages import Role
+from raftmq.dledger.node.disk_health import DiskHealth, DiskState
+from raftmq.dledger.raft.messages import Role
+from raftmq.dledger.storage.log_flusher import FlushMode
 from raftmq.store.errors import OffsetOutOfRange
 from tests.dledger.members import Group
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import raftmq.dledger.saver
-from raftmq.dledger.durations import Durations
-from raftmq.dledger.flusher import FlushMode, LogFlusher
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.saver import HardStateSaver
-from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.writer import FrameWriter
-from raftmq.store.commitlog import CommitLog
+import raftmq.dledger.storage.hard_state_writer
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.durations import Durations
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.hard_state_writer import HardStateSaver
+from raftmq.dledger.storage.log_flusher import FlushMode, LogFlusher
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.storage.log_writer import FrameWriter
+from raftmq.dledger.storage.two_slot_file import SlotFile
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.errors import SyncFailed
 from raftmq.store.frame import Frame
@@ -157,7 +157,7 @@ class ShortFile(HardStateFile):
 async def test_a_vote_that_finds_no_descriptor_is_saved_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raftmq.dledger.saver, "RETRY_S", 0.001)
+    monkeypatch.setattr(raftmq.dledger.storage.hard_state_writer, "RETRY_S", 0.001)
     file = ShortFile(OsDisk(str(tmp_path)), [errno.EMFILE, errno.ENOSPC])
     file.load()
     saver = HardStateSaver(file)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger import durations
-from raftmq.dledger.durations import ASK_MS, PERIODS, SUSPECT_MS, Durations
+from raftmq.dledger.storage import durations
+from raftmq.dledger.storage.durations import ASK_MS, PERIODS, SUSPECT_MS, Durations
 
 
 class Thread:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.election import Candidacy
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import VoteResponse
-from raftmq.dledger.quorum import Tally
+from raftmq.dledger.raft.election import Candidacy
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import VoteResponse
+from raftmq.dledger.raft.quorum import Tally
 
 
 def make(pre_vote: bool = False, term: int = 4) -> Candidacy:

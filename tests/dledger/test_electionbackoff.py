@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.electionbackoff import CALM_TIMEOUTS, FACTOR_MAX, ElectionBackOff
-from raftmq.dledger.messages import Heartbeat, Role, VoteRequest, VoteResponse
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.election_backoff import CALM_TIMEOUTS, FACTOR_MAX, ElectionBackOff
+from raftmq.dledger.raft.messages import Heartbeat, Role, VoteRequest, VoteResponse
 from tests.dledger.group import Group
 
 CONFIG = CoreConfig()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.electionbackoff import CALM_TIMEOUTS, MARGIN
-from raftmq.dledger.electionhalving import WAIT_FACTOR_MAX, ElectionHalving
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.election_backoff import CALM_TIMEOUTS, MARGIN
+from raftmq.dledger.raft.election_halving import WAIT_FACTOR_MAX, ElectionHalving
 from tests.dledger.group import Group
 
 CONFIG = CoreConfig()

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from raftmq.dledger.electionbackoff import CALM_TIMEOUTS, FACTOR_MAX, ElectionBackOff
-from raftmq.dledger.electionhalving import ElectionHalving
-from raftmq.dledger.electiontimer import ElectionTimer
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.election_backoff import CALM_TIMEOUTS, FACTOR_MAX, ElectionBackOff
+from raftmq.dledger.raft.election_halving import ElectionHalving
+from raftmq.dledger.raft.election_timer import ElectionTimer
 
 CONFIG = CoreConfig()
 MIN_MS, MAX_MS = CONFIG.election_ms_min, CONFIG.election_ms_max

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.enforcement import ENFORCED_FILE, Enforcement
-from raftmq.dledger.gate import Admissions
-from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.storage.two_slot_file import SlotFile
+from raftmq.dledger.transport.peer_auth import Admissions
+from raftmq.dledger.transport.peer_auth_enforcement import ENFORCED_FILE, Enforcement
 from tests.dledger.members import TroubledDisk
 from tests.dledger.test_identity import until
 

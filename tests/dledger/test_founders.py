@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind, Configurations, founding
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.founders import SEGMENT_SIZE, TOLD_AS, TOLD_BY_MAX, Founders
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import HardState, Role
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.node.founders import SEGMENT_SIZE, TOLD_AS, TOLD_BY_MAX, Founders
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Change, ChangeKind, Configurations, founding
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import HardState, Role
 from tests.dledger.group import Group as Cores
 from tests.dledger.group import make_frame
 from tests.dledger.members import Group, Node

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger import framereads
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.framereads import FrameReads
-from raftmq.dledger.log import RaftLog
+from raftmq.dledger.raft.errors import FrameDamaged
+from raftmq.dledger.storage import log_reads as framereads
+from raftmq.dledger.storage.log_reads import FrameReads
+from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.store.errors import OffsetOutOfRange
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 from raftmq.store.record import encode_record

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
-from raftmq.dledger import gate as gate_module
-from raftmq.dledger.connections import LinkConfig
-from raftmq.dledger.gate import HANDSHAKING_MAX, Gate, GuardedNetwork
-from raftmq.dledger.network import PlainNetwork
-from raftmq.dledger.proof import Claim, Dialling, Purpose, Secret
-from raftmq.dledger.wire import Hello, encode_hello, encode_message
+from raftmq.dledger.transport import peer_auth as gate_module
+from raftmq.dledger.transport.link import LinkConfig
+from raftmq.dledger.transport.network import PlainNetwork
+from raftmq.dledger.transport.peer_auth import HANDSHAKING_MAX, Gate, GuardedNetwork
+from raftmq.dledger.transport.proof import Claim, Dialling, Purpose, Secret
+from raftmq.dledger.transport.wire import Hello, encode_hello, encode_message
 from tests.dledger.test_identity import until
 from tests.dledger.test_peers import Net, beat
 

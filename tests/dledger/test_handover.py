@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.dledger.handover import (
+from raftmq.dledger.node.leadership_transfer import (
     HEARD_HEARTBEATS,
     LAG_FRAMES_MAX,
     able_successors,
     best_successor,
     with_room,
 )
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.config import CoreConfig
 
 NOW_MS = 10_000.0
 CONFIG = CoreConfig()

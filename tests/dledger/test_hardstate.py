@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.hardstate import HardStateDamaged, HardStateFile, Owner
-from raftmq.dledger.messages import TERM_MAX, HardState
-from raftmq.dledger.slots import (
+from raftmq.dledger.raft.messages import TERM_MAX, HardState
+from raftmq.dledger.storage.hard_state import HardStateDamaged, HardStateFile, Owner
+from raftmq.dledger.storage.two_slot_file import (
     CONTENT_SIZE_BYTES_MAX,
     SLOT_SIZE_BYTES,
     SlotFile,

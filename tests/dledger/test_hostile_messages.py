@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from raftmq.dledger.configuration import (
+from raftmq.dledger.raft.configuration import (
     Configuration,
     GroupMember,
     MemberRole,
     encode_configuration,
 )
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import MessageRefused
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.errors import MessageRefused
+from raftmq.dledger.raft.messages import (
     NUMBER_MAX,
     TERM_MAX,
     AppendOrder,
@@ -36,9 +36,9 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.repair import Outcome, RepairRequest, RepairResponse, Standing
-from raftmq.dledger.snapshotinstall import InstallChunk, InstallOffer, InstallRequest
-from raftmq.dledger.wire import MessageReader, PeerMessage, WireError, encode_message
+from raftmq.dledger.raft.repair import Outcome, RepairRequest, RepairResponse, Standing
+from raftmq.dledger.raft.snapshot_install import InstallChunk, InstallOffer, InstallRequest
+from raftmq.dledger.transport.wire import MessageReader, PeerMessage, WireError, encode_message
 from raftmq.store.frame import Frame, seal_frame
 from tests.dledger.group import Group, Member
 from tests.dledger.members import Group as RealGroup

@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-import raftmq.dledger.dialer
-import raftmq.dledger.identity
-from raftmq.dledger.identity import FOREIGN_MAX, FOREIGN_MS, GroupIdentity, Meeting, file_of
-from raftmq.dledger.peers import PeerAddress, PeerLinks
-from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.wire import (
+import raftmq.dledger.transport.group_id
+import raftmq.dledger.transport.outbound
+from raftmq.dledger.storage.two_slot_file import SlotFile
+from raftmq.dledger.transport.group_id import (
+    FOREIGN_MAX,
+    FOREIGN_MS,
+    GroupIdentity,
+    Meeting,
+    file_of,
+)
+from raftmq.dledger.transport.transport import PeerAddress, PeerLinks
+from raftmq.dledger.transport.wire import (
     VERSION,
     GroupAnnounced,
     Hello,
@@ -46,7 +52,7 @@ def meeting(theirs: bytes, *, peer: str = "n1", dialled: bool = True) -> Meeting
 
 
 class Member(Recorder):
-    """Passes on what is announced, as dledger.member does."""
+    """Passes on what is announced, as dledger.node.node does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +117,7 @@ def foreign(links: PeerLinks) -> list[str]:
 async def test_replicas_of_two_groups_part_on_both_sides_and_say_so_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR, "raftmq.dledger.identity")
+    caplog.set_level(logging.ERROR, "raftmq.dledger.transport.group_id")
     await world.begin("n0", known(ONE), "n1")
     await world.begin("n1", known(TWO), "n0")
     links = world.links
@@ -219,7 +225,7 @@ async def test_a_stranger_of_a_peer_s_name_does_not_have_it_dialled_on_and_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        raftmq.dledger.dialer, "now_ms", lambda: 1.0
+        raftmq.dledger.transport.outbound, "now_ms", lambda: 1.0
     )  # all of it within ASK_AGAIN_MS
     identity = world.empty("n2")
     seen = await world.begin("n2", identity, "n0")
@@ -288,7 +294,7 @@ async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Pat
 async def test_a_full_disk_is_waited_for_and_another_error_ends_the_replica(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raftmq.dledger.identity, "RETRY_S", 0.001)
+    monkeypatch.setattr(raftmq.dledger.transport.group_id, "RETRY_S", 0.001)
     failed: list[str] = []
 
     class Trouble(SlotFile):

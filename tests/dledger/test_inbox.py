@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftmq.dledger.errors import MessageRefused, OtherHistory
-from raftmq.dledger.inbox import Inbox
-from raftmq.dledger.pump import Life
-from raftmq.dledger.stallclock import StallAwareClock
+from raftmq.dledger.node.dispatcher import Inbox
+from raftmq.dledger.node.ready_loop import Life
+from raftmq.dledger.raft.clock import StallAwareClock
+from raftmq.dledger.raft.errors import MessageRefused, OtherHistory
 
 
 class Repair:

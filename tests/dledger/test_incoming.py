@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.connections import LinkConfig, PeerAddress
-from raftmq.dledger.dialer import Local
-from raftmq.dledger.identity import GroupIdentity
-from raftmq.dledger.incoming import (
+from raftmq.dledger.transport.group_id import GroupIdentity
+from raftmq.dledger.transport.inbound import (
     HANDSHAKING_MAX,
     STRANGERS_MAX,
     TAKEOVERS_MAX,
     Accepted,
     Incoming,
 )
-from raftmq.dledger.wire import Hello, MessageReader
+from raftmq.dledger.transport.link import LinkConfig, PeerAddress
+from raftmq.dledger.transport.outbound import Local
+from raftmq.dledger.transport.wire import Hello, MessageReader
 
 
 class World:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger import index as index_module
-from raftmq.dledger.index import LogIndex
+from raftmq.dledger.raft import log_index as index_module
+from raftmq.dledger.raft.log_index import LogIndex
 from tests.dledger.group import make_log
 
 

@@ -2,7 +2,8 @@
 in the same heartbeat round: all orders of them.
 
 A leader notes the standing that a response reports before it asks whether to believe it
-(leading.py, `_note_standing`), and the round alone does not tell an old one: that is why."""
+(dledger/raft/leader.py, `_note_standing`), and the round alone does not tell an old one: that is
+why."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from itertools import product
 
 import pytest
 
-from raftmq.dledger.leading import Leading
-from raftmq.dledger.messages import AppendResponse, HeartbeatResponse, Message
+from raftmq.dledger.raft.leader import Leading
+from raftmq.dledger.raft.messages import AppendResponse, HeartbeatResponse, Message
 from tests.dledger.group import Group
 from tests.dledger.test_recovery import led, lose_disk
 
@@ -95,7 +96,7 @@ def test_the_old_answers_are_of_the_round_that_the_new_replica_answers() -> None
 
 
 def test_one_that_goes_by_what_it_noted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftmq.dledger.core.Leading", GoesByItsNote)
+    monkeypatch.setattr("raftmq.dledger.raft.core.Leading", GoesByItsNote)
     with pytest.raises(AssertionError):
         for plan in plans(2):
             play(*begin(), plan)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.repair import Wanted, checked_frames
-from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.raft.errors import FrameDamaged
+from raftmq.dledger.raft.repair import Wanted, checked_frames
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.errors import StoreDamaged, SyncFailed
 from raftmq.store.frame import Frame, FrameKind, seal_frame

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, StateTooOld
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.messages import Role
-from raftmq.dledger.progress import PeerState
-from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX, command_bytes_max
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX, command_bytes_max
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown, StateTooOld
+from raftmq.dledger.raft.messages import Role
+from raftmq.dledger.raft.progress import PeerState
+from raftmq.dledger.storage.log_flusher import FlushMode
 from tests.dledger.members import SEGMENT_SIZE_BYTES, Group, Node, TroubledDisk
 
 

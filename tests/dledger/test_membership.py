@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind, encode_configuration
-from raftmq.dledger.errors import ChangeRefused, NotLeader
+from raftmq.dledger.raft.configuration import Change, ChangeKind, encode_configuration
+from raftmq.dledger.raft.errors import ChangeRefused, NotLeader
 from raftmq.store.frame import FrameKind, seal_frame
 from tests.dledger.group import Group, Member
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger import oldstore
-from raftmq.dledger.configuration import MEMBERS_MAX
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.messages import NUMBER_MAX, Role
-from raftmq.dledger.recollection import Held, Recollection
-from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.node import rollback_detection as oldstore
+from raftmq.dledger.raft.configuration import MEMBERS_MAX
+from raftmq.dledger.raft.messages import NUMBER_MAX, Role
+from raftmq.dledger.raft.recollection import Held, Recollection
+from raftmq.dledger.storage.log_flusher import FlushMode
+from raftmq.dledger.storage.two_slot_file import SlotFile
 from tests.dledger.members import Group, Node, TroubledDisk
 from tests.dledger.test_member import send_and_wait
 from tests.notes import notes_in

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.configuration import Configurations, founding
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.errors import OtherHistory
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import AppendRequest, HardState, Landmark
-from raftmq.dledger.milestones import TOLD_MS, Milestones
-from raftmq.dledger.state import CoreConfig
-from raftmq.dledger.wire import Milestone
+from raftmq.dledger.node.milestones import TOLD_MS, Milestones
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Configurations, founding
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.errors import OtherHistory
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import AppendRequest, HardState, Landmark
+from raftmq.dledger.transport.wire import Milestone
 from raftmq.store.frame import Frame
 from tests.dledger.group import Random, make_frame
 

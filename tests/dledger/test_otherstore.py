@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.messages import Role
+from raftmq.dledger.raft.messages import Role
+from raftmq.dledger.storage.log_flusher import FlushMode
 from tests.dledger.members import Group, TroubledDisk
 from tests.dledger.test_member import send_and_wait
 

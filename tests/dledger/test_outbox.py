@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from raftmq.dledger.messages import HardState, Role, RoleEvent, TimeoutNow
-from raftmq.dledger.outbox import Outbox
+from raftmq.dledger.raft.messages import HardState, Role, RoleEvent, TimeoutNow
+from raftmq.dledger.raft.ready import Outbox
 from tests.dledger.group import make_log
 
 ORDER = TimeoutNow("a", "b", 1)

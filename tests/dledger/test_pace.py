@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.pace import FORGET_MS, KNOWN_MS, PERIOD_MS, REST_MS, Pace, Paces
+from raftmq.dledger.raft.pace import FORGET_MS, KNOWN_MS, PERIOD_MS, REST_MS, Pace, Paces
 
 FAST_MS = 0.1
 MINUTES = 60_000.0
@@ -46,9 +46,9 @@ class World:
                 configurations=configurations,
             )
             made = cast(Any, Paces)  # of parts that only look like the real ones
-            own = self.flushes[name] if flushes else None
+            own = self.flushes[name].period if flushes else None
             self.paces[name] = made(
-                name, membership, self.writes[name], own, lambda: self.now, self._send
+                name, membership, self.writes[name].period, own, lambda: self.now, self._send
             )
         self.leader = names[0]
 
@@ -215,7 +215,7 @@ def test_a_slow_second_is_not_enough() -> None:
     world.run(20_000)
     for _ in range(60):
         world.writes["a"].ms = 500.0
-        world.run(4 * PERIOD_MS)  # for so long one slow call counts (durations.py)
+        world.run(4 * PERIOD_MS)  # for so long one slow call counts (dledger/storage/durations.py)
         world.writes["a"].ms = FAST_MS
         world.run(2 * PERIOD_MS)
     assert world.moves == []

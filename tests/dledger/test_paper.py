@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.errors import MessageRefused, NotLeader
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.errors import MessageRefused, NotLeader
+from raftmq.dledger.raft.messages import (
     AppendRequest,
     AppendResponse,
     HardState,

@@ -11,15 +11,15 @@ from functools import partial
 
 import pytest
 
-from raftmq.dledger.incoming import HANDSHAKING_MAX
-from raftmq.dledger.messages import AppendRequest, Heartbeat
-from raftmq.dledger.network import PlainNetwork
-from raftmq.dledger.peers import (
+from raftmq.dledger.raft.messages import AppendRequest, Heartbeat
+from raftmq.dledger.transport.inbound import HANDSHAKING_MAX
+from raftmq.dledger.transport.network import PlainNetwork
+from raftmq.dledger.transport.transport import (
     LinkConfig,
     PeerAddress,
     PeerLinks,
 )
-from raftmq.dledger.wire import (
+from raftmq.dledger.transport.wire import (
     VERSION,
     Hello,
     HelloAnswer,

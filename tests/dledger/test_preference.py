@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind, founding
-from raftmq.dledger.handover import LAG_FRAMES_MAX, hindrance_of
-from raftmq.dledger.preference import Preference, PreferenceLimits, Seen
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.node.leadership_transfer import LAG_FRAMES_MAX, hindrance_of
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Change, ChangeKind, founding
+from raftmq.dledger.raft.preferred_leader import Preference, PreferenceLimits, Seen
 
 LIMITS = PreferenceLimits()
 STEP_MS = 100.0

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import ChangeRefused, PreferredChanged, RaftError
-from raftmq.dledger.preference import PreferenceLimits
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.errors import ChangeRefused, PreferredChanged, RaftError
+from raftmq.dledger.raft.preferred_leader import PreferenceLimits
 from tests.dledger.members import Group
 from tests.dledger.test_change_members import change
 

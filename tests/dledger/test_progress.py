@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.progress import PROBE, REPLICATE, STRANDED, Progress
+from raftmq.dledger.raft.progress import PROBE, REPLICATE, STRANDED, Progress
 
 
 def make(next_index: int = 11, messages_max: int = 3, bytes_max: int = 1000) -> Progress:

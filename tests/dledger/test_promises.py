@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.hardstate import HardStateFile, Owner
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.hard_state import HardStateFile, Owner
+from raftmq.dledger.storage.startup_state import Promises
+from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.store.disk import OsDisk
 from tests.simulator.disk import SimDisk
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from raftmq.dledger.proof import (
+from raftmq.dledger.transport.proof import (
     CHALLENGE_SIZE_BYTES_MAX,
     Accepting,
     Claim,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown
-from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX, Proposals, command_bytes_max
+from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX, Proposals, command_bytes_max
+from raftmq.dledger.raft.errors import Busy, CommandTooLarge, NotLeader, OutcomeUnknown
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 from raftmq.store.record import BLANK_SIZE_BYTES
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.framereads import STEP_BYTES, FrameReads
-from raftmq.dledger.log import RaftLog
-from raftmq.store.commitlog import READ_BYTES_MAX
+from raftmq.dledger.raft.errors import FrameDamaged
+from raftmq.dledger.storage.log_reads import STEP_BYTES, FrameReads
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.store.commitlog.commitlog import READ_BYTES_MAX
 from raftmq.store.disk import OsDisk
-from raftmq.store.messagereads import GetResult
-from raftmq.store.messagestore import MessageStore
-from raftmq.store.selection import GetStatus
+from raftmq.store.get_message import GetStatus
+from raftmq.store.message_reads import GetResult
+from raftmq.store.message_store import MessageStore
 from tests.store.make import FrameWriter, record
 from tests.store.stores import raft_store
 
@@ -99,7 +99,7 @@ def test_what_changes_behind_the_check_is_found(world: World) -> None:
 def test_what_is_kept_of_large_frames_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftmq.dledger.framereads.SUMS_MAX", 1000)  # of four frames
+    monkeypatch.setattr("raftmq.dledger.storage.log_reads.SUMS_MAX", 1000)  # of four frames
     pass_through(world)
     served = world.served
     assert served._sums == sum(len(one.sums) for one in served._large.values()) <= 1000

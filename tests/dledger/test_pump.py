@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.errors import NotLeader
-from raftmq.dledger.messages import (
+from raftmq.dledger.node.ready_loop import Life, Pump
+from raftmq.dledger.raft.errors import NotLeader
+from raftmq.dledger.raft.messages import (
     AppendOrder,
     HardState,
     Ready,
@@ -20,8 +21,7 @@ from raftmq.dledger.messages import (
     TimeoutNow,
     VoteResponse,
 )
-from raftmq.dledger.pump import Life, Pump
-from raftmq.dledger.wire import LANDMARK_VERSION, VERSION, MessageReader
+from raftmq.dledger.transport.wire import LANDMARK_VERSION, VERSION, MessageReader
 from tests.dledger.group import make_log
 from tests.waiting import until
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from raftmq.dledger.quorum import Outcome, Tally, majority, reached_by_majority
+from raftmq.dledger.raft.quorum import Outcome, Tally, majority, reached_by_majority
 
 
 @pytest.mark.parametrize("count, enough", [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])

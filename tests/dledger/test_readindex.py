@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.errors import Busy
-from raftmq.dledger.readindex import ReadIndex
+from raftmq.dledger.raft.errors import Busy
+from raftmq.dledger.raft.read_index import ReadIndex
 
 
 def test_reads_between_two_rounds_are_confirmed_together() -> None:

@@ -7,9 +7,9 @@ import random
 import pytest
 from google_crc32c import value as crc32c
 
-from raftmq.dledger.configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
-from raftmq.dledger.messages import NUMBER_MAX, TERM_MAX
-from raftmq.dledger.recollection import (
+from raftmq.dledger.raft.configuration import MEMBERS_MAX, NAME_SIZE_BYTES_MAX
+from raftmq.dledger.raft.messages import NUMBER_MAX, TERM_MAX
+from raftmq.dledger.raft.recollection import (
     NOTES_SIZE_BYTES_MAX,
     Held,
     Memory,
@@ -17,7 +17,7 @@ from raftmq.dledger.recollection import (
     decode_notes,
     encode_notes,
 )
-from raftmq.dledger.slots import CONTENT_SIZE_BYTES_MAX
+from raftmq.dledger.storage.two_slot_file import CONTENT_SIZE_BYTES_MAX
 
 
 def test_the_higher_term_wins_and_then_the_higher_index() -> None:

@@ -1,4 +1,4 @@
-"""Whole and recovering replicas: each rule of dledger/recovery.py by itself. (How they play
+"""Whole and recovering replicas: each rule of dledger/raft/recovery.py by itself. (How they play
 together is in scripts/ and in the simulator, where rules 1, 2 and the barrier are also taken away
 one by one. What the simulator cannot show the want of, because it needs more losses at a time
 than the promise covers, or two of them within one candidacy, is here only.)"""
@@ -9,9 +9,9 @@ from itertools import combinations
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import Busy
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.errors import Busy
+from raftmq.dledger.raft.messages import (
     AppendOrder,
     AppendRequest,
     AppendResponse,
@@ -23,7 +23,7 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.quorum import Outcome, Tally, majority, witnesses
+from raftmq.dledger.raft.quorum import Outcome, Tally, majority, witnesses
 from tests.dledger.group import Group, Member, make_frame, make_log
 from tests.dledger.test_membership import make
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.refusals import STANDS_MS, Refusals
+from raftmq.dledger.node.refusals import STANDS_MS, Refusals
 
 
 def core(**values: object) -> Any:

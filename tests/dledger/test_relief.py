@@ -7,7 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from raftmq.dledger.relief import BACK_OFF_MS, BACK_OFF_MS_MAX, FORGET_MS, HOPE_MS, Relief
+from raftmq.dledger.raft.leader_relief import (
+    BACK_OFF_MS,
+    BACK_OFF_MS_MAX,
+    FORGET_MS,
+    HOPE_MS,
+    Relief,
+)
 
 BOTH = ["n1", "n2"]
 

@@ -8,8 +8,8 @@ from unittest.mock import ANY
 
 import pytest
 
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.repair import (
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.repair import (
     FRAMES_WANTED_MAX,
     RESPONSE_BYTES_MAX,
     Asker,

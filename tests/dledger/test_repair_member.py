@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.repair import RepairTiming
+from raftmq.dledger.raft.repair import RepairTiming
+from raftmq.dledger.storage.log_flusher import FlushMode
+from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame, FrameKind, seal_frame
 from tests.dledger.members import WAIT_S, Group, Node

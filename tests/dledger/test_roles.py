@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftmq.dledger.messages import Role, RoleEvent
-from raftmq.dledger.roles import Roles
+from raftmq.dledger.node.roles import Roles
+from raftmq.dledger.raft.messages import Role, RoleEvent
 
 LEADS = RoleEvent(Role.LEADER, 2, "n0", True, "")
 FOLLOWS = RoleEvent(Role.FOLLOWER, 3, "n1", False, "")

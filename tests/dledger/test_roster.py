@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.configuration import (
+from raftmq.dledger.node.peer_addresses import Roster
+from raftmq.dledger.raft.configuration import (
     Configuration,
     Configurations,
     encode_configuration,
     founding,
 )
-from raftmq.dledger.configurationfile import MembersDiffer
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.peers import PeerAddress
-from raftmq.dledger.roster import Roster
+from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.storage.configuration_file import MembersDiffer
+from raftmq.dledger.transport.transport import PeerAddress
 from raftmq.store.disk import OsDisk
 
 

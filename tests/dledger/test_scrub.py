@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raftmq.dledger.scrub import (
+from raftmq.dledger.repair.scrubber import (
     FRAME_COST_BYTES,
     LATER_ROUNDS,
     STEP_BYTES,
@@ -19,8 +19,8 @@ from raftmq.dledger.scrub import (
     next_step,
     run_step,
 )
+from raftmq.store.commitlog.log_sync import SegmentHold
 from raftmq.store.frame import HEADER_SIZE_BYTES
-from raftmq.store.logsync import SegmentHold
 from tests.dledger.test_log import Opened, append, flip, sync
 
 RATE = 100_000  # bytes a second

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.snapshotinstall import (
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.snapshot_install import (
     CHUNK_BYTES,
     PARCEL_KEEP_MS,
     Donor,

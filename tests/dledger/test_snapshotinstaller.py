@@ -11,14 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-import raftmq.dledger.snapshotinstaller
-from raftmq.dledger import snapshotmarker
-from raftmq.dledger.configuration import Configurations, founding
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import Role
-from raftmq.dledger.progress import PeerState
-from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.snapshotinstall import (
+import raftmq.dledger.snapshot.transfer
+from raftmq.dledger.raft.configuration import Configurations, founding
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import Role
+from raftmq.dledger.raft.progress import PeerState
+from raftmq.dledger.raft.snapshot_install import (
     GroupSnapshot,
     InstallChunk,
     InstallOffer,
@@ -26,7 +24,9 @@ from raftmq.dledger.snapshotinstall import (
     configuration_part,
     decode_group_snapshot,
 )
-from raftmq.dledger.snapshotinstaller import Installer
+from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.snapshot import marker as snapshotmarker
+from raftmq.dledger.snapshot.transfer import Installer
 from tests.dledger.members import Group, Node
 
 BODY = b"x" * (64 << 10)
@@ -150,7 +150,7 @@ async def test_a_note_that_cannot_be_written_leaves_the_old_log_and_ends_the_mem
 async def test_a_note_that_finds_no_descriptor_is_written_later(
     group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(raftmq.dledger.snapshotinstaller, "RETRY_S", 0.001)
+    monkeypatch.setattr(raftmq.dledger.snapshot.transfer, "RETRY_S", 0.001)
     _, follower = await stranded(group)
     follower.disk.trouble_below = "raft/installation"
     follower.disk.write_error = errno.EMFILE
@@ -177,7 +177,7 @@ async def test_a_parcel_that_cannot_be_made_is_tried_once_and_holds_no_retention
     limit: int,
     event: str,
 ) -> None:
-    monkeypatch.setattr(raftmq.dledger.snapshotinstaller, "GROUP_SNAPSHOT_BYTES_MAX", limit)
+    monkeypatch.setattr(raftmq.dledger.snapshot.transfer, "GROUP_SNAPSHOT_BYTES_MAX", limit)
     leader, follower = await stranded(group)
     captures: list[Counted] = []
 

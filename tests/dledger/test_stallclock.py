@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raftmq.dledger.messages import Role
-from raftmq.dledger.stallclock import StallAwareClock
+from raftmq.dledger.raft.clock import StallAwareClock
+from raftmq.dledger.raft.messages import Role
 from tests.dledger.group import Group
 from tests.dledger.members import Group as Members
 

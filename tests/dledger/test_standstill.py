@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger import oldstore, standstill
-from raftmq.dledger.flusher import FlushMode
-from raftmq.dledger.standstill import Extent, decode_extent
+from raftmq.dledger.node import rollback_detection as oldstore
+from raftmq.dledger.node import standstill
+from raftmq.dledger.node.standstill import Extent, decode_extent
+from raftmq.dledger.storage.log_flusher import FlushMode
 from tests.dledger.members import Group, TroubledDisk
 from tests.dledger.test_member import send_and_wait
 

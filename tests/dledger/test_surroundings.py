@@ -7,12 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.configuration import Configurations, founding
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.state import CoreConfig
-from raftmq.dledger.surroundings import (
+from raftmq.dledger.node.peer_info import (
     CLOCKS_APART_MS,
     KNOWN_MS,
     LEAD,
@@ -22,7 +17,12 @@ from raftmq.dledger.surroundings import (
     decode_settings,
     encode_settings,
 )
-from raftmq.dledger.wire import (
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Configurations, founding
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.transport.wire import (
     CIRCUMSTANCES_VERSION,
     SETTINGS_SIZE_BYTES_MAX,
     Circumstances,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from raftmq.dledger.peers import LinkConfig, PeerAddress
-from raftmq.dledger.wire import encode_message
-from raftmq.remoting.processtls import LINK_LIMITS, PeerTls
+from raftmq.dledger.transport.transport import LinkConfig, PeerAddress
+from raftmq.dledger.transport.wire import encode_message
+from raftmq.remoting.process_tls import LINK_LIMITS, PeerTls
 from raftmq.remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
-from raftmq.remoting.tlslinks import TlsLinks, valid_for
-from raftmq.remoting.tlslistener import ArrivalLimits, TlsPolicy
+from raftmq.remoting.tls_links import TlsLinks, valid_for
+from raftmq.remoting.tls_listener import ArrivalLimits, TlsPolicy
 from tests.certificates import Authority
 from tests.dledger.test_peers import Net, beat, big_append
 from tests.dledger.test_peers import dial as raw_dial

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
-from raftmq.dledger.configuration import Change, ChangeKind, Configuration, founding
-from raftmq.dledger.quorum import majority
-from raftmq.dledger.state import CoreConfig
-from raftmq.dledger.tracker import Tracker
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.configuration import Change, ChangeKind, Configuration, founding
+from raftmq.dledger.raft.quorum import majority
+from raftmq.dledger.raft.tracker import Tracker
 
 CONFIG = CoreConfig()
 ADD_X = Change(ChangeKind.ADD_LEARNER, "x", "x:1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.dledger.appendthrottle import NEVER_DUE_MS
-from raftmq.dledger.errors import Busy
-from raftmq.dledger.transfer import Transfer
+from raftmq.dledger.raft.append_throttle import NEVER_DUE_MS
+from raftmq.dledger.raft.errors import Busy
+from raftmq.dledger.raft.leadership_transfer import Transfer
 
 
 def test_one_at_a_time() -> None:

@@ -5,8 +5,7 @@ import struct
 import pytest
 from google_crc32c import value as crc32c
 
-from raftmq.dledger import wire
-from raftmq.dledger.messages import (
+from raftmq.dledger.raft.messages import (
     NUMBER_MAX,
     TERM_MAX,
     AppendRequest,
@@ -18,17 +17,23 @@ from raftmq.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.pace import Pace
-from raftmq.dledger.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection
-from raftmq.dledger.repair import (
+from raftmq.dledger.raft.pace import Pace
+from raftmq.dledger.raft.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection
+from raftmq.dledger.raft.repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
     RepairRequest,
     RepairResponse,
     Standing,
 )
-from raftmq.dledger.snapshotinstall import CHUNK_BYTES, InstallChunk, InstallOffer, InstallRequest
-from raftmq.dledger.wire import (
+from raftmq.dledger.raft.snapshot_install import (
+    CHUNK_BYTES,
+    InstallChunk,
+    InstallOffer,
+    InstallRequest,
+)
+from raftmq.dledger.transport import wire
+from raftmq.dledger.transport.wire import (
     SETTINGS_SIZE_BYTES_MAX,
     VERSION,
     Circumstances,

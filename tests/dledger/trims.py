@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftmq.dledger.log import RaftLog
+from raftmq.dledger.storage.log_storage import RaftLog
 
 
 def trimmed(log: RaftLog, position: int) -> int:

@@ -13,7 +13,12 @@ from raftmq.broker.config import OPTIONS
 from raftmq.chaos.cluster.topology import REPLICAS_MAX
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
 from raftmq.store.frame import HEADER_SIZE_BYTES
-from raftmq.store.indexfile import ENTRY_SIZE_BYTES, HASH_SLOTS, INDEX_ENTRIES, SLOT_SIZE_BYTES
+from raftmq.store.index.index_file import (
+    ENTRY_SIZE_BYTES,
+    HASH_SLOTS,
+    INDEX_ENTRIES,
+    SLOT_SIZE_BYTES,
+)
 from raftmq.store.record import encode_record
 from tests.docs.pages import ROOT
 from tests.store.make import PLAIN

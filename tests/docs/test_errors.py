@@ -19,11 +19,11 @@ from raftmq import commands
 from raftmq.audit import cli as mqaudit
 from raftmq.broker.errors import UNKNOWN
 from raftmq.broker.http.problems import UNAVAILABLE_TAGS
-from raftmq.chaos import work as mqchaos
-from raftmq.chaos.cluster import work as mqcluster
+from raftmq.chaos import commands as mqchaos
+from raftmq.chaos.cluster import commands as mqcluster
 from raftmq.client import errors as client_errors
-from raftmq.mqadmin import work as mqadmin
-from raftmq.ops import configcli
+from raftmq.mqadmin import runner as mqadmin
+from raftmq.ops import config_cli as configcli
 from raftmq.proxy.protocol.messaging_pb2 import Code
 from raftmq.remoting.codes import ResponseCode
 from raftmq.web import problem
@@ -40,7 +40,7 @@ CODED = ("ApiProblem", "conflict", "unavailable")  # calls that are given a prob
 EVENT = re.compile(r"[a-z][a-z0-9_]+")
 NUMBERED = re.compile(r"(\d+) `([A-Z_]+)`")
 QUOTED = re.compile(r"`([^`]+)`")
-TOLD_ARGUMENTS = 4  # of remoting/tlslistener.py's _tell
+TOLD_ARGUMENTS = 4  # of remoting/tls_listener.py's _tell
 LOOKED_AT = (
     *(ast.Assign, ast.AsyncFunctionDef, ast.Attribute, ast.Call),
     *(ast.Constant, ast.Expr, ast.FunctionDef),

@@ -21,7 +21,7 @@ import pytest
 from raftmq import Message, MessageExt, TransactionProducer, TransactionState
 from raftmq.broker.config import APACHE_KEYS, OPTIONS
 from raftmq.chaos.cluster.ports import HeldPorts
-from raftmq.ops.foreignkeys import OTHERWISE, REFUSED, read_table
+from raftmq.ops.foreign_keys import OTHERWISE, REFUSED, read_table
 from tests.docs.pages import ROOT
 from tests.docs.tour import steps
 from tests.waiting import until, wait_until

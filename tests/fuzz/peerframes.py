@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from google_crc32c import value as crc32c
 
-from raftmq.dledger import wire
+from raftmq.dledger.transport import wire
 from raftmq.store.frame import FrameKind, seal_frame
 from tests.fuzz.samples import Sample
 from tests.fuzz.values import EDGES, damaged

@@ -7,8 +7,15 @@ import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
-from raftmq.dledger import wire
-from raftmq.dledger.proof import RANDOM_SIZE_BYTES, Claim, Dialling, ProofError, Purpose, Secret
+from raftmq.dledger.transport import wire
+from raftmq.dledger.transport.proof import (
+    RANDOM_SIZE_BYTES,
+    Claim,
+    Dialling,
+    ProofError,
+    Purpose,
+    Secret,
+)
 from tests.fuzz.world import GROUP_OF, Node, World
 
 STRANGER = "z9"  # no member's name: a link in a member's name would cut the member's own

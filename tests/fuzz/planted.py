@@ -18,8 +18,8 @@ def opaque() -> None:
     import msgspec
 
     from raftmq.broker import processor
-    from raftmq.broker.containment import Contained
-    from raftmq.broker.sending.plainsend import PlainSend
+    from raftmq.broker.error_isolation import Contained
+    from raftmq.broker.send.fast_path import PlainSend
 
     class Loose(PlainSend):
         opaque: Any
@@ -47,14 +47,14 @@ def refusal() -> None:
 
 def term() -> None:
     """A peer may say any term."""
-    from raftmq.dledger import wire
+    from raftmq.dledger.transport import wire
 
     wire._TERM_BITS = wire._NUMBER_BITS = 64
 
 
 def unfinished() -> None:
     """Break it so that unfinished frames are held without a limit."""
-    from raftmq.remoting.budgets import Holding
+    from raftmq.remoting.memory_limits import Holding
 
     Holding._make_room = lambda self: None  # type: ignore[method-assign]
 
@@ -79,7 +79,7 @@ def nesting() -> None:
 
 def misplaced() -> None:
     """Now and then an acknowledgement names another place than the message's."""
-    from raftmq.broker.sending.cut import AnswerFormat
+    from raftmq.broker.send.frame_builder import AnswerFormat
 
     honest = AnswerFormat.plain
 
@@ -91,8 +91,8 @@ def misplaced() -> None:
 
 def oneway() -> None:
     """All that comes is read at once, and as many sends may wait as come."""
-    from raftmq.broker.sending.waiting import Backlog
-    from raftmq.remoting.turns import Turns
+    from raftmq.broker.send.queue import Backlog
+    from raftmq.remoting.fair_scheduling import Turns
 
     honest = Backlog.__init__
 

@@ -35,8 +35,8 @@ from raftmq.client import (
     TransactionProducer,
     TransactionState,
 )
-from raftmq.dledger import wire
-from raftmq.dledger.proof import PROOF_SIZE_BYTES
+from raftmq.dledger.transport import wire
+from raftmq.dledger.transport.proof import PROOF_SIZE_BYTES
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.codes import RequestCode

@@ -361,7 +361,7 @@ def _large_append(size: int) -> bytes:
     """The head of an AppendRequest that has much behind it; its checksum is right."""
     from google_crc32c import value as crc32c
 
-    from raftmq.dledger import wire
+    from raftmq.dledger.transport import wire
 
     shape = wire._KINDS[wire._APPEND_REQUEST].head
     head = shape.pack(shape.size + size, wire.MESSAGE_VERSION, wire._APPEND_REQUEST, 1, 1, 1, 0, 1)

@@ -48,9 +48,9 @@ _FAILURES = re.compile(r"rocketmq_\w*(unforeseen|contained_failures)_total[ {]")
 # A peer that has the group's secret may say that it is of another group, send other frames than
 # there were, or claim to lead in another leader's term: that is told.
 _EXPLAINED = (
-    b" raftmq.dledger.identity foreign_group ",
-    b" raftmq.dledger.identity other_history ",
-    b" raftmq.dledger.peers peer_breaks_rules ",
+    b" raftmq.dledger.transport.group_id foreign_group ",
+    b" raftmq.dledger.transport.group_id other_history ",
+    b" raftmq.dledger.transport.transport peer_breaks_rules ",
 )
 _TAIL_BYTES = 3_000
 

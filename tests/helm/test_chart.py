@@ -17,7 +17,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from raftmq.remoting.tlslinks import valid_for
+from raftmq.remoting.tls_links import valid_for
 from tests.helm.rendering import (
     CASES,
     CHART,

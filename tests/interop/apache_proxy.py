@@ -16,7 +16,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from tests.interop.apache import ApacheBroker, ApacheNameServer
 from tests.interop.jvm import Jvm, fetch
 from tests.proxy.world import Caller, pb

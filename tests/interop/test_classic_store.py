@@ -30,13 +30,13 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, QueueOffsetHeader
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
-from raftmq.store.indexfile import IndexLimits
-from raftmq.store.indexkeys import keys_of
-from raftmq.store.messagestore import MessageStore
-from raftmq.store.ownership import StoreInUse
+from raftmq.store.get_message import GetStatus
+from raftmq.store.index.index_file import IndexLimits
+from raftmq.store.index.index_keys import keys_of
+from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import decode_properties, encode_properties
 from raftmq.store.record import MessageRecord, decode_record, offset_message_id, walk_records
-from raftmq.store.selection import GetStatus
+from raftmq.store.store_lock import StoreInUse
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
 from tests.interop.jvm import SHORT_LIVED, Jvm, java_command, sent, viewed
 from tests.store.make import PLAIN, append_classic

@@ -16,7 +16,7 @@ from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.disk import OsDisk
 from raftmq.store.record import decode_record, walk_records

@@ -29,7 +29,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from tests.interop import apache
 from tests.interop.jvm import fetch
 from tests.interop.mqadmin import ApacheAdmin

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from raftmq.broker.consuming.sql92 import Sql92Error, compile_expression
-from raftmq.broker.consuming.sql92.values import Incomparable
+from raftmq.broker.consume.sql92 import Sql92Error, compile_expression
+from raftmq.broker.consume.sql92.values import Incomparable
 from tests.broker.consuming.sql92.table import DEPARTURES, EXPRESSIONS, MAPS, random_expressions
 from tests.interop.apache import IVY_FILE, JARS
 from tests.interop.jvm import Jvm, fetch

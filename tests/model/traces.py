@@ -15,12 +15,12 @@ from enum import Enum
 from typing import Any
 from unittest.mock import patch
 
-from raftmq.dledger.configuration import Configuration, decode_configuration
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.inbox import Inbox
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.member import Parts, RaftMember
-from raftmq.dledger.messages import (
+from raftmq.dledger.node.dispatcher import Inbox
+from raftmq.dledger.node.node import Parts, RaftMember
+from raftmq.dledger.node.ready_loop import Pump
+from raftmq.dledger.raft.configuration import Configuration, decode_configuration
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.messages import (
     AppendResponse,
     HardState,
     HeartbeatResponse,
@@ -29,9 +29,9 @@ from raftmq.dledger.messages import (
     Role,
     VoteResponse,
 )
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.saver import HardStateSaver
-from raftmq.dledger.wire import PeerMessage
+from raftmq.dledger.storage.hard_state_writer import HardStateSaver
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.transport.wire import PeerMessage
 from raftmq.store.frame import Frame, FrameKind
 from tests.simulator.cluster.faults import FaultPlan
 from tests.simulator.cluster.machine import Machine

@@ -26,7 +26,7 @@ from raftmq.client import (
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import Kind
 from raftmq.mqadmin.commands import COMMANDS
-from raftmq.mqadmin.work import UNKNOWN, UNREACHABLE
+from raftmq.mqadmin.runner import UNKNOWN, UNREACHABLE
 from tests.waiting import wait_until
 
 HEAD = """\
@@ -299,7 +299,7 @@ def render(namesrv):
     for command in COMMANDS:
         usage = " ".join([command.name, *map(shown_positional, command.positionals)])
         parts.append(f"\n## {usage}\n\n{command.doc}\n\n{flags(command)}")
-        if command.runs.startswith(("acl:", "moving:", "checkmove:", "compare:")):
+        if command.runs.startswith(("acl:", "copy_definitions:", "check_move:", "compare:")):
             continue  # the examples' cluster is one group without access control
         for lines in shown.pop(command.name):
             parts.append("\n```\n" + "\n".join(lines) + "\n```\n")

@@ -7,14 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from raftmq.broker.access import Access
-from raftmq.broker.operating import accountchanges
+from raftmq.broker.admin import account_changes as accountchanges
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.credentials import Given, find
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.server import RemotingServer
 from tests.broker.test_access import ADMIN, EXCEPTION, PLAIN_ACL, WRITER, ask, guarded, send
 from tests.waiting import until

@@ -16,7 +16,7 @@ from raftmq.client.admin.bodies import ConsumeStats, Progress, TopicOffset
 from raftmq.client.admin.cluster import ClusterInfo
 from raftmq.client.errors import BrokerRefused
 from raftmq.client.route import BrokerData
-from raftmq.mqadmin.checkmove import check_move
+from raftmq.mqadmin.check_move import check_move
 from raftmq.mqadmin.command import Arguments, Table
 from raftmq.remoting.command import RemotingCommand
 from tests.mqadmin.conftest import NEW, OLD, Two

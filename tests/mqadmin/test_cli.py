@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from raftmq.client import BrokerRefused, BrokerUnreachable, NoRoute
-from raftmq.mqadmin import work
+from raftmq.mqadmin import runner as work
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import (
     Command,

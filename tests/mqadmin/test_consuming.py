@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from raftmq.mqadmin.command import CommandError
-from raftmq.mqadmin.consuming import Begin, parse_begin
+from raftmq.mqadmin.consume import Begin, parse_begin
 from raftmq.mqadmin.durations import parse_duration_ms
-from raftmq.mqadmin.showing import show_as
+from raftmq.mqadmin.message_format import show_as
 from tests.client.test_listenerlog import message
 from tests.mqadmin.conftest import Small
 from tests.waiting import wait_until

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from raftmq.mqadmin import work
+from raftmq.mqadmin import runner as work
 from raftmq.mqadmin.cli import main
 from raftmq.mqadmin.command import Command
-from raftmq.mqadmin.contextcli import HIDDEN
+from raftmq.mqadmin.context import HIDDEN
 
 
 def run(*arguments: str, typed: str = "", **environment: str) -> Result:

@@ -9,7 +9,7 @@ import pytest
 
 from raftmq.client.admin.topics import TopicAdmin
 from raftmq.client.errors import BrokerRefused
-from raftmq.mqadmin import moving
+from raftmq.mqadmin import copy_definitions as moving
 from raftmq.remoting.names import SYSTEM_TOPICS
 from tests.mqadmin.conftest import NEW, OLD, Two
 from tests.waiting import wait_until

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from raftmq.mqadmin.command import Table
-from raftmq.mqadmin.looks import Look, Place, broker_rows, group_rows, topic_rows
 from raftmq.mqadmin.targets import Replica
 from raftmq.mqadmin.top import parts_of
+from raftmq.mqadmin.top_data import Look, Place, broker_rows, group_rows, topic_rows
 from tests.mqadmin.conftest import Small
 
 ONE = Replica("C", "broker-a", 0, "h:1")

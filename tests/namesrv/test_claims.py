@@ -35,7 +35,7 @@ from raftmq.remoting.registration import (
     TopicConfig,
     encode_register_body,
 )
-from raftmq.remoting.registrationproof import RegistrationSigner, nonce_of
+from raftmq.remoting.registration_proof import RegistrationSigner, nonce_of
 from tests.namesrv.test_server import Caller
 from tests.waiting import until
 

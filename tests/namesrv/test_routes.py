@@ -16,8 +16,8 @@ from raftmq.namesrv.routes import (
 )
 from raftmq.namesrv.views import cluster_body
 from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.fair_scheduling import Steps, finish
 from raftmq.remoting.registration import DataVersion, TopicConfig
-from raftmq.remoting.turns import Steps, finish
 
 N0, N1, N2, N3 = (f"10.0.0.{number}:10911" for number in range(1, 5))
 V1, V2, V3 = DataVersion(1, 0, 5), DataVersion(2, 0, 6), DataVersion(3, 0, 7)

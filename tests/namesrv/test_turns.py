@@ -19,7 +19,7 @@ from raftmq.namesrv.kv import VALUE_BYTES_MAX
 from raftmq.namesrv.processor import CONFIG_BYTES_MAX
 from raftmq.namesrv.routes import Registration
 from raftmq.namesrv.server import NameServer, NameServerConfig
-from raftmq.remoting.ask import ask
+from raftmq.remoting.blocking_request import ask
 from raftmq.remoting.codes import BODY_BYTES_MAX, RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.registration import (

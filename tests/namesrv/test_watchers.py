@@ -2,14 +2,14 @@
 
 import orjson
 
-from raftmq.client.directory import WATCH
 from raftmq.client.instance import InstanceConfig
-from raftmq.client.producer import Producer
+from raftmq.client.metadata import WATCH
+from raftmq.client.producer.producer import Producer
 from raftmq.namesrv import watchers as room
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.namesrv.watchers import NAME_BYTES, RouteWatchers
-from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.registration import TopicConfig
 from tests.namesrv.test_server import V1, V2, Caller
 from tests.waiting import until

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 import trustme
 
-from raftmq.dledger.connections import LinkConfig, PeerAddress
-from raftmq.dledger.dialer import Local, why_not_at
-from raftmq.dledger.identity import GroupIdentity
-from raftmq.dledger.network import PlainNetwork
-from raftmq.ops import dialling
+from raftmq.dledger.transport.group_id import GroupIdentity
+from raftmq.dledger.transport.link import LinkConfig, PeerAddress
+from raftmq.dledger.transport.network import PlainNetwork
+from raftmq.dledger.transport.outbound import Local, why_not_at
+from raftmq.ops import connect as dialling
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import ConnectError

@@ -10,7 +10,7 @@ import pytest
 from raftmq.broker import config as broker
 from raftmq.namesrv import config as namesrv
 from raftmq.ops.convert import converted
-from raftmq.ops.foreignkeys import NOT_NEEDED, OTHERWISE, REFUSED, read_table
+from raftmq.ops.foreign_keys import NOT_NEEDED, OTHERWISE, REFUSED, read_table
 from raftmq.ops.options import ConfigError
 from raftmq.proxy import config as proxy
 
@@ -126,7 +126,7 @@ CREDENTIALS = 'innerClientAuthenticationCredentials={"accessKey":"proxy","secret
 @pytest.mark.parametrize(
     ("program", "keys"),
     [
-        ("broker.opening", ("peerSecretFile={}", "registrationKeyFile={}", "httpTokensFile={}")),
+        ("broker.startup", ("peerSecretFile={}", "registrationKeyFile={}", "httpTokensFile={}")),
         ("namesrv.server", ("registrationKeyFile={}", "httpTokensFile={}")),
         (
             "proxy.server",

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from raftmq.ops import logtext
-from raftmq.ops.logtext import (
+from raftmq.ops import log_text as logtext
+from raftmq.ops.log_text import (
     ARGUMENT_CHARS_MAX,
     MESSAGE_CHARS_MAX,
     field_of,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from raftmq.broker.operating.metrics import OTHER_REASON, REASONS, reason_of
+from raftmq.broker.admin.metrics import OTHER_REASON, REASONS, reason_of
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from tests.waiting import until
 
@@ -93,6 +93,6 @@ def test_reasons_are_what_the_core_says() -> None:
     from pathlib import Path
 
     room = Path(__file__).parent.parent.parent / "dledger"
-    sources = "".join(path.read_text() for path in sorted(room.glob("*.py")))
+    sources = "".join(path.read_text() for path in sorted(room.rglob("*.py")))
     for part, _ in REASONS:
         assert part in sources, part

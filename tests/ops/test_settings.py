@@ -12,8 +12,8 @@ from raftmq.broker.cli import main as mqbroker
 from raftmq.broker.config import load
 from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.cli import main as mqnamesrv
+from raftmq.ops.config_dump import effective, tables
 from raftmq.ops.options import MISTAKES_TOLD_MAX, ConfigError
-from raftmq.ops.show import effective, tables
 from raftmq.proxy import config as proxy_config
 
 RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-127.0.0.1:40911\ndLegerSelfId=n0\n"

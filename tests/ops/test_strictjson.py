@@ -6,8 +6,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from raftmq.ops.strictjson import loads
-from raftmq.remoting import fastjson
+from raftmq.ops.strict_json import loads
+from raftmq.remoting import fast_json as fastjson
 from raftmq.remoting.acl.signature import credentials_of
 from raftmq.remoting.contexts import ContextError, read
 from raftmq.remoting.errors import BodyError

@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from raftmq.proxy import receives
-from raftmq.proxy.answers import CLIENT_PARTS, Room, Telling, Unread
+from raftmq.proxy import receive_message as receives
 from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.receive_stream import CLIENT_PARTS, Room, Telling, Unread
 from tests.proxy.world import PREFIX, Caller, World
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from raftmq.proxy import server, service
-from raftmq.proxy.bounds import Bound
+from raftmq.proxy.call_limits import Bound
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import UNREAD_BYTES
 from tests.proxy.test_server import signed, with_accounts

@@ -7,16 +7,16 @@ import pytest
 
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.route import BrokerData, ReplicaGroup, TopicRouteData
-from raftmq.proxy import brokers as module
+from raftmq.proxy import cluster as module
 from raftmq.proxy.access import Access
-from raftmq.proxy.brokers import Brokers, GroupSettings
 from raftmq.proxy.caller import Caller
+from raftmq.proxy.cluster import Brokers, GroupSettings
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.refusals import Refusal
+from raftmq.proxy.status_codes import Refusal
 from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.popheaders import PopHeader
+from raftmq.remoting.pop_headers import PopHeader
 
 ORDERLY = GroupSettings(orderly=True)
 

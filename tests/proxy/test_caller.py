@@ -10,7 +10,7 @@ from raftmq.proxy.caller import (
     language_of,
     metadata_of,
 )
-from raftmq.proxy.refusals import Refusal
+from raftmq.proxy.status_codes import Refusal
 from raftmq.remoting.codes import LanguageCode
 
 SIGNED = (

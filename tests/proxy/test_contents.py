@@ -2,9 +2,9 @@
 
 import pytest
 
-from raftmq.proxy.contents import INT32_MAX, TIME_MS_MAX, TIME_MS_MIN, inbound
-from raftmq.proxy.places import Receipt
-from raftmq.remoting.popheaders import Handle
+from raftmq.proxy.endpoints import Receipt
+from raftmq.proxy.message_conversion import INT32_MAX, TIME_MS_MAX, TIME_MS_MIN, inbound
+from raftmq.remoting.pop_headers import Handle
 from raftmq.store.record import MessageRecord
 
 RECEIPT = Receipt(Handle(0, 1, 2, 0, False, "b", 0, 0), 0)

@@ -2,11 +2,13 @@
 
 import pytest
 
-from raftmq.broker.consuming.sql92 import tokens
-from raftmq.broker.popping import pops
-from raftmq.proxy import lengths
+from raftmq.broker.consume.sql92 import tokens
+from raftmq.broker.pop import requests as pops
+from raftmq.proxy import validation as lengths
 from raftmq.proxy.clients import TOPICS_MAX
-from raftmq.proxy.lengths import (
+from raftmq.proxy.protocol import messaging_pb2 as pb
+from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.validation import (
     ENDPOINTS_BYTES_MAX,
     EXPRESSION_CHARS_MAX,
     SETTINGS_BYTES_MAX,
@@ -15,8 +17,6 @@ from raftmq.proxy.lengths import (
     expression_of,
     id_of,
 )
-from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.refusals import Refusal
 from tests.proxy.world import consumer, producer
 
 

@@ -9,11 +9,11 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from raftmq.client import directory
-from raftmq.proxy import receives
+from raftmq.client import metadata as directory
+from raftmq.proxy import receive_message as receives
 from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.contents import TIME_MS_MAX
-from raftmq.proxy.places import Receipt
+from raftmq.proxy.endpoints import Receipt
+from raftmq.proxy.message_conversion import TIME_MS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
 from raftmq.remoting.codes import RequestCode

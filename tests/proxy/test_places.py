@@ -2,10 +2,10 @@
 
 import pytest
 
-from raftmq.proxy.places import Receipt, TransactionId, resource_of, topic_of, wrapped
+from raftmq.proxy.endpoints import Receipt, TransactionId, resource_of, topic_of, wrapped
 from raftmq.proxy.protocol.messaging_pb2 import Code, Resource
-from raftmq.proxy.refusals import Refusal
-from raftmq.remoting.popheaders import Handle
+from raftmq.proxy.status_codes import Refusal
+from raftmq.remoting.pop_headers import Handle
 
 HANDLE = Handle(10, 1_700_000_000_000, 30_000, 0, False, "b1", 3, 12)
 

@@ -7,7 +7,7 @@ import gc
 import grpc
 import pytest
 
-from raftmq.proxy import presence
+from raftmq.proxy import telemetry as presence
 from raftmq.proxy.clients import (
     CLIENT_BYTES,
     CLIENT_BYTES_MAX,
@@ -17,12 +17,12 @@ from raftmq.proxy.clients import (
     Clients,
 )
 from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.lengths import EXPRESSION_CHARS_MAX, SETTINGS_BYTES_MAX, SUBSCRIPTIONS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.refusals import Refusal
 from raftmq.proxy.server import ProxyServer
-from raftmq.remoting.budgets import Allowance
+from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.validation import EXPRESSION_CHARS_MAX, SETTINGS_BYTES_MAX, SUBSCRIPTIONS_MAX
 from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.memory_limits import Allowance
 from tests.client.fakes import FakeCluster
 from tests.proxy.world import PROXY, Caller, World, consumer, producer
 from tests.waiting import until

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.proxy import server
-from raftmq.proxy.brokers import GroupSettings
 from raftmq.proxy.caller import Caller as Who
+from raftmq.proxy.cluster import GroupSettings
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.receives import Receives
+from raftmq.proxy.receive_message import Receives
 from raftmq.proxy.server import ProxyServer
 from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.popheaders import PopHeader, PopResponseHeader
+from raftmq.remoting.pop_headers import PopHeader, PopResponseHeader
 from tests.client.fakes import FakeCluster, SharedLog
 from tests.proxy.world import PROXY, Caller
 from tests.waiting import until

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from raftmq.proxy import remembered
+from raftmq.proxy import cache as remembered
+from raftmq.proxy.cache import Remembered
 from raftmq.proxy.protocol.messaging_pb2 import Code
-from raftmq.proxy.refusals import Refusal
-from raftmq.proxy.remembered import Remembered
+from raftmq.proxy.status_codes import Refusal
 from raftmq.proxy.tasks import Tasks
 from tests.proxy.test_brokers import caller, timed
 from tests.waiting import until

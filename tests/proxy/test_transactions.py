@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.proxy.places import TransactionId
+from raftmq.proxy.endpoints import TransactionId
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.headers import SendHeader

@@ -19,7 +19,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from tests.broker.cluster import Group
 from tests.waiting import until
 

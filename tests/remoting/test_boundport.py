@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from raftmq.remoting.boundport import BoundPort
+from raftmq.remoting.bound_port import BoundPort
 
 
 def listening():

@@ -6,7 +6,10 @@ from typing import cast
 
 import pytest
 
-from raftmq.remoting.budgets import (
+from raftmq.remoting.codec import FrameReader, encode_command
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, ConnectionLimits
+from raftmq.remoting.memory_limits import (
     SMALL_BYTES,
     TASK_BYTES,
     Allowance,
@@ -15,9 +18,6 @@ from raftmq.remoting.budgets import (
     Holding,
     Share,
 )
-from raftmq.remoting.codec import FrameReader, encode_command
-from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.connection import Connection, ConnectionLimits
 from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
 from tests.waiting import until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raftmq.ops import dialling
+from raftmq.ops import connect as dialling
 from raftmq.remoting.address import format_address, parse_address, parse_address_list
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.remoting.clientversions import version_name
+from raftmq.remoting.client_versions import version_name
 
 
 @pytest.mark.parametrize(

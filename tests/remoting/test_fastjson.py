@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.fastjson import (
+from raftmq.remoting.fast_json import (
     DIALECT_VALUES_MAX,
     VALUES_MAX,
     MessageQueue,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftmq.remoting.errors import HeaderError
-from raftmq.remoting.popheaders import (
+from raftmq.remoting.pop_headers import (
     HANDLE_SIZE_MAX,
     BatchAck,
     Handle,

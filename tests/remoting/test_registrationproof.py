@@ -6,8 +6,8 @@ import pytest
 
 from raftmq.remoting.acl import Credentials
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.keyfile import KeyFileError, load_registration_keys
-from raftmq.remoting.registrationproof import (
+from raftmq.remoting.key_file import KeyFileError, load_registration_keys
+from raftmq.remoting.registration_proof import (
     COUNTER,
     NONCE,
     SIGNATURE,

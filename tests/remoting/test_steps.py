@@ -6,7 +6,7 @@ import logging
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import ONEWAY_FLAG, RemotingCommand
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.turns import WATCH_S, Turns, Watch
+from raftmq.remoting.fair_scheduling import WATCH_S, Turns, Watch
 from tests.remoting.harness import RawPeer, serving
 from tests.waiting import until
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from raftmq.remoting import tlslistener
-from raftmq.remoting.ask import ask
+from raftmq.remoting import tls_listener as tlslistener
+from raftmq.remoting.blocking_request import ask
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import ConnectError, RemotingError
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMode
-from raftmq.remoting.tlslistener import ArrivalLimits, TlsPolicy
+from raftmq.remoting.tls_listener import ArrivalLimits, TlsPolicy
 from tests.certificates import Authority
 from tests.remoting.harness import RawPeer, echo, on_both_loops, serving
 from tests.waiting import until

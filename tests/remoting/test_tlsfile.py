@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.remoting.tls import ClientTls, TlsError
-from raftmq.remoting.tlsfile import VARIABLE, client_tls_of, context_of, read_client_tls
+from raftmq.remoting.tls_file import VARIABLE, client_tls_of, context_of, read_client_tls
 
 
 def test_apaches_file(tmp_path: Path) -> None:

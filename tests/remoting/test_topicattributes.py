@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.remoting.topicattributes import (
+from raftmq.remoting.topic_attributes import (
     CHANGES_MAX,
     MESSAGE_TYPES,
     AttributesRefused,

@@ -9,7 +9,7 @@ import uvloop
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
-from raftmq.remoting.turns import TURN_S, Steps, StepTurns, Turns, finish
+from raftmq.remoting.fair_scheduling import TURN_S, Steps, StepTurns, Turns, finish
 from tests.remoting.harness import RawPeer, on_both_loops, serving
 from tests.waiting import until
 

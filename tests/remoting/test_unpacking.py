@@ -5,9 +5,9 @@ import zlib
 
 import pytest
 
+from raftmq.remoting.decompression import PIECE_BYTES, STEP_BYTES, inflating
 from raftmq.remoting.errors import BodyError
-from raftmq.remoting.turns import finish
-from raftmq.remoting.unpacking import PIECE_BYTES, STEP_BYTES, inflating
+from raftmq.remoting.fair_scheduling import finish
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import HardState
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.frame import FrameKind, seal_frame
 from tests.simulator.disk import SimCrash, SimDisk
 

@@ -13,8 +13,8 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullResponseHeader
 from raftmq.spark import source
 from raftmq.spark.cluster import Block, Cluster, DataLost, _Pulls
+from raftmq.spark.offset_ranges import Queue, QueueRange
 from raftmq.spark.options import connection_of, read_options
-from raftmq.spark.positions import Queue, QueueRange
 from tests.spark.test_rows import record
 
 CONNECTION = connection_of({"namesrv": "h:1", "timeoutMs": "200"})

@@ -6,16 +6,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raftmq.audit import parse
-from raftmq.audit.files import map_file, segments, units
-from raftmq.audit.files import queue_files as find_queue_files
-from raftmq.audit.parse import (
+from raftmq.audit.read import log_reader as parse
+from raftmq.audit.read.log_reader import (
     LOG_SCHEMA,
     RECORD_BODY_SCHEMA,
     RECORD_SCHEMA,
     log_batches,
     record_batches,
 )
+from raftmq.audit.read.store_files import map_file, segments, units
+from raftmq.audit.read.store_files import queue_files as find_queue_files
 from raftmq.spark.columns import PROPERTY_NAMES, pairs_of, properties_of, tags_codes, unpack_body
 from raftmq.spark.layout import ItemKind
 from raftmq.store.properties import FIELDS_SUM_MAX, decode_properties, fields_sum

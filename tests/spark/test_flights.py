@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo.flights_data import Flight, data_file, flight_id, read_flights
-from raftmq.audit.java import find_java_home
+from raftmq.audit.find_java import find_java_home
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.client import Admin, Message, Producer, SendConfig
 from tests.smallspark import PROGRAM

@@ -2,8 +2,8 @@
 
 import pytest
 
+from raftmq.spark.offset_ranges import EARLIEST, LATEST, Queue
 from raftmq.spark.options import NAMES, OptionError, columns_of, read_options
-from raftmq.spark.positions import EARLIEST, LATEST, Queue
 
 GIVEN = {"namesrv": "h:1", "topic": "T"}
 

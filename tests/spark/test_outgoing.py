@@ -3,12 +3,12 @@
 import pyarrow as pa
 import pytest
 
-from raftmq.broker.sending.sendrequest import SendQueue, SendRules, SendTopic, parse_batch
+from raftmq.broker.messages.send_request import SendQueue, SendRules, SendTopic, parse_batch
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.client.message import MessageQueue
-from raftmq.remoting.turns import finish
-from raftmq.spark.outgoing import PROPERTIES_BYTES_MAX, RowError, staged
+from raftmq.remoting.fair_scheduling import finish
 from raftmq.spark.plan import Requests, new_plan
+from raftmq.spark.sink_rows import PROPERTIES_BYTES_MAX, RowError, staged
 from raftmq.store.record import pack_host
 from tests.broker.sending.test_cut import fields
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from raftmq.client.message import MessageQueue
-from raftmq.client.writer import Place
+from raftmq.client.producer.exactly_once_writer import Place
 from raftmq.spark.plan import REQUEST_BYTES, REQUEST_MESSAGES, STAGED, Requests, new_plan
 
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]

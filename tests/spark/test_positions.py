@@ -2,8 +2,8 @@
 
 import pytest
 
-from raftmq.spark import positions
-from raftmq.spark.positions import Queue, QueueRange
+from raftmq.spark import offset_ranges as positions
+from raftmq.spark.offset_ranges import Queue, QueueRange
 
 A, B, C = (Queue("T", "broker-a", number) for number in range(3))
 

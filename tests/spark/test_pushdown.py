@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from raftmq.spark.positions import Queue
+from raftmq.spark.offset_ranges import Queue
 from raftmq.spark.pushdown import Narrowing
 
 

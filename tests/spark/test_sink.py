@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.client import Admin
 from raftmq.client.errors import ClientError
 from raftmq.client.message import MessageQueue
-from raftmq.client.writer import NOWHERE, ExactlyOnceWriter, Place
+from raftmq.client.producer.exactly_once_writer import NOWHERE, ExactlyOnceWriter, Place
 from raftmq.spark import sink
 from raftmq.spark.options import write_options
 from raftmq.spark.plan import PlanError

@@ -15,10 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.client import Message, Producer, SendConfig
-from raftmq.spark import positions, source
+from raftmq.spark import offset_ranges as positions
+from raftmq.spark import source
 from raftmq.spark.cluster import DataLost
+from raftmq.spark.offset_ranges import Queue
 from raftmq.spark.options import read_options
-from raftmq.spark.positions import Queue
 from raftmq.spark.source import StreamReader
 
 COUNT = 900

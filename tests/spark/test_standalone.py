@@ -13,7 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from raftmq.audit.java import find_java_home
+from raftmq.audit.find_java import find_java_home
 from raftmq.chaos.cluster.cluster import Cluster
 from tests.smallspark import JVM
 from tests.spark.test_source import bodies, fill

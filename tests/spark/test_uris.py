@@ -3,7 +3,7 @@
 import pytest
 from pyarrow import fs
 
-from raftmq.spark.uris import above, below, for_spark, name_of, opened
+from raftmq.spark.filesystem import above, below, for_spark, name_of, opened
 
 OPTIONS = "?endpoint_override=localhost:9000/s3&scheme=http"
 

@@ -23,9 +23,9 @@ from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.dispatch import Dispatcher
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind
-from raftmq.store.indexfile import IndexLimits
-from raftmq.store.logclock import LogNow
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.index.index_file import IndexLimits
+from raftmq.store.log_clock import LogNow
+from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import tags_code
 from raftmq.store.record import (
     BLANK,

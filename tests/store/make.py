@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.commitlog.recovery import FrameHeader, FrameRecovery, FrameWalk
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import Dispatcher, QueueUnits
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, parse_frame, seal_frame
-from raftmq.store.indexfile import IndexFile
-from raftmq.store.indexkeys import Keys
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.index.index_file import IndexFile
+from raftmq.store.index.index_keys import Keys
+from raftmq.store.message_store import MessageStore
 from raftmq.store.record import (
     BLANK_SIZE_BYTES,
     SYS_TRANSACTION_COMMIT,
@@ -22,7 +23,6 @@ from raftmq.store.record import (
     MessageRecord,
     encode_record,
 )
-from raftmq.store.recovery import FrameHeader, FrameRecovery, FrameWalk
 
 Row = tuple[int, int, int]  # an index key: hash, CommitLog offset, store time
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import Disk
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.get_message import GetStatus
+from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record, walk_records
-from raftmq.store.selection import GetStatus
 from tests.store.make import FrameWriter, record
 
 SEGMENT = 2048

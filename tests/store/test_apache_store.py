@@ -12,9 +12,10 @@ import pytest
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import DELAY_LEVELS_MS, TIMER_TOPIC, UNIT, Dispatcher, timer_code
-from raftmq.store.indexfile import IndexLimits
-from raftmq.store.indexkeys import has_key, keys_of
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.get_message import GetStatus
+from raftmq.store.index.index_file import IndexLimits
+from raftmq.store.index.index_keys import has_key, keys_of
+from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import decode_properties, tags_code
 from raftmq.store.record import (
     SYS_COMPRESSED,
@@ -24,7 +25,6 @@ from raftmq.store.record import (
     encode_record,
     walk_records,
 )
-from raftmq.store.selection import GetStatus
 from tests.archives import unpack
 from tests.store.make import append_classic
 

@@ -7,7 +7,7 @@ import pytest
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
 from raftmq.store.errors import Diverged, FlushUnderWay, RecordTooLarge, StoreDamaged
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record, encode_record, walk_records
 from tests.store.make import (
     append_classic,

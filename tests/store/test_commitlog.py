@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import File, OsDisk
 from raftmq.store.errors import OffsetOutOfRange, RecordTooLarge, StoreError, SyncFailed
 from raftmq.store.record import BLANK, MAGIC_BLANK, encode_record

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raftmq.store.consumequeue import FILLER, ConsumeQueueStore
+from raftmq.store.consumequeue.consumequeue import FILLER, ConsumeQueueStore
 from raftmq.store.disk import OsDisk, OsFile
 from raftmq.store.dispatch import UNIT
 

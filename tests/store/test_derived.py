@@ -7,8 +7,8 @@ import pytest
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import DispatchError
 from raftmq.store.frame import FrameKind, seal_frame
+from raftmq.store.get_message import GetStatus
 from raftmq.store.record import decode_record, encode_record
-from raftmq.store.selection import GetStatus
 from tests.store.make import FrameWriter, index_payload, record, recover, redispatch
 from tests.store.stores import bodies, fill, raft_store
 

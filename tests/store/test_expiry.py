@@ -2,12 +2,12 @@ import errno
 
 import pytest
 
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import DiskUsage, OsDisk
-from raftmq.store.logclock import LogNow
+from raftmq.store.get_message import GetStatus
+from raftmq.store.log_clock import LogNow
 from raftmq.store.record import decode_record
 from raftmq.store.retention import HOUR_MS, RetentionPolicy
-from raftmq.store.selection import GetStatus
 from tests.store.make import (
     recover,
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.disk import OsDisk, OsFile
-from raftmq.store.filecache import FileCache
+from raftmq.store.file_cache import FileCache
 
 
 class ScarceDisk(OsDisk):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.commitlog.group_flusher import FlushMode, GroupFlusher
 from raftmq.store.disk import File, OsDisk
 from raftmq.store.errors import SyncFailed, TooManyWaiting
-from raftmq.store.flush import FlushMode, GroupFlusher
 
 
 class GateFile:

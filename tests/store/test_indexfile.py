@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.disk import File, OsDisk, OsFile
-from raftmq.store.indexfile import ENTRY, HEADER, IndexFile, IndexLimits
+from raftmq.store.index.index_file import ENTRY, HEADER, IndexFile, IndexLimits
 from tests.store.make import Row, add_keys
 
 LIMITS = IndexLimits(slots=7, entries=20)
@@ -295,7 +295,7 @@ def test_a_slot_that_changes_during_a_flush_is_written_by_the_next(
 def test_slots_are_loaded_a_piece_at_a_time_and_the_file_goes_on_as_its_twin(
     disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftmq.store.indexfile._PAGES_AT_A_TIME", 1)  # 1,024 slots
+    monkeypatch.setattr("raftmq.store.index.index_file._PAGES_AT_A_TIME", 1)  # 1,024 slots
     limits = IndexLimits(slots=4000, entries=1000)
     file, twin = IndexFile(disk, "f", limits), IndexFile(disk, "twin", limits)
     keys: list[Row] = [(n * 97, n, 1000 * n) for n in range(400)]
@@ -319,7 +319,7 @@ def test_slots_are_loaded_a_piece_at_a_time_and_the_file_goes_on_as_its_twin(
 def test_a_new_file_has_nothing_to_load_and_a_rebuilt_one_forgets_what_was_loaded(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftmq.store.indexfile._PAGES_AT_A_TIME", 1)
+    monkeypatch.setattr("raftmq.store.index.index_file._PAGES_AT_A_TIME", 1)
     limits = IndexLimits(slots=4000, entries=1000)
     file = IndexFile(disk, "f", limits)
     assert file.load()

@@ -3,9 +3,9 @@ import struct
 
 import pytest
 
-from raftmq.store import indexkeys
 from raftmq.store.frame import FrameKind, seal_frame
-from raftmq.store.indexkeys import (
+from raftmq.store.index import index_keys as indexkeys
+from raftmq.store.index.index_keys import (
     _ENDING_MAX,
     _SHAPES_MAX,
     _SIZES_MAX,

@@ -1,6 +1,6 @@
 import pytest
 
-from raftmq.store.logclock import CLOCK_JUMP_MS, LogClock, LogNow
+from raftmq.store.log_clock import CLOCK_JUMP_MS, LogClock, LogNow
 from raftmq.store.retention import HOUR_MS
 
 S, HOUR, DAY = 1000, HOUR_MS, 24 * HOUR_MS

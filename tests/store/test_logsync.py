@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.checkpoint import Checkpoint
+from raftmq.store.commitlog.log_sync import LogSyncs
+from raftmq.store.commitlog.segments import Segment, SegmentFiles
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import SyncFailed
-from raftmq.store.logsync import LogSyncs
-from raftmq.store.segments import Segment, SegmentFiles
 
 SIZE = 1024
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raftmq.store import messageindex
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import Disk, File, OsDisk
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame
-from raftmq.store.indexfile import ENTRY, IndexFile, IndexLimits
-from raftmq.store.indexkeys import keys_of
-from raftmq.store.messageindex import CHAIN_ENTRIES_MAX, UNMARKED_BYTES
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.index import message_index as messageindex
+from raftmq.store.index.index_file import ENTRY, IndexFile, IndexLimits
+from raftmq.store.index.index_keys import keys_of
+from raftmq.store.index.message_index import CHAIN_ENTRIES_MAX, UNMARKED_BYTES
+from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.simulator import disk as simulated

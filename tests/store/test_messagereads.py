@@ -3,8 +3,8 @@ import pytest
 from raftmq.store.config import hot_span_bytes
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreDamaged
+from raftmq.store.get_message import GetStatus
 from raftmq.store.properties import tags_code
-from raftmq.store.selection import GetStatus
 from tests.store.make import (
     FrameWriter,
     record,

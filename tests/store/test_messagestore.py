@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreDamaged, UnitDamaged
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record
 from tests.store.make import (
     append_classic,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.store.ownership import StoreInUse, lock_store, owner_of
+from raftmq.store.store_lock import StoreInUse, lock_store, owner_of
 
 PATIENCE_S = 60.0
 
@@ -29,7 +29,7 @@ else:
 """
 OURS = """
 import sys
-from raftmq.store.ownership import StoreInUse, lock_store
+from raftmq.store.store_lock import StoreInUse, lock_store
 try:
     lock = lock_store(sys.argv[1], "another")
 except StoreInUse as error:
@@ -147,7 +147,7 @@ def test_two_in_one_process_exclude_each_other_by_whatever_name(tmp_path):
 def test_a_file_that_only_appears_in_between_is_not_closed(tmp_path, monkeypatch):
     """The look at what this process holds comes first; a directory may be moved behind it."""
     lock = lock_store(str(tmp_path), "the first")
-    monkeypatch.setattr("raftmq.store.ownership._place_at", lambda path: None)
+    monkeypatch.setattr("raftmq.store.store_lock._place_at", lambda path: None)
     with pytest.raises(StoreInUse):
         lock_store(str(tmp_path), "the second")
     assert said(FOREIGN, tmp_path) == "refused"

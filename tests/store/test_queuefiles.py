@@ -1,8 +1,8 @@
 import pytest
 
+from raftmq.store.consumequeue.queue_files import SYNCS_MAX, DirtyFiles, QueueFiles
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
-from raftmq.store.queuefiles import SYNCS_MAX, DirtyFiles, QueueFiles
 
 QUEUE = "queues/T/0"
 UNIT_A = b"a" * UNIT_SIZE_BYTES

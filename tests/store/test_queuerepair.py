@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.store.commitlog.recovery import FrameRecovery
 from raftmq.store.config import StoreConfig, StoreMode
+from raftmq.store.consumequeue.entry_check import body_is_whole, queue_offset_at
+from raftmq.store.consumequeue.manifest import QueueExtent, read_manifest, write_manifest
+from raftmq.store.consumequeue.repair import WANTED_MAX, QueueStep
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT, UNIT_SIZE_BYTES
 from raftmq.store.errors import UnitDamaged
-from raftmq.store.messagestore import MessageStore
-from raftmq.store.pointing import body_is_whole, queue_offset_at
-from raftmq.store.queuemanifest import QueueExtent, read_manifest, write_manifest
-from raftmq.store.queuerepair import WANTED_MAX, QueueStep
+from raftmq.store.get_message import GetStatus
+from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record, encode_record, walk_records
-from raftmq.store.recovery import FrameRecovery
-from raftmq.store.selection import GetStatus
 from tests.store.make import FrameWriter, record, recover, recover_frames
 
 SEGMENT = 16384

@@ -3,17 +3,17 @@ from itertools import pairwise
 import pytest
 
 from raftmq.store.checkpoint import Checkpoint, CheckpointFields
-from raftmq.store.commitlog import CommitLog, ReadBudget
-from raftmq.store.disk import OsDisk
-from raftmq.store.errors import StoreDamaged, StoreError
-from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
-from raftmq.store.record import encode_record
-from raftmq.store.recovery import (
+from raftmq.store.commitlog.commitlog import CommitLog, ReadBudget
+from raftmq.store.commitlog.recovery import (
     FrameHeader,
     FrameRecovery,
     FrameWalk,
     recover_records,
 )
+from raftmq.store.disk import OsDisk
+from raftmq.store.errors import StoreDamaged, StoreError
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+from raftmq.store.record import encode_record
 from tests.store.make import PLAIN, FrameWriter, new_log, record, recover_frames, sync
 
 SIZE = 2048

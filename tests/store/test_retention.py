@@ -1,7 +1,7 @@
 import pytest
 
 from raftmq.store.disk import DiskMark, DiskUsage
-from raftmq.store.logclock import LogNow
+from raftmq.store.log_clock import LogNow
 from raftmq.store.retention import HOUR_MS, RetentionPolicy, SegmentAge, expired_before
 
 NOW = 1000 * HOUR_MS

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.store.commitlog.segments import NextSegment, SegmentFiles
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreError
-from raftmq.store.segments import NextSegment, SegmentFiles
 
 SIZE = 1024
 FIRST, SECOND = f"{0:020d}", f"{SIZE:020d}"

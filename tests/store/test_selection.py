@@ -1,7 +1,7 @@
 import pytest
 
 from raftmq.store.dispatch import UNIT
-from raftmq.store.selection import (
+from raftmq.store.get_message import (
     GAP_BYTES_MAX,
     SPAN_BYTES_MAX,
     GetStatus,

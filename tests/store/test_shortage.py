@@ -3,7 +3,7 @@ import errno
 import pytest
 
 from raftmq.store.errors import SyncFailed
-from raftmq.store.shortage import passes
+from raftmq.store.transient_errors import passes
 
 
 @pytest.mark.parametrize(

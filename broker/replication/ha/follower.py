@@ -11,11 +11,11 @@ from concurrent.futures import Executor
 
 from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.tls import Renewed
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
 from raftmq.store.record import walk_records
 
-from ...tables.configfiles import ConfigFiles
+from ...tables.config_files import ConfigFiles
 from ...tables.state import BrokerState
 from .metadata import LogComparison, MasterClient, MetadataSync
 

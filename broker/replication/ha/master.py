@@ -18,12 +18,12 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from raftmq.dledger.gate import Gate
+from raftmq.dledger.transport.peer_auth import Gate
 from raftmq.ops.listening import PlainListening, listen_plain
 from raftmq.remoting.address import format_address
 from raftmq.remoting.connection import FROM_PEER
-from raftmq.remoting.tlslistener import TlsListener, TlsPolicy
-from raftmq.store.commitlog import CommitLog
+from raftmq.remoting.tls_listener import TlsListener, TlsPolicy
+from raftmq.store.commitlog.commitlog import CommitLog
 
 from ...config import BrokerConfig
 from .protocol import HaProtocolError, ReportReader, transfer

@@ -4,12 +4,12 @@ messages and ends of queues (43), delay progress (45) and subscription groups (2
 
 Changes on the master since the last round are lost with it: that is the classic design, and
 `last_sync_ms` says how old the copy is. An Apache master's delay progress says nothing of timer
-messages: its check point (60) does. Topics and groups become the master's; its offsets win over
-the slave's own, which consumers may have committed while the master was away. Popped messages are
-copied with the offsets, as of one moment (broker.tables.popcopy), and so are the ends of queues
-that no message here tells of (broker.tables.queueends). Offsets, pops, ends and progress are taken
-once the log here has what they speak of, which comes by another connection: a master that
-was this slave would else take for done what it cannot know to be done.
+messages: its check point (60) does. Topics and groups become the master's; its offsets win over the
+slave's own, which consumers may have committed while the master was away. Popped messages are
+copied with the offsets, as of one moment (broker.tables.pop_sync), and so are the ends of queues
+that no message here tells of (broker.tables.queue_ends_sync). Offsets, pops, ends and progress are
+taken once the log here has what they speak of, which comes by another connection: a master that was
+this slave would else take for done what it cannot know to be done.
 
 Nothing is taken but from a master whose log this slave follows: one that has lost its log, or has
 another, has other tables, too. So the link has to be up from a round's beginning to each load, and
@@ -31,17 +31,18 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.tls import Renewed
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
 
-from ...delivery.timers import timercheck
-from ...delivery.timers.wheel import NOTHING, Progress
 from ...errors import StateError
-from ...tables import popcopy, queueends
-from ...tables.configfiles import ConfigFiles, refused_text
+from ...tables import pop_sync as popcopy
+from ...tables import queue_ends_sync as queueends
+from ...tables import timer_check as timercheck
+from ...tables.config_files import ConfigFiles, refused_text
 from ...tables.state import BrokerState
+from ...tables.timer_wheel import NOTHING, Progress
 from .slave import SECOND_BYTE, LogsDiffer
 
 log = logging.getLogger("raftmq.broker.ha.metadata")

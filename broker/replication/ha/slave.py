@@ -17,14 +17,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from raftmq.dledger.gate import Gate
-from raftmq.ops.dialling import dial, within
+from raftmq.dledger.transport.peer_auth import Gate
+from raftmq.ops.connect import dial, within
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.tls import Renewed
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.errors import Diverged, FlushUnderWay
-from raftmq.store.shortage import passes
+from raftmq.store.transient_errors import passes
 
 from ...config import BrokerConfig
 from .master import no_delay

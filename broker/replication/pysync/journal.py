@@ -26,7 +26,7 @@ from typing import overload
 
 from pysyncobj.journal import Journal
 
-from raftmq.dledger.log import RaftLog
+from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_frame
 
 from .meta import Meta, MetaFile

@@ -11,7 +11,7 @@ Where it differs from RaftMember:
   as committed are applied, and answers. Nothing proves that it still leads, and SyncObj lets a
   deposed leader believe so for 30 seconds: such reads are stale then;
 - delete_before: does nothing (journal.py), so the log grows until the disk is full;
-- the tables' snapshots are not read at a start (broker.opening), because frames that they reflect
+- the tables' snapshots are not read at a start (broker.startup), because frames that they reflect
   may be truncated after they were written: the whole log is replayed;
 - applied frames that SyncObj truncates are taken back: the index of the log is cut back, the
   tables keep the effects of the lost commands, and apply those that come in their places. That is
@@ -33,17 +33,17 @@ from collections.abc import Callable
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
 
-from raftmq.dledger.applier import Application, Applier
-from raftmq.dledger.errors import Busy, NotLeader, RaftError, UnknownTarget
-from raftmq.dledger.framereads import FrameReads
-from raftmq.dledger.index import LogIndex
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import NodeId, Role, RoleEvent
-from raftmq.dledger.proposals import Proposals, command_bytes_max
-from raftmq.dledger.reads import Reads
+from raftmq.dledger.node.applier import Application, Applier
+from raftmq.dledger.node.proposals import Proposals, command_bytes_max
+from raftmq.dledger.node.reads import Reads
+from raftmq.dledger.raft.config import Random
+from raftmq.dledger.raft.errors import Busy, NotLeader, RaftError, UnknownTarget
+from raftmq.dledger.raft.log_index import LogIndex
+from raftmq.dledger.raft.messages import NodeId, Role, RoleEvent
 from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.state import Random
-from raftmq.store.commitlog import CommitLog
+from raftmq.dledger.storage.log_reads import FrameReads
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import Disk
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind, seal_frame

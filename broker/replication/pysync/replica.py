@@ -14,7 +14,7 @@ from typing import Any
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.node import Node
 
-from raftmq.dledger.messages import Role
+from raftmq.dledger.raft.messages import Role
 from raftmq.dledger.settings import MemberConfig
 
 from .journal import FrameJournal

@@ -1,10 +1,11 @@
-"""A PySyncMember's view of its group: the keys of dledger.status, as far as SyncObj knows them."""
+"""A PySyncMember's view of its group: the keys of dledger.node.status, as far as SyncObj knows
+them."""
 
 from __future__ import annotations
 
-from raftmq.dledger.messages import RoleEvent
-from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.transport.transport import PeerLinks
 
 from .replica import Replica
 

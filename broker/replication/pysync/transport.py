@@ -1,4 +1,5 @@
-"""LinkTransport: pysyncobj's Transport on the running loop, over the links of dledger.peers.
+"""LinkTransport: pysyncobj's Transport on the running loop, over the links of
+dledger.transport.transport.
 
 Each node dials every other one at the address in its own table; the dialled connection carries
 its messages to that peer only. A peer counts as connected while the connection to it is open.
@@ -29,11 +30,11 @@ from pysyncobj.node import Node
 from pysyncobj.pickle import dumps, loads
 from pysyncobj.transport import Transport
 
-from raftmq.dledger.messages import NodeId
-from raftmq.dledger.peers import PeerLinks
+from raftmq.dledger.raft.config import Random
+from raftmq.dledger.raft.messages import NodeId
 from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.state import Random
-from raftmq.dledger.wire import WireError
+from raftmq.dledger.transport.transport import PeerLinks
+from raftmq.dledger.transport.wire import WireError
 
 log = logging.getLogger("raftmq.broker.replication.pysync")
 
@@ -95,7 +96,7 @@ class Driver(Protocol):
 
 
 class LinkTransport(Transport):  # type: ignore[misc]  # the package has no types
-    """pysyncobj's Transport over the links of dledger.peers."""
+    """pysyncobj's Transport over the links of dledger.transport.transport."""
 
     def __init__(
         self,

@@ -13,15 +13,15 @@ from uuid import UUID
 import orjson
 import pytest
 
-from raftmq.audit.walk import walk_range
+from raftmq.audit.read.log_scanner import walk_range
+from raftmq.broker.backup import online_source as source_module
 from raftmq.broker.backup import service
-from raftmq.broker.backup import source as source_module
+from raftmq.broker.backup.create import take
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupError
+from raftmq.broker.backup.offline_source import StoppedSource
+from raftmq.broker.backup.online_source import RemoteSource, choose
 from raftmq.broker.backup.restore import point_of, restore
-from raftmq.broker.backup.source import RemoteSource, choose
-from raftmq.broker.backup.stopped import StoppedSource
-from raftmq.broker.backup.take import take
 from raftmq.broker.backup.verify import complaints
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer

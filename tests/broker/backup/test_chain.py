@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.broker.backup.chain import ChainBroken, FrameChain
+from raftmq.broker.backup.log_verifier import ChainBroken, FrameChain
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.record import BLANK, MAGIC_BLANK
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.broker.backup.manifest import BackupError
-from raftmq.broker.backup.moment import last_by
+from raftmq.broker.backup.point_in_time import last_by
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.record import encode_record
 from tests.store.make import record

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from raftmq.broker.backup.source import choose
+from raftmq.broker.backup.online_source import choose
 from raftmq.remoting.codes import ResponseCode
 
 WELL = {

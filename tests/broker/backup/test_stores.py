@@ -13,28 +13,28 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from raftmq.audit.walk import walk_range
+from raftmq.audit.read.log_scanner import walk_range
+from raftmq.broker.backup.commands import _time_ms
+from raftmq.broker.backup.create import take
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupDamaged, BackupError, decode, encode
+from raftmq.broker.backup.offline_source import StoppedSource, UnwrittenDisk
 from raftmq.broker.backup.restore import frames_of, point_of, restore, restore_one
-from raftmq.broker.backup.stopped import StoppedSource, UnwrittenDisk
-from raftmq.broker.backup.take import take
 from raftmq.broker.backup.verify import complaints
-from raftmq.broker.backup.work import _time_ms
 from raftmq.broker.cli import main
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.construction import store_config
 from raftmq.broker.errors import StateError
-from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.group_id import group_id
 from raftmq.broker.tables.state import commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.dledger.configuration import decode_configuration, founding
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.identity import file_of
-from raftmq.dledger.messages import HardState
+from raftmq.dledger.raft.configuration import decode_configuration, founding
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.transport.group_id import file_of
 from raftmq.spark.layout import ItemKind
 from raftmq.store.disk import OsDisk
-from raftmq.store.ownership import lock_store
+from raftmq.store.store_lock import lock_store
 from tests.broker.tables import test_snapshotinstall as replicas
 from tests.broker.tables.test_snapshotinstall import Replica, record, written
 from tests.dledger.trims import trimmed

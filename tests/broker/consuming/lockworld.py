@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from raftmq.broker.consuming.locks import LockService, _Request
+from raftmq.broker.consume.queue_locks import LockService, _Request
 from raftmq.broker.errors import Refused
-from raftmq.broker.tables.locktable import LockTable
 from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.queue_locks import LockTable
 from raftmq.broker.tables.state import decode_command_payload
-from raftmq.dledger.errors import NotLeader, OutcomeUnknown
+from raftmq.dledger.raft.errors import NotLeader, OutcomeUnknown
 
 TIMEOUT_MS = 1_000  # of a consumer's request
 HELD_MS = 30_000  # a consumer's lock is its own for so long after an answer

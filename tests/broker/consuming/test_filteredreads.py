@@ -6,29 +6,29 @@ import orjson
 import pytest
 
 from raftmq.broker.config import change_live
-from raftmq.broker.consuming.filteredreads import (
+from raftmq.broker.consume.filtered_reads import (
     WAKE_UNITS_MAX,
     WORK_MAX,
     FilteredReads,
     records_in,
 )
-from raftmq.broker.consuming.filters import (
+from raftmq.broker.consume.filters import (
     RECORD_WORK,
     Filter,
     RetryMatcher,
     Work,
     subscription_from_json,
 )
-from raftmq.broker.consuming.hold import WORK_MAX as TURN_WORK_MAX
-from raftmq.broker.consuming.hold import Held, HoldTable
-from raftmq.broker.consuming.ownretries import own_retries
-from raftmq.broker.consuming.sql92 import _compiled, compile_expression
-from raftmq.broker.consuming.waits import kept_bytes
-from raftmq.remoting.budgets import Allowance
+from raftmq.broker.consume.long_polling import WORK_MAX as TURN_WORK_MAX
+from raftmq.broker.consume.long_polling import Held, HoldTable
+from raftmq.broker.consume.polling_limits import kept_bytes
+from raftmq.broker.consume.retry_filter import own_retries
+from raftmq.broker.consume.sql92 import _compiled, compile_expression
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import PullHeader, PullResponseHeader
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.store.record import MessageRecord, decode_record, encode_record, walk_records
 from tests.broker.cluster import Group
 from tests.broker.tables.test_tables import units
@@ -190,7 +190,7 @@ async def test_subscriptions_come_by_heartbeat(group):
 
 
 async def test_tags_newer_than_the_heartbeats_are_left_to_the_client(group):
-    """Java's client: see broker.consuming.pull."""
+    """Java's client: see broker.consume.pull."""
     broker = await group.leading()
     await group.create_topic(broker, "T")
     for tag in ("A", "B"):
@@ -269,7 +269,7 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
     ],
 )
 async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypatch):
-    monkeypatch.setattr("raftmq.broker.consuming.subscriptions.AGAIN_S", 0)
+    monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.AGAIN_S", 0)
     broker = await group.leading()
     await group.create_topic(broker, "T")
     async with Consumer(group, answer) as consumer:
@@ -287,10 +287,10 @@ async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch)
     questions = broker.questions
     async with Consumer(group, None) as consumer:
         consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
-        monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 0)
+        monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.ASKED_MAX", 0)
         assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert not questions._asked
-        monkeypatch.setattr("raftmq.broker.consuming.subscriptions.ASKED_MAX", 1)
+        monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.ASKED_MAX", 1)
         for _ in range(3):
             assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert len(questions._asked) == 1

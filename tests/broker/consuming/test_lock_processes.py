@@ -9,7 +9,7 @@ import sys
 import orjson
 import pytest
 
-from raftmq.broker.consuming.locks import GONE
+from raftmq.broker.consume.queue_locks import GONE
 from raftmq.remoting.codes import RequestCode
 from tests.broker.replication.test_refill_processes import NAMES, Processes
 

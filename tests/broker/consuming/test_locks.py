@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from raftmq.broker.consuming.locks import (
+from raftmq.broker.consume.queue_locks import (
     GONE,
     QUEUES_PER_REQUEST_MAX,
     LockService,
@@ -13,8 +13,8 @@ from raftmq.broker.consuming.locks import (
     local_propose,
 )
 from raftmq.broker.errors import Refused
-from raftmq.broker.tables.locktable import LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.offsets import OffsetTable
+from raftmq.broker.tables.queue_locks import LockTable, OwnerChange, Renewals
 from raftmq.broker.tables.state import lock_queues
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -61,7 +61,7 @@ def ages_that_are_too_great(service):
 )
 async def test_the_world_finds_what_would_let_two_in(monkeypatch, seed, settings, broken):
     """`seed` finds it today; when the world changes, another one does."""
-    monkeypatch.setattr("raftmq.broker.consuming.locks.GONE", settings.get("gone", GONE))
+    monkeypatch.setattr("raftmq.broker.consume.queue_locks.GONE", settings.get("gone", GONE))
     settings = {name: value for name, value in settings.items() if name != "gone"}
     for number in range(seed, seed + 200):
         world = World(number, **settings)
@@ -388,7 +388,7 @@ async def test_the_first_renewal_of_a_leadership_is_in_the_log():
 
 
 async def test_a_full_table_grants_no_more(monkeypatch):
-    monkeypatch.setattr("raftmq.broker.consuming.locks.OWNED_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.consume.queue_locks.OWNED_MAX", 2)
     service = service_of(LockTable())
     request = _Request("g", "A", [("T", n) for n in range(4)])
     await service.settle(request)
@@ -402,7 +402,7 @@ async def test_a_full_table_grants_no_more(monkeypatch):
 
 
 async def test_clients_that_are_no_members_cannot_take_the_last_locks(monkeypatch):
-    monkeypatch.setattr("raftmq.broker.consuming.locks.OWNED_MAX", 4)
+    monkeypatch.setattr("raftmq.broker.consume.queue_locks.OWNED_MAX", 4)
     service = service_of(LockTable(), present=lambda group, client: client == "member")
     for client, granted in (("A", [0, 1]), ("B", []), ("member", [2, 3])):
         request = _Request("g", client, [("T", n) for n in range(5)])
@@ -411,7 +411,7 @@ async def test_clients_that_are_no_members_cannot_take_the_last_locks(monkeypatc
 
 
 async def test_what_waits_is_bounded_and_a_cancelled_requester_does_not_end_the_round(monkeypatch):
-    monkeypatch.setattr("raftmq.broker.consuming.locks.WAITING_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.consume.queue_locks.WAITING_MAX", 2)
     table = LockTable()
     gate = asyncio.Event()
     local = local_propose(table)

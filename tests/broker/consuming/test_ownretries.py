@@ -2,8 +2,8 @@
 
 import pytest
 
-from raftmq.broker.consuming.filters import Filter, parse_expression, parse_tags
-from raftmq.broker.consuming.ownretries import own_retries
+from raftmq.broker.consume.filters import Filter, parse_expression, parse_tags
+from raftmq.broker.consume.retry_filter import own_retries
 from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX
 
 ALL = Filter()

@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from raftmq.remoting.headers import PullHeader
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper

@@ -3,7 +3,7 @@
 import pytest
 
 from raftmq.broker.config import change_live
-from raftmq.broker.consuming.reads import ClassicReads, RaftReads
+from raftmq.broker.consume.read_routing import ClassicReads, RaftReads
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.client import Message as ClientMessage
 from raftmq.client import Producer, PullConsumer

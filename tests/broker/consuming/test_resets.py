@@ -13,7 +13,7 @@ from raftmq.client.admin.bodies import consume_stats
 from raftmq.remoting.admin_headers import ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import MessageQueue, loads_object
+from raftmq.remoting.fast_json import MessageQueue, loads_object
 from raftmq.remoting.headers import ConsumerOffsetHeader, PullResponseHeader
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from raftmq.broker.delivery.delay import (
+from raftmq.broker.delayed.delay_levels import (
     COUNT_MAX,
     RETRY_MS,
     SIGHTING_MS,
@@ -10,9 +10,9 @@ from raftmq.broker.delivery.delay import (
     DelayService,
     Sightings,
 )
-from raftmq.broker.delivery.progress import keep_within
-from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.broker.tables.delayoffsets import DelayOffsets
+from raftmq.broker.delayed.delivery_progress import keep_within
+from raftmq.broker.scheduler import IDLE_MS
+from raftmq.broker.tables.delay_offsets import DelayOffsets
 from raftmq.broker.tables.state import delay_progress
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
 from raftmq.store.errors import StoreDamaged

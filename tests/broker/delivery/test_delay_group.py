@@ -6,8 +6,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-import raftmq.broker.delivery.delay
-from raftmq.dledger.messages import Role, RoleEvent
+import raftmq.broker.delayed.delay_levels
+from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import RequestCode
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
 from raftmq.store.properties import decode_properties
@@ -55,7 +55,7 @@ def keys_of(records):
 
 async def test_the_leader_dies_while_it_delivers(tmp_path, monkeypatch):
     """Every message once, none early, none lost, and the next leader goes on."""
-    monkeypatch.setattr(raftmq.broker.delivery.delay, "COUNT_MAX", 3)
+    monkeypatch.setattr(raftmq.broker.delayed.delay_levels, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, messageDelayLevel=LEVELS, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

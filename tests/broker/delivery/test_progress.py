@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from raftmq.broker.delivery.progress import keep_within
-from raftmq.broker.delivery.timers.wheel import Progress
-from raftmq.broker.delivery.transactions.book import COMMIT
-from raftmq.broker.delivery.transactions.conversion import GROUP, HALF_TOPIC, OP_TOPIC
+from raftmq.broker.delayed.delivery_progress import keep_within
+from raftmq.broker.messages.half_message import GROUP, HALF_TOPIC, OP_TOPIC
 from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.tables.timer_wheel import Progress
+from raftmq.broker.transactions.book import COMMIT
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.broker.delivery.transactions.test_service import bodies, end, half
 from tests.broker.replication.ha.pair import Classic

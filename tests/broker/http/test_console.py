@@ -5,7 +5,7 @@ import asyncio
 
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 from tests.broker.http.test_api import made, sent
@@ -54,7 +54,7 @@ async def test_messages_are_filtered_by_tag_key_property_and_text(client):
 
 
 async def test_a_search_ends_after_so_many_messages_and_goes_on_from_there(client, monkeypatch):
-    monkeypatch.setattr("raftmq.broker.operating.newest.SCANNED_MAX", 2)
+    monkeypatch.setattr("raftmq.broker.admin.newest.SCANNED_MAX", 2)
     await made(client, "T", 2)
     for number in range(5):
         await sent(client, "T", "here" if number == 0 else "x")

@@ -14,8 +14,8 @@ from raftmq.broker.errors import (
     not_leader,
 )
 from raftmq.broker.http.problems import translator
-from raftmq.dledger.errors import Busy, ChangeRefused, NotLeader
-from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from raftmq.dledger.raft.errors import Busy, ChangeRefused, NotLeader
+from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client

@@ -12,7 +12,7 @@ from raftmq.broker.errors import Refused
 from raftmq.broker.tables.topics import BEGINS_MAX, TopicConfig, TopicTable
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import TRACE_TOPIC
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import PATIENCE_S, Group

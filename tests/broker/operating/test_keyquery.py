@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
+from raftmq.broker.admin import key_query as keyquery
+from raftmq.broker.admin.key_query import KeyQueries
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.broker.operating import keyquery
-from raftmq.broker.operating.keyquery import KeyQueries
+from raftmq.broker.scheduler import IDLE_MS
 from raftmq.client import Admin, Message, MessageQueue, Producer
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.admin_headers import QueryMessageHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.store.errors import StoreDamaged
-from raftmq.store.messageindex import STEP_BYTES, KeyQuery
+from raftmq.store.index.message_index import STEP_BYTES, KeyQuery
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.waiting import until

@@ -1,7 +1,7 @@
 """A broker's /metrics: in a group whose leader dies, and at the limits."""
 
+from raftmq.broker.admin import metrics
 from raftmq.broker.broker import open_broker
-from raftmq.broker.operating import metrics
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group

@@ -5,8 +5,8 @@ import asyncio
 import orjson
 import pytest
 
+from raftmq.broker.admin.operator_log import Deed, OperatorLog
 from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.operating.operatorlog import Deed, OperatorLog
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import SendHeader
 from raftmq.remoting.names import OPERATOR_LOG_TOPIC

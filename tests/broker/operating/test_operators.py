@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from raftmq.broker.consuming import resets
-from raftmq.broker.consuming.resets import ResetMarks, Wait
+from raftmq.broker.admin import progress, stats
+from raftmq.broker.admin.stats import GroupRates
+from raftmq.broker.consume import offset_resets as resets
+from raftmq.broker.consume.offset_resets import ResetMarks, Wait
 from raftmq.broker.errors import Refused
-from raftmq.broker.operating import progress, stats
-from raftmq.broker.operating.stats import GroupRates
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import BrokerState, commit_offsets, reset_offsets
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
+from raftmq.remoting.fast_json import MessageQueue, dumps, loads_object
 from tests.ops.scrape import Scrape
 from tests.waiting import until
 

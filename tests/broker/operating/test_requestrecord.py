@@ -2,8 +2,8 @@
 
 import orjson
 
-from raftmq.broker.operating.operatorlog import RESERVE_BYTES
-from raftmq.broker.operating.requestrecord import KINDS
+from raftmq.broker.admin.operator_log import RESERVE_BYTES
+from raftmq.broker.admin.request_log import KINDS
 from raftmq.remoting.acl.needs import BROKER
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode

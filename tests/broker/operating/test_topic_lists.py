@@ -6,13 +6,13 @@ import asyncio
 import orjson
 import pytest
 
-from raftmq.broker.operating import catalog
+from raftmq.broker.admin import topics_and_groups as catalog
 from raftmq.broker.tables.state import BrokerState, put_topic
 from raftmq.broker.tables.topics import TopicConfig, topic_from_json
-from raftmq.dledger.wire import ATTRIBUTES_VERSION
+from raftmq.dledger.transport.wire import ATTRIBUTES_VERSION
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic
 from tests.waiting import until

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.fastjson import dumps
-from raftmq.remoting.popheaders import (
+from raftmq.remoting.fast_json import dumps
+from raftmq.remoting.pop_headers import (
     POP_CK,
     AckHeader,
     BatchAck,

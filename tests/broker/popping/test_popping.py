@@ -7,22 +7,22 @@ from itertools import pairwise
 
 import pytest
 
-from raftmq.broker.consuming.filteredreads import WORK_MAX
-from raftmq.broker.consuming.filters import RECORD_WORK, Filter
-from raftmq.broker.consuming.sql92 import compile_expression
+from raftmq.broker.consume.filtered_reads import WORK_MAX
+from raftmq.broker.consume.filters import RECORD_WORK, Filter
+from raftmq.broker.consume.sql92 import compile_expression
 from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.popping import revive
-from raftmq.broker.popping.take import ALL, RETRIES_FIRST, STOPS_MAX, Pop, Taker
-from raftmq.broker.sending.outcome import Ended
-from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.messages.send_request import Outgoing
+from raftmq.broker.pop import revive
+from raftmq.broker.pop.selection import ALL, RETRIES_FIRST, STOPS_MAX, Pop, Taker
+from raftmq.broker.send.callbacks import Ended
 from raftmq.broker.tables.pops import pop_command
 from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
-from raftmq.dledger.wire import POP_VERSION
+from raftmq.dledger.transport.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import MessageQueue, dumps, loads_object
+from raftmq.remoting.fast_json import MessageQueue, dumps, loads_object
 from raftmq.remoting.headers import PullHeader
-from raftmq.remoting.popheaders import INIT_MAX, PopHeader
+from raftmq.remoting.pop_headers import INIT_MAX, PopHeader
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT

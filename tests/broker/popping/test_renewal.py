@@ -5,10 +5,11 @@ import time
 
 import pytest
 
-from raftmq.broker.popping import revive, told
+from raftmq.broker.pop import revive
+from raftmq.broker.pop import unconfirmed as told
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
-from raftmq.remoting.fastjson import dumps
+from raftmq.remoting.fast_json import dumps
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper
 from tests.broker.popping.test_popping import filled

@@ -5,13 +5,13 @@ import asyncio
 import orjson
 import pytest
 
-from raftmq.broker.containment import Contained
+from raftmq.broker.error_isolation import Contained
 from raftmq.broker.errors import Refused, busy
-from raftmq.broker.popping import steps
-from raftmq.broker.popping.steps import StepLog
+from raftmq.broker.pop import command_batch as steps
+from raftmq.broker.pop.command_batch import StepLog
 from raftmq.broker.tables.pops import pop_command
-from raftmq.dledger.errors import Busy, NotLeader, OutcomeUnknown
-from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
+from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX
+from raftmq.dledger.raft.errors import Busy, NotLeader, OutcomeUnknown
 
 
 class World:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from raftmq.broker.consuming.filteredreads import WORK_MAX
-from raftmq.broker.consuming.filters import Filter
-from raftmq.broker.consuming.waits import AT_ONCE_MAX
-from raftmq.broker.popping.waiting import ATTEMPT_WORK, Waiter, WaitingPops
-from raftmq.remoting.budgets import Allowance
+from raftmq.broker.consume.filtered_reads import WORK_MAX
+from raftmq.broker.consume.filters import Filter
+from raftmq.broker.consume.polling_limits import AT_ONCE_MAX
+from raftmq.broker.pop.long_polling import ATTEMPT_WORK, Waiter, WaitingPops
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.store.dispatch import UNIT
 
 HEAVY = WORK_MAX // 2

@@ -6,13 +6,13 @@ import errno
 import orjson
 import pytest
 
-from raftmq.broker.tables import configfiles
+from raftmq.broker.tables import config_files as configfiles
 from raftmq.broker.tables.state import delete_topic, put_topic
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
-from raftmq.store.shortage import RETRY_S
+from raftmq.store.transient_errors import RETRY_S
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
 from tests.broker.replication.ha.test_pair import SlowSync
 from tests.steadydisk import SteadyDisk

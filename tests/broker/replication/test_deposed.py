@@ -5,11 +5,11 @@ from unittest.mock import patch
 
 import pytest
 
-from raftmq.dledger.errors import NotLeader
+from raftmq.dledger.raft.errors import NotLeader
 from raftmq.remoting.admin_headers import QueryMessageHeader, ResetOffsetHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.headers import PullHeader, SendHeader, SendResponseHeader
-from raftmq.remoting.popheaders import AckHeader, ChangeHeader
+from raftmq.remoting.pop_headers import AckHeader, ChangeHeader
 from raftmq.store.record import decode_offset_message_id
 from tests.broker.cluster import Group
 from tests.broker.popping.consumer import Popper

@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.store.record import decode_record
 from tests.broker.cluster import Group
 from tests.steadydisk import SteadyDisk, SteadyFile

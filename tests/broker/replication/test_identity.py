@@ -10,11 +10,11 @@ from raftmq.broker.errors import StateError
 from raftmq.broker.replication.engine import all_speak
 from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.groupid import group_id
+from raftmq.broker.tables.group_id import group_id
 from raftmq.broker.tables.state import BrokerState, announce
-from raftmq.dledger.wire import GROUP_ID_VERSION
+from raftmq.dledger.transport.wire import GROUP_ID_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group
 from tests.broker.olderreplica import OlderReplica, without_files_noted
@@ -144,7 +144,7 @@ class Astray(Group):
 
 
 async def test_two_groups_of_one_name_and_the_same_ids_never_mix(tmp_path, caplog):
-    caplog.set_level(logging.ERROR, "raftmq.dledger.identity")
+    caplog.set_level(logging.ERROR, "raftmq.dledger.transport.group_id")
     async with Group(tmp_path / "one", 3) as one, Astray(tmp_path / "two", 3) as two:
         first, second = await agreed(one.brokers.values()), await agreed(two.brokers.values())
         assert first != second

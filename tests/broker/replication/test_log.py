@@ -6,13 +6,13 @@ from typing import Any, cast
 import pytest
 
 from raftmq.broker.config import BrokerConfig, Setting, build_config
-from raftmq.broker.containment import Contained
+from raftmq.broker.error_isolation import Contained
 from raftmq.broker.errors import Refused
 from raftmq.broker.replication.log import ReplicatedLog
 from raftmq.broker.replication.roles import RoleView
 from raftmq.broker.tables.state import BrokerState
-from raftmq.dledger.errors import Busy
-from raftmq.dledger.messages import Role, RoleEvent
+from raftmq.dledger.raft.errors import Busy
+from raftmq.dledger.raft.messages import Role, RoleEvent
 
 LEADS = RoleEvent(Role.LEADER, 1, "n0", True, "the test")
 FOLLOWS = RoleEvent(Role.FOLLOWER, 1, "n1", False, "the test")

@@ -11,8 +11,8 @@ from raftmq.broker.config import Setting, build_config
 from raftmq.broker.health import why_not
 from raftmq.client.admin import Admin
 from raftmq.client.errors import NameServerUnreachable
-from raftmq.dledger.configuration import Change, ChangeKind
-from raftmq.dledger.errors import OutcomeUnknown
+from raftmq.dledger.raft.configuration import Change, ChangeKind
+from raftmq.dledger.raft.errors import OutcomeUnknown
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.ops.options import ConfigError

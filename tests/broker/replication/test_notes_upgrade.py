@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 
-from raftmq.dledger.oldstore import NOTES_FILE
+from raftmq.dledger.node.rollback_detection import NOTES_FILE
 from tests.broker.replication.test_peer_upgrade import (
     BETWEEN,
     Acknowledged,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.enforcement import ENFORCED_FILE
-from raftmq.dledger.wire import Hello, encode_hello
+from raftmq.dledger.transport.peer_auth_enforcement import ENFORCED_FILE
+from raftmq.dledger.transport.wire import Hello, encode_hello
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.errors import RemotingError

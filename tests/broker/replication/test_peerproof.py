@@ -9,8 +9,8 @@ import pytest
 
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.errors import ConfigError, EngineError
-from raftmq.broker.replication.peerproof import make_gates, read_secret
-from raftmq.dledger.wire import Hello, encode_hello
+from raftmq.broker.replication.peer_auth import make_gates, read_secret
+from raftmq.dledger.transport.wire import Hello, encode_hello
 from tests.broker.cluster import Group
 from tests.broker.replication.ha.pair import Classic, log_bytes
 from tests.waiting import until

@@ -16,7 +16,7 @@ from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import ConnectError
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.tls import ClientTls, Renewed
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from raftmq.dledger import surroundings
+from raftmq.dledger.node import peer_info as surroundings
 from raftmq.remoting.codes import RequestCode
 from raftmq.store.disk import DiskUsage
 from raftmq.store.retention import HOUR_MS

@@ -7,7 +7,7 @@ import pytest
 from raftmq.broker.rescue import history as module
 from raftmq.broker.rescue.history import History, _walked, from_json, only_in, parting
 from raftmq.broker.rescue.keep import Refused, check
-from raftmq.store.recovery import FrameHeader
+from raftmq.store.commitlog.recovery import FrameHeader
 
 
 def frames(terms, first=1, salt=0):

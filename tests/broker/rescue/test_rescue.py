@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from raftmq.broker.cli import main
 from raftmq.broker.rescue.history import read
-from raftmq.dledger.oldstore import NOTES_FILE
-from raftmq.store.ownership import lock_store
+from raftmq.dledger.node.rollback_detection import NOTES_FILE
+from raftmq.store.store_lock import lock_store
 from tests.broker.backup.test_backup import SMALL, create_topic, fill, stored
 from tests.broker.cluster import Group
 from tests.waiting import until

@@ -7,11 +7,11 @@ it when far fewer are enough.
 import struct
 
 from raftmq.broker.processor import Processor
-from raftmq.broker.sending.plainsend import PLAIN_START
+from raftmq.broker.send.fast_path import PLAIN_START
 from raftmq.remoting.codec import FrameReader
 from raftmq.store.dispatch import Dispatcher
 from raftmq.store.frame import parse_frame
-from raftmq.store.indexkeys import KeyWalker
+from raftmq.store.index.index_keys import KeyWalker
 from tests.broker.sending.test_plainsend import Peer
 from tests.broker.sending.test_send import Bench
 from tests.callcount import calls_of

@@ -6,8 +6,7 @@ import struct
 import pytest
 
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.cut import AnswerFormat, cut_frame
-from raftmq.broker.sending.sendrequest import (
+from raftmq.broker.messages.send_request import (
     SendQueue,
     SendRules,
     SendTopic,
@@ -15,10 +14,11 @@ from raftmq.broker.sending.sendrequest import (
     parse_single,
     v2_fields,
 )
+from raftmq.broker.send.frame_builder import AnswerFormat, cut_frame
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codec import FrameReader, decode_command
+from raftmq.remoting.fair_scheduling import finish
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
-from raftmq.remoting.turns import finish
 from raftmq.store.frame import HEADER_SIZE_BYTES, parse_frame
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import (

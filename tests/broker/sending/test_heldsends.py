@@ -1,6 +1,6 @@
 """Sends that come while a leader is awaited: held for a moment, within bounds, never lost."""
 
-from raftmq.broker.sending.heldsends import HOLD_MS_MAX
+from raftmq.broker.send.held_sends import HOLD_MS_MAX
 from raftmq.remoting.codes import ResponseCode
 from tests.broker.sending.test_send import Bench
 

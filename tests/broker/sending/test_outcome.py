@@ -3,9 +3,9 @@
 import pytest
 
 from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.sending.outcome import Ended, is_unknown
-from raftmq.dledger.errors import NotLeader
-from raftmq.dledger.errors import OutcomeUnknown as CommandOutcomeUnknown
+from raftmq.broker.send.callbacks import Ended, is_unknown
+from raftmq.dledger.raft.errors import NotLeader
+from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.errors import RemotingError
 

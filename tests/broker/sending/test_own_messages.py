@@ -2,9 +2,9 @@
 
 import pytest
 
-from raftmq.audit.walk import walk_range
+from raftmq.audit.read.log_scanner import walk_range
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.messages.send_request import Outgoing
 from raftmq.broker.tables.state import (
     BrokerState,
     commit_offsets,
@@ -16,7 +16,7 @@ from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.dispatch import Dispatcher
 from raftmq.store.frame import FrameError, FrameKind, parse_frame, parse_header, seal_frame
-from raftmq.store.indexkeys import KeyWalker
+from raftmq.store.index.index_keys import KeyWalker
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.sending.test_send import BORN, Bench
 

@@ -3,11 +3,11 @@
 import pytest
 
 from raftmq.broker.config import BrokerConfig, Setting, build_config
-from raftmq.broker.delivery.delaylevels import STANDARD_LEVELS, parse_delay_levels
-from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
+from raftmq.broker.delayed.level_settings import STANDARD_LEVELS, parse_delay_levels
 from raftmq.broker.errors import ConfigError, Refused
-from raftmq.broker.sending.parking import TIMER_OUT_BYTES, delayed, delivered
-from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
+from raftmq.broker.messages.half_message import HALF_TOPIC
+from raftmq.broker.messages.send_request import PROPERTIES_SIZE_MAX, Outgoing
+from raftmq.broker.send.topic_redirect import TIMER_OUT_BYTES, delayed, delivered
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import put_group
 from raftmq.broker.tables.topics import TopicConfig

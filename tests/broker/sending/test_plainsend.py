@@ -8,14 +8,14 @@ from typing import Any
 import orjson
 import pytest
 
+from raftmq.broker.messages.send_request import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
 from raftmq.broker.processor import Processor
-from raftmq.broker.sending.plainsend import PLAIN_START
-from raftmq.broker.sending.sendrequest import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
+from raftmq.broker.send.fast_path import PLAIN_START
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command
 from raftmq.remoting.command import BINARY, RemotingCommand
 from raftmq.remoting.errors import HeaderError, RemotingProtocolError
-from raftmq.remoting.turns import finish
+from raftmq.remoting.fair_scheduling import finish
 from tests.broker.doubles import FakeConnection
 from tests.broker.sending.test_cut import fields
 from tests.broker.sending.test_send import Bench
@@ -169,7 +169,7 @@ def requests(random_, count, odd):
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_make_the_same_of_it(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     for _ in range(6):
         for odd in (False, True):
@@ -185,7 +185,7 @@ def test_both_ways_make_the_same_of_it(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     busy = 0
     for _ in range(20):
@@ -202,7 +202,7 @@ def test_both_ways_refuse_alike_what_there_is_no_room_for(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(2))
 def test_both_header_codecs_make_the_same_of_it(seed, monkeypatch):
     random_ = random.Random(seed)
-    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, binary = Side(True), Side(False, binary=True)
     for _ in range(200):
         ext, body, _ = requests(random_, 1, True)[0]
@@ -220,7 +220,7 @@ NUMBERS: list[Any] = [
 def test_no_type_or_range_of_a_header_gets_past_either_way(seed, monkeypatch):
     """Both ways take the same headers, and neither admits what is no request at all."""
     random_ = random.Random(seed)
-    monkeypatch.setattr("raftmq.broker.sending.sendrequest.uuid.uuid4", lambda: Fixed)
+    monkeypatch.setattr("raftmq.broker.messages.send_request.uuid.uuid4", lambda: Fixed)
     quick, general = Side(True), Side(False)
     for _ in range(400):
         ext, body, _ = plain(random_.getrandbits(64))

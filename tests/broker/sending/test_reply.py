@@ -6,11 +6,11 @@ import pytest
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.config import change_live
 from raftmq.remoting.admin_headers import ReplyPushHeader
-from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record
 from tests.broker.cluster import Group
@@ -114,7 +114,7 @@ async def test_what_is_no_reply(group, monkeypatch):
     assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
     long = await reply(group, broker, body=b"x" * (broker.config.max_message_size + 1))
     assert long.code == ResponseCode.MESSAGE_ILLEGAL
-    monkeypatch.setattr("raftmq.broker.sending.reply.PUSHES_MAX", 0)
+    monkeypatch.setattr("raftmq.broker.send.request_reply.PUSHES_MAX", 0)
     busy = await reply(group, broker)
     assert (busy.code, busy.remark[:6]) == (ResponseCode.SYSTEM_ERROR, "[BUSY]")
 

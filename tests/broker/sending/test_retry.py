@@ -4,7 +4,7 @@ import aiohttp
 import orjson
 import pytest
 
-from raftmq.broker.sending.retry import given_back, redirected
+from raftmq.broker.send.retry_policy import given_back, redirected
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import delete_group, put_group
 from raftmq.remoting.codes import RequestCode, ResponseCode

@@ -2,19 +2,19 @@
 
 import pytest
 
-from raftmq.broker.application import BrokerApplication
 from raftmq.broker.config import BrokerConfig
-from raftmq.broker.sending import sendrequest
-from raftmq.broker.sending.creations import CREATIONS_MAX
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import SendRules
+from raftmq.broker.messages import send_request as sendrequest
+from raftmq.broker.messages.send_request import SendRules
+from raftmq.broker.send.auto_create_topic import CREATIONS_MAX
+from raftmq.broker.send.service import SendPath
+from raftmq.broker.state_machine import BrokerApplication
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.dledger.errors import NotLeader
+from raftmq.dledger.raft.errors import NotLeader
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
 from raftmq.remoting.command import BINARY
+from raftmq.remoting.fair_scheduling import finish
 from raftmq.remoting.headers import SendResponseHeader
-from raftmq.remoting.turns import finish
 from raftmq.store.record import decode_record, pack_host, walk_records
 from tests.broker.doubles import FakeConnection, FakeLog
 from tests.broker.sending.test_cut import batch_body, fields

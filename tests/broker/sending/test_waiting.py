@@ -2,9 +2,9 @@
 
 import pytest
 
-from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.broker.sending.send import REFUSED_AT_ONCE
-from raftmq.broker.sending.waiting import AttendedTime, Backlog, Group
+from raftmq.broker.scheduler import IDLE_MS
+from raftmq.broker.send.queue import AttendedTime, Backlog, Group
+from raftmq.broker.send.service import REFUSED_AT_ONCE
 from raftmq.remoting.codes import ResponseCode
 from tests.broker.sending.test_send import Bench
 

@@ -8,7 +8,7 @@ import pytest
 
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from tests.broker.replication.test_peer_upgrade import (
     BETWEEN,
     QUEUES,

@@ -3,7 +3,7 @@
 import pytest
 
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.writers import checked_name
+from raftmq.broker.send.exactly_once import checked_name
 from raftmq.broker.tables.writers import NAME_LENGTH_MAX, NUMBER_MAX, open_writer
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.record import decode_record, walk_records

@@ -5,9 +5,9 @@ import asyncio
 
 import pytest
 
-from raftmq.dledger.wire import VERSION
+from raftmq.dledger.transport.wire import VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
 from tests.broker.delivery.test_delay_group import PATIENT, everything
 from tests.broker.olderreplica import OlderReplica

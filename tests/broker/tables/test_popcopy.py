@@ -3,9 +3,9 @@
 import pytest
 
 from raftmq.broker.tables.offsets import OffsetTable
-from raftmq.broker.tables.popcopy import KEY, take, tell
+from raftmq.broker.tables.pop_sync import KEY, take, tell
 from raftmq.broker.tables.pops import PopTable
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 
 
 def pop(queue_id, before, after, *, order=False):

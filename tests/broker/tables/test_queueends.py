@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.broker.tables.queueends import KEY, take, tell, told
+from raftmq.broker.tables.queue_ends_sync import KEY, take, tell, told
 from raftmq.store.disk import OsDisk
 from tests.store.make import append_classic, record
 from tests.store.stores import classic_store

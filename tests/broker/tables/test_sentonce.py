@@ -5,8 +5,8 @@ import asyncio
 import orjson
 import pytest
 
-from raftmq.broker.sending.repeats import WAITING_MAX
-from raftmq.broker.tables.sentonce import KEY_LENGTH_MAX, Sent, SentOnce
+from raftmq.broker.send.idempotency import WAITING_MAX
+from raftmq.broker.tables.idempotent_sends import KEY_LENGTH_MAX, Sent, SentOnce
 from raftmq.broker.tables.state import BrokerState, commit_offsets
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.command import BINARY

@@ -5,21 +5,21 @@ from random import Random
 
 import pytest
 
-from raftmq.broker.application import BrokerApplication
 from raftmq.broker.errors import StateError
+from raftmq.broker.state_machine import BrokerApplication
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables import snapshotinstall as broker_side
+from raftmq.broker.tables import snapshot_install as broker_side
 from raftmq.broker.tables.state import BrokerState, commit_offsets, put_topic
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.dledger import snapshotmarker
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.snapshotinstall import GroupSnapshot
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.raft.snapshot_install import GroupSnapshot
+from raftmq.dledger.snapshot import marker as snapshotmarker
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.store.config import StoreConfig
 from raftmq.store.errors import QueuesLost, StoreDamaged
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 from tests.dledger.trims import trimmed
 from tests.simulator.cluster.repairbreaks import marker_goes_first, marker_goes_too_early
 from tests.simulator.disk import SimCrash, SimDisk

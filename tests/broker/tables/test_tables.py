@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
+from raftmq.broker.admin.rates import Rates
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.filters import Filter, parse_tags, subscription_from_json
-from raftmq.broker.consuming.hold import Held, HoldTable
-from raftmq.broker.consuming.waits import AT_ONCE_MAX
+from raftmq.broker.consume.filters import Filter, parse_tags, subscription_from_json
+from raftmq.broker.consume.long_polling import Held, HoldTable
+from raftmq.broker.consume.offset_commits import CommitService
+from raftmq.broker.consume.polling_limits import AT_ONCE_MAX
 from raftmq.broker.errors import Refused, StateError
-from raftmq.broker.operating.rates import Rates
 from raftmq.broker.tables import snapshot
-from raftmq.broker.tables.acltable import delete_account, put_account, seed
-from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables.acl import delete_account, put_account, seed
+from raftmq.broker.tables.config_files import ConfigFiles
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.pops import pop_command
@@ -41,10 +41,10 @@ from raftmq.broker.tables.topics import (
     topic_problem,
 )
 from raftmq.broker.tables.writers import Watermark, open_writer, wrote
-from raftmq.dledger.proposals import COMMAND_SIZE_BYTES_MAX
+from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX
 from raftmq.remoting.acl import Account, Accounts
-from raftmq.remoting.budgets import Allowance
 from raftmq.remoting.errors import BodyError
+from raftmq.remoting.memory_limits import Allowance
 from raftmq.store.disk import OsDisk
 from raftmq.store.properties import java_string_hash
 from tests.broker.doubles import FakeConnection

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from raftmq.chaos.checks.linear import ILLEGAL, Operation
+from raftmq.chaos.checks.linearizability import ILLEGAL, Operation
 
 Table = tuple[int | None, ...]
 

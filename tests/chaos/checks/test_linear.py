@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from raftmq.chaos.checks.linear import ANY, Operation, linearizable, unexplained
+from raftmq.chaos.checks.linearizability import ANY, Operation, linearizable, unexplained
 from raftmq.chaos.checks.registers import Read, Write, step
 from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.checks.orders import by_trying_all, follow, random_history

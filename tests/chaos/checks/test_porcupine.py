@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.chaos.checks.linear import Operation, linearizable
+from raftmq.chaos.checks.linearizability import Operation, linearizable
 from raftmq.chaos.checks.verdict import Verdict
 from tests.chaos.checks.orders import follow, random_history
 from tests.interop.toolchain import TOOLCHAINS, ToolMissing, build_go, made, toolchains

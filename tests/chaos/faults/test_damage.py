@@ -11,16 +11,16 @@ import pytest
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.faults import damage
-from raftmq.chaos.faults.aim import Item, durable_offset, log_items, slots, used_units
 from raftmq.chaos.faults.damage import Harm
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.messages import HardState
+from raftmq.chaos.faults.damage_targets import Item, durable_offset, log_items, slots, used_units
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.hard_state import HardStateFile
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.consumequeue import ConsumeQueueStore
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import UNIT
-from raftmq.store.indexfile import HEADER, IndexLimits
+from raftmq.store.index.index_file import HEADER, IndexLimits
 from raftmq.store.record import encode_record
 from tests.store.make import FrameWriter, record, recover_frames
 

@@ -17,7 +17,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.launch import log_path, node_directory
 from raftmq.chaos.cluster.probe import ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.chaos.faults import disk, power
 from raftmq.chaos.faults.base import Context, Injection, Planned
 from raftmq.chaos.faults.catalogue import make

@@ -16,12 +16,10 @@ import pytest
 
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.clusterfile import Node as ClusterNode
-from raftmq.chaos.faults import faultdisk
+from raftmq.chaos.faults import fault_disk as faultdisk
 from raftmq.chaos.faults.base import Context, Hit, Planned
 from raftmq.chaos.faults.disk import Told, copy_files, empty
-from raftmq.chaos.faults.faultdisk import FaultDisk, FaultFile, Journal
-from raftmq.chaos.faults.power import FAULTS, cut, forget
-from raftmq.chaos.faults.steering import (
+from raftmq.chaos.faults.fault_control import (
     ALLOCATE,
     ERROR,
     FULL,
@@ -38,9 +36,17 @@ from raftmq.chaos.faults.steering import (
     Steering,
     TooManyRules,
 )
-from raftmq.chaos.faults.undo import LOSE_ALL, SECTOR_BYTES, Record, RecordKind, Temper
+from raftmq.chaos.faults.fault_disk import FaultDisk, FaultFile, Journal
+from raftmq.chaos.faults.power import FAULTS, cut, forget
+from raftmq.chaos.faults.power_loss_journal import (
+    LOSE_ALL,
+    SECTOR_BYTES,
+    Record,
+    RecordKind,
+    Temper,
+)
 from raftmq.store.disk import DiskUsage, OsDisk
-from raftmq.store.ownership import lock_store
+from raftmq.store.store_lock import lock_store
 
 MIXED = Temper(0.3, 0.3)
 KEEP_ALL = Temper(0.0, 1.0, 1.0)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from raftmq.chaos.faults.undo import (
+from raftmq.chaos.faults.power_loss_journal import (
     LOSE_ALL,
     PAGE_BYTES,
     SECTOR_BYTES,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from raftmq.chaos.faults.flow import (
+from raftmq.chaos.faults.byte_stream import (
     HELD_BYTES_MAX,
     PIECE_BYTES_MIN,
     QUEUE_BYTES_MIN,

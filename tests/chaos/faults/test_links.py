@@ -13,7 +13,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.chaos.faults.base import Context, Fault, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.links import Links

@@ -12,7 +12,7 @@ from raftmq.chaos.cluster import namespaces
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.topology import Shape, on_hosts, plan, ports_needed
-from raftmq.chaos.cluster.whole import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.chaos.faults.base import Context, Hit, Injection, Planned
 from raftmq.chaos.faults.catalogue import find, make, unavailable
 from raftmq.chaos.faults.netns import KINDS, WireCut

@@ -9,9 +9,9 @@ import pytest
 
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.faults import swap
+from raftmq.chaos.faults import power_cut_minority as swap
 from raftmq.chaos.faults.base import Context, Injection, Planned
-from raftmq.chaos.faults.swap import MajoritySwap
+from raftmq.chaos.faults.power_cut_minority import MajoritySwap
 from raftmq.chaos.history.files import HistoryWriter
 from tests.chaos.doubles import AgreeingProbe, Programs
 

@@ -14,6 +14,7 @@ from raftmq.chaos.checks.suite import check_all
 from raftmq.chaos.cli import main
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.ports import NoFreePort
+from raftmq.chaos.commands import attempt, operating_words
 from raftmq.chaos.faults.catalogue import REGISTRY
 from raftmq.chaos.history.events import HistoryError, Outcome
 from raftmq.chaos.report.figures import load_of
@@ -32,7 +33,6 @@ from raftmq.chaos.report.series import (
     series_of,
 )
 from raftmq.chaos.run.scenario import SCENARIOS
-from raftmq.chaos.work import attempt, operating_words
 from raftmq.chaos.workloads.catalogue import WORKLOADS
 from raftmq.ops.page import document
 from tests.chaos.builder import HistoryBuilder, clean

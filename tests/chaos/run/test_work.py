@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.chaos import work
+from raftmq.chaos import commands as work
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.cli import main
 from raftmq.chaos.report.figures import Latency, Load

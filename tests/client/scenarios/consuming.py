@@ -36,7 +36,7 @@ from raftmq.client import (
 )
 from raftmq.client.message import properties_text
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from tests.client.scenarios.producing import QUICK, SEND_MS, Seen, consumer_of
 from tests.client.scenarios.providers import PATIENCE_S, Cluster, fresh, topic_of
 from tests.waiting import until

@@ -28,7 +28,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from raftmq.broker import housekeeping
+from raftmq.broker import scheduler as housekeeping
 from raftmq.broker.broker import open_broker
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command, join_frame
 from raftmq.remoting.codes import RequestCode

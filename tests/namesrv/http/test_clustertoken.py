@@ -2,8 +2,8 @@
 
 import pytest
 
-from raftmq.namesrv.http.clustertoken import ClusterToken
-from raftmq.namesrv.http.nodes import url_of
+from raftmq.namesrv.http.broker_http import url_of
+from raftmq.namesrv.http.cluster_token import ClusterToken
 
 SIGNED = {"127.0.0.1:1", "h:1", "https://h:1"}
 KEY = {"signatures_wanted": True}

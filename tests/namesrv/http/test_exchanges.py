@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from raftmq.namesrv.http import exchanges
-from raftmq.namesrv.http.exchanges import EXCHANGES_MAX, WAITING_MAX, Exchanges, NoExchange
+from raftmq.namesrv.http import login_throttle as exchanges
+from raftmq.namesrv.http.login_throttle import EXCHANGES_MAX, WAITING_MAX, Exchanges, NoExchange
 
 
 class Crowd:

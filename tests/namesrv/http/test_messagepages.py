@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from raftmq.namesrv.http.messagepages import marks_of, merged_newest, merged_oldest
+from raftmq.namesrv.http.message_pages import marks_of, merged_newest, merged_oldest
 from raftmq.web.paging import encode_cursor
 from raftmq.web.problem import ApiProblem
 from tests.namesrv.http.nodes import FakeCluster, replicas

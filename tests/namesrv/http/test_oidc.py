@@ -14,7 +14,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from raftmq.namesrv.config import NameServerConfig
-from raftmq.namesrv.http import exchanges, oidc
+from raftmq.namesrv.http import login_throttle as exchanges
+from raftmq.namesrv.http import oidc
 from raftmq.namesrv.http.oidc import LoginFailed, OidcSettings, caller_of, roles_of
 from raftmq.web.auth import WebConfigError
 from raftmq.web.operation import Caller, Role

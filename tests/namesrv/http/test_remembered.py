@@ -2,8 +2,8 @@
 
 import pytest
 
-from raftmq.namesrv.http import remembered
-from raftmq.namesrv.http.remembered import RememberedEvents
+from raftmq.namesrv.http import event_cache as remembered
+from raftmq.namesrv.http.event_cache import RememberedEvents
 
 SIZE = len('{"at":10}')
 

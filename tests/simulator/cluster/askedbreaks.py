@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from raftmq.broker.consuming.filteredreads import FilteredReads
-from raftmq.broker.consuming.resets import ResetMarks
-from raftmq.broker.sending import sendrequest
+from raftmq.broker.consume.filtered_reads import FilteredReads
+from raftmq.broker.consume.offset_resets import ResetMarks
+from raftmq.broker.messages import send_request as sendrequest
 from raftmq.broker.tables.offsets import OffsetTable
 from raftmq.broker.tables.topics import TopicTable
-from raftmq.client.offsetstore import OffsetStore
-from raftmq.store.messageindex import MessageIndex
+from raftmq.client.consumer.remote_offset_store import OffsetStore
+from raftmq.store.index.message_index import MessageIndex
 from tests.simulator.cluster.planting import instead, replaced
 
 

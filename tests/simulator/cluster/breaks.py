@@ -8,7 +8,7 @@ holds that each is caught within some seeds.
 
 from __future__ import annotations
 
-from raftmq.dledger.wire import VERSION, VERSION_MIN
+from raftmq.dledger.transport.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import askedbreaks as asked
 from tests.simulator.cluster import corebreaks as core
 from tests.simulator.cluster import filteredbreaks as filtered

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from raftmq.chaos.workloads.transactions import OP_TOPIC
-from raftmq.client import Message, MessageExt, Producer, producer
+from raftmq.client import Message, MessageExt, Producer
 from raftmq.client.decode import decode_messages
-from raftmq.client.sendframe import outgoing_batch
+from raftmq.client.producer import producer
+from raftmq.client.producer.send_frame import outgoing_batch
 from raftmq.store.properties import ADDED_PROPERTIES
 
 READERS = (
     "admin.messages",
-    "pull",
-    "pullconsumer",
-    "simple",
-    "transaction",
+    "consumer.queue_puller",
+    "consumer.pull_consumer",
+    "consumer.simple_consumer",
+    "producer.transaction",
 )  # modules of the client
 
 

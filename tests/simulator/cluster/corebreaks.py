@@ -1,8 +1,8 @@
 """Planted breaks of the core: each takes one rule of Raft, of recovery or of membership away.
 
 Most are faults that real systems had: 1, 3 and 5 are pysyncobj 0.3.17's, 2 was jraft #1241. 13 to
-17 and 19 take a rule of dledger/recovery.py away. Those of its rules whose want needs more losses
-at a time than the promise covers are tested in tests/dledger/test_recovery.py.
+17 and 19 take a rule of dledger/raft/recovery.py away. Those of its rules whose want needs more
+losses at a time than the promise covers are tested in tests/dledger/test_recovery.py.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from raftmq.dledger.configuration import Change, Configuration
-from raftmq.dledger.core import RaftCore
-from raftmq.dledger.electionbackoff import ElectionBackOff
-from raftmq.dledger.following import Following
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.leading import Leading
-from raftmq.dledger.membership import Membership
-from raftmq.dledger.messages import AppendRequest, AppendResponse, HardState, Role
-from raftmq.dledger.progress import Progress
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.quorum import Tally, majority, reached_by_majority
-from raftmq.dledger.recovery import Recovery
-from raftmq.dledger.roster import Roster
-from raftmq.dledger.slots import SlotFile
+from raftmq.dledger.node.peer_addresses import Roster
+from raftmq.dledger.raft.configuration import Change, Configuration
+from raftmq.dledger.raft.core import RaftCore
+from raftmq.dledger.raft.election_backoff import ElectionBackOff
+from raftmq.dledger.raft.follower import Following
+from raftmq.dledger.raft.leader import Leading
+from raftmq.dledger.raft.membership import Membership
+from raftmq.dledger.raft.messages import AppendRequest, AppendResponse, HardState, Role
+from raftmq.dledger.raft.progress import Progress
+from raftmq.dledger.raft.quorum import Tally, majority, reached_by_majority
+from raftmq.dledger.raft.recovery import Recovery
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.startup_state import Promises
+from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.store.frame import Frame
 from tests.simulator.cluster.planting import all_of, instead, replaced
 
@@ -362,7 +362,7 @@ class OneSlotFile(SlotFile):
 
 def votes_in_one_slot() -> Planted:
     """20. The newest vote stands in one place only: rot brings the one before back."""
-    return patch("raftmq.dledger.hardstate.SlotFile", OneSlotFile)
+    return patch("raftmq.dledger.storage.hard_state.SlotFile", OneSlotFile)
 
 
 def page_cache_trusted() -> Planted:
@@ -513,12 +513,12 @@ def time_outs_never_shrink() -> Planted:
 
 
 def following(broken: type[Following]) -> Planted:
-    return patch("raftmq.dledger.core.Following", broken)
+    return patch("raftmq.dledger.raft.core.Following", broken)
 
 
 def leading(broken: type[Leading]) -> Planted:
-    return patch("raftmq.dledger.core.Leading", broken)
+    return patch("raftmq.dledger.raft.core.Leading", broken)
 
 
 def members(broken: type[Membership]) -> Planted:
-    return patch("raftmq.dledger.core.Membership", broken)
+    return patch("raftmq.dledger.raft.core.Membership", broken)

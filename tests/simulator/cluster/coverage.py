@@ -58,7 +58,7 @@ class Coverage:
 
 
 def standing_of(status: dict[str, Any]) -> State:
-    """Return what matters of a member's view (raftmq.dledger.status)."""
+    """Return what matters of a member's view (raftmq.dledger.node.status)."""
     if status["failure"] is not None:
         return ("failed",)
     return (

@@ -3,7 +3,7 @@
 All is drawn before the world begins (schedule.py); a wish may replace it.
 
 Members of other groups are met only where no memory is lost and nobody joins: an empty replica may
-join the first group that it meets (dledger.identity).
+join the first group that it meets (dledger.transport.group_id).
 
 What loses memory (a wiped disk, one that is set back to an earlier image or replaced by another
 replica's, rot, a power cut of a replica that acknowledges before it syncs) strikes a minority of
@@ -17,9 +17,9 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.slots import SLOT_SIZE_BYTES
-from raftmq.dledger.wire import VERSION
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.storage.two_slot_file import SLOT_SIZE_BYTES
+from raftmq.dledger.transport.wire import VERSION
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.network import Flips
 from tests.simulator.cluster.restorer import Restorer

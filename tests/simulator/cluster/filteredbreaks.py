@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from raftmq.broker.consuming.filters import Filter
-from raftmq.broker.consuming.pull import PullService
+from raftmq.broker.admin import upkeep
+from raftmq.broker.consume.filters import Filter
+from raftmq.broker.consume.pull import PullService
 from raftmq.broker.errors import Refused
-from raftmq.broker.operating import upkeep
 from tests.simulator.cluster.planting import instead, replaced
 
 

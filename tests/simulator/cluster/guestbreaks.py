@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from raftmq.broker.clients import ClientTable
-from raftmq.broker.consuming.locks import LockService
-from raftmq.broker.delivery.transactions.service import Transactions
+from raftmq.broker.consume.queue_locks import LockService
+from raftmq.broker.transactions.service import Transactions
 from tests.simulator.cluster.planting import instead
 
 

@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from raftmq.chaos.workloads.deferred import PostedWorkload
 from raftmq.chaos.workloads.messages import MessagesWorkload
-from raftmq.chaos.workloads.posted import PostedWorkload
 from tests.simulator.cluster.machine import Machine
 from tests.simulator.cluster.process import Process
 

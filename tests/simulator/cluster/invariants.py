@@ -18,12 +18,12 @@ from zlib import crc32
 
 import orjson
 
-from raftmq.broker.application import BrokerApplication
 from raftmq.broker.broker import Broker
+from raftmq.broker.state_machine import BrokerApplication
 from raftmq.broker.tables import pops, writers
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.messages import Role, RoleEvent
-from raftmq.dledger.wire import GROUP_ID_VERSION, POP_VERSION, VERSION, WRITER_VERSION
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.messages import Role, RoleEvent
+from raftmq.dledger.transport.wire import GROUP_ID_VERSION, POP_VERSION, VERSION, WRITER_VERSION
 from tests.simulator.cluster.process import Process, here
 from tests.simulator.cluster.raftchecks import RaftChecks
 

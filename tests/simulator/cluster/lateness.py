@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
-from raftmq.chaos.history.later import COMMIT
+from raftmq.chaos.history.deferred_events import COMMIT
 
 WITHIN_S = 10.0  # twice the consumers' rebalance interval; the slowest sound worlds take 3 s
 ORDERLY_WITHIN_S = 60.0 + WITHIN_S  # the lock of a consumer whose farewell was lost ends by itself

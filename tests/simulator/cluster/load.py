@@ -18,11 +18,11 @@ from unittest.mock import patch
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads import delayed, pops, retries, transactions
 from raftmq.chaos.workloads.base import Environment, Tasks, Workload
+from raftmq.chaos.workloads.deferred import PostedConfig, PostedWorkload
 from raftmq.chaos.workloads.load import GROUP, LOG, ONCE, ORDERED, MessagesConfig
 from raftmq.chaos.workloads.locks import LOCKS, locks_workload
 from raftmq.chaos.workloads.messages import Churn, MessagesWorkload
 from raftmq.chaos.workloads.metadata import MetadataWorkload
-from raftmq.chaos.workloads.posted import PostedConfig, PostedWorkload
 from tests.simulator.cluster import asked
 from tests.simulator.cluster.asked import AskedWorkload
 from tests.simulator.cluster.filtered import FilteredWorkload

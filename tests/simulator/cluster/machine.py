@@ -11,7 +11,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any
 
-from raftmq.dledger.wire import VERSION
+from raftmq.dledger.transport.wire import VERSION
 from raftmq.store.disk import DiskUsage
 from tests.simulator.cluster.loop import SimLoop
 from tests.simulator.cluster.network import Network

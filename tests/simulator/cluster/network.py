@@ -225,7 +225,7 @@ class SimSocket:
 
 
 class BoundPort:
-    """Stands for remoting.boundport.BoundPort, which binds real sockets."""
+    """Stands for remoting.bound_port.BoundPort, which binds real sockets."""
 
     def __init__(self, host: str, port: int) -> None:
         network = cast(SimLoop, asyncio.get_running_loop()).network

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from raftmq.broker.popping.acks import Acks
-from raftmq.broker.popping.live import LiveQueues
-from raftmq.broker.popping.revive import Deadlines
-from raftmq.broker.popping.steps import StepLog
-from raftmq.broker.popping.take import Taken
+from raftmq.broker.pop.acks import Acks
+from raftmq.broker.pop.command_batch import StepLog
+from raftmq.broker.pop.live import LiveQueues
+from raftmq.broker.pop.revive import Deadlines
+from raftmq.broker.pop.selection import Taken
 from raftmq.broker.tables.pops import PopTable
 from tests.simulator.cluster.planting import instead, replaced
 

@@ -28,20 +28,20 @@ from unittest.mock import patch
 from zlib import crc32
 
 from raftmq.broker.broker import Broker
-from raftmq.dledger.configuration import decode_configuration
-from raftmq.dledger.errors import FrameDamaged
-from raftmq.dledger.incoming import Incoming
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.messages import (
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.node.ready_loop import Pump
+from raftmq.dledger.raft.configuration import decode_configuration
+from raftmq.dledger.raft.errors import FrameDamaged
+from raftmq.dledger.raft.messages import (
     AppendResponse,
     HeartbeatResponse,
     Role,
     VoteRequest,
     VoteResponse,
 )
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.quorum import majority
+from raftmq.dledger.raft.quorum import majority
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.transport.inbound import Incoming
 from raftmq.store.frame import Frame, FrameKind
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.process import Process, here
@@ -270,7 +270,7 @@ class RaftChecks:
         voted = self._votes.get((name, now[0]))
         begins = core.recovered and process not in self._reached
         if process.machine.was_wiped:
-            voted = None  # on the disk before; recovery allows for it (dledger/recovery.py)
+            voted = None  # on the disk before; recovery allows for it (dledger/raft/recovery.py)
         if begins and voted is not None and voted != core.ballot.voted_for:
             self._broken(f"{process} forgot its vote for {voted} in term {now[0]}")
         if begins and self._world.profile.durable:

@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from raftmq.broker.tables import snapshot, snapshotinstall
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables import snapshot_install as snapshotinstall
 from raftmq.broker.tables.snapshot import Snapshot
-from raftmq.dledger import snapshotmarker
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.repair import Patch, RepairResponse, StartRepair, Wanted
-from raftmq.dledger.snapshotinstaller import Installer
+from raftmq.dledger.raft.repair import Patch, RepairResponse, StartRepair, Wanted
+from raftmq.dledger.snapshot import marker as snapshotmarker
+from raftmq.dledger.snapshot.transfer import Installer
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.storage.startup_state import Promises
 from raftmq.store.config import StoreConfig
 from raftmq.store.disk import Disk
 from raftmq.store.frame import HEADER, HEADER_SIZE_BYTES, Frame, FrameError, parse_header
@@ -88,12 +89,12 @@ def frames_taken_unchecked() -> Planted:
         whole = bytes(data[at : at + HEADER_SIZE_BYTES + length])
         return Frame(index, term, position, stamp, kind, count, whole)
 
-    return patch("raftmq.dledger.wire.parse_frame", parses)
+    return patch("raftmq.dledger.transport.wire.parse_frame", parses)
 
 
 def messages_taken_unchecked() -> Planted:
     """G. What replicas say to each other has no checksum; frames have their own."""
-    return patch("raftmq.dledger.wire.crc32c", lambda data: 0)
+    return patch("raftmq.dledger.transport.wire.crc32c", lambda data: 0)
 
 
 # -- refilling -------------------------------------------------------------------------------------

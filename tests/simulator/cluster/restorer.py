@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from raftmq.broker.backup.create import take
 from raftmq.broker.backup.directory import BackupDirectory
 from raftmq.broker.backup.manifest import BackupError
+from raftmq.broker.backup.online_source import RemoteSource
 from raftmq.broker.backup.restore import point_of, restore_one
 from raftmq.broker.backup.settings import store_config_of
-from raftmq.broker.backup.source import RemoteSource
-from raftmq.broker.backup.take import take
-from raftmq.dledger.configuration import founding
+from raftmq.dledger.raft.configuration import founding
 from raftmq.remoting.client import RemotingClient
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.machine import DiskOfProcess

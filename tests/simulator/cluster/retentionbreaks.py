@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from raftmq.broker import retention
-from raftmq.broker.consuming.pull import PullService
-from raftmq.broker.delivery.transactions.conversion import HALF_TOPIC
-from raftmq.broker.delivery.transactions.service import Transactions
-from raftmq.broker.keeper import RaftKeeper
-from raftmq.broker.popping.revive import Reviver
+from raftmq.broker.checkpointer import RaftKeeper
+from raftmq.broker.consume.pull import PullService
+from raftmq.broker.messages.half_message import HALF_TOPIC
+from raftmq.broker.pop.revive import Reviver
 from raftmq.broker.retention import Retained, Retention
 from raftmq.broker.tables.pops import Place
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.logclock import LogNow
+from raftmq.broker.transactions.service import Transactions
+from raftmq.store.derived_files import DerivedFiles
+from raftmq.store.log_clock import LogNow
 from tests.simulator.cluster.planting import all_of, instead, replaced
 
 

@@ -11,16 +11,16 @@ from unittest.mock import patch
 from raftmq.broker import process
 from raftmq.broker.backup import restore
 from raftmq.broker.broker import Broker
-from raftmq.broker.consuming.hold import HoldTable
-from raftmq.broker.delivery import delay
+from raftmq.broker.consume.long_polling import HoldTable
+from raftmq.broker.delayed import delay_levels as delay
 from raftmq.broker.errors import busy
-from raftmq.broker.sending import sendrequest
-from raftmq.broker.sending.send import SendPath
-from raftmq.broker.sending.sendrequest import Outgoing
+from raftmq.broker.messages import send_request as sendrequest
+from raftmq.broker.messages.send_request import Outgoing
+from raftmq.broker.send.service import SendPath
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.snapshot import Snapshot
 from raftmq.broker.tables.state import BrokerState
-from raftmq.chaos.checks.linear import linearizable
+from raftmq.chaos.checks.linearizability import linearizable
 from raftmq.store.properties import KEYS, decode_properties, joined
 from tests.simulator.cluster.planting import instead, replaced
 

@@ -11,38 +11,40 @@ from unittest.mock import patch
 
 from google_crc32c import value as crc32c
 
-from raftmq.broker.consuming.commits import CommitService
-from raftmq.broker.consuming.locks import LockService
-from raftmq.broker.delivery.delay import DelayService
-from raftmq.broker.delivery.sendback import SendBack
-from raftmq.broker.delivery.timers.wheel import TimerWheel
-from raftmq.broker.delivery.transactions.book import HalfBook
-from raftmq.broker.delivery.transactions.service import Transactions
+from raftmq.broker.consume.offset_commits import CommitService
+from raftmq.broker.consume.queue_locks import LockService
+from raftmq.broker.delayed.delay_levels import DelayService
+from raftmq.broker.delayed.send_back import SendBack
 from raftmq.broker.replication.log import ReplicatedLog
-from raftmq.broker.sending.repeats import Repeats
-from raftmq.broker.tables import snapshot, snapshotinstall
-from raftmq.broker.tables.sentonce import SentOnce
+from raftmq.broker.send.idempotency import Repeats
+from raftmq.broker.tables import snapshot
+from raftmq.broker.tables import snapshot_install as snapshotinstall
+from raftmq.broker.tables.idempotent_sends import SentOnce
 from raftmq.broker.tables.snapshot import Snapshot
+from raftmq.broker.tables.timer_wheel import TimerWheel
 from raftmq.broker.tables.topics import TopicTable
-from raftmq.client.offsetstore import OffsetStore
-from raftmq.client.processqueue import ProcessQueue
-from raftmq.dledger import recollection, wire
-from raftmq.dledger.flusher import FlushMode, LogFlusher
-from raftmq.dledger.hardstate import Owner
-from raftmq.dledger.identity import GroupIdentity
-from raftmq.dledger.incoming import Incoming
-from raftmq.dledger.oldstore import OldStores
-from raftmq.dledger.promises import Promises
-from raftmq.dledger.pump import Pump
-from raftmq.dledger.recollection import Held
-from raftmq.dledger.saver import HardStateSaver
-from raftmq.dledger.snapshotinstall import Receiver
-from raftmq.dledger.wire import Hello
+from raftmq.broker.transactions.book import HalfBook
+from raftmq.broker.transactions.service import Transactions
+from raftmq.client.consumer.process_queue import ProcessQueue
+from raftmq.client.consumer.remote_offset_store import OffsetStore
+from raftmq.dledger.node.ready_loop import Pump
+from raftmq.dledger.node.rollback_detection import OldStores
+from raftmq.dledger.raft import recollection
+from raftmq.dledger.raft.recollection import Held
+from raftmq.dledger.raft.snapshot_install import Receiver
+from raftmq.dledger.storage.hard_state import Owner
+from raftmq.dledger.storage.hard_state_writer import HardStateSaver
+from raftmq.dledger.storage.log_flusher import FlushMode, LogFlusher
+from raftmq.dledger.storage.startup_state import Promises
+from raftmq.dledger.transport import wire
+from raftmq.dledger.transport.group_id import GroupIdentity
+from raftmq.dledger.transport.inbound import Incoming
+from raftmq.dledger.transport.wire import Hello
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import EndTransactionHeader
-from raftmq.store.commitlog import CommitLog
-from raftmq.store.derived import DerivedFiles
-from raftmq.store.logsync import SyncTicket
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.commitlog.log_sync import SyncTicket
+from raftmq.store.derived_files import DerivedFiles
 from tests.simulator.cluster.planting import instead, replaced
 from tests.simulator.cluster.surroundings import SimLock
 from tests.simulator.disk import SimDisk
@@ -262,7 +264,7 @@ def upgrade_not_waited_for() -> AbstractContextManager[Any]:
 
 def store_not_locked() -> AbstractContextManager[Any]:
     """A second process may open a store."""
-    return patch("raftmq.broker.claim.lock_store", lambda root, what: SimLock(root, {}))
+    return patch("raftmq.broker.startup_claim.lock_store", lambda root, what: SimLock(root, {}))
 
 
 # -- tables and snapshots --------------------------------------------------------------------------
@@ -470,7 +472,7 @@ def delayed_early() -> AbstractContextManager[Any]:
 
 def delayed_again_after_a_failover() -> AbstractContextManager[Any]:
     """How far delayed messages were delivered is not in the log."""
-    return patch("raftmq.broker.delivery.delay.delay_progress", lambda level, end: b"")
+    return patch("raftmq.broker.delayed.delay_levels.delay_progress", lambda level, end: b"")
 
 
 def timers_lost() -> AbstractContextManager[Any]:

@@ -19,10 +19,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from raftmq.dledger.incoming import Accepted
-from raftmq.dledger.wire import Hello
+from raftmq.dledger.transport.inbound import Accepted
+from raftmq.dledger.transport.wire import Hello
 from raftmq.remoting.connection import Connection
-from raftmq.store.ownership import Owner, StoreInUse, StoreLock
+from raftmq.store.store_lock import Owner, StoreInUse, StoreLock
 from tests.simulator.cluster.loop import PROCESS, SimLoop, number_anew, numbered_hash
 from tests.simulator.cluster.machine import WALL_MS
 from tests.simulator.cluster.network import HOST, BoundPort
@@ -104,11 +104,11 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         *((one, "__hash__", numbered_hash) for one in HASHED_BY_ADDRESS),
     ]
     by_name = [
-        ("raftmq.remoting.turns.perf_counter", lambda: loop.now_s),
-        ("raftmq.dledger.dialer.Hello", hello),
-        ("raftmq.dledger.incoming.spoken", lambda hello: min(hello.version, version())),
-        ("raftmq.broker.claim.BoundPort", BoundPort),
-        ("raftmq.broker.claim.lock_store", lock),
+        ("raftmq.remoting.fair_scheduling.perf_counter", lambda: loop.now_s),
+        ("raftmq.dledger.transport.outbound.Hello", hello),
+        ("raftmq.dledger.transport.inbound.spoken", lambda hello: min(hello.version, version())),
+        ("raftmq.broker.startup_claim.BoundPort", BoundPort),
+        ("raftmq.broker.startup_claim.lock_store", lock),
         ("raftmq.broker.process.gc", _NoCollection),
         ("raftmq.broker.process.click.echo", lambda *_, **__: None),
         ("raftmq.chaos.workloads.log.PACE_S", 0.02),

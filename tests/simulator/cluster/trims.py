@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from raftmq.client import ClientError, MessageQueue, PullConsumer, PullStatus
-from raftmq.dledger.log import RaftLog, Trim
+from raftmq.dledger.storage.log_storage import RaftLog, Trim
 from tests.simulator.cluster.process import Process, here
 
 HANDED_NS = 1_000_000_000  # so long may a message be in a consumer's hands that is passed already

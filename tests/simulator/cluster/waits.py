@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from raftmq.broker.application import BrokerApplication
+from raftmq.broker.state_machine import BrokerApplication
 from raftmq.chaos.checks.pops import ACK
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.properties import UNIQ_KEY, decode_properties

@@ -32,8 +32,8 @@ import orjson
 from raftmq.broker.errors import ConfigError
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
-from raftmq.dledger import oldstore
-from raftmq.dledger.wire import VERSION, VERSION_MIN
+from raftmq.dledger.node import rollback_detection as oldstore
+from raftmq.dledger.transport.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.contents import Contents
@@ -72,7 +72,7 @@ EQUAL_WITHIN_S = 60.0
 ACKNOWLEDGED_WITHIN_S = 10.0  # an election among those that are healed, and a client's next attempt
 TRIMMED_WITHIN_S = 12.0  # two snapshots and a segment later
 TIMELY_WITHIN_S = 10.0  # a few looks at clocks, and a transfer
-CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/electionbackoff.py)
+CALM_S = 16.0  # twice as long as back-off takes to forget (dledger/raft/election_backoff.py)
 FAILOVER_WITHIN_S = 3.0  # four of the longest configured time-outs: the votes may be split
 CALLBACKS_MAX = 3_000_000  # a world that does not end is a failure, not a hang
 LOOK_S = 0.05

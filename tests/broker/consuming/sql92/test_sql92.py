@@ -4,11 +4,11 @@ from time import process_time
 
 import pytest
 
-from raftmq.broker.consuming import sql92
-from raftmq.broker.consuming.sql92 import CACHE_MAX, Sql92Error, compile_expression
-from raftmq.broker.consuming.sql92.nodes import CHARACTERS_PER_OPERAND, DEPTH_MAX, OPERANDS_MAX
-from raftmq.broker.consuming.sql92.tokens import LENGTH_MAX, tokenize
-from raftmq.broker.consuming.sql92.values import Incomparable, to_double
+from raftmq.broker.consume import sql92
+from raftmq.broker.consume.sql92 import CACHE_MAX, Sql92Error, compile_expression
+from raftmq.broker.consume.sql92.nodes import CHARACTERS_PER_OPERAND, DEPTH_MAX, OPERANDS_MAX
+from raftmq.broker.consume.sql92.tokens import LENGTH_MAX, tokenize
+from raftmq.broker.consume.sql92.values import Incomparable, to_double
 
 ORDER = {"price": "17", "region": "Hangzhou", "TAGS": "TagA", "vip": "true", "ratio": "0.5"}
 

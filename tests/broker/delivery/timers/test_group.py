@@ -4,7 +4,7 @@ import asyncio
 
 import orjson
 
-import raftmq.broker.delivery.timers.service
+import raftmq.broker.delayed.timers
 from raftmq.broker.errors import OutcomeUnknown, busy
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.dispatch import TIMER_TOPIC
@@ -57,7 +57,7 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
     tmp_path, monkeypatch
 ):
     """Every message once, none early, none lost, in the order of their times, on all replicas."""
-    monkeypatch.setattr(raftmq.broker.delivery.timers.service, "COUNT_MAX", 3)
+    monkeypatch.setattr(raftmq.broker.delayed.timers, "COUNT_MAX", 3)
     async with Group(tmp_path, 3, **PATIENT) as group:
         first = await group.leader()
         leader = group.brokers[first]

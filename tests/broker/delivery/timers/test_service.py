@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from raftmq.broker.delivery.timers.service import (
+from raftmq.broker.delayed.timers import (
     COUNT_MAX,
     RECALL_MS,
     RETRY_MS,
@@ -12,10 +12,10 @@ from raftmq.broker.delivery.timers.service import (
     STEP_MS,
     TimerService,
 )
-from raftmq.broker.delivery.timers.timing import Key, recall_message, timed
-from raftmq.broker.delivery.timers.wheel import NOTHING, TimerWheel
-from raftmq.broker.housekeeping import IDLE_MS
-from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.broker.messages.timer_message import Key, recall_message, timed
+from raftmq.broker.scheduler import IDLE_MS
+from raftmq.broker.tables.timer_wheel import NOTHING, TimerWheel
+from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.dispatch import TIMER_TOPIC, UNIT
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.properties import decode_properties

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftmq.broker.delivery.timers import timercheck
-from raftmq.broker.delivery.timers.wheel import NOTHING
-from raftmq.broker.tables.configfiles import ConfigFiles
+from raftmq.broker.tables import timer_check as timercheck
+from raftmq.broker.tables.config_files import ConfigFiles
 from raftmq.broker.tables.state import BrokerState
+from raftmq.broker.tables.timer_wheel import NOTHING
 from raftmq.store.disk import OsDisk
 
 # The head of a file that Apache's 5.3.3 left, stopped in order, after two timer messages.

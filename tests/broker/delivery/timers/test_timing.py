@@ -2,7 +2,9 @@
 
 import pytest
 
-from raftmq.broker.delivery.timers.timing import (
+from raftmq.broker.errors import Refused
+from raftmq.broker.messages.send_request import PROPERTIES_SIZE_MAX, Outgoing
+from raftmq.broker.messages.timer_message import (
     Key,
     Timing,
     handle_of,
@@ -12,11 +14,9 @@ from raftmq.broker.delivery.timers.timing import (
     rolled,
     timed,
 )
-from raftmq.broker.errors import Refused
-from raftmq.broker.sending.parking import Parking, delivered, later
-from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX, Outgoing
+from raftmq.broker.send.topic_redirect import Parking, delivered, later
 from raftmq.remoting.codes import ResponseCode
-from raftmq.remoting.recallhandle import RecallHandle
+from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
 from raftmq.store.properties import decode_properties, joined
 from raftmq.store.record import pack_host

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from raftmq.broker.delivery.timers.wheel import (
+from raftmq.broker.tables.timer_wheel import (
     BLOCK,
     BUCKET_MS,
     NOTHING,

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from raftmq.broker.delivery.transactions import book as room
-from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK, Half, HalfBook, Root
+from raftmq.broker.messages.half_message import Half, Root
+from raftmq.broker.transactions import book as room
+from raftmq.broker.transactions.book import COMMIT, ROLLBACK, HalfBook
 
 
 def rooted(offset, topic="Orders", group="g", key="K"):

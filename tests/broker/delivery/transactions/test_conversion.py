@@ -2,9 +2,9 @@
 
 import pytest
 
-from raftmq.broker.delivery.transactions import conversion
 from raftmq.broker.errors import Refused
-from raftmq.broker.sending.sendrequest import PROPERTIES_SIZE_MAX
+from raftmq.broker.messages import half_message as conversion
+from raftmq.broker.messages.send_request import PROPERTIES_SIZE_MAX
 from raftmq.store.properties import decode_properties, joined
 from raftmq.store.record import MessageRecord, decode_record
 

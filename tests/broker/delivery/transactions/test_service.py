@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from raftmq.broker.delivery.transactions import service
-from raftmq.broker.delivery.transactions.book import COMMIT, ROLLBACK
-from raftmq.broker.delivery.transactions.conversion import (
+from raftmq.broker.errors import busy
+from raftmq.broker.messages.half_message import (
     GIVEN_UP_TOPIC,
     GROUP,
     HALF_TOPIC,
     OP_TOPIC,
 )
-from raftmq.broker.errors import busy
-from raftmq.broker.sending import inside
+from raftmq.broker.send import internal_producer as inside
+from raftmq.broker.transactions import service
+from raftmq.broker.transactions.book import COMMIT, ROLLBACK
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand

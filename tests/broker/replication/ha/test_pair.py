@@ -10,15 +10,15 @@ import orjson
 import pytest
 
 from raftmq.broker.construction import template_topic
-from raftmq.broker.delivery.timers.wheel import Progress
 from raftmq.broker.errors import EngineError, StateError
 from raftmq.broker.replication.ha import metadata as metadata_module
 from raftmq.broker.replication.ha.metadata import LogComparison, MetadataError
+from raftmq.broker.tables.timer_wheel import Progress
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.fastjson import loads_object
+from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.headers import PullResponseHeader, SendResponseHeader
 from raftmq.store.errors import FlushUnderWay
 from raftmq.store.identity import WrongIdentity

@@ -18,10 +18,10 @@ from raftmq.broker.broker import Broker, open_broker
 from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
 from raftmq.broker.replication.pysync.meta import MetaFile
 from raftmq.broker.replication.pysync.transport import LinkTransport
-from raftmq.dledger.errors import Busy, NotLeader, UnknownTarget
-from raftmq.dledger.member import RaftMember
-from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.raft.errors import Busy, NotLeader, UnknownTarget
 from raftmq.dledger.settings import MemberConfig
+from raftmq.dledger.transport.transport import PeerAddress
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader

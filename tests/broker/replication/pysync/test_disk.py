@@ -15,15 +15,15 @@ from pysyncobj.journal import FileJournal
 from pysyncobj.poller import createPoller
 from pysyncobj.tcp_connection import TcpConnection
 
-from raftmq.dledger.errors import Busy
-from raftmq.dledger.hardstate import HardStateFile
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import HardState
-from raftmq.dledger.proposals import Proposals
-from raftmq.dledger.slots import SlotFile
-from raftmq.dledger.wire import MessageReader, WireError
+from raftmq.dledger.node.proposals import Proposals
+from raftmq.dledger.raft.errors import Busy
+from raftmq.dledger.raft.messages import HardState
+from raftmq.dledger.storage.hard_state import HardStateFile
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.storage.two_slot_file import SlotFile
+from raftmq.dledger.transport.wire import MessageReader, WireError
 from raftmq.store.checkpoint import Checkpoint
-from raftmq.store.commitlog import CommitLog
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import Disk, OsDisk
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame, FrameKind, seal_frame

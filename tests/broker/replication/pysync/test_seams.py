@@ -14,17 +14,17 @@ from raftmq.broker.replication.pysync.journal import READ_BYTES_MAX, FrameJourna
 from raftmq.broker.replication.pysync.meta import Meta, MetaFile
 from raftmq.broker.replication.pysync.replica import configuration
 from raftmq.broker.replication.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
-from raftmq.dledger.log import RaftLog
-from raftmq.dledger.messages import Role
-from raftmq.dledger.peers import PeerAddress
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.messages import Role
 from raftmq.dledger.settings import MemberConfig
-from raftmq.dledger.state import CoreConfig
-from raftmq.dledger.wire import WireError
-from raftmq.store.commitlog import CommitLog
+from raftmq.dledger.storage.log_storage import RaftLog
+from raftmq.dledger.transport.transport import PeerAddress
+from raftmq.dledger.transport.wire import WireError
+from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
-from raftmq.store.messagestore import MessageStore
+from raftmq.store.message_store import MessageStore
 from tests.store.make import FrameWriter, record, recover
 
 SEGMENT_SIZE_BYTES = 1 << 20

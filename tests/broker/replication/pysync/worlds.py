@@ -31,9 +31,9 @@ from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from raftmq.dledger.errors import RaftError
-from raftmq.dledger.messages import Role
-from raftmq.dledger.state import CoreConfig
+from raftmq.dledger.raft.config import CoreConfig
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.dledger.raft.messages import Role
 from tests.dledger.group import Member
 
 PERIOD_S = 0.11  # a little more than the heartbeat period of either

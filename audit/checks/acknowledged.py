@@ -1,0 +1,164 @@
+"""Compares a group's log with a table of what its producers were acknowledged.
+
+An application that keeps such a table can have a production cluster audited for losses. It is a
+Parquet file (or a directory of them), or JSON lines:
+
+    msg_id        string  the message's id as the producer made it (UNIQ_KEY, SendResult.msg_id)
+    topic         string
+    broker        string  the broker group that acknowledged it; may be left out where there is one
+    queue_id      int     where it was stored, both if known
+    queue_offset  long
+    body_crc      long    zlib.crc32(body) & 0x7FFFFFFF, if known
+
+What retention has removed since cannot be judged: it is counted apart (audit.read.removed). Without
+a `queue_offset` nobody can say whether that is the reason, so then nothing that is not found is
+judged where every log has lost its beginning. An incremental audit (audit.read.incremental) counts
+with it what stood in its queue before the part that is read.
+"""
+
+from collections.abc import Collection, Iterator
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from ..read.cluster_info import RAFT
+from ..read.history import HistoryUnfit
+from ..read.removed import with_gone
+from ..read.tables import Tables, records
+from ..session import SPARK_ERRORS, cause
+from .checks import Check
+
+SCHEMA = StructType(
+    [
+        StructField("msg_id", StringType()),
+        StructField("topic", StringType()),
+        StructField("broker", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("body_crc", LongType()),
+    ]
+)
+NEEDED = ("msg_id", "topic")
+
+
+def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
+    """Read such a table as SCHEMA. Raises HistoryUnfit."""
+    try:
+        if path.endswith((".json", ".jsonl")):
+            found = spark.read.schema(SCHEMA).json(path)  # what is no row becomes one of nulls
+        else:
+            stored = spark.read.parquet(path)
+            given = {field.name: F.col(field.name) for field in stored.schema}
+            columns = [
+                given.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
+                for field in SCHEMA
+            ]
+            found = stored.select(*columns)
+        lacking = found.where(F.col("msg_id").isNull() | F.col("topic").isNull()).count()
+    except SPARK_ERRORS as error:
+        reason = cause(error)
+        raise HistoryUnfit(f"{path} cannot be read as acknowledged messages: {reason}") from error
+    if lacking:
+        raise HistoryUnfit(f"{path} has {lacking} rows without {' or '.join(NEEDED)}")
+    return found
+
+
+def refuse_unjudged(
+    acknowledged: DataFrame,
+    path: str,
+    audited: Collection[str],
+    *,
+    every: bool,
+    what: str = "are not audited",
+) -> None:
+    """Refuse a table with rows that the audit of these groups leaves out: of groups that are not
+    among them (they are `what`), if `every` row has to be judged, or if all rows are of such
+    groups; and without a group where there are several. Raises HistoryUnfit."""
+    rows = {row["broker"]: row["count"] for row in acknowledged.groupBy("broker").count().collect()}
+    nameless = rows.pop(None, 0)
+    if nameless and len(audited) > 1:
+        raise HistoryUnfit(
+            f"{path} has {nameless} rows without broker, and there are several groups"
+        )
+    others = sorted(rows.keys() - set(audited))
+    judged = nameless or len(others) < len(rows)
+    if others and (every or not judged):
+        count = sum(rows[name] for name in others)
+        names = ", ".join(others)
+        raise HistoryUnfit(f"{path} has {count} rows of broker groups that {what}: {names}")
+
+
+def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
+    """Return one row per message that this group acknowledged: SCHEMA, with `id_text` for msg_id;
+    copies (null: none), places, crcs, first_position; gone (retention may have removed it)."""
+    log = tables.log.where("visible")
+    stored = log.groupBy("topic", "id_text").agg(
+        F.count("*").alias("copies"),
+        F.collect_set(F.struct("queue_id", "queue_offset")).alias("places"),
+        F.collect_set("content_crc").alias("crcs"),
+        F.min("position").alias("first_position"),
+    )
+    # What stood behind the end of the audit before stands in what this one has read.
+    first = 0 if tables.since is not None and tables.since.begin == 0 else None
+    ended = F.when(F.col("queue_id").isNotNull(), F.coalesce("ended", F.lit(first).cast("long")))
+    before = F.coalesce(F.col("queue_offset") < ended, F.lit(True))
+    ours = acknowledged.withColumnRenamed("msg_id", "id_text")
+    if tables.group is not None:
+        ours = ours.where(F.coalesce("broker", F.lit(tables.group)) == tables.group)
+    rows = with_gone(
+        ours.join(stored, ["topic", "id_text"], "left"),
+        *(records(tables.shared_items), tables.limits, "queue_id", "queue_offset"),
+    )
+    rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
+    return tables.staged(rows.withColumn("gone", F.col("gone") & before), "acknowledged")
+
+
+def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
+    """Yield the checks on the rows of `compared`."""
+    enough = "a majority" if tables.limits.mode == RAFT else "any store"
+    stored = F.col("copies").isNotNull()
+    place = F.struct("queue_id", "queue_offset")
+    known = F.col("queue_id").isNotNull() & F.col("queue_offset").isNotNull()
+    shown = ("id_text", "topic", "queue_id", "queue_offset", "first_position")
+    order = ("topic", "queue_id", "queue_offset", "id_text")
+    for name, title, fault, wrong in (
+        (
+            "missing",
+            f"acknowledged, but not stored by {enough}",
+            True,
+            ~stored & ~F.col("gone"),
+        ),
+        (
+            "misplaced",
+            "acknowledged at a queue offset where it does not stand",
+            True,
+            stored & known & ~F.array_contains("places", place),
+        ),
+        (
+            "altered",
+            "stored with another body than was acknowledged",
+            True,
+            stored & F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc")),
+        ),
+        (
+            "twice",
+            "stored more than once, by a retry or by the application",
+            False,
+            F.col("copies") > 1,
+        ),
+        (
+            "removed",
+            "acknowledged, and perhaps removed by retention since: not judged",
+            False,
+            F.col("gone"),
+        ),
+    ):
+        yield Check(name, title, fault, rows, wrong, shown, order)
+
+
+def lost(rows: DataFrame) -> DataFrame:
+    """Return topic, id_text and body_crc of what is missing or altered."""
+    altered = F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc"))
+    unlike = (F.col("copies").isNull() & ~F.col("gone")) | F.coalesce(altered, F.lit(False))
+    return rows.where(unlike).select("topic", "id_text", "body_crc")

@@ -1,0 +1,552 @@
+"""The checks: each a table of offenders computed from the staged tables. Builds queries only.
+
+`sent_checks` and `stored_checks` list them; `audit/run.py` runs them. Offenders are sorted by
+position. What a check counts is a fault, unless at-least-once delivery allows it.
+audit.read.committed_range says up to which positions records count.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as F
+
+from raftmq.spark.layout import TAGS_CODE_EXTENDED_MAX, ItemKind
+
+from ..read.cluster_info import RAFT
+from ..read.committed_range import frame_end
+from ..read.history import WEAK
+from ..read.range_digests import RANGE_BYTES, by_store, unlike
+from ..read.store_files import STORES_SEPARATOR
+from ..read.system_topics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
+from ..read.tables import Tables, each, records
+
+OPEN_RANGES_MAX = 50  # beyond, all queues are looked at record by record
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: the rows of `table` for which `wrong` holds are its offenders. `table` None: it is
+    known to have no rows, and no query is needed.
+
+    Checks that share a `table` object are counted together, in one query. Offenders are shown with
+    `columns`, sorted by `order`.
+    """
+
+    name: str
+    title: str
+    fault: bool
+    table: DataFrame | None
+    wrong: Column
+    columns: tuple[str, ...]
+    order: tuple[str, ...]
+
+    @property
+    def offenders(self) -> DataFrame:
+        assert self.table is not None
+        return self.table.where(self.wrong).select(*self.columns)
+
+
+def sent_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks of what the history says was sent."""
+    yield from history_checks(tables)
+    yield from ledger_checks(tables)
+    yield from duplicate_checks(tables)
+    yield failed_but_stored(tables)
+    yield from order_checks(tables)
+
+
+def stored_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks of what is stored, which need no history; audit.checks.replicas compares the
+    replicas."""
+    yield from offset_checks(tables)
+    yield damage(tables)
+    yield from frame_checks(tables)
+    if tables.subject.queues:
+        yield from queue_index_checks(tables)
+
+
+def history_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks for inconsistent sends, which make the history itself untrustworthy."""
+    sends = tables.sends
+    uses = sends.groupBy("id").agg(F.max("id_text").alias("id_text"), F.count("*").alias("uses"))
+    strange = (F.col("invokes") != 1) | (F.col("outcomes") > 1) | F.col("id").isNull()
+    no_place = (F.col("outcome") == "ok") & (
+        F.col("ack_queue").isNull() | F.col("ack_offset").isNull()
+    )
+    yield Check(
+        "history_operations",
+        "sends in the history without invoke, id or place, or with two outcomes",
+        True,
+        sends,
+        strange | no_place,
+        ("op", "id_text", "outcome", "invokes", "outcomes"),
+        ("op",),
+    )
+    yield Check(
+        "history_ids",
+        "ids the history uses for more than one send",
+        True,
+        uses,
+        F.col("id").isNotNull() & (F.col("uses") > 1),
+        ("id_text", "uses"),
+        ("id_text",),
+    )
+
+
+def ledger_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks on one row per message id: missing, misplaced, never sent, altered, removed
+    by retention."""
+    acknowledged = F.col("outcome") == "ok"
+    stored = F.col("copies") > 0
+    check = _ledger_check(tables.ledger)
+    enough = "a majority" if tables.limits.mode == RAFT else "any store"
+    yield check(
+        "missing",
+        f"acknowledged, but not stored by {enough}",
+        True,
+        acknowledged & ~stored & ~F.col("gone"),
+        "ack_offset",
+        "ack_queue",
+        "op",
+    )
+    yield check(
+        "removed",
+        "acknowledged, and perhaps removed by retention since: not judged",
+        False,
+        acknowledged & F.col("gone"),
+        "ack_offset",
+        "ack_queue",
+        "op",
+    )
+    yield check(
+        "misplaced",
+        "acknowledged at a queue offset or message id where it does not stand",
+        True,
+        acknowledged & stored & ~F.col("at_ack"),
+        "first_position",
+        "ack_queue",
+        "ack_offset",
+        "first_queue",
+        "first_offset",
+    )
+    yield check(
+        "phantom",
+        "stored, but never sent",
+        True,
+        ~F.col("sent") & stored,
+        "first_position",
+        "copies",
+    )
+    yield check(
+        "altered",
+        "stored with another body, key, tag, flag, property or born time than was sent",
+        True,
+        F.col("sent") & (F.col("altered") > 0),
+        "first_position",
+        "copies",
+        "altered",
+    )
+    yield check(
+        "weak_missing",
+        "not stored, but not promised either: acknowledged with less than SEND_OK",
+        False,
+        (F.col("outcome") == WEAK) & ~stored,
+        "ack_offset",
+        "ack_queue",
+        "op",
+    )
+
+
+def duplicate_checks(tables: Tables) -> Iterator[Check]:
+    """Yield the checks for messages stored more than once, by cause, and for stored messages of
+    unknown outcome (no duplicates)."""
+    # If the number of attempts is unknown (the history ends before the send did), any number of
+    # copies is allowed.
+    excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
+    check = _ledger_check(tables.ledger)
+    yield check(
+        "duplicate_broker",
+        "stored more often than the client tried: made by the broker",
+        True,
+        F.col("sent") & (F.col("copies") > 1) & ~excused,
+        "first_position",
+        "copies",
+        "attempts",
+        "outcome",
+    )
+    yield check(
+        "duplicate_retry",
+        "stored more than once by the client's own retries",
+        False,
+        (F.col("copies") > 1) & excused,
+        "first_position",
+        "copies",
+        "attempts",
+        "outcome",
+    )
+    yield check(
+        "unknown_stored",
+        "stored, though its sender could not know: no duplicate",
+        False,
+        F.col("sent") & (F.col("outcome") == "unknown") & (F.col("copies") > 0),
+        "first_position",
+        "copies",
+        "attempts",
+    )
+
+
+def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
+    """Return a maker of checks on the ledger; offenders are sorted by their first column."""
+
+    def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
+        order = (columns[0], "topic", "id_text")
+        return Check(name, title, fault, ledger, wrong, ("id_text", "topic", *columns), order)
+
+    return check
+
+
+def failed_but_stored(tables: Tables) -> Check:
+    """Check that plain failures, which promise "certainly not stored", are in no store anywhere."""
+    ours = F.col("topic").isin(*tables.topics)
+    failed = tables.sends.where((F.col("outcome") == "fail") & ours)
+    found = (
+        records(tables.items)
+        .where(ours)
+        .select("topic", F.col("uniq_key").alias("id_text"), "store", "position")
+        .join(F.broadcast(failed.select("topic", "id_text", "op")), ["topic", "id_text"])
+        .groupBy("topic", "id_text", "op")
+        .agg(F.min("position").alias("position"), F.sort_array(F.collect_set("store")).alias("in"))
+    )
+    title = "failed for certain, but stored nevertheless"
+    columns = ("id_text", "topic", "op", "position", "in")
+    return Check("failed_stored", title, True, found, F.lit(True), columns, ("position",))
+
+
+def offset_checks(tables: Tables) -> Iterator[Check]:
+    """Check that queue offsets rise by one along the log, per queue, from 0 if the log is whole."""
+    suspects = _suspect_queues(tables)
+    rows = None
+    if suspects is not None:
+        log = tables.log.where("visible").join(suspects, ["topic", "queue_id"], "left_semi")
+        rows = _expected(tables, log, "queue_offset", "queue_offset")
+    columns = ("position", "topic", "queue_id", "expected", "queue_offset", "id_text")
+    yield Check(
+        "offset_holes",
+        "places where a queue's offsets leave some out",
+        True,
+        rows,
+        F.col("queue_offset") > F.col("expected"),
+        columns,
+        ("position",),
+    )
+    yield Check(
+        "offset_repeats",
+        "places where a queue's offsets repeat or fall",
+        True,
+        rows,
+        F.col("queue_offset") < F.col("expected"),
+        columns,
+        ("position",),
+    )
+
+
+def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFrame:
+    """Add `expected`: the queue offset with which each row should begin, the one after the `last`
+    of the row before it in its queue. A queue's first row may begin anywhere in a log without its
+    beginning."""
+    in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
+    start = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col(first)
+    if tables.since is not None:
+        rows = rows.join(F.broadcast(tables.queues_ended), ["topic", "queue_id"], "left")
+        start = F.coalesce("ended", F.col(first) if tables.since.begin else F.lit(0))
+    return rows.withColumn("expected", F.coalesce(F.lag(last).over(in_queue) + 1, start))
+
+
+def _suspect_queues(tables: Tables) -> DataFrame | None:
+    """Return the queues (topic, queue_id) whose offsets do not just go on from run to run, or have
+    a run that may not be the group's; None if there are none. Only the records of these are looked
+    at one by one."""
+    limits, open_ranges = tables.limits, _open_ranges(tables)
+    if len(open_ranges) > OPEN_RANGES_MAX:
+        return tables.log.select("topic", "queue_id").distinct()
+    parts = F.split("store", STORES_SEPARATOR)
+    voting = F.array(*[F.lit(name) for name in limits.voting])
+    held = F.size(F.array_intersect(parts, voting)) >= limits.needed
+    is_open = F.lit(False)
+    for start, end in open_ranges:
+        is_open |= (F.col("position") >= start) & (F.col("position") < end)
+    runs = tables.staged_log.runs.where(held | is_open)
+    rows = _expected(tables, runs, "first_offset", "last_offset")
+    goes_on = F.col("first_offset") == F.col("expected")
+    sound = goes_on & ~is_open & (F.col("end") <= limits.agreed_end)
+    count = rows.agg(F.count_if(~sound).alias("count")).collect()[0]["count"]
+    return rows.where(~sound).select("topic", "queue_id").distinct() if count else None
+
+
+def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
+    """Return the decoded ranges of the log that no majority has alike. (Where one has, whatever
+    else another store has there is held by too few.) In classic mode any store is enough, so what
+    two have unlike is open, too."""
+    limits = tables.limits
+    parts: dict[tuple[int, int], list[int]] = {}
+    for part in tables.staged_log.digests:
+        count = sum(store in limits.voting for store in part.stores)
+        parts.setdefault((part.start, part.end), []).append(count)
+    return [
+        bounds
+        for bounds, counts in sorted(parts.items())
+        if max(counts) < limits.needed or (limits.mode != RAFT and len(counts) > 1)
+    ]
+
+
+def order_checks(tables: Tables) -> Iterator[Check]:
+    """Check that, per order key, the first copies stand in the order in which they were sent.
+
+    A message is late if one with a higher `seq` of its key stands before it; every late message is
+    found, also the last of its key. An acknowledged message may not be late; one of unknown outcome
+    may, since its sender went on without knowing.
+    """
+    acknowledged = F.col("outcome") == "ok"
+    ordered = tables.ledger.where(
+        F.col("sent")
+        & (F.col("copies") > 0)
+        & (F.col("order") != "")
+        & F.col("outcome").isin("ok", "unknown")
+        & F.col("seq").isNotNull()
+    )
+    before = (
+        Window.partitionBy("topic", "order")
+        .orderBy("first_position")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    ranked = ordered.withColumn("after_seq", F.max(F.when(acknowledged, F.col("seq"))).over(before))
+    late = F.col("after_seq") >= F.col("seq")
+    columns = ("first_position", "topic", "order", "seq", "after_seq", "outcome", "id_text")
+    yield Check(
+        "order",
+        "acknowledged messages behind a later one of their order key",
+        True,
+        ranked,
+        late & acknowledged,
+        columns,
+        ("first_position",),
+    )
+    yield Check(
+        "order_unknown",
+        "messages of unknown outcome behind a later one of their order key",
+        False,
+        ranked,
+        late & ~acknowledged,
+        columns,
+        ("first_position",),
+    )
+    yield Check(
+        "order_queues",
+        "order keys whose messages stand in more than one queue",
+        True,
+        ordered.where(acknowledged)
+        .groupBy("topic", "order")
+        .agg(F.min("first_queue").alias("queue_min"), F.max("first_queue").alias("queue_max")),
+        F.col("queue_min") != F.col("queue_max"),
+        ("topic", "order", "queue_min", "queue_max"),
+        ("topic", "order"),
+    )
+
+
+def damage(tables: Tables) -> Check:
+    """Check for bytes below a store's limit that are no item, or whose checksum is wrong."""
+    kind = F.col("kind")
+    intact = F.coalesce(F.col("intact"), F.lit(True))
+    unreadable = kind.isin(int(ItemKind.HOLE), int(ItemKind.END))
+    what = (
+        F.when(kind == int(ItemKind.RECORD), "record: body CRC is wrong")
+        .when(kind == int(ItemKind.FRAME), "frame: payload CRC is wrong")
+        .when(kind == int(ItemKind.END), F.concat(F.lit("log stops: "), F.col("reason")))
+        .otherwise(F.concat(F.lit("hole: "), F.col("reason")))
+    )
+    found = (digest.damage_at for digest in tables.staged_log.digests)
+    first = min((at for at in found if at is not None), default=None)
+    table = None
+    if first is not None and any(first < store.limit for store in tables.limits.stores):
+        table = each(tables.shared_items.where(unreadable | ~intact)).withColumn("what", what)
+    return Check(
+        "damage",
+        "damaged places below a store's limit",
+        True,
+        table,
+        F.col("position") < tables.limits.of("limit"),
+        ("store", "position", "size", "what"),
+        ("store", "position"),
+    )
+
+
+def frame_checks(tables: Tables) -> Iterator[Check]:
+    """Check Raft's invariants as the frames show them, in each store and between stores."""
+    index = F.col("frame_index")
+    frames = None if tables.alike is not None else _frames(tables)
+    columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
+    wrong = (index != F.col("index_before") + 1) | F.col("term_is_wrong")
+    yield Check(
+        "frame_sequence",
+        "frames whose index does not follow, or whose term falls or is too high",
+        True,
+        frames,
+        wrong,
+        columns,
+        ("store", "position"),
+    )
+    same = ("frame_term", "position", "payload_length", "payload_crc", "header_crc")
+    spread = None
+    if frames is not None:
+        spread = frames.groupBy("frame_index").agg(
+            *[F.min(name).alias(f"{name}_min") for name in same],
+            *[F.max(name).alias(f"{name}_max") for name in same],
+        )
+    differs = F.lit(False)
+    for name in same:
+        differs = differs | (F.col(f"{name}_min") != F.col(f"{name}_max"))
+    yield Check(
+        "frame_agreement",
+        "indexes at which two stores hold different frames",
+        True,
+        spread,
+        differs,
+        ("frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"),
+        ("frame_index",),
+    )
+    whole = frame_end() <= tables.limits.of("limit")  # beyond the limit a frame may be torn
+    yield Check(
+        "frame_records",
+        "frames that hold more or fewer records than they say",
+        True,
+        frames,
+        whole & (F.col("records_found") != F.col("record_count")),
+        ("store", "position", "frame_index", "record_count", "records_found"),
+        ("store", "position"),
+    )
+
+
+def _frames(tables: Tables) -> DataFrame:
+    """Return the frames below the stores' limits, each with those before it."""
+    in_store = Window.partitionBy("store").orderBy("position")
+    term = F.col("frame_term")
+    shared = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
+    frames = each(shared).where(F.col("position") < tables.limits.of("limit"))
+    since = tables.since
+    for name, ended in (("index", since and since.index), ("term", since and since.term)):
+        before = F.coalesce(F.lag(f"frame_{name}").over(in_store), F.lit(ended).cast("long"))
+        frames = frames.withColumn(f"{name}_before", before)
+    return frames.withColumn("term_is_wrong", _has_wrong_term(in_store, term, F.col("term_before")))
+
+
+def _has_wrong_term(in_store: WindowSpec, term: Column, before: Column) -> Column:
+    """Return whether a frame is the wrong one of two of which the later has the lower term. That is
+    the later one, unless without the earlier one the terms would rise, and without it not."""
+    two_before = F.lag(before).over(in_store)
+    behind, two_behind = (F.lead(term, count).over(in_store) for count in (1, 2))
+    yes, no = F.lit(True), F.lit(False)
+    earlier_is = F.coalesce(two_before <= term, yes) & F.coalesce(before > behind, no)
+    is_earlier = F.coalesce(before <= behind, yes) & F.coalesce(term > two_behind, no)
+    falls = F.coalesce(term < before, no)
+    return (falls & ~earlier_is) | (F.coalesce(behind < term, no) & is_earlier)
+
+
+def queue_index_checks(tables: Tables) -> Iterator[Check]:
+    """Check ConsumeQueue units against the records they point at, and records without a unit."""
+    suspects = _suspect_ranges(tables)
+    judged = None
+    if suspects:
+        schema = "store string, range long"
+        judged = _units_judged(tables, F.broadcast(tables.spark.createDataFrame(suspects, schema)))
+    columns = ("store", "position", "what", "topic", "queue_id", "queue_offset")
+    without = F.col("what") == "record without unit"
+    yield Check(
+        "queue_index",
+        "ConsumeQueue units that point wrong",
+        True,
+        judged,
+        ~without,
+        columns,
+        ("store", "position"),
+    )
+    yield Check(
+        "not_indexed",
+        "committed records without a ConsumeQueue unit",
+        True,
+        judged,
+        without,
+        columns,
+        ("store", "position"),
+    )
+
+
+def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
+    """Return the units and records of suspect ranges (store, range), with `what` is wrong."""
+    limits = tables.limits
+    found = (
+        each(_within(records(tables.shared_items).where("visible"), suspects))
+        .join(suspects, ["store", "range"], "left_semi")
+        .select(
+            "store",
+            "position",
+            F.col("size").alias("record_size"),
+            F.col("topic").alias("record_topic"),
+            F.col("queue_id").alias("record_queue"),
+            F.col("queue_offset").alias("record_offset"),
+            F.col("tags_code").alias("record_tags_code"),
+        )
+    )
+    units = (
+        each(_within(_of_records(tables.shared_units), suspects))
+        .where(F.col("position") >= limits.of("begin"))
+        .join(suspects, ["store", "range"], "left_semi")
+        .drop("range")
+    )
+    joined = units.join(found, ["store", "position"], "full_outer")
+    has_unit, has_record = F.col("size").isNotNull(), F.col("record_size").isNotNull()
+    hashed = ~F.col("topic").isin(*TIMED_TOPICS) & (F.col("tags_code") > TAGS_CODE_EXTENDED_MAX)
+    what = (
+        F.when(has_unit & ~has_record, "points at no record")
+        .when(F.col("topic") != F.col("record_topic"), "record of another topic")
+        .when(F.col("queue_id") != F.col("record_queue"), "record of another queue")
+        .when(F.col("queue_offset") != F.col("record_offset"), "record of another offset")
+        .when(F.col("size") != F.col("record_size"), "wrong size")
+        .when(hashed & (F.col("tags_code") != F.col("record_tags_code")), "wrong tags code")
+        .when(~has_unit & (F.col("position") < limits.of("commit")), "record without unit")
+    )
+    return joined.select(
+        "store",
+        "position",
+        what.alias("what"),
+        F.coalesce("topic", "record_topic").alias("topic"),
+        F.coalesce("queue_id", "record_queue").alias("queue_id"),
+        F.coalesce("queue_offset", "record_offset").alias("queue_offset"),
+    )
+
+
+def _suspect_ranges(tables: Tables) -> list[tuple[str, int]]:
+    """Return the ranges of the log (store, range) in which the units are not just those of the
+    records, by count and sums of hashes: only these are compared one by one. A unit and its record
+    are in one range, because the one has the other's position."""
+    units = by_store((digest.stores, digest.units) for digest in tables.unit_digests)
+    found = by_store((digest.stores, digest.units) for digest in tables.staged_log.digests)
+    return [
+        (store, part)
+        for store in tables.stores
+        for part in unlike(units.get(store, {}), found.get(store, {}))
+    ]
+
+
+def _ranged(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("range", F.floor(F.col("position") / RANGE_BYTES))
+
+
+def _within(shared: DataFrame, suspects: DataFrame) -> DataFrame:
+    """Return the rows that are in a suspect range of any store, with `range`."""
+    return _ranged(shared).join(suspects.select("range").distinct(), "range", "left_semi")
+
+
+def _of_records(units: DataFrame) -> DataFrame:
+    """Return the units that point at records of their own queue."""
+    return units.where(~F.col("topic").startswith(MULTI_QUEUE_PREFIX))

@@ -1,0 +1,135 @@
+"""The checks that compare what consumers saw with what is stored. Builds queries only."""
+
+from collections.abc import Iterator
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ..read.history import binary_id, of_group
+from ..read.tables import Tables
+from .checks import Check
+
+
+def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]:
+    """Yield the checks of consumed against stored; none of a topic that nobody consumed.
+
+    A message stored and never consumed is a fault only if the history says that the consumers of
+    its topic were done (`drain`, complete). What may have stood where retention has removed the
+    log's beginning is not judged.
+    """
+    events = tables.events.where(
+        (F.col("type") == "ok") & F.col("topic").isin(*tables.topics) & of_group(tables.group)
+    )
+    stored = tables.log.where(F.col("topic").isin(*tables.topics) & F.col("visible")).select(
+        "topic",
+        F.col("queue_id").alias("queue"),
+        F.col("queue_offset").alias("offset"),
+        "id",
+        "position",
+    )
+    if "consume" in kinds:
+        yield from _consumed(events, stored, tables.limits.begin > 0)
+    if "commit" in kinds:
+        yield _committed(events, stored, tables.limits.begin > 0)
+
+
+def event_kinds(tables: Tables) -> frozenset[str]:
+    """Return the kinds (`f`) of answered events, of the audited topics if they name one."""
+    elsewhere = F.col("topic").isNotNull() & ~F.col("topic").isin(*tables.topics)
+    found = tables.events.where((F.col("type") == "ok") & ~elsewhere)
+    return frozenset(row["f"] for row in found.select("f").distinct().collect())
+
+
+def _consumed_offsets(events: DataFrame) -> DataFrame:
+    """Return one row per (topic, queue, offset) consumed: times, and the id seen if recorded."""
+    each = events.where(F.col("f") == "consume").select(
+        "topic", "queue", "ids", F.posexplode("offsets").alias("place", "offset")
+    )
+    seen = each.withColumn("seen_id", F.get("ids", "place")).withColumn(
+        "seen", binary_id("seen_id")
+    )
+    return seen.groupBy("topic", "queue", "offset").agg(
+        F.count("*").alias("times"),
+        F.min("seen").alias("seen_min"),
+        F.max("seen").alias("seen_max"),
+    )
+
+
+def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[Check]:
+    topics = (
+        events.where(F.col("f").isin("consume", "drain"))
+        .groupBy("topic")
+        .agg(
+            F.max(F.col("f") == "consume").alias("consumed"),
+            F.coalesce(F.max("complete"), F.lit(False)).alias("drained"),
+        )
+    )
+    both = (
+        _consumed_offsets(events)
+        .join(stored, ["topic", "queue", "offset"], "full_outer")
+        .join(F.broadcast(topics.where("consumed")), "topic")
+    )
+    first = F.lit(0)  # what is not stored from here on never was
+    if removed:
+        firsts = stored.groupBy("topic", "queue").agg(F.min("offset").alias("first"))
+        both = both.join(F.broadcast(firsts), ["topic", "queue"], "left")
+        first = F.col("first")
+    times, position = F.col("times"), F.col("position")
+    place = ("topic", "queue", "offset")
+    unlike = position.isNotNull() & (
+        (F.col("seen_min") != F.col("id")) | (F.col("seen_max") != F.col("id"))
+    )
+    yield Check(
+        "consumed_not_stored",
+        "consumed, but nothing or another message is stored at the offset",
+        True,
+        both,
+        times.isNotNull() & ((position.isNull() & (F.col("offset") >= first)) | unlike),
+        (*place, "times", "position"),
+        place,
+    )
+    yield Check(
+        "not_consumed",
+        "stored, but not consumed when its consumers had come to the end",
+        True,
+        both,
+        times.isNull() & F.col("drained"),
+        (*place, "position"),
+        place,
+    )
+    yield Check(
+        "not_consumed_yet",
+        "stored, but not consumed until the history ends",
+        False,
+        both,
+        times.isNull() & ~F.col("drained"),
+        (*place, "position"),
+        place,
+    )
+    yield Check(
+        "redelivered",
+        "consumed more than once",
+        False,
+        both,
+        times > 1,
+        (*place, "times"),
+        place,
+    )
+
+
+def _committed(events: DataFrame, stored: DataFrame, removed: bool) -> Check:
+    ends = stored.groupBy("topic", "queue").agg((F.max("offset") + 1).alias("end"))
+    highest = (
+        events.where(F.col("f") == "commit")
+        .groupBy("group", "topic", "queue")
+        .agg(F.max("offset").alias("committed"))
+    )
+    return Check(
+        "committed_beyond",
+        "consumer offsets committed beyond what is stored",
+        True,
+        highest.join(ends, ["topic", "queue"], "left"),
+        F.col("committed") > F.coalesce("end", F.lit(None if removed else 0)),
+        ("group", "topic", "queue", "committed", "end"),
+        ("group", "topic", "queue"),
+    )

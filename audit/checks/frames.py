@@ -1,0 +1,153 @@
+"""The frames that a group holds, beside its records: its commands and configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from raftmq.spark.layout import ItemKind
+from raftmq.store.frame import FrameKind
+
+from ..read.committed_range import frame_end
+from ..read.range_digests import FrameRun
+from ..read.store_files import Segment, map_file, segments
+from ..read.tables import Tables, each
+
+_IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFrames:
+    """Frames that enough stores hold intact, below the agreed end.
+
+    `first` and `last`: the smallest and the largest index (without any, `last` is that before
+    them); `term`: of the last; `whole`: every index between them is there. `terms`: of each store,
+    the term of its last frame below its limit.
+    `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
+    command ends), holder. `configurations`: of each frame with one the index, a holder, and start
+    and end of its payload.
+    """
+
+    first: int
+    last: int
+    term: int
+    whole: bool
+    terms: Mapping[str, int]
+    frames: DataFrame
+    configurations: Sequence[tuple[int, str, int, int]]
+
+    @property
+    def commands(self) -> DataFrame:
+        """The frames that are or begin with a command, by index."""
+        begins = F.col("records_at") > F.col("payload_at")
+        messages = F.col("frame_kind") == int(FrameKind.MESSAGES)
+        command = F.col("frame_kind") == int(FrameKind.COMMAND)
+        return self.frames.where(command | (messages & begins)).orderBy("frame_index")
+
+
+def group_frames(tables: Tables) -> GroupFrames:
+    """Collect them from the staged items."""
+    limits = tables.limits
+    frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
+    if tables.alike is not None and len(limits.voting) >= limits.needed:
+        run = tables.alike.frames
+        if run is None or run.end <= limits.agreed_end:
+            return _of_all(tables, run, frames)
+    intact = each(frames.where(F.col("intact") & (frame_end() <= limits.agreed_end)))
+    voting = F.col("store").isin(*limits.voting)
+    held = (
+        intact.groupBy(*_IDENTITY)
+        .agg(
+            F.count_if(voting).alias("holders"),
+            F.min("store").alias("holder"),
+            F.first("frame_kind").alias("frame_kind"),
+            F.first("frame_term").alias("frame_term"),
+            F.first("store_timestamp").alias("store_timestamp"),
+            F.first(F.col("position") + F.col("size")).alias("payload_at"),
+            F.first("records_at").alias("records_at"),
+        )
+        .where(F.col("holders") >= limits.needed)
+        .drop("holders")
+    )
+    staged = tables.staged(held, "frames")
+    configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
+    row = staged.agg(
+        F.min("frame_index").alias("first"),
+        F.max("frame_index").alias("last"),
+        F.max_by("frame_term", "frame_index").alias("term"),
+        F.count_distinct("frame_index").alias("count"),
+    ).collect()[0]
+    since = tables.since
+    before, term = (since.index, since.term) if since else (0, 0)
+    below = each(frames).where(F.col("position") < limits.of("limit"))
+    last_term = F.max_by("frame_term", "position").alias("term")  # none before it is higher
+    terms = below.groupBy("store").agg(last_term).collect()
+    last = int(row["last"] or before)
+    first = int(row["first"] or last + 1)
+    if since is not None:
+        first = min(first, before + 1)  # if it is above, frames are missing between
+    return GroupFrames(
+        first,
+        last,
+        int(row["term"] or term),
+        row["count"] == last - first + 1,
+        {each_row["store"]: int(each_row["term"]) for each_row in terms},
+        staged,
+        [
+            (row["frame_index"], row["holder"], row["payload_at"], row["records_at"])
+            for row in staged.where(configures).collect()
+        ],
+    )
+
+
+def _of_all(tables: Tables, run: FrameRun | None, frames: DataFrame) -> GroupFrames:
+    """Return the frames where all stores have the same log; no query is needed."""
+    since, names = tables.since, tuple(tables.stores)
+    before, term = (since.index, since.term) if since else (0, 0)
+    payload_at = F.col("position") + F.col("size")
+    columns = (*_IDENTITY, "frame_kind", "frame_term", "store_timestamp", "records_at")
+    rows = frames.select(*columns, payload_at.alias("payload_at"), F.lit(names[0]).alias("holder"))
+    if run is None:
+        return GroupFrames(before + 1, before, term, True, {}, rows, [])
+    return GroupFrames(
+        run.first,
+        run.last,
+        run.last_term,
+        True,
+        dict.fromkeys(names, run.last_term),
+        rows,
+        [(index, names[0], start, end) for index, start, end in run.configurations],
+    )
+
+
+def configurations_of(stores: Mapping[str, str], held: GroupFrames) -> dict[int, bytes]:
+    """Return the payloads of the group's configuration frames, by index. Raises OSError."""
+    places = ((holder, start, end) for _, holder, start, end in held.configurations)
+    found = payloads(stores, places)
+    indexes = (index for index, *_ in held.configurations)
+    return {index: bytes(payload) for index, payload in zip(indexes, found, strict=True)}
+
+
+def payloads(
+    stores: Mapping[str, str], places: Iterable[tuple[str, int, int]]
+) -> Iterator[memoryview]:
+    """Yield the bytes at each (store, first log position, position behind the last). None of them
+    spans segments. Raises OSError."""
+    known = {name: segments(directory) for name, directory in stores.items()}
+    mapped: dict[str, memoryview] = {}
+    for store, start, end in places:
+        segment = _holding(known[store], start)
+        if segment.path not in mapped:
+            mapped[segment.path] = map_file(segment.path)
+        yield mapped[segment.path][start - segment.base : end - segment.base]
+
+
+def _holding(among: list[Segment], position: int) -> Segment:
+    low, high = 0, len(among)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if among[middle].base <= position else (low, middle)
+    return among[low]

@@ -1,0 +1,381 @@
+"""Checks IndexFiles, by which messages are found by key, against the log.
+
+    index/yyyyMMddHHmmssSSS   a header of 40 bytes, slots of 4, entries of 20; big-endian
+    header   store time of the first and of the last entry's message (8 bytes each), their log
+             positions (8 each), slots in use (4), number of the next entry (4), from 1
+    slot     the number of its newest entry, 0: none
+    entry    hash of `topic#key` (4), log position (8), seconds since the first store time (4),
+             number of the entry before it in its slot (4)
+
+There are four entries to a slot (maxHashSlotNum, maxIndexNum as they come), so a file's size tells
+their numbers; files of other proportions are not judged. Asked are, of each file, whether every
+entry leads to a message that has such a key, and is reached from its slot; and, from the first file
+to the last entry, whether every message with a key is there. An entry is wrong if it fits no
+store's log: where it fits another replica's, its own log is damaged, which other checks say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..read.committed_range import ABORT
+from ..read.index_keys import StagedPart, expected_keys, indexed_positions
+from ..read.range_digests import RANGE_BYTES, by_store, sums, total
+from ..read.store_files import map_file
+from ..read.tables import Tables
+from ..report.report import CheckResult, Offender, first_of_each_store
+
+HEADER = struct.Struct(">qqqqii")
+SLOT = np.dtype(">i4")
+ENTRY = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
+ENTRIES_TO_A_SLOT = 4
+ENTRIES_AT_ONCE = 500_000
+FAULTS_MAX = 1_000  # told by one task
+NAME_DIGITS = 17
+SECONDS_MAX = 0x7FFFFFFF
+Array = npt.NDArray[Any]
+Fault = tuple[str, str, int, int, str]  # store, path, entry, position, what
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file of a store. Its entries are those of numbers [1, count)."""
+
+    store: str
+    path: str
+    begin_ms: int
+    begin: int  # log position of the first entry's message, and of the last one's
+    end: int
+    slots: int
+    count: int
+
+    @property
+    def full(self) -> bool:
+        return self.count >= ENTRIES_TO_A_SLOT * self.slots
+
+    def entries(self) -> Array:
+        data = map_file(self.path)
+        return np.frombuffer(data, ENTRY, self.count, HEADER.size + self.slots * SLOT.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """A task: entries [first, last) of a file that several stores may have alike."""
+
+    copies: tuple[IndexFile, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chains:
+    """A task: how the entries of a file are reached."""
+
+    file: IndexFile
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a task found: faults, and by (store, range) how many messages have an entry for their
+    own id, and the sum of their positions."""
+
+    faults: tuple[Fault, ...]
+    reached: Mapping[tuple[str, int], tuple[int, int]]
+
+
+def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
+    """Check the IndexFiles of all stores; also return what was not judged. Raises OSError."""
+    offenders: list[Offender] = []
+    gaps: list[str] = []
+    files: dict[str, list[IndexFile]] = {}
+    for store, directory in tables.stores.items():
+        own = [*_files(store, directory, offenders, gaps)]
+        if own:
+            files[store] = own
+        else:
+            gaps.append(f"IndexFiles: store {store} has none")
+    count = len(offenders)
+    if files:
+        judge = _Judge(
+            tuple(tables.stores),
+            _staged(tables),
+            {one.store: (one.begin, one.limit) for one in tables.limits.stores},
+            {name: own[0].begin for name, own in files.items()},
+            frozenset(n for n, d in tables.stores.items() if not (Path(d) / ABORT).exists()),
+        )
+        tasks = _tasks(files, tables.limits.read_from)
+        context = tables.spark.sparkContext
+        found = context.parallelize(tasks, len(tasks)).map(judge).collect() if tasks else []
+        reached: dict[tuple[str, int], tuple[int, int]] = {}
+        for part in found:
+            count += len(part.faults)
+            for store, path, number, position, what in part.faults:
+                place = {"store": store, "file": path, "entry": number}
+                offenders.append({**place, "position": position, "what": what})
+            for (store, number), found_there in part.reached.items():
+                parts = {number: reached.get((store, number), (0, 0))}, {number: found_there}
+                reached[store, number] = total(parts)[number]
+        missing = _missing(tables, files, reached)
+        count += len(missing)
+        offenders += missing
+    offenders.sort(key=lambda row: (str(row["store"]), row.get("position", -1)))
+    title = "IndexFiles that lead to no message with the key, or lack a message"
+    return CheckResult("index", title, True, count, first_of_each_store(offenders)), gaps
+
+
+def _files(
+    store: str, directory: str, offenders: list[Offender], gaps: list[str]
+) -> Iterator[IndexFile]:
+    for path in sorted((Path(directory) / "index").glob("*")):
+        if len(path.name) != NAME_DIGITS or not path.name.isdigit():
+            continue
+        name = f"index/{path.name}"
+        size_bytes = path.stat().st_size
+        slots, rest = divmod(
+            size_bytes - HEADER.size, SLOT.itemsize + ENTRIES_TO_A_SLOT * ENTRY.itemsize
+        )
+        if rest or slots <= 0:
+            gaps.append(f"IndexFiles: {store}/{name} has not four entries to a slot")
+            continue
+        with path.open("rb") as file:
+            begin_ms, end_ms, begin, end, _, count = HEADER.unpack(file.read(HEADER.size))
+        file_of = IndexFile(store, str(path), begin_ms, begin, end, slots, count)
+        sound = 0 <= count <= ENTRIES_TO_A_SLOT * slots and begin <= end and begin_ms <= end_ms
+        if sound and count > 1:
+            positions = file_of.entries()["position"]
+            sound = positions[1] == begin and positions[-1] <= end
+        if not sound:
+            offenders.append({"store": store, "file": name, "what": "the header is damaged"})
+        elif count > 1:
+            yield file_of
+
+
+def _tasks(files: Mapping[str, Sequence[IndexFile]], begin: int) -> list[_Entries | _Chains]:
+    """Return what is to be done of the log from `begin` on. Files that begin alike are judged
+    together, as far as each of them goes: replicas flush at moments of their own."""
+    alike: dict[tuple[int, int, int], list[IndexFile]] = {}
+    for own in files.values():
+        for file in own:
+            if file.end >= begin:
+                alike.setdefault((file.begin_ms, file.begin, file.slots), []).append(file)
+    tasks: list[_Entries | _Chains] = []
+    for copies in alike.values():
+        tasks += map(_Chains, copies)
+        low = 1
+        if copies[0].begin < begin:
+            low += int(np.searchsorted(copies[0].entries()["position"][1:], begin))
+        counts = {file.count for file in copies}
+        edges = sorted({low, *range(low, max(counts), ENTRIES_AT_ONCE), *counts})
+        for first, last in itertools.pairwise(edge for edge in edges if edge >= low):
+            there = tuple(file for file in copies if file.count >= last)
+            tasks.append(_Entries(there, first, last))
+    return tasks
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Judges a task's entries; runs in Spark's workers. `log`: the files in which the log is
+    staged. By store: `bounds`, where the log begins and how far it is judged; `firsts`, where the
+    index begins. `closed`: the stores that were closed in order."""
+
+    stores: Sequence[str]
+    log: Sequence[StagedPart]
+    bounds: Mapping[str, tuple[int, int]]
+    firsts: Mapping[str, int]
+    closed: frozenset[str]
+
+    def __call__(self, task: _Entries | _Chains) -> Found:
+        if isinstance(task, _Chains):
+            faults = _chain_faults(task.file, task.file.store in self.closed)
+            return Found(tuple(self._told(task.file, list(faults))), {})
+        told: list[Fault] = []
+        reached: dict[tuple[str, int], tuple[int, int]] = {}
+        left = [(file, file.entries()) for file in task.copies]
+        while left:
+            entries = left[0][1]
+            part = entries[task.first : task.last]
+            same = [
+                file for file, other in left if np.array_equal(other[task.first : task.last], part)
+            ]
+            left = [copy for copy in left if copy[0] not in same]
+            wrong, positions = self._judged(same, entries, task)
+            for file in same:
+                told += self._told(file, wrong)
+                counted = positions >= self.bounds[file.store][0]
+                counted &= positions > self.firsts[file.store]
+                inside = positions[counted]
+                for number, counts in sums(inside, inside).items():
+                    reached[file.store, number] = counts
+        return Found(tuple(told), reached)
+
+    def _told(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
+        """Yield the faults of a file. What leads behind the log of a store that was killed is none:
+        it is dropped at the next start."""
+        begin, limit = self.bounds[file.store]
+        for number, at, what in wrong[:FAULTS_MAX]:
+            if at >= begin and (at < limit or file.store in self.closed):
+                yield file.store, f"index/{Path(file.path).name}", number, at, what
+
+    def _judged(
+        self, files: Sequence[IndexFile], entries: Array, task: _Entries
+    ) -> tuple[list[tuple[int, int, str]], Array]:
+        """Return the faults of the task's entries as (number, position, what), and the positions of
+        messages that have an entry for their own id."""
+        first, last = _whole_messages(entries, task.first, task.last)
+        part = entries[first:last]
+        positions = part["position"].astype(np.int64)
+        hashes = part["hash"].astype(np.int64)
+        places, which = _distinct(positions)
+        codes = which.astype(np.int64) << 32 | hashes
+        fits = np.zeros(len(part), bool)
+        timely = np.zeros(len(part), bool)
+        own_id = np.zeros(len(places), bool)
+        lacking: dict[int, str] = {}
+        begin_ms, full = files[0].begin_ms, files[0].full
+        names = [file.store for file in files]
+        for store in [*names[:1], *(name for name in self.stores if name not in names[:1])]:
+            open_places = np.zeros(len(places), bool)
+            open_places[which[~(fits & timely)]] = True
+            doubtful = np.flatnonzero(open_places)
+            if not len(doubtful):
+                break
+            keys = expected_keys(self.log, store, places[doubtful])
+            owners = doubtful[keys.owners]
+            expected = owners << 32 | keys.hashes
+            fits |= _among(codes, expected)
+            seconds = np.full(len(places), -1)
+            late_ms = np.clip(keys.store_ms - begin_ms, 0, SECONDS_MAX * 1000)
+            seconds[doubtful[keys.found]] = late_ms // 1000
+            timely |= seconds[which] == part["seconds"]
+            there = _among(expected, codes)
+            own_id[owners[there & keys.of_id]] = True
+            if store == names[0]:
+                inner = np.ones(len(places), bool)
+                inner[:1] = own_id[:1]  # else its first keys are in the file before
+                inner[-1:] &= not (full and last == len(entries))  # or its last in the next one
+                for owner in owners[~there & inner[owners]].tolist():
+                    lacking[owner] = "a key of the message has no entry"
+        wrong = [
+            (first + int(at), int(positions[at]), "leads to no message with such a key")
+            for at in np.flatnonzero(~fits)[:FAULTS_MAX]
+        ]
+        wrong += [
+            (first + int(at), int(positions[at]), "has another store time than the message")
+            for at in np.flatnonzero(fits & ~timely)[:FAULTS_MAX]
+        ]
+        # A message of which the log says another key than its entries is told once.
+        unfit = {position for _, position, _ in wrong}
+        wrong += [
+            (0, int(places[owner]), what)
+            for owner, what in lacking.items()
+            if int(places[owner]) not in unfit
+        ]
+        return wrong, places[own_id]
+
+
+def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
+    """Move the ends of a part to where another message's entries begin."""
+    positions = entries["position"]
+    while 1 < first < len(entries) and positions[first] == positions[first - 1]:
+        first += 1
+    while last < len(entries) and positions[last] == positions[last - 1]:
+        last += 1
+    return first, max(first, last)
+
+
+def _distinct(positions: Array) -> tuple[Array, Array]:
+    """Return the different positions, rising, and which of them each is."""
+    if (positions[1:] < positions[:-1]).any():  # only where there is damage
+        places, which = np.unique(positions, return_inverse=True)
+        return places, which
+    first = np.ones(len(positions), bool)
+    np.not_equal(positions[1:], positions[:-1], out=first[1:])
+    return positions[first], np.cumsum(first) - 1
+
+
+def _among(values: Array, others: Array) -> Array:
+    """Return of each value whether it is one of `others`."""
+    if not len(others):
+        return np.zeros(len(values), bool)
+    known = np.sort(others)
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    found: Array = known[places] == values
+    return found
+
+
+def _chain_faults(file: IndexFile, closed: bool) -> Iterator[tuple[int, int, str]]:
+    """Yield the entries that do not lead on to the one before them in their slot, and, if the store
+    was closed in order, those that should be the first of their slot and are not."""
+    entries = file.entries()
+    numbers, which = _by_slot(entries, file.slots)
+    before = np.zeros(len(numbers), np.int64)
+    same = which[1:] == which[:-1]
+    before[1:][same] = numbers[:-1][same]
+    wrong = np.flatnonzero(entries["before"][numbers] != before)
+    for number in np.sort(numbers[wrong])[:FAULTS_MAX].tolist():
+        yield number, int(entries["position"][number]), "leads not to the entry before it"
+    newest = np.append(~same, True)
+    slots = np.frombuffer(map_file(file.path), SLOT, file.slots, HEADER.size)
+    wrong = np.flatnonzero(slots[which[newest]] != numbers[newest]) if closed else wrong[:0]
+    for number in np.sort(numbers[newest][wrong])[:FAULTS_MAX].tolist():
+        yield number, int(entries["position"][number]), "is not reached from its slot"
+
+
+def _by_slot(entries: Array, slots: int) -> tuple[Array, Array]:
+    """Return the numbers of all entries sorted by slot, and the slot of each."""
+    which = entries["hash"][1:].astype(np.int64) % slots
+    order = np.argsort(which, kind="stable")
+    return order + 1, which[order]
+
+
+def _missing(
+    tables: Tables,
+    files: Mapping[str, Sequence[IndexFile]],
+    reached: Mapping[tuple[str, int], tuple[int, int]],
+) -> list[Offender]:
+    """Return messages to which no entry leads: of each store between the first and the last message
+    of its index. (The first one's id may have its entry in a file that retention has removed.)
+    Ranges of the log with as many messages as are reached, and the same sum of positions, need no
+    look."""
+    log = _staged(tables)
+    there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
+    missing: list[Offender] = []
+    for store, own in files.items():
+        begin, end = max(own[0].begin, tables.limits.read_from - 1), own[-1].end
+        edges = begin // RANGE_BYTES, end // RANGE_BYTES
+        for part in range(edges[0], edges[1] + 1):
+            found = reached.get((store, part), (0, 0))
+            if part not in edges and there.get(store, {}).get(part, (0, 0)) == found:
+                continue
+            low = max(part * RANGE_BYTES, begin + 1)
+            high = min((part + 1) * RANGE_BYTES, end + 1)
+            wanted = indexed_positions(log, store, low, high)
+            if sums(wanted, wanted).get(part, (0, 0)) == found:
+                continue
+            for position in np.setdiff1d(wanted, _positions(own, low, high)).tolist():
+                what = "no entry leads to the message"
+                missing.append({"store": store, "position": position, "what": what})
+    return missing
+
+
+def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
+    """Return the log positions that entries have in [low, high)."""
+    found = [
+        file.entries()["position"][1:].astype(np.int64)
+        for file in files
+        if file.begin < high and low <= file.end
+    ]
+    positions = np.concatenate(found) if found else np.empty(0, np.int64)
+    return positions[(positions >= low) & (positions < high)]
+
+
+def _staged(tables: Tables) -> list[StagedPart]:
+    return [StagedPart(part.start, part.end, part.path) for part in tables.staged_log.digests]

@@ -1,0 +1,120 @@
+"""The checks of messages that waited in a broker's own topics, which need no history. Builds
+queries only.
+
+A delayed message stands in SCHEDULE_TOPIC_XXXX until it is due, a half message in
+RMQ_SYS_TRANS_HALF_TOPIC until it is decided; then it is stored again, under its id. How far each
+delay level has been delivered is in the log, so what should have come is known; what came stands
+behind it. A whole log is needed: in one without its beginning nobody knows what waited before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
+from ..read.tables import Tables
+from .checks import Check
+from .deferred_checks import TOLERANCE_MS
+
+COMMITTED = 8  # transaction bits of a record's sysflag
+
+
+def waiting_checks(tables: Tables, delivered: Mapping[int, int]) -> Iterator[Check]:
+    """Yield the checks; none of a log that is not whole. `delivered`: by delay level, the offset
+    before which all messages have been delivered."""
+    if tables.limits.begin or tables.since is not None:
+        return
+    waited = any(digest.waits for digest in tables.staged_log.digests)
+    named = tables.log.where(F.col("id_text").isNotNull())
+    yield from _delayed_checks(tables, named.where("visible") if waited else None, delivered)
+    before = F.col("half_position") < F.col("position")
+    yield Check(
+        "committed_unprepared",
+        "committed transactions without a half message before them, or more than there were",
+        True,
+        _decided(named) if waited else None,
+        (F.col("committed") > 0)
+        & (~F.coalesce(before, F.lit(False)) | (F.col("committed") > F.col("halves"))),
+        ("id_text", "position", "committed", "halves"),
+        ("position",),
+    )
+
+
+def _decided(named: DataFrame) -> DataFrame:
+    """Return for each id its half messages and committed ones, and where the first of each is."""
+    half = F.col("topic") == HALF_TOPIC
+    committed = (F.col("sysflag") == COMMITTED) & ~half
+    return (
+        named.where(half | committed)
+        .groupBy("id_text")
+        .agg(
+            F.count_if(committed).alias("committed"),
+            F.count_if(half).alias("halves"),
+            F.min(F.when(half, F.col("position"))).alias("half_position"),
+            F.min(F.when(committed, F.col("position"))).alias("position"),
+        )
+    )
+
+
+def _delayed_checks(
+    tables: Tables, visible: DataFrame | None, delivered: Mapping[int, int]
+) -> Iterator[Check]:
+    key = ("id_text", "reconsume_times")
+    rows = None if visible is None else _came(tables, visible, delivered, key)
+    yield Check(
+        "due_missing",
+        "delayed messages that are said to be delivered, and are not stored for consumers",
+        True,
+        rows,
+        F.col("came") < F.col("due"),
+        (*key, "position", "due", "came"),
+        ("position",),
+    )
+    yield Check(
+        "due_early",
+        "delayed messages stored for consumers before they were due, as clocks that are set cause",
+        False,
+        rows,
+        F.col("came_ms") < F.col("due_ms") - TOLERANCE_MS,
+        (*key, "position", "due_ms", "came_ms"),
+        ("position",),
+    )
+
+
+def _came(
+    tables: Tables, visible: DataFrame, delivered: Mapping[int, int], key: Sequence[str]
+) -> DataFrame:
+    """Return each delayed message, how many of it should have come, and which came."""
+    due = (
+        tables.units.where(F.col("topic") == SCHEDULE_TOPIC)
+        .groupBy("position")
+        .agg(F.max("tags_code").alias("due_ms"))
+    )
+    passed = F.lit(False)
+    for level, offset in delivered.items():
+        of_level = F.col("queue_id") == level - 1
+        passed = passed | (of_level & (F.col("queue_offset") < offset))
+    waited = (
+        visible.where(F.col("topic") == SCHEDULE_TOPIC)
+        .join(due, "position", "left")
+        .groupBy(*key)
+        .agg(
+            F.count_if(passed).alias("due"),
+            F.min("position").alias("position"),
+            F.min("due_ms").alias("due_ms"),
+        )
+    )
+    again = visible.where(F.col("topic") != SCHEDULE_TOPIC).select(
+        *key, F.col("position").alias("at"), F.col("store_timestamp").alias("ms")
+    )
+    return (
+        waited.join(again, [*key], "left")
+        .groupBy(*key, "due", "position", "due_ms")
+        .agg(
+            F.count_if(F.col("at") > F.col("position")).alias("came"),
+            F.min(F.when(F.col("at") > F.col("position"), F.col("ms"))).alias("came_ms"),
+        )
+    )

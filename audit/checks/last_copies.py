@@ -1,0 +1,83 @@
+"""Finds who still has an acknowledged message that no majority holds, or holds as it was sent.
+
+Such a message is lost to the group, and its last copy is what can be mended from: the store that
+has it is named with file and offset, and is never taken for the one that deviates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ..read.store_files import file_at
+from ..read.tables import Tables, records
+from ..report.report import CheckResult, Offender
+
+
+@dataclass(frozen=True, slots=True)
+class LastCopies:
+    """Intact copies, as they were sent, of acknowledged messages that too few stores hold so.
+    `first`: by store, the log position of its first one. `places`: by topic and message id, where
+    its copies stand."""
+
+    first: Mapping[str, int]
+    places: Mapping[tuple[str, str], tuple[str, ...]]
+
+
+NONE = LastCopies({}, {})
+_AS_SENT = {"content_crc": "crc", "fields_sum": "fields", "born_timestamp": "born"}
+
+
+def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) -> LastCopies:
+    """Look for the messages that these checks counted. `lost`: their topic and id_text, and what
+    was sent as far as it is known, `crc` of the body, `fields` and `born`."""
+    if not any(check.count for check in checks):
+        return NONE
+    as_sent = F.lit(True)
+    for stored, sent in _AS_SENT.items():
+        as_sent &= F.coalesce(F.col(stored) == F.col(sent), F.lit(True))
+    found = (
+        records(tables.items)
+        .where(F.col("visible") & F.col("intact"))
+        .withColumn("id_text", F.col("uniq_key"))
+        .join(lost, ["topic", "id_text"])
+        .where(as_sent)
+        .select("topic", "id_text", "store", "position")
+    )
+    # What every store has as it was sent, beside an altered copy, tells none of them apart.
+    by_all = (
+        found.groupBy("topic", "id_text")
+        .agg(F.count_distinct("store").alias("stores"))
+        .where(F.col("stores") == len(tables.stores))
+    )
+    telling = found.join(by_all, ["topic", "id_text"], "left_anti")
+    first = telling.groupBy("store").agg(F.min("position").alias("position")).collect()
+    shown = [str(offender["id_text"]) for check in checks for offender in check.offenders]
+    return LastCopies(
+        {row["store"]: row["position"] for row in first}, _places(tables.stores, found, shown)
+    )
+
+
+def _places(
+    stores: Mapping[str, str], found: DataFrame, ids: list[str]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    places: dict[tuple[str, str], tuple[str, ...]] = {}
+    rows = found.where(F.col("id_text").isin(*ids)).orderBy("store", "position").collect()
+    for row in rows:
+        key = row["topic"], row["id_text"]
+        place = f"{row['store']}/{file_at(stores[row['store']], row['position'])}"
+        places[key] = (*places.get(key, ()), place)
+    return places
+
+
+def with_holders(check: CheckResult, copies: LastCopies) -> CheckResult:
+    """Return the check with `held_by` in each offender: its copies, as store/file:offset."""
+    offenders: list[Offender] = [
+        {
+            **offender,
+            "held_by": list(copies.places.get((offender["topic"], offender["id_text"]), ())),
+        }
+        for offender in check.offenders
+    ]
+    return replace(check, offenders=tuple(offenders))

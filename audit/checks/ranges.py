@@ -1,0 +1,122 @@
+"""What an audit keeps of the log that it found right: digests and ends of queues, for the audits
+after it (audit.read.incremental), and when its messages were stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import functions as F
+
+from ..read.incremental import Digest, Ended, Range, split, tail_of
+from ..read.tables import Tables
+from ..report.report import CheckResult, Offender
+from .frames import GroupFrames
+from .index_and_config_checks import Beside
+from .replicas import garbage
+
+TIMELINE_PARTS = 200
+
+
+def ranges_check(
+    tables: Tables, known: Sequence[Range], audited_at_ms: int
+) -> tuple[CheckResult, list[Range]]:
+    """Check that the known ranges are what they were, of the log as the group holds it, and that it
+    still goes on to where they end; also return the ranges that this audit has read, as far as
+    enough stores agree. Raises OSError."""
+    limits = tables.limits
+    reference = max(limits.stores, key=lambda store: store.agreed)
+    there = [each for each in known if reference.begin <= each.begin < each.end]
+    there = [each for each in there if each.end <= limits.agreed_end]
+    edges = sorted({edge for each in there for edge in (each.begin, each.end)})
+    begin = edges[-1] if edges else reference.begin
+    new = split(begin, limits.agreed_end)
+    parts = [*((each.begin, each.end) for each in there), *new]
+    digests: list[str] = []
+    if parts:
+        digest = Digest(tables.stores[reference.store], garbage(tables).get(reference.store, []))
+        digests = tables.spark.sparkContext.parallelize(parts, len(parts)).map(digest).collect()
+    now = [Range(*part, sha256, audited_at_ms) for part, sha256 in zip(parts, digests, strict=True)]
+    offenders = _lost_end(tables, known)
+    offenders += [
+        {"store": reference.store, "position": before.begin, "end": before.end}
+        for before, after in zip(there, now, strict=False)
+        if before.sha256 != after.sha256
+    ]
+    title = "ranges of the log that are not what an earlier audit found right"
+    return CheckResult.of_faults("ranges", title, offenders), now
+
+
+def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
+    """Return what the group no longer holds of the end of the known ranges, with the stores whose
+    log still goes so far. (The beginning may have been removed by retention.)"""
+    limits = tables.limits
+    end = max((each.end for each in known), default=0)
+    if end <= limits.agreed_end:
+        return []
+    held_by = [store.store for store in limits.stores if store.data_end >= end]
+    what = "the log ends before what was right"
+    return [{"position": limits.agreed_end, "end": end, "what": what, "held_by": held_by}]
+
+
+def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
+    """Return the group's messages by store time, in at most TIMELINE_PARTS parts: when each begins
+    (ms), how many there are, the log position of the first."""
+    log = tables.log.where("visible")
+    times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
+    if not times:
+        return ()
+    begin, end = min(first for first, _ in times), max(last for _, last in times)
+    ms = F.col("store_timestamp")
+    part_ms = (end - begin) // TIMELINE_PARTS + 1
+    part = F.floor((ms - begin) / part_ms).alias("part")
+    counted = log.groupBy(part).agg(F.count("*").alias("count"), F.min("position").alias("at"))
+    return tuple(
+        (begin + found["part"] * part_ms, found["count"], found["at"])
+        for found in counted.orderBy("part").collect()
+    )
+
+
+def ended_at(tables: Tables, held: GroupFrames | None, beside: Beside, audited_at_ms: int) -> Ended:
+    """Return what the next audit has to know of where this one ended."""
+    since, position = tables.since, tables.limits.agreed_end
+    reference = max(tables.limits.stores, key=lambda store: store.agreed).store
+    configurations = beside.configurations or {}
+    configuration = since.configuration if since else None
+    if configurations:
+        configuration = max(configurations), configurations[max(configurations)]
+    return Ended(
+        audited_at_ms,
+        position,
+        held.last if held else 0,
+        held.term if held else 0,
+        tail_of(tables.stores[reference], position) or "",
+        queue_ends(tables),
+        configuration,
+        beside.tables,
+    )
+
+
+def ends_check(
+    shown: Mapping[tuple[str, int], int], held: Mapping[tuple[str, int], int]
+) -> CheckResult:
+    """Check that consumers are not shown more than the log has: where queues end for them, and in
+    the log, by topic and number."""
+    offenders: list[Offender] = [
+        {"topic": topic, "queue_id": number, "shown_until": end, "log_until": held_end}
+        for (topic, number), end in sorted(shown.items())
+        if end > (held_end := held.get((topic, number), 0))
+    ]
+    title = "queues that end behind the last message that the log has of them"
+    return CheckResult.of_faults("queue_ends", title, offenders)
+
+
+def queue_ends(tables: Tables) -> dict[tuple[str, int], int]:
+    """Return where the queues end in the log that the group holds, by topic and number."""
+    ends = dict(tables.since.queues) if tables.since else {}
+    runs, last = tables.group_runs, "last_offset"
+    if runs is None:
+        runs, last = tables.log.where("visible"), "queue_offset"
+    ended = runs.groupBy("topic", "queue_id").agg((F.max(last) + 1).alias("end"))
+    for row in ended.collect():
+        ends[row["topic"], row["queue_id"]] = row["end"]
+    return ends

@@ -1,0 +1,201 @@
+"""Compares the replicas' bytes, block by block.
+
+Every store is compared up to its limit (audit.read.committed_range), without the garbage behind
+blank records. A block counts as different if its bytes are not the same in all stores that have it;
+the majority's bytes count as the right ones, and for a deviating store the first differing position
+is named. But where a store holds an acknowledged message that the majority lost, its bytes are the
+right ones from there on (audit.checks.last_copies): it is the one to mend the others from.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
+
+from ..read.committed_range import Limits
+from ..read.incremental import Ended, tail_of
+from ..read.store_files import file_at, first_difference, segments
+from ..read.tables import Tables
+from ..report.report import OFFENDERS_MAX, CheckResult, Offender
+from .last_copies import LastCopies
+
+BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB has as many
+
+
+def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
+    """Compare the stores block by block below their limits, where they were not found alike when
+    they were decoded."""
+    offenders: list[Offender] = []
+    count = 0
+    ranges = {(part.start, part.end) for part in tables.staged_log.digests if not part.alike}
+    if ranges:
+        blocks = _different_blocks(tables, sorted(ranges))
+        count = blocks.count()
+    if count:
+        for row in blocks.orderBy("block_start").limit(OFFENDERS_MAX).collect():
+            offenders += _deviations(row["block_start"], row["copies"], tables.stores, copies.first)
+    return CheckResult(
+        "replicas",
+        "blocks in which replicas differ below their limits",
+        True,
+        count,
+        tuple(offenders[:OFFENDERS_MAX]),
+    )
+
+
+def absent_check(limits: Limits) -> CheckResult:
+    """Check that every voter's store was given."""
+    offenders: tuple[Offender, ...] = tuple(
+        {"store": name, "voter_by": limits.members.told_by} for name in limits.absent
+    )
+    title = "voters whose store is not there: they count as holding nothing"
+    return CheckResult("absent_stores", title, True, len(offenders), offenders)
+
+
+def earlier_check(tables: Tables, since: Ended) -> CheckResult:
+    """Check that what is before the end of the audit before, where this one begins, is what it was:
+    the last bytes of it. A store may lack some of them if enough others have them."""
+    limits = tables.limits
+    offenders: list[Offender] = []
+    short = []
+    for name, directory in tables.stores.items():
+        tail = tail_of(directory, since.position)
+        if tail is not None and tail != since.tail:
+            what = "other bytes than there were"
+            offenders.append({"store": name, "position": since.position, "what": what})
+        elif tail is None:
+            short.append(name)
+    if len(set(limits.voting).difference(short)) < limits.needed:
+        what = "ends before what was agreed there"
+        offenders += [{"store": name, "position": since.position, "what": what} for name in short]
+    title = "stores that are not as before where the audit before ended"
+    return CheckResult.of_faults("earlier", title, offenders)
+
+
+def commit_check(limits: Limits) -> CheckResult:
+    """Check that every commit position is held by a majority and by the store that claims it."""
+    offenders: list[Offender] = []
+    for store in limits.stores:
+        if store.commit > limits.agreed_end:
+            what = "knows more to be committed than enough stores hold: others lost it"
+        elif store.commit > store.data_end:
+            what = "commit is beyond the store's own data"
+        else:
+            continue
+        offenders.append(
+            {
+                "store": store.store,
+                "what": what,
+                "commit": store.commit,
+                "data_end": store.data_end,
+                "agreed_end": limits.agreed_end,
+            }
+        )
+    title = "stores whose commit position is not held"
+    return CheckResult("commit", title, True, len(offenders), tuple(offenders))
+
+
+def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
+    """Check for segments missing between others, below the store's limit, in what was read."""
+    offenders: list[Offender] = []
+    for store in limits.stores:
+        files = segments(stores[store.store])
+        for before, after in itertools.pairwise(files):
+            if before.end < after.base and store.begin < after.base and before.end < store.limit:
+                gap: Offender = {"store": store.store, "from": before.end, "to": after.base}
+                offenders.append(gap)
+    title = "log positions no segment file holds"
+    return CheckResult.of_faults("segments", title, offenders)
+
+
+def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
+    """Return by store the log positions [from, to) behind blank records, where anything may be."""
+    skipped: dict[str, list[tuple[int, int]]] = {}
+    blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
+    for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
+        tail = (row["position"] + BLANK_SIZE_BYTES, row["position"] + row["size"])
+        skipped.setdefault(row["store"], []).append(tail)
+    return skipped
+
+
+def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> DataFrame:
+    """Return blocks of these ranges that differ: block_start, copies (array of store, block_end,
+    digest)."""
+    reach = {store.store: store.limit for store in tables.limits.stores}
+    return (
+        tables.spark.read.format("rocketmq_blocks")
+        .option("stores", orjson.dumps(dict(tables.stores)).decode())
+        .option("from", str(tables.since.position if tables.since else 0))
+        .option("ranges", orjson.dumps(ranges).decode())
+        .option("limits", orjson.dumps(reach).decode())
+        .option("skipped", orjson.dumps(garbage(tables)).decode())
+        .option("cuts", orjson.dumps(sorted(set(reach.values()))).decode())
+        .load()
+        .groupBy("block_start")
+        .agg(F.collect_list(F.struct("store", "block_end", "digest")).alias("copies"))
+        .withColumn(
+            "kinds",
+            F.size(
+                F.array_distinct(
+                    F.transform("copies", lambda copy: F.struct(copy.block_end, copy.digest))
+                )
+            ),
+        )
+        .where(F.col("kinds") > 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """The store whose block counts as right, its (end, digest), and why."""
+
+    store: str
+    content: tuple[int, bytes]
+    why: str
+
+
+def _reference(contents: Mapping[str, tuple[int, bytes]], kept: Mapping[str, int]) -> _Reference:
+    """Choose among the blocks of several stores, by store. `kept`: of stores that hold an
+    acknowledged message which a majority lost, the position of the first."""
+    end = max(block_end for block_end, _ in contents.values())
+    keeping = [(at, name) for name, at in kept.items() if name in contents and at < end]
+    if keeping:
+        name = min(keeping)[1]
+        return _Reference(name, contents[name], "it has an acknowledged message that others lost")
+    content, count = Counter(contents.values()).most_common(1)[0]
+    by_majority = count * 2 > len(contents)
+    why = "a majority has these bytes" if by_majority else "there is no majority: the first one"
+    name = min(name for name in contents if contents[name] == content)
+    return _Reference(name, content, why)
+
+
+def _deviations(
+    start: int, copies: list[Any], stores: Mapping[str, str], kept: Mapping[str, int]
+) -> list[Offender]:
+    """List stores whose block is unlike the right one; never one of those that `kept` names."""
+    contents = {copy["store"]: (copy["block_end"], bytes(copy["digest"])) for copy in copies}
+    right = _reference(contents, kept)
+    found: list[Offender] = []
+    for store, content in sorted(contents.items()):
+        if content == right.content or store in kept:
+            continue
+        end = max(content[0], right.content[0])
+        at = first_difference(stores[store], stores[right.store], start, end)
+        found.append(
+            {
+                "store": store,
+                "unlike": right.store,
+                "because": right.why,
+                "block_start": start,
+                "first_difference": at,
+                "place": file_at(stores[store], start if at is None else at),
+            }
+        )
+    return found

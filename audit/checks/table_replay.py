@@ -1,0 +1,232 @@
+"""Checks the tables under config/ by making them again from the log.
+
+Every replica keeps topics, groups, offsets, delays, idempotent sends, accounts and writers as
+tables, and saves each with the index of the last frame that it reflects. The commands of the
+group's frames are applied once, by the broker's own code, and at each index that a file names the
+table has to be what the file says. So a table that was damaged, or has lost a change, is found, and
+where it differs. What the broker's code does wrong on every replica alike is not found by this.
+
+Where retention has removed the log's beginning, a table starts from its oldest file that the log
+still leads on from: that one is taken for right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from google_crc32c import value as crc32c
+
+from raftmq.broker.errors import StateError
+from raftmq.broker.tables.snapshot import (
+    CHECKSUM_KEY,
+    DIRECTORY,
+    FILES,
+    FILES_KEY,
+    INDEX_KEY,
+    NEWER,
+    capture,
+)
+from raftmq.broker.tables.state import BrokerState
+
+from ..read.committed_range import ABORT
+from ..read.incremental import Ended
+from ..read.tables import Tables
+from ..report.report import CheckResult, Offender
+from .frames import GroupFrames, payloads
+
+COMMANDS_MAX = 2_000_000  # replayed: some 30 s
+TITLE = "tables under config/ that are not what the log makes of them"
+BACKUP = ".bak"
+_SORTED = orjson.OPT_SORT_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A table as a store has it in a file, below the store: `number` of FILES, the `index` of the
+    last frame it reflects, its content."""
+
+    store: str
+    path: str
+    number: int
+    index: int
+    content: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The outcome of a replay. `gaps`: what could not be judged, and why; `group_id` in hex, ""
+    if the log does not say it."""
+
+    offenders: list[Offender] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+    group_id: str = ""
+    tables: dict[str, Any] | None = None  # what the log makes of all of them
+
+    @property
+    def check(self) -> CheckResult:
+        return CheckResult.of_faults("tables", TITLE, self.offenders)
+
+
+def replay(tables: Tables, held: GroupFrames) -> Replayed:
+    """Judge the files of all stores. Raises OSError."""
+    outcome = Replayed()
+    read = {store: _read_all(directory) for store, directory in tables.stores.items()}
+    if not any(INDEX_KEY in each.value for files in read.values() for each in files.values()):
+        outcome.gaps.append("config/: no store has tables there that say which frame they reflect")
+        return outcome
+    judged = _judgeable(_files(tables, read, outcome), held, outcome)
+    if not held.whole:
+        outcome.gaps.append("config/: frames are missing, and tables cannot be made without them")
+        return outcome
+    rows = held.commands.limit(COMMANDS_MAX + 1).toArrow().to_pylist()
+    if len(rows) > COMMANDS_MAX:
+        outcome.gaps.append(f"config/: the log has more than {COMMANDS_MAX:,} commands")
+        return outcome
+    state = BrokerState()
+    _start(state, judged, held, outcome, tables.since)
+    places = ((row["holder"], row["payload_at"], row["records_at"]) for row in rows)
+    waiting = sorted(judged, key=lambda file: (file.index, file.store, file.path), reverse=True)
+    for row, payload in zip(rows, payloads(tables.stores, places), strict=True):
+        while waiting and waiting[-1].index < row["frame_index"]:
+            _compare(waiting.pop(), state, outcome)
+        try:
+            state.apply(row["frame_index"], row["store_timestamp"], payload, row["records_at"])
+        except StateError as error:
+            outcome.gaps.append(f"config/: tables cannot be made again: {error}")
+            return outcome
+    for file in reversed(waiting):
+        _compare(file, state, outcome)
+    outcome.group_id = state.group.value.hex()
+    if not outcome.gaps:
+        state.advance(held.last)
+        outcome.tables = capture(state).to_json()
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file as JSON, without the checksum, or in words why it is none."""
+
+    value: dict[str, Any]
+    problem: str = ""
+
+
+def _read_all(directory: str) -> dict[str, _Read]:
+    """Return what a store has under config/, by file name. Raises OSError."""
+    paths = (Path(directory) / DIRECTORY / f"{name}{end}" for name in FILES for end in ("", BACKUP))
+    return {path.name: _read(path.read_bytes()) for path in paths if path.is_file()}
+
+
+def _read(data: bytes) -> _Read:
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        return _Read({}, f"cannot be read: {error}")
+    if not isinstance(value, dict):
+        return _Read({}, "is no table")
+    told = value.pop(CHECKSUM_KEY, None)
+    if told is not None and told != crc32c(orjson.dumps(value, option=_SORTED)):
+        return _Read(value, "the checksum is wrong")
+    return _Read(value, "" if isinstance(value.get(INDEX_KEY), int) else "it has no index")
+
+
+def _files(
+    tables: Tables, read: Mapping[str, Mapping[str, _Read]], outcome: Replayed
+) -> Iterator[TableFile]:
+    """Yield the files that can be judged; note what is wrong with the others."""
+    begins = {each.store: each.begin for each in tables.limits.stores}
+    for store, files in read.items():
+        if not files and begins[store] > 0:
+            what = "there are no tables, and the log's beginning has been removed"
+            _wrong(outcome, store, DIRECTORY, what)
+        closed = not (Path(tables.stores[store]) / ABORT).exists()
+        for number, name in enumerate(FILES):
+            if files and closed and name not in files and name not in NEWER:
+                _wrong(outcome, store, f"{DIRECTORY}/{name}", "is not there")
+            for path in (name, f"{name}{BACKUP}"):
+                if path in files and files[path].problem:
+                    _wrong(outcome, store, f"{DIRECTORY}/{path}", files[path].problem)
+                elif path in files:
+                    content = dict(files[path].value)
+                    index = content.pop(INDEX_KEY)
+                    content.pop(FILES_KEY, None)
+                    yield TableFile(store, f"{DIRECTORY}/{path}", number, index, content)
+
+
+def _judgeable(files: Iterable[TableFile], held: GroupFrames, outcome: Replayed) -> list[TableFile]:
+    """Return the files whose index the group's frames reach."""
+    found = []
+    for file in files:
+        if file.index > held.last:
+            what = f"reflects frame {file.index}, and the group's log ends with {held.last}"
+            _wrong(outcome, file.store, file.path, what)
+        elif file.index >= held.first - 1:
+            found.append(file)
+    return found
+
+
+def _start(
+    state: BrokerState,
+    files: list[TableFile],
+    held: GroupFrames,
+    outcome: Replayed,
+    since: Ended | None,
+) -> None:
+    """Fill the tables with what they were before the first frame that there is, as the audit before
+    left them, or else as the oldest file says."""
+    if held.first <= 1:
+        return
+    if since is not None and since.tables is not None:
+        for name, table in zip(FILES, state.tables, strict=True):
+            table.load(since.tables[name], since.index)
+        return
+    for number, table in enumerate(state.tables):
+        of_table = [file for file in files if file.number == number]
+        if not of_table:
+            table.applied_index = held.last  # nothing to judge: no command is to be applied
+            gap = (
+                f"{DIRECTORY}/{FILES[number]}: no store has it, and the log's beginning is removed"
+            )
+            outcome.gaps.append(gap)
+            continue
+        oldest = min(of_table, key=lambda file: file.index)
+        try:
+            table.load(oldest.content, oldest.index)
+        except (KeyError, TypeError, ValueError, AttributeError, StateError) as error:
+            _wrong(outcome, oldest.store, oldest.path, f"cannot be read: {error!r}")
+            table.applied_index = held.last
+            for file in of_table:
+                files.remove(file)
+
+
+def _compare(file: TableFile, state: BrokerState, outcome: Replayed) -> None:
+    made = orjson.loads(orjson.dumps(state.tables[file.number].to_json(), option=_SORTED))
+    difference = _difference(file.content, made)
+    if difference:
+        _wrong(outcome, file.store, file.path, f"at frame {file.index} {difference}")
+
+
+def _difference(found: Any, made: Any, at: str = "") -> str:
+    """Return where two tables differ first, in words; empty if they are equal."""
+    if found == made:
+        return ""
+    if isinstance(found, dict) and isinstance(made, dict):
+        for key in sorted({*found, *made}):
+            if key not in found or key not in made or found[key] != made[key]:
+                below = f"{at}.{key}" if at else key
+                return _difference(found.get(key), made.get(key), below)
+    if isinstance(found, list) and isinstance(made, list):
+        for number, (one, other) in enumerate(zip(found, made, strict=False)):
+            if one != other:
+                return _difference(one, other, f"{at}[{number}]")
+        return f"{at} has {len(found)} entries, by the log {len(made)}"
+    shown = (orjson.dumps(value).decode()[:120] for value in (found, made))
+    return f"{at or 'the table'} is {next(shown)}, by the log {next(shown)}"
+
+
+def _wrong(outcome: Replayed, store: str, path: str, what: str) -> None:
+    outcome.offenders.append({"store": store, "file": path, "what": what})

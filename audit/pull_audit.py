@@ -1,0 +1,133 @@
+"""Audits a broker group by pulls alone: what consumers can get of a classic or an Apache broker.
+
+Every topic's messages are read from the master, from the first offset that it still has to the end.
+That proves that every offset in between has a message whose body has its CRC. Slaves, and what is
+on the disks, are not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import orjson
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from raftmq.client.errors import BrokerRefused, NoRoute
+from raftmq.remoting.codes import ResponseCode
+from raftmq.spark.cluster import Cluster
+from raftmq.spark.offset_ranges import LATEST, Queue, to_json
+from raftmq.spark.options import Connection, options_of
+
+from .read.cluster_info import CLASSIC
+from .report.report import AuditReport, CheckResult, Offender
+
+UNSEEN = (
+    "losses, messages never sent, order and duplicates: there is no history of the sends",
+    "slaves and files: this broker is no replica of a Raft group, so its master was pulled from",
+)
+
+
+def pulled_report(
+    spark: SparkSession, connection: Connection, group: str, topics: Iterable[str]
+) -> AuditReport:
+    """Pull all messages of these topics that a group has. Raises ClientError."""
+    begin = time.monotonic()
+    everywhere: list[Queue] = []
+    unseen = list(UNSEEN)
+    first: dict[Queue, int] = {}
+    end: dict[Queue, int] = {}
+    with Cluster(connection) as cluster:
+        for topic in sorted(topics):
+            try:
+                found_queues = cluster.queues([topic])
+                own = [queue for queue in found_queues if queue.broker == group]
+                first |= cluster.earliest(own)
+                end |= cluster.latest(own)
+                everywhere += found_queues
+            except NoRoute:
+                unseen.append(f"topic {topic}: no name server has a route to it")
+            except BrokerRefused as error:
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                    raise
+    queues = [queue for queue in everywhere if queue.broker == group]
+    wanted = [queue for queue in queues if end[queue] > first[queue]]
+    # Of the queues of other broker groups nothing is read.
+    first = {queue: first.get(queue, LATEST) for queue in everywhere}
+    end = {queue: end.get(queue, LATEST) for queue in everywhere}
+    found: dict[Queue, tuple[int, int]] = {}
+    damaged: list[Offender] = []
+    for topic in sorted({queue.topic for queue in wanted}):
+        own = [queue for queue in wanted if queue.topic == topic]
+        parts = ({q: to[q] for q in everywhere if q.topic == topic} for to in (first, end))
+        try:
+            found |= _counted(spark, connection, own, *parts)
+        except PySparkException as error:
+            damaged.append({"topic": topic, "what": _reason(str(error))})
+    holes: list[Offender] = [
+        {
+            "topic": queue.topic,
+            "queue_id": queue.queue_id,
+            "from": first[queue],
+            "to": end[queue],
+            "messages": count,
+        }
+        for queue, (count, distinct) in sorted(found.items())
+        if not count == distinct == end[queue] - first[queue]
+    ]
+    checks = [
+        CheckResult.of_faults(name, title, offenders)
+        for name, title, offenders in (
+            ("unreadable", "topics that cannot be read, or have damaged messages", damaged),
+            ("offset_holes", "queues that lack a message between their first and last", holes),
+        )
+    ]
+    figures = {
+        "stored": sum(count for count, _ in found.values()),
+        "topics": len({queue.topic for queue in found}),
+    }
+    return AuditReport(
+        topic="",
+        stores=(),
+        figures=figures,
+        checks=tuple(checks),
+        seconds=time.monotonic() - begin,
+        mode=CLASSIC,
+        group=group,
+        not_judged=tuple(unseen),
+    )
+
+
+def _counted(
+    spark: SparkSession,
+    connection: Connection,
+    queues: Sequence[Queue],
+    first: Mapping[Queue, int],
+    end: Mapping[Queue, int],
+) -> dict[Queue, tuple[int, int]]:
+    """Pull queues of one topic; return how many messages came of each, and how many offsets."""
+    rows = (
+        spark.read.format("raftmq")
+        .options(**options_of(connection))
+        .option("topic", queues[0].topic)
+        .option("startingOffsets", orjson.dumps(to_json(first)).decode())
+        .option("endingOffsets", orjson.dumps(to_json(end)).decode())
+        .option("columns", "topic,broker,queue_id,queue_offset")
+        .load()
+        .groupBy("topic", "broker", "queue_id")
+        .agg(F.count("*").alias("count"), F.count_distinct("queue_offset").alias("distinct"))
+    )
+    got = {
+        Queue(row["topic"], row["broker"], row["queue_id"]): (row["count"], row["distinct"])
+        for row in rows.collect()
+    }
+    return {queue: got.get(queue, (0, 0)) for queue in queues}
+
+
+def _reason(text: str) -> str:
+    """Return the line of a Spark error that says what happened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("raftmq.")]
+    return (named or lines or ["no reason is told"])[-1][:300]

@@ -1,0 +1,1 @@
+"""Reads stores, histories and tables for an audit."""

@@ -1,0 +1,376 @@
+"""Computes up to which position each store's log, and the group's, has to be right.
+
+An audit must know which bytes are promised. There are three positions for each store and one for
+the group:
+
+- *commit*: confirmPhyOffset of the store's checkpoint: the commit position as this replica knew it.
+  After a kill it may be stale, but never too large. (Apache's DLedger keeps a committedIndex.)
+- *agreed*: the end of the last frame that this store holds, intact and equal in every field and
+  checksum, together with a majority of the voters. Whatever was acknowledged lies below it on a
+  majority, because an acknowledgement needs a majority.
+- *limit* = max(commit, agreed): below it this store's bytes must be right, since by log matching a
+  frame held in common vouches for everything before it. Beyond it may lie a torn write, or frames
+  of a deposed leader that were never committed.
+- the group's *agreed end*: the largest `agreed`. A message is stored if a majority of the voters
+  hold it intact below this position. A store may lag: its own limit is then smaller.
+
+Frames left over behind a truncation have a lower term than frames before them in the file; they do
+not vouch for anything. Nothing is truncated below a commit position, so there each intact frame
+counts whatever the terms: one that is wrong makes nothing doubtful but itself.
+
+audit.read.voters says who the voters are. A voter whose store was not given counts as one that
+holds nothing; the store of a learner, or of a member that was removed, is judged, and counts for no
+majority.
+
+Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority: a
+message is stored if any of the stores holds it intact, and each store must be right up to its own
+last item. It is no fault if a slave has not copied everything yet. Its *commit* is the position
+below which the ConsumeQueues must be complete: the end of a log that was closed in order, else the
+position the checkpoint vouches for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from raftmq.spark.layout import ItemKind
+from raftmq.store.frame import FrameKind
+
+from .cluster_info import CLASSIC, RAFT, Subject
+from .incremental import TAIL_BYTES, Ended, tail_of
+from .range_digests import Alike
+from .store_files import (
+    StoreError,
+    committed_index,
+    confirmed_position,
+    read_positions,
+    segments,
+)
+from .voters import ConfigurationFrame, Members, members_of, saved_configuration
+
+ABORT = "abort"  # a store has this file while it is open: it was not closed in order
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """The positions of one store; the module's docstring defines them."""
+
+    store: str
+    begin: int  # position of the first segment's first byte
+    data_end: int  # end of the last item found
+    commit: int
+    agreed: int
+    records: int  # found intact, anywhere in the log
+    frames: int
+
+    @property
+    def limit(self) -> int:
+        return max(self.commit, self.agreed)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The positions of every store and of the group. `voting`: the stores of voters, by name;
+    `absent`: the voters whose store was not given."""
+
+    stores: tuple[StoreLimits, ...]
+    members: Members
+    voting: tuple[str, ...]
+    absent: tuple[str, ...]
+    mode: str = RAFT
+
+    @property
+    def needed(self) -> int:
+        """The number of voters that must hold a message for it to count as stored."""
+        return self.members.majority if self.mode == RAFT else 1
+
+    @property
+    def agreed_end(self) -> int:
+        return max(store.agreed for store in self.stores)
+
+    @property
+    def begin(self) -> int:
+        """The log position from which on so many voters as are needed still have the log. (Each
+        removes old segments at a time of its own.)"""
+        begins = sorted(store.begin for store in self.stores if store.store in self.voting)
+        return begins[min(self.needed, len(begins)) - 1]
+
+    @property
+    def read_from(self) -> int:
+        """The smallest log position that any store still has."""
+        return min(store.begin for store in self.stores)
+
+    def of(self, name: str) -> Column:
+        """Return a column of `name` ('limit', 'commit', 'begin') by the row's `store`."""
+        return _by_store({store.store: int(getattr(store, name)) for store in self.stores})
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Frames that the same stores hold alike: where the last one ends; of those with a
+    configuration the index, and start and end of the payload."""
+
+    holders: frozenset[str]
+    end: int
+    configurations: Sequence[tuple[int, int, int]]
+
+
+def frame_end() -> Column:
+    """Return the position just after a frame's payload."""
+    return F.col("position") + F.col("size") + F.col("payload_length")
+
+
+def find_limits(
+    items: DataFrame,
+    ends: Mapping[str, tuple[int, int, int]],
+    alike: Alike | None,
+    stores: Mapping[str, str],
+    subject: Subject,
+    since: Ended | None = None,
+) -> Limits:
+    """Compute the limits from the frames among the staged log items (LOG_SCHEMA), which begin where
+    the audit before ended, if `since` is given. `ends`: per store the end of its last item, its
+    number of intact records and of frames; `alike`: if all stores have the same log.
+
+    If the subject has no mode, logs with frames are taken as Raft's, others as classic. Raises
+    StoreError, also if none of the stores is a voter's.
+    """
+    names = list(stores)
+    earlier = {name: _earlier_end(stores[name], since) for name in names}
+    data_ends = [max(ends.get(name, (0, 0, 0))[0], earlier[name]) for name in names]
+    held = []
+    if alike is not None:
+        frames_of_all = [alike.frames] if alike.frames and subject.mode != CLASSIC else []
+        held = [_Held(frozenset(names), run.end, run.configurations) for run in frames_of_all]
+    elif subject.mode != CLASSIC:
+        known_ends = dict(zip(names, data_ends, strict=True))
+        held = _held(items, known_ends, stores, since.term if since else 0)
+    framed = held or (since is not None and since.index > 0)
+    mode = subject.mode or (RAFT if framed else CLASSIC)
+    commits = [
+        _commit_of_dledger(items, name, stores[name]) or _commit(stores[name], mode, data_end)
+        for name, data_end in zip(names, data_ends, strict=True)
+    ]
+    nodes = {name: subject.nodes.get(name, name) for name in names}
+    told = dict(zip(names, commits, strict=True))
+    saved = _saved(items, alike, stores, since)
+    members = _members(held, stores, told, subject, nodes, saved)
+    voting = tuple(name for name in names if nodes[name] in members.voters)
+    if not voting:
+        raise StoreError(
+            f"the stores are named {', '.join(names)}, but the voters are "
+            f"{', '.join(sorted(members.voters))} ({members.told_by}): name each store as its voter"
+        )
+    absent = members.voters - {nodes[name] for name in voting}
+    agreed = data_ends
+    if mode == RAFT:
+        agreed = [
+            max(earlier[name], _agreed(held, name, frozenset(voting), members.majority))
+            for name in names
+        ]
+    found = []
+    for name, commit, agreed_end in zip(names, commits, agreed, strict=True):
+        files = segments(stores[name])
+        _, records, frames = ends.get(name, (0, 0, 0))
+        data_end = max(ends.get(name, (0, 0, 0))[0], earlier[name])
+        found.append(
+            StoreLimits(
+                store=name,
+                begin=max(files[0].base if files else 0, since.position if since else 0),
+                data_end=data_end,
+                commit=commit,
+                agreed=agreed_end,
+                records=records,
+                frames=frames,
+            )
+        )
+    return Limits(tuple(found), members, voting, tuple(sorted(absent)), mode)
+
+
+def _members(
+    held: Sequence[_Held],
+    stores: Mapping[str, str],
+    commits: Mapping[str, int],
+    subject: Subject,
+    nodes: Mapping[str, str],
+    saved: Sequence[tuple[int, bytes]],
+) -> Members:
+    """Return the group's members; `nodes` are those that the stores are of, `saved` the
+    configurations that stand in files of their own."""
+    frames = []
+    for group in held:
+        holder = min(group.holders)
+        for index, start, end in group.configurations:
+            payload = read_positions(stores[holder], start, end)
+            owners = frozenset(nodes[name] for name in group.holders)
+            frames.append(ConfigurationFrame(index, end, payload, owners))
+    return members_of(
+        frames,
+        {nodes[name]: commit for name, commit in commits.items()},
+        saved,
+        subject.founders or nodes.values(),
+        subject.founded_by if subject.founders else "the stores that were given",
+    )
+
+
+def _saved(
+    items: DataFrame, alike: Alike | None, stores: Mapping[str, str], since: Ended | None
+) -> list[tuple[int, bytes]]:
+    """Return the configurations that stores and the audit before have saved, without those at whose
+    index a log has another frame."""
+    each = [saved_configuration(directory) for directory in stores.values()]
+    each.append(since.configuration if since else None)
+    saved = [one for one in each if one is not None]
+    if not saved:
+        return []
+    if alike is None:
+        return _of_no_other_frame(saved, items)
+    run = alike.frames
+    configurations = {index for index, _, _ in run.configurations} if run else set()
+    return [
+        one
+        for one in saved
+        if run is None or one[0] in configurations or not run.first <= one[0] <= run.last
+    ]
+
+
+def _by_store(positions: Mapping[str, int]) -> Column:
+    """Return a column of the position of the row's `store`; 0 for another one."""
+    value = F.lit(0).cast("long")
+    for store, position in positions.items():
+        value = F.when(F.col("store") == store, F.lit(position).cast("long")).otherwise(value)
+    return value
+
+
+def _earlier_end(store: str, since: Ended | None) -> int:
+    """Return where the audit before ended, if this store has what is before it; else 0. Raises
+    StoreError if the log no longer goes back so far."""
+    if since is None:
+        return 0
+    files = segments(store)
+    if files and files[0].base > max(0, since.position - TAIL_BYTES):
+        raise StoreError(
+            f"the log of {store} begins at {files[0].base}, and the audit before ended at "
+            f"{since.position}: audit all of it (without --incremental)"
+        )
+    return since.position if tail_of(store, since.position) == since.tail else 0
+
+
+def _of_no_other_frame(
+    saved: Sequence[tuple[int, bytes]], items: DataFrame
+) -> list[tuple[int, bytes]]:
+    """Return the saved configurations, without those at whose index a log has another frame."""
+    indexes = [index for index, _ in saved]
+    there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
+    other = F.col("frame_kind") != int(FrameKind.CONFIGURATION)
+    rows = there.where(other & F.col("frame_index").isin(indexes)).select("frame_index")
+    taken = {row["frame_index"] for row in rows.distinct().collect()}
+    return [each for each in saved if each[0] not in taken]
+
+
+def _agreed(held: Sequence[_Held], name: str, voting: frozenset[str], majority: int) -> int:
+    """Return where a store's agreement with a majority of the voters ends."""
+    ends = [
+        group.end
+        for group in held
+        if name in group.holders and len(group.holders & voting) >= majority
+    ]
+    return max(ends, default=0)
+
+
+def _commit(store: str, mode: str, data_end: int) -> int:
+    confirmed = confirmed_position(store)
+    if mode == RAFT:
+        return confirmed
+    closed = not (Path(store) / ABORT).exists()
+    return data_end if closed else min(confirmed, data_end)
+
+
+def _commit_of_dledger(items: DataFrame, name: str, store: str) -> int:
+    """Return the commit position of a replica of Apache's DLedger, which keeps it as an index; 0
+    for any other store."""
+    index = committed_index(store)
+    if index is None:
+        return 0
+    frame = (F.col("store") == name) & (F.col("kind") == int(ItemKind.FRAME))
+    known = items.where(frame & (F.col("frame_index") <= index))
+    return int(known.agg(F.coalesce(F.max(frame_end()), F.lit(0)).alias("end")).collect()[0]["end"])
+
+
+def _relied_on(store: str, data_end: int) -> int:
+    """Return a store's commit position if it can be one; else 0. DLedger keeps an index, which
+    frames behind a truncation may have, too."""
+    position = confirmed_position(store)
+    return position if committed_index(store) is None and position <= data_end else 0
+
+
+def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> DataFrame:
+    """Return the intact frames, with `end`, but for those that are left over behind a truncation.
+    `commits`: by store, where what cannot be truncated ends; `term`: of the frame before all.
+
+    Beyond the commit position a frame's term has to be the highest so far. A term of a committed
+    frame that its neighbour does not reach is damage, and does not count for that; nor does a last
+    one that has fallen."""
+    in_store = Window.partitionBy("store").orderBy("position")
+    before = in_store.rowsBetween(Window.unboundedPreceding, -1)
+    committed, last = F.col("committed"), F.lag("frame_term").over(in_store)
+    of_two = F.when(last.isNotNull(), F.least("frame_term", last))
+    at_commit = F.when(committed, F.col("frame_term"))
+    lowest = F.greatest(
+        F.lit(term).cast("long"),
+        F.max("told").over(before),
+        F.last(at_commit, ignorenulls=True).over(before),
+    )
+    return (
+        frames.withColumn("end", frame_end())
+        .withColumn("committed", F.col("end") <= _by_store(commits))
+        .withColumn("told", F.when(committed, of_two).otherwise(F.col("frame_term")))
+        .withColumn("lowest", lowest)
+        .where(F.col("intact") & (committed | (F.col("frame_term") >= F.col("lowest"))))
+    )
+
+
+def _held(
+    items: DataFrame, ends: Mapping[str, int], stores: Mapping[str, str], term: int
+) -> list[_Held]:
+    """Return the frames that are intact and not left over behind a truncation, by the stores that
+    hold them alike; empty if there is no frame. `term`: of the frame before the items. `ends`: per
+    store the end of its last item."""
+    names = list(stores)
+    frames = items.where(F.col("kind") == int(ItemKind.FRAME))
+    commits = {name: _relied_on(stores[name], ends[name]) for name in names}
+    start = F.col("position") + F.col("size")
+    sound = not_left_over(frames, commits, term).withColumn("start", start)
+    bits = F.lit(0).cast("long")
+    for i, name in enumerate(names):
+        bits = F.when(F.col("store") == name, F.lit(1 << i).cast("long")).otherwise(bits)
+    # A store has at most one frame at a position, so the sum is the set of holders.
+    identity = ["position", "end", "frame_index", "frame_term", "payload_crc", "header_crc"]
+    configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
+    rows = (
+        sound.groupBy(*identity)
+        .agg(
+            F.sum(bits).alias("holders"),
+            F.first("frame_kind").alias("frame_kind"),
+            F.first("start").alias("start"),
+        )
+        .groupBy("holders")
+        .agg(
+            F.max("end").alias("end"),
+            F.collect_list(F.when(configures, F.struct("frame_index", "start", "end"))).alias(
+                "configurations"
+            ),
+        )
+        .collect()
+    )
+    return [
+        _Held(
+            frozenset(name for i, name in enumerate(names) if row["holders"] >> i & 1),
+            row["end"],
+            [tuple(each) for each in row["configurations"]],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,217 @@
+"""What an audit leaves for the next one, so that a daily audit costs what was added to the log.
+
+    DIR/ended.parquet    a row for each group: where the audit ended, and what was so there
+        queues.parquet   where each queue ended
+        ranges.parquet   digests of the ranges of the log that were found right
+
+An end is noted only where nothing was wrong. The next incremental audit begins there, once it has
+seen that the last bytes before it are what they were. A whole audit digests the known ranges again,
+and finds those that have changed since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .store_files import StoreError, map_file, read_positions, segments, without
+
+TAIL_BYTES = 64 << 10  # before an end, kept as a digest
+RANGE_BYTES = 64 << 20
+_STAMP = pa.timestamp("ms", tz="UTC")
+_GROUP = [("group", pa.string()), ("audited_at", _STAMP)]
+ENDED = pa.schema(
+    [
+        *_GROUP,
+        ("position", pa.int64()),
+        ("index", pa.int64()),
+        ("term", pa.int64()),
+        ("tail", pa.string()),
+        ("configuration", pa.string()),
+        ("tables", pa.string()),
+    ]
+)
+QUEUES = pa.schema(
+    [*_GROUP, ("topic", pa.string()), ("queue_id", pa.int32()), ("next_offset", pa.int64())]
+)
+RANGES = pa.schema([*_GROUP, ("begin", pa.int64()), ("end", pa.int64()), ("sha256", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Where the audit before ended, and what was so there: the log `position`; `index` and `term`
+    of the last frame before it; `tail`, the SHA-256 of the bytes just before it; `queues`, the next
+    offset by topic and queue; `configuration`, the (index, payload) of the newest one, or None;
+    `tables`, those of config/ as JSON, or None; `begin`, from where on the log has been read. (If
+    that is not 0, there may be queues of which nobody knows where they ended.)"""
+
+    audited_at_ms: int
+    position: int
+    index: int
+    term: int
+    tail: str
+    queues: Mapping[tuple[str, int], int]
+    configuration: tuple[int, bytes] | None = None
+    tables: Mapping[str, Any] | None = None
+    begin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Log positions [begin, end) that an audit found right, and their SHA-256."""
+
+    begin: int
+    end: int
+    sha256: str
+    audited_at_ms: int
+
+
+class Kept:
+    """The files of one group in a directory of results."""
+
+    def __init__(self, directory: Path, group: str) -> None:
+        self._directory = directory
+        self._group = group
+
+    def ended(self) -> Ended | None:
+        """Return where the audit before ended; None without one, or without its queues. Raises
+        StoreError, OSError."""
+        rows = self._rows("ended", ENDED)
+        if not rows:
+            return None
+        row = rows[-1]
+        configuration = orjson.loads(row["configuration"] or "null")
+        of_any_end = self._rows("queues", QUEUES)
+        queues = {
+            (each["topic"], each["queue_id"]): each["next_offset"]
+            for each in of_any_end
+            if each["audited_at"] == row["audited_at"]
+        }
+        if of_any_end and not queues:
+            return None  # nobody knows where they were there
+        return Ended(
+            _ms(row["audited_at"]),
+            row["position"],
+            row["index"],
+            row["term"],
+            row["tail"],
+            queues,
+            configuration and (configuration[0], bytes.fromhex(configuration[1])),
+            orjson.loads(row["tables"] or "null"),
+            min((each.begin for each in self.ranges()), default=row["position"]),
+        )
+
+    def ranges(self) -> list[Range]:
+        """Return the ranges that were found right, up to the end that is noted. Raises StoreError,
+        OSError."""
+        end = max((row["position"] for row in self._rows("ended", ENDED)), default=0)
+        return [
+            Range(row["begin"], row["end"], row["sha256"], _ms(row["audited_at"]))
+            for row in self._rows("ranges", RANGES)
+            if row["end"] <= end
+        ]
+
+    def save(self, ended: Ended, ranges: Sequence[Range]) -> None:
+        """Replace what is kept of the group. Raises StoreError, OSError."""
+        configuration = ended.configuration
+        said = configuration and [configuration[0], configuration[1].hex()]
+        row = {
+            "position": ended.position,
+            "index": ended.index,
+            "term": ended.term,
+            "tail": ended.tail,
+            "configuration": orjson.dumps(said).decode(),
+            "tables": orjson.dumps(ended.tables).decode(),
+        }
+        queues = [
+            {"topic": topic, "queue_id": queue_id, "next_offset": offset}
+            for (topic, queue_id), offset in sorted(ended.queues.items())
+        ]
+        stamp = ended.audited_at_ms
+        known = [
+            {"begin": each.begin, "end": each.end, "sha256": each.sha256, "at": each.audited_at_ms}
+            for each in ranges
+        ]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # A kill at any place leaves an end and the queues of its stamp: those of the one before go
+        # when it has gone. What ranges have beyond an end is not read.
+        before = [{**each, "at": each["audited_at"]} for each in self._rows("queues", QUEUES)]
+        self._replace("ranges", RANGES, known, stamp)
+        self._replace("queues", QUEUES, [*before, *queues], stamp)
+        self._replace("ended", ENDED, [row], stamp)
+        self._replace("queues", QUEUES, queues, stamp)
+
+    def _rows(self, name: str, schema: pa.Schema) -> list[dict[str, Any]]:
+        return [row for row in self._all(name, schema) if row["group"] == self._group]
+
+    def _all(self, name: str, schema: pa.Schema) -> list[dict[str, Any]]:
+        path = self._directory / f"{name}.parquet"
+        if not path.is_file():
+            return []
+        try:
+            table = pq.read_table(path)
+        except pa.ArrowException as error:
+            raise StoreError(f"{path} cannot be read: {error}") from error
+        if table.schema != schema:
+            raise StoreError(
+                f"{path} is not of this program: remove it to audit from the beginning"
+            )
+        found: list[dict[str, Any]] = table.to_pylist()
+        return found
+
+    def _replace(
+        self, name: str, schema: pa.Schema, rows: Sequence[dict[str, Any]], stamp_ms: int
+    ) -> None:
+        others = [row for row in self._all(name, schema) if row["group"] != self._group]
+        own = [{**row, "group": self._group, "audited_at": row.get("at", stamp_ms)} for row in rows]
+        columns = [
+            pa.array([row[field.name] for row in (*others, *own)], field.type) for field in schema
+        ]
+        beside = self._directory / f".{name}.parquet.tmp"
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), beside)
+        os.replace(beside, self._directory / f"{name}.parquet")
+
+
+def _ms(stamp: Any) -> int:
+    return int(stamp.timestamp() * 1000 + 0.5)
+
+
+def tail_of(store: str, position: int) -> str | None:
+    """Return the digest of the last bytes before a log position; None if a store lacks some of
+    them. Raises StoreError, OSError."""
+    begin = max(0, position - TAIL_BYTES)
+    data = read_positions(store, begin, position)
+    return hashlib.sha256(data).hexdigest() if begin + len(data) == position else None
+
+
+def split(begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the ranges of which digests are kept."""
+    edges = [at for at in range(0, end, RANGE_BYTES) if begin < at < end]
+    return [*zip([begin, *edges], [*edges, end], strict=True)] if begin < end else []
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Digests ranges of a store's log; runs in Spark's workers. What is in `skipped` (garbage
+    behind blank records) is left out; it is sorted."""
+
+    store: str
+    skipped: Sequence[tuple[int, int]]
+
+    def __call__(self, part: tuple[int, int]) -> str:
+        digest = hashlib.sha256()
+        for low, high in without(*part, self.skipped):
+            for segment in segments(self.store):
+                first, last = max(low, segment.base), min(high, segment.end)
+                if first < last:
+                    data = map_file(segment.path)
+                    digest.update(data[first - segment.base : last - segment.base])
+        return digest.hexdigest()

@@ -1,0 +1,196 @@
+"""The keys by which messages have to be found, for many records at once. Pure but for reading
+what is staged.
+
+A message is indexed by `topic#key`, for its UNIQ_KEY and for each word of its KEYS; the record of a
+transaction that was rolled back is not. The hash is the absolute value of Java's String.hashCode,
+and 0 where Java's abs stays negative. Written anew from the format, for whole arrays, so that the
+store's own code is not what it is judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raftmq.spark.filesystem import opened
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind, java_hash
+
+from .store_files import STORES_SEPARATOR
+
+ROLLED_BACK = 12  # transaction bits
+KEY_FIELDS: list[tuple[str, Any]] = [
+    ("id_hash", pa.int64()),  # under which the message's own id is indexed
+    ("key_hashes", pa.list_(pa.int64())),  # and its KEYS
+]
+_BASE = np.uint32(31)
+_SEPARATOR = np.uint32(ord("#"))
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """A file with the items of log positions [start, end)."""
+
+    start: int
+    end: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedKeys:
+    """Keys of the records at some positions. `found`: the numbers of the positions at which there
+    is a record, `store_ms` its store time. `owners`, `hashes`, `of_id`: of each key the number of
+    its position, its hash, and whether it is the message's own id."""
+
+    found: Array
+    store_ms: Array
+    owners: Array
+    hashes: Array
+    of_id: Array
+
+
+def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Return KEY_FIELDS of records; null where there is no key. `columns`: topic, uniq_key, keys,
+    sysflag."""
+    indexed = pc.not_equal(
+        pc.bit_wise_and(columns["sysflag"], SYSFLAG_TRANSACTION), ROLLED_BACK
+    ).to_numpy(False)
+    prefixes = hashes_of(columns["topic"]) * _BASE + _SEPARATOR
+    named = {
+        name: np.flatnonzero(indexed & columns[name].is_valid().to_numpy(False))
+        for name in ("uniq_key", "keys")
+    }
+    ids, keyed = named["uniq_key"], named["keys"]
+    own = np.zeros(len(prefixes), np.int64)
+    own[ids] = _joined(prefixes[ids], columns["uniq_key"].take(pa.array(ids)))
+    without = np.ones(len(prefixes), bool)
+    without[ids] = False
+    words = pc.split_pattern(columns["keys"].take(pa.array(keyed)), " ")
+    whose = keyed[pc.list_parent_indices(words).to_numpy()]
+    flat = pc.list_flatten(words)
+    said = np.flatnonzero(pc.greater(pc.binary_length(flat), 0).to_numpy(False))
+    ends = np.searchsorted(whose[said], np.arange(len(prefixes) + 1)).astype(np.int32)
+    hashes = _joined(prefixes[whose[said]], flat.take(pa.array(said)))
+    return {
+        "id_hash": pa.array(own, mask=without),
+        "key_hashes": pa.ListArray.from_arrays(pa.array(ends), pa.array(hashes)),
+    }
+
+
+def expected_keys(parts: Sequence[StagedPart], store: str, positions: Array) -> ExpectedKeys:
+    """Return the keys of a store's records at these log positions, which rise. Raises OSError."""
+    found = []
+    for part in dict.fromkeys(parts):
+        low, high = np.searchsorted(positions, (part.start, part.end))
+        if low < high:
+            found.append(_of_part(part, store, positions[low:high], int(low)))
+    none = np.empty(0, np.int64)
+    columns = zip(*found, strict=True) if found else [[none]] * 4 + [[np.empty(0, bool)]]
+    return ExpectedKeys(*map(np.concatenate, columns))
+
+
+def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: int) -> Array:
+    """Return the positions in [low, high) of a store's records that are indexed by their own id,
+    rising. Raises OSError."""
+    found = [np.empty(0, np.int64)]
+    for part in dict.fromkeys(parts):
+        if part.start < high and low < part.end:
+            rows = _records_of(part.path, store, ["position", "id_hash"])
+            at = rows["position"].to_numpy()[rows["id_hash"].is_valid().to_numpy()]
+            found.append(at[(at >= low) & (at < high)])
+    return np.sort(np.concatenate(found))
+
+
+def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
+    """Return columns of the records that a store has in a staged file."""
+    is_record = pc.field("kind") == int(ItemKind.RECORD)
+    system, file = opened(path)
+    columns = ["store", *names]
+    rows = pq.read_table(
+        file, columns=columns, filesystem=system, filters=is_record, use_threads=False
+    )
+    stores = rows["store"].combine_chunks().dictionary_encode()
+    own = [store in each.split(STORES_SEPARATOR) for each in stores.dictionary.to_pylist()]
+    if not all(own):
+        rows = rows.filter(pa.array(np.array(own, bool)[stores.indices.to_numpy()]))
+    return rows
+
+
+def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tuple[Array, ...]:
+    """Return the fields of ExpectedKeys; `number`: of the first position."""
+    names = ["position", "store_timestamp", "id_hash", "key_hashes"]
+    rows = _records_of(part.path, store, names)
+    if not len(rows):
+        none = np.empty(0, np.int64)
+        return none, none, none, none, np.empty(0, bool)
+    at = rows["position"].to_numpy()
+    places = np.minimum(np.searchsorted(at, positions), len(at) - 1)
+    sound = np.flatnonzero(at[places] == positions)
+    rows = rows.take(pa.array(places[sound])).combine_chunks()
+    ids = rows["id_hash"].combine_chunks()
+    with_id = np.flatnonzero(ids.is_valid().to_numpy(False))
+    keys = rows["key_hashes"].combine_chunks()
+    whose = pc.list_parent_indices(keys).to_numpy()
+    hashes = pc.list_flatten(keys).to_numpy()
+    return (
+        number + sound,
+        rows["store_timestamp"].to_numpy(),
+        number + sound[np.concatenate((with_id, whose))],
+        np.concatenate((ids.take(pa.array(with_id)).to_numpy(), hashes)),
+        np.repeat((True, False), (len(with_id), len(hashes))),
+    )
+
+
+def _joined(prefixes: Array, keys: pa.Array) -> Array:
+    """Return the hashes under which keys are indexed; `prefixes`: of `topic#`, before its last
+    multiplication."""
+    sizes = pc.utf8_length(keys).to_numpy(False).astype(np.int64)
+    if not len(keys):
+        return np.empty(0, np.int64)
+    units = sizes + _astral(keys)
+    values = prefixes * _powers(int(units.max()))[units] + hashes_of(keys)
+    found = np.abs(values.view(np.int32).astype(np.int64))
+    return np.where(found > 0x7FFFFFFF, 0, found)
+
+
+def _astral(texts: pa.Array) -> Array:
+    """Return how many characters of each text are two units in Java."""
+    if pc.all(pc.string_is_ascii(texts)).as_py() in (True, None):
+        return np.zeros(len(texts), np.int64)
+    counts = [sum(c > "\uffff" for c in text) for text in texts.to_pylist()]
+    return np.array(counts, np.int64)
+
+
+def hashes_of(texts: pa.Array) -> Array:
+    """Return Java's String.hashCode of each text, as uint32."""
+    distinct = texts.dictionary_encode()
+    if len(distinct.dictionary) * 4 < len(texts):
+        of_distinct: Array = hashes_of(distinct.dictionary)[distinct.indices.to_numpy()]
+        return of_distinct
+    found = np.zeros(len(texts), np.uint32)
+    ascii_only = pc.string_is_ascii(texts).to_numpy(False).astype(bool)
+    for at in np.flatnonzero(~ascii_only).tolist():
+        found[at] = java_hash(texts[at].as_py()) & 0xFFFFFFFF
+    sizes = pc.binary_length(texts).to_numpy(False)
+    for size in np.unique(sizes[ascii_only]).tolist():
+        rows = np.flatnonzero(ascii_only & (sizes == size))
+        if size:
+            letters = b"".join(texts.take(pa.array(rows)).cast(pa.binary()).to_pylist())
+            matrix = np.frombuffer(letters, np.uint8).reshape(-1, size).astype(np.uint32)
+            found[rows] = matrix @ _powers(size)[size - 1 :: -1]
+    return found
+
+
+def _powers(highest: int) -> Array:
+    """Return 31**0 up to 31**highest, modulo 2**32."""
+    powers = np.full(highest + 1, _BASE, np.uint32)
+    powers[0] = 1
+    found: Array = np.cumprod(powers, dtype=np.uint32)
+    return found

@@ -1,0 +1,279 @@
+"""Turn a range of a CommitLog segment into Arrow batches. Pure: bytes in, batches out.
+
+The same walk comes in two shapes: `log_batches` has a row for every item (record, frame header,
+blank, hole, end of data) and is what the audit stages; `record_batches` has the records alone, for
+users who read a topic. The schemas are fixed: Spark takes Arrow batches only if they match exactly.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from google_crc32c import value as crc32c
+
+from raftmq.spark.columns import RECORD_FIELDS, record_columns
+from raftmq.spark.layout import (
+    BLANK_SIZE_BYTES,
+    ITEM_SIZE_BYTES_MAX,
+    SYSFLAG_TRANSACTION,
+    ItemKind,
+)
+from raftmq.store.frame import FrameKind
+
+from .index_keys import KEY_FIELDS, key_hashes
+from .log_scanner import FrameItem, Gap, Walk, walk_range
+from .store_files import STORES_SEPARATOR, same_bytes
+
+BATCH_RECORDS_MAX = 65_536
+BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
+
+# Fields that only a reader of a topic wants; every staged column costs time.
+_NOT_STAGED = (
+    "magic",
+    "flag",
+    "physical_offset",
+    "body_size",
+    "keys",
+    "sharding_key",
+)
+_STAGED = [(name, kind) for name, kind in RECORD_FIELDS if name not in _NOT_STAGED]
+_FRAME_FIELDS: list[tuple[str, Any]] = [
+    ("frame_index", pa.int64()),
+    ("frame_term", pa.int64()),
+    ("frame_kind", pa.int32()),
+    ("records_at", pa.int64()),  # behind the header and a command, if there is one
+    ("record_count", pa.int32()),  # as the header says
+    ("records_found", pa.int32()),
+    ("payload_length", pa.int32()),
+    ("payload_crc", pa.int64()),
+    ("header_crc", pa.int64()),
+]
+LOG_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("kind", pa.int32()),
+        ("position", pa.int64()),
+        ("size", pa.int32()),
+        *_STAGED,
+        *KEY_FIELDS,
+        *_FRAME_FIELDS,
+        ("reason", pa.string()),
+    ]
+)
+RECORD_SCHEMA = pa.schema(
+    [("store", pa.string()), ("position", pa.int64()), ("size", pa.int32()), *RECORD_FIELDS]
+)
+RECORD_BODY_SCHEMA = RECORD_SCHEMA.append(pa.field("body", pa.binary()))
+
+
+def log_batches(
+    data: memoryview, base: int, start: int, end: int, store: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield every item that bytes [start, end) of a segment own, in batches of LOG_SCHEMA.
+
+    `intact` of a record means that its body's CRC is right, of a frame that its payload's is. A
+    frame header with a wrong CRC counts as a hole, not as a frame.
+    """
+    yield from _item_batches(walk_range(data, base, start, end), data, base, store)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A store's copy of a segment, of which so many bytes are `written`
+    (audit.read.store_files)."""
+
+    store: str
+    data: memoryview
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """The items that `stores` have alike in a range of a segment. `alike`: all copies of the
+    segment have all bytes of the range alike."""
+
+    stores: tuple[str, ...]
+    alike: bool
+    batches: Iterator[pa.RecordBatch]
+
+
+def shared_parts(
+    copies: Sequence[Copy], base: int, start: int, end: int, stores: int = 0
+) -> Iterator[SharedPart]:
+    """Yield what the copies of bytes [start, end) have alike, decoded once, as `log_batches` does;
+    each copy is in one part, and `store` names all of a part's, with STORES_SEPARATOR. What all
+    `stores` (their number) have alike needs no `rest_hash`, which is to compare copies by."""
+    left = [copy for copy in copies if start < len(copy.data)]
+    count = len(left)
+    while left:
+        first, *left = left
+        data, own_end = first.data, min(end, len(first.data))
+        walk = walk_range(data, base, start, own_end, first.written)
+        low, high, walked = _compared(walk, data, start, end)
+        content = np.frombuffer(data, np.uint8)
+        same, all_bytes = [first.store], True
+        for copy in left:
+            raw = np.frombuffer(copy.data, np.uint8)
+            if len(raw) != len(content) or not same_bytes(raw, content, low, high):
+                continue
+            if not walked or walk_range(copy.data, base, start, own_end, copy.written) == walk:
+                same.append(copy.store)
+                all_bytes &= not walked or same_bytes(raw, content, start, own_end)
+        left = [copy for copy in left if copy.store not in same]
+        rest = len(same) != stores
+        batches = _item_batches(walk, data, base, STORES_SEPARATOR.join(same), rest)
+        yield SharedPart(tuple(same), all_bytes and len(same) == count, batches)
+
+
+def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
+    """Return which bytes of another copy, of the same length, have to be equal for a range to have
+    the same items there; and whether the range has to be walked there, too.
+
+    A walk looks at the items of its range, at what begins in it and is none, and near the segment's
+    end at what stands before. A hole or the end of the data is followed up to the segment's end:
+    then the items have to be equal, and the walks."""
+    starts = [*walk.records[:1], *(frame.at for frame in walk.frames[:1])]
+    ends = [at + int.from_bytes(data[at : at + 4], "big") for at in walk.records[-1:]]
+    ends += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
+    if any(gap.kind != ItemKind.BLANK for gap in walk.gaps):
+        return min(starts, default=0), max(ends, default=0), True
+    longest = ITEM_SIZE_BYTES_MAX + BLANK_SIZE_BYTES
+    low = min(start, max(0, len(data) - longest))
+    return low, min(len(data), max([end, *ends]) + longest), False
+
+
+def _item_batches(
+    walk: Walk, data: memoryview, base: int, store: str, rest: bool = True
+) -> Iterator[pa.RecordBatch]:
+    for chunk in _chunks(walk.records, BATCH_RECORDS_MAX):
+        columns = record_columns(data, chunk, body=False, rest=rest)
+        columns["position"] = pa.array(np.asarray(chunk, np.int64) + base)
+        columns |= key_hashes(columns)
+        yield _batch(LOG_SCHEMA, store, len(chunk), kind=ItemKind.RECORD, **columns)
+    for frames in _chunks(walk.frames, BATCH_RECORDS_MAX):
+        yield _frame_batch(data, base, store, frames, walk.records)
+    for gaps in _chunks(walk.gaps, BATCH_RECORDS_MAX):
+        yield _gap_batch(base, store, gaps)
+
+
+def record_batches(
+    data: memoryview,
+    base: int,
+    start: int,
+    end: int,
+    store: str,
+    topic: str | None = None,
+    body: bool = True,
+    until: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records that bytes [start, end) own as RECORD_SCHEMA, with bodies
+    RECORD_BODY_SCHEMA.
+
+    With `topic`, only that topic's visible records: prepared and rolled-back transactions are not
+    in their topic. With `until`, only records that end at or below that log position.
+    """
+    schema = RECORD_BODY_SCHEMA if body else RECORD_SCHEMA
+    for chunk in _bounded(walk_range(data, base, start, end).records, body):
+        columns = record_columns(data, chunk, body)
+        columns["position"] = pa.array(np.asarray(chunk, np.int64) + base)
+        batch = _batch(schema, store, len(chunk), **columns)
+        if topic is not None:
+            batch = batch.filter(pc.equal(batch["topic"], topic))
+            bits = pc.bit_wise_and(batch["sysflag"], SYSFLAG_TRANSACTION)
+            batch = batch.filter(pc.is_in(bits, pa.array([0, 8], bits.type)))
+        if until is not None:
+            last = pc.add(batch["position"], batch["size"].cast(pa.int64()))
+            batch = batch.filter(pc.less_equal(last, until))
+        if batch.num_rows:
+            yield batch
+
+
+def _frame_batch(
+    data: memoryview,
+    base: int,
+    store: str,
+    frames: Sequence[FrameItem],
+    records: Sequence[int],
+) -> pa.RecordBatch:
+    """Build a batch of frames. `records` are all records of the range; those of its last frame may
+    lie in the next range."""
+    intact, found = [], []
+    for frame in frames:
+        start = frame.at + frame.header_size
+        end = start + frame.payload_length
+        intact.append(crc32c(bytes(data[start:end])) == frame.payload_crc)
+        if frame.kind != FrameKind.MESSAGES:
+            found.append(0)
+        elif records and records[-1] >= end:
+            found.append(bisect_left(records, end) - bisect_left(records, start))
+        else:
+            found.append(len(walk_range(data, base, frame.at + frame.size, end).records))
+    return _batch(
+        LOG_SCHEMA,
+        store,
+        len(frames),
+        kind=ItemKind.FRAME,
+        position=[base + frame.at for frame in frames],
+        size=[frame.header_size for frame in frames],
+        store_timestamp=[frame.timestamp_ms for frame in frames],
+        intact=intact,
+        frame_index=[frame.index for frame in frames],
+        frame_term=[frame.term for frame in frames],
+        frame_kind=[frame.kind for frame in frames],
+        records_at=[base + frame.at + frame.size for frame in frames],
+        record_count=[frame.record_count for frame in frames],
+        records_found=found,
+        payload_length=[frame.payload_length for frame in frames],
+        payload_crc=[frame.payload_crc for frame in frames],
+        header_crc=[frame.header_crc for frame in frames],
+    )
+
+
+def _gap_batch(base: int, store: str, gaps: Sequence[Gap]) -> pa.RecordBatch:
+    return _batch(
+        LOG_SCHEMA,
+        store,
+        len(gaps),
+        kind=[int(gap.kind) for gap in gaps],
+        position=[base + gap.at for gap in gaps],
+        size=[gap.size_bytes for gap in gaps],
+        reason=[gap.reason for gap in gaps],
+    )
+
+
+def _batch(schema: pa.Schema, store: str, count: int, **columns: Any) -> pa.RecordBatch:
+    """Build a batch of `schema`; missing columns are null, a number stands for all rows."""
+    arrays = []
+    for field in schema:
+        column = store if field.name == "store" else columns.get(field.name)
+        if column is None:
+            arrays.append(pa.nulls(count, field.type))
+        elif isinstance(column, str | int):
+            arrays.append(pa.repeat(pa.scalar(column, field.type), count))
+        elif isinstance(column, pa.Array):
+            arrays.append(column.cast(field.type))
+        else:
+            arrays.append(pa.array(column, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def _bounded(positions: Sequence[int], body: bool) -> Iterator[Sequence[int]]:
+    """Yield chunks of at most BATCH_RECORDS_MAX records and, with bodies, about
+    BATCH_BODY_BYTES_MAX bytes of log."""
+    begin = 0
+    for i in range(1, len(positions) + 1):
+        full = i - begin >= BATCH_RECORDS_MAX
+        if body and i < len(positions):
+            full = full or positions[i] - positions[begin] >= BATCH_BODY_BYTES_MAX
+        if full or i == len(positions):
+            yield positions[begin:i]
+            begin = i

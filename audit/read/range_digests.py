@@ -1,0 +1,367 @@
+"""Sums up what a task decodes, so that nobody has to read again what agrees. Pure.
+
+A task decodes a range of the log, or some ConsumeQueue files, once for all stores that have the
+same there. Its rows go to files; beside them it says what its part comes to: whether all bytes are
+the same in all stores, where the data ends, and sums of hashes for each RANGE_BYTES of the log.
+Units and records whose sums agree need not be compared one by one. Of the records' queue offsets it
+keeps *runs*: offsets of one queue that rise by one along the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
+from raftmq.store.frame import FrameKind
+
+from .index_keys import ROLLED_BACK
+from .store_files import STORES_SEPARATOR
+from .system_topics import (
+    HALF_TOPIC,
+    MULTI_QUEUE_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMED_TOPICS,
+)
+
+RANGE_BYTES = 16 << 20
+RUN_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("first_offset", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("position", pa.int64()),  # of the first record
+        ("end", pa.int64()),  # behind the last one
+    ]
+)
+# Odd 64-bit numbers by which the fields of a hash are multiplied.
+_FACTORS = np.random.Generator(np.random.PCG64(2)).integers(0, 1 << 63, 8, np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
+Array = npt.NDArray[Any]
+Sums = Mapping[int, tuple[int, int]]  # by range of the log: how many, and the sum of their hashes
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRun:
+    """Frames [first, last] that follow each other: indexes rise by one, terms do not fall, each is
+    intact and has the records that it says. `end`: of the last payload. `configurations`: index,
+    start and end of the payload."""
+
+    first: int
+    last: int
+    first_term: int
+    last_term: int
+    end: int
+    configurations: tuple[tuple[int, int, int], ...]
+
+    def with_next(self, run: FrameRun) -> FrameRun | None:
+        """Return both as one run; None if the second does not follow."""
+        if run.first != self.last + 1 or run.first_term < self.last_term:
+            return None
+        configurations = self.configurations + run.configurations
+        terms = self.first_term, run.last_term
+        return FrameRun(self.first, run.last, *terms, run.end, configurations)
+
+
+@dataclass(frozen=True, slots=True)
+class LogDigest:
+    """Counts and sums over log positions [start, end) of `stores`, which have the same items there.
+
+    `alike`: all stores that have a segment there have all of its bytes alike. `data_end`: of the
+    last item (0: none). `records` counts the intact ones. `waits`: there are messages that come
+    later, or parts of transactions. `units`: sums of visible records, as their ConsumeQueue units
+    have to be; `ids`: of the positions of records that are indexed by their own id. `frame_run`:
+    the frames, if they are a run. `damage_at`: the first position at which there is no item, or one
+    that is not intact. `times`: the lowest and the highest store time of a record (ms). `path`: the
+    file with the rows.
+    """
+
+    stores: tuple[str, ...]
+    start: int
+    end: int
+    alike: bool
+    data_end: int
+    records: int
+    frames: int
+    waits: bool
+    units: Sums
+    ids: Sums
+    frame_run: FrameRun | None = None
+    damage_at: int | None = None
+    times: tuple[int, int] | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """A log that all stores have alike, and whose frames follow each other. `frames`: None if it
+    has none."""
+
+    frames: FrameRun | None
+
+
+def all_alike(
+    digests: Iterable[LogDigest], stores: tuple[str, ...], ended: tuple[int, int] | None
+) -> Alike | None:
+    """Return what the digests come to if all `stores` have all items alike, and the frames follow
+    each other; else None. `ended`: index and term of the frame before them."""
+    frames: FrameRun | None = None
+    for digest in sorted(digests, key=lambda digest: digest.start):
+        if digest.stores != stores or (digest.frames and digest.frame_run is None):
+            return None
+        run = digest.frame_run
+        if run is None:
+            continue
+        if frames is None:
+            follows = ended is None or (run.first == ended[0] + 1 and run.first_term >= ended[1])
+            frames = run if follows else None
+        else:
+            frames = frames.with_next(run)
+        if frames is None:
+            return None
+    return Alike(frames)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDigest:
+    """Sums of the ConsumeQueue units that `stores` have alike, by the range they point into."""
+
+    stores: tuple[str, ...]
+    units: Sums
+
+
+class LogSummary:
+    """Adds up the batches (audit.read.log_reader.LOG_SCHEMA) of one part."""
+
+    def __init__(self) -> None:
+        self._data_end = self._records = self._frames = 0
+        self._frame_runs: list[FrameRun | None] = []
+        self._damaged: list[int] = []
+        self._times: list[int] = []
+        self._waits = False
+        self._units: list[Sums] = []
+        self._ids: list[Sums] = []
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Take a batch, all of one kind of items but for gaps; return its runs (RUN_SCHEMA)."""
+        kind = batch["kind"][0].as_py()
+        position, size = _numbers(batch, "position"), _numbers(batch, "size")
+        if kind == ItemKind.FRAME:
+            self._add_frames(batch, position, size)
+        if kind not in (ItemKind.FRAME, ItemKind.RECORD):
+            self._damaged += position[_numbers(batch, "kind") != ItemKind.BLANK].tolist()
+        if kind != ItemKind.RECORD:
+            return None
+        self._data_end = max(self._data_end, int((position + size).max()))
+        intact = batch["intact"].to_numpy(False).astype(bool)
+        self._records += int(intact.sum())
+        self._damaged += position[~intact][:1].tolist()
+        times = _numbers(batch, "store_timestamp")
+        self._times += int(times.min()), int(times.max())
+        topics = batch["topic"].dictionary_encode()
+        bits = _numbers(batch, "sysflag") & SYSFLAG_TRANSACTION
+        known = topics.dictionary.to_pylist()
+        self._waits |= bool(bits.any()) or SCHEDULE_TOPIC in known or HALF_TOPIC in known
+        visible = (bits == 0) | (bits == 8)
+        hashes = unit_hashes(
+            _topic_hashes(topics),
+            _numbers(batch, "queue_id"),
+            _numbers(batch, "queue_offset"),
+            position,
+            size,
+            np.where(_among(topics, TIMED_TOPICS), 0, _numbers(batch, "tags_code")),
+        )
+        self._units.append(sums(position[visible], hashes[visible]))
+        indexed = batch["uniq_key"].is_valid().to_numpy(False) & (bits != ROLLED_BACK)
+        self._ids.append(sums(position[indexed], position[indexed]))
+        return _runs(batch, topics, visible & intact)
+
+    def _add_frames(self, batch: pa.RecordBatch, position: Array, size: Array) -> None:
+        self._frames += len(batch)
+        ends = position + size + _numbers(batch, "payload_length")
+        self._data_end = max(self._data_end, int(ends.max()))
+        intact = batch["intact"].to_numpy(False).astype(bool)
+        self._damaged += position[~intact][:1].tolist()
+        index, term = _numbers(batch, "frame_index"), _numbers(batch, "frame_term")
+        goes_on = (index[1:] == index[:-1] + 1) & (term[1:] >= term[:-1])
+        complete = batch["record_count"].equals(batch["records_found"])
+        if not (intact.all() and goes_on.all() and complete):
+            self._frame_runs.append(None)
+            return
+        configures = np.flatnonzero(_numbers(batch, "frame_kind") == FrameKind.CONFIGURATION)
+        places = index[configures], (position + size)[configures], ends[configures]
+        configurations = tuple(zip(*(each.tolist() for each in places), strict=True))
+        indexes, terms = ((int(each[0]), int(each[-1])) for each in (index, term))
+        self._frame_runs.append(FrameRun(*indexes, *terms, int(ends[-1]), configurations))
+
+    def _frame_run(self) -> FrameRun | None:
+        found = self._frame_runs[0] if self._frame_runs else None
+        for run in self._frame_runs[1:]:
+            found = found.with_next(run) if found and run else None
+        return found
+
+    def digest(
+        self, stores: tuple[str, ...], start: int, end: int, alike: bool, path: str
+    ) -> LogDigest:
+        return LogDigest(
+            *(stores, start, end, alike, self._data_end, self._records, self._frames, self._waits),
+            total(self._units),
+            total(self._ids),
+            self._frame_run(),
+            min(self._damaged, default=None),
+            (min(self._times), max(self._times)) if self._times else None,
+            path,
+        )
+
+
+class UnitSummary:
+    """Adds up batches of units (audit.read.spark_sources.UNIT_SCHEMA), each of one queue."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, list[Sums]] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        topic = batch["topic"][0].as_py()
+        if topic.startswith(MULTI_QUEUE_PREFIX):
+            return
+        tags = _numbers(batch, "tags_code")
+        hashes = unit_hashes(
+            np.full(len(batch), _text_hash(topic), np.uint64),
+            _numbers(batch, "queue_id"),
+            _numbers(batch, "queue_offset"),
+            _numbers(batch, "position"),
+            _numbers(batch, "size"),
+            np.zeros_like(tags) if topic in TIMED_TOPICS else tags,
+        )
+        of_stores = self._units.setdefault(batch["store"][0].as_py(), [])
+        of_stores.append(sums(_numbers(batch, "position"), hashes))
+
+    def digests(self) -> list[UnitDigest]:
+        return [
+            UnitDigest(tuple(stores.split(STORES_SEPARATOR)), total(parts))
+            for stores, parts in self._units.items()
+        ]
+
+
+def unit_hashes(topics: Array, *fields: Array) -> Array:
+    """Return a hash of each unit. `topics`: hashes of its topic; `fields`: whole numbers."""
+    mixed = topics.astype(np.uint64)
+    for field, factor in zip(fields, _FACTORS, strict=False):
+        mixed += field.astype(np.int64).view(np.uint64) * factor
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _FACTORS[-1]
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def sums(positions: Array, hashes: Array) -> dict[int, tuple[int, int]]:
+    """Return by range of the log how many positions there are, and the sum of their hashes."""
+    if not len(positions):
+        return {}
+    parts = positions // RANGE_BYTES
+    if (parts[1:] < parts[:-1]).any():  # only where there is damage
+        order = np.argsort(parts, kind="stable")
+        parts, hashes = parts[order], hashes[order]
+    firsts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1]))
+    counts = np.diff(np.append(firsts, len(parts)))
+    totals = np.add.reduceat(hashes.astype(np.int64, copy=False).view(np.uint64), firsts)
+    found = zip(parts[firsts].tolist(), counts.tolist(), totals.tolist(), strict=True)
+    return {part: (count, added) for part, count, added in found}
+
+
+def total(parts: Iterable[Sums]) -> dict[int, tuple[int, int]]:
+    """Add up sums of several parts."""
+    found: dict[int, tuple[int, int]] = {}
+    for part in parts:
+        for number, (count, added) in part.items():
+            before = found.get(number, (0, 0))
+            found[number] = before[0] + count, (before[1] + added) % (1 << 64)
+    return found
+
+
+def by_store(
+    parts: Iterable[tuple[tuple[str, ...], Sums]],
+) -> dict[str, dict[int, tuple[int, int]]]:
+    """Add up, for each store, the sums of the parts that it has."""
+    found: dict[str, list[Sums]] = {}
+    for stores, part in parts:
+        for store in stores:
+            found.setdefault(store, []).append(part)
+    return {store: total(of_store) for store, of_store in found.items()}
+
+
+def unlike(left: Sums, right: Sums) -> Iterator[int]:
+    """Yield the ranges whose sums are not the same on both sides."""
+    for part in sorted({*left, *right}):
+        if left.get(part) != right.get(part):
+            yield part
+
+
+def data_ends(digests: Iterable[LogDigest]) -> dict[str, tuple[int, int, int]]:
+    """Return per store the end of its last item, its number of intact records and of frames."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for digest in digests:
+        for store in digest.stores:
+            end, records, frames = found.get(store, (0, 0, 0))
+            found[store] = (
+                max(end, digest.data_end),
+                records + digest.records,
+                frames + digest.frames,
+            )
+    return found
+
+
+def _runs(batch: pa.RecordBatch, topics: pa.DictionaryArray, counted: Array) -> pa.RecordBatch:
+    """Return the runs of the counted records, which stand in order of position."""
+    rows = np.flatnonzero(counted)
+    codes = topics.indices.to_numpy()[rows].astype(np.int64)
+    queues = codes << 32 | _numbers(batch, "queue_id")[rows]
+    order = np.argsort(queues, kind="stable")
+    rows, queues = rows[order], queues[order]
+    offsets = _numbers(batch, "queue_offset")[rows]
+    breaks = np.ones(len(rows), bool)
+    breaks[1:] = (queues[1:] != queues[:-1]) | (offsets[1:] != offsets[:-1] + 1)
+    firsts = np.flatnonzero(breaks)
+    lasts = np.append(firsts, len(rows))[1:] - 1
+    position, size = _numbers(batch, "position"), _numbers(batch, "size")
+    columns = [
+        batch["store"].take(pa.array(rows[firsts])),
+        topics.dictionary.take(pa.array(queues[firsts] >> 32)),
+        pa.array((queues[firsts] & 0xFFFFFFFF).astype(np.uint32).view(np.int32)),
+        pa.array(offsets[firsts]),
+        pa.array(offsets[lasts]),
+        pa.array(position[rows[firsts]]),
+        pa.array((position + size)[rows[lasts]]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RUN_SCHEMA)
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> Array:
+    found: Array = batch[name].to_numpy(False).astype(np.int64, copy=False)
+    return found
+
+
+def _text_hash(text: str) -> int:
+    data = text.encode()
+    return crc32(data) << 32 | crc32(data[::-1])
+
+
+def _topic_hashes(topics: pa.DictionaryArray) -> Array:
+    of_each = np.array([_text_hash(topic) for topic in topics.dictionary.to_pylist()], np.uint64)
+    found: Array = of_each[topics.indices.to_numpy()]
+    return found
+
+
+def _among(topics: pa.DictionaryArray, names: tuple[str, ...]) -> Array:
+    of_each = np.array([topic in names for topic in topics.dictionary.to_pylist()], bool)
+    found: Array = of_each[topics.indices.to_numpy()]
+    return found

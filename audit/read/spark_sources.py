@@ -1,0 +1,418 @@
+"""Stores as Spark data sources. Register them once per session: `register(spark)`.
+
+    spark.read.format("rocketmq").option("topic", "Flights").load("n0/store")
+
+rocketmq         the CommitLog's records; with `topic` that topic's visible ones alone
+rocketmq_log     every item of the log: records, frame headers, blanks, holes, ends (for the audit)
+rocketmq_queue   the ConsumeQueues' units
+rocketmq_blocks  hashes of the blocks of the log in which replicas differ
+
+Options: `path`, one store directory (for rocketmq perhaps by URI), or `stores`, a JSON object of
+names and directories; the name becomes the column `store` (with `path`, the directory). For
+rocketmq and rocketmq_log `splitBytes` (default 32 MiB): segments are split at any byte. For
+rocketmq_log and rocketmq_queue `shared` (default false): what is equal in several stores is one
+row, whose `store` has their names in lines. For rocketmq `body` (default true: a source cannot
+prune columns, so say when bodies are not wanted) and `until`, the log position at which reading
+stops. For the three others `from`, the log position of an item at which reading begins (of units:
+that they point at). For rocketmq_blocks `limits`, `skipped`, `cuts` and `ranges`, JSON (see
+BlockReader).
+
+`partitions` and `read` run in different processes, so readers hold plain data only.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from .log_reader import (
+    LOG_SCHEMA,
+    RECORD_BODY_SCHEMA,
+    RECORD_SCHEMA,
+    Copy,
+    SharedPart,
+    log_batches,
+    record_batches,
+    shared_parts,
+)
+from .remote_stores import is_uri
+from .store_files import (
+    STORES_SEPARATOR,
+    BlockCopy,
+    QueueFile,
+    Segment,
+    different_blocks,
+    map_file,
+    queue_files,
+    segments,
+    units,
+    written_bytes,
+)
+
+SPLIT_BYTES = 32 * 1024 * 1024
+SPLIT_BYTES_MIN = 4096
+UNIT_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("position", pa.int64()),
+        ("size", pa.int32()),
+        ("tags_code", pa.int64()),
+    ]
+)
+BLOCK_SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("block_start", pa.int64()),
+        ("block_end", pa.int64()),
+        ("digest", pa.binary()),
+    ]
+)
+_SPARK_TYPES: dict[Any, DataType] = {
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.bool_(): BooleanType(),
+    pa.list_(pa.int64()): ArrayType(LongType()),
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Make the four formats known to this session; may be repeated."""
+    for source in (RecordSource, LogSource, QueueSource, BlockSource):
+        spark.dataSource.register(source)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return the Spark schema for one of our Arrow schemas; every field is nullable."""
+    return StructType([StructField(f.name, _SPARK_TYPES[f.type], True) for f in schema])
+
+
+@dataclass
+class SegmentRange(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """Log positions [start, end) of one segment of a store."""
+
+    store: str
+    segment: Segment
+    start: int
+    end: int
+
+
+@dataclass
+class SharedRange(InputPartition):  # type: ignore[misc]  # as above
+    """Log positions [start, end) of the segments that several stores have at `base`."""
+
+    base: int
+    copies: list[tuple[str, Segment]]
+    start: int
+    end: int
+
+
+@dataclass
+class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """Some ConsumeQueue files, each with the stores that have it."""
+
+    files: list[list[tuple[str, QueueFile]]]
+
+
+class Stores:
+    """The stores that a source reads, and how their segments are split."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.directories = _stores(options)
+        self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
+        if self.split_bytes < SPLIT_BYTES_MIN:
+            raise ValueError(f"splitBytes must be at least {SPLIT_BYTES_MIN}")
+        self.start = int(options.get("from", 0))
+
+    def partitions(self) -> list[InputPartition]:
+        found: list[InputPartition] = []
+        for store, directory in self.directories.items():
+            for segment in segments(directory):
+                begin = max(segment.base, self.start)
+                # What a URI names is read whole, so that it is read once.
+                step = segment.size_bytes if is_uri(segment.path) else self.split_bytes
+                for start in range(begin, segment.end, step):
+                    end = min(start + step, segment.end)
+                    found.append(SegmentRange(store, segment, start, end))
+        return found
+
+    def shared_partitions(self) -> list[SharedRange]:
+        """Return each range with all stores that have a segment there, as far as any is written.
+        Segments that begin at one position may be of different sizes."""
+        copies: dict[int, list[tuple[str, Segment]]] = {}
+        for store, directory in self.directories.items():
+            for segment in segments(directory):
+                copies.setdefault(segment.base, []).append((store, segment))
+        found: list[SharedRange] = []
+        for base, same in sorted(copies.items()):
+            last = max(segment.end for _, segment in same)
+            written = max(written_bytes(segment.path) for _, segment in same)
+            begin = max(base, self.start)
+            for start in range(begin, min(last, base + max(written, 1)), self.split_bytes):
+                end = min(start + self.split_bytes, last)
+                having = [copy for copy in same if copy[1].end > start]
+                found.append(SharedRange(base, having, start, end))
+        return found
+
+
+class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
+    """Reads records, optionally of one topic, with or without bodies."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.partitions = Stores(options).partitions
+        self.topic = options.get("topic")
+        self.body = _flag(options, "body", True)
+        until = options.get("until")
+        self.until = None if until is None else int(until)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SegmentRange):
+            return  # Spark's way to read a source that has no partitions
+        base = partition.segment.base
+        yield from record_batches(
+            map_file(partition.segment.path),
+            base,
+            partition.start - base,
+            partition.end - base,
+            partition.store,
+            self.topic,
+            self.body,
+            self.until,
+        )
+
+
+class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
+    """Reads every item of the log."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        stores = Stores(options)
+        shared = _flag(options, "shared", False)
+        self.partitions = stores.shared_partitions if shared else stores.partitions
+        self.stores = len(stores.directories)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SharedRange):
+            for part in self.parts(partition):
+                yield from part.batches
+            return
+        if not isinstance(partition, SegmentRange):
+            return  # as above
+        base = partition.segment.base
+        data = map_file(partition.segment.path)
+        start, end = partition.start - base, partition.end - base
+        yield from log_batches(data, base, start, end, partition.store)
+
+    def parts(self, partition: SharedRange) -> Iterator[SharedPart]:
+        """Read what stores have alike."""
+        base = partition.base
+        copies = [
+            Copy(store, map_file(segment.path), written_bytes(segment.path))
+            for store, segment in partition.copies
+        ]
+        bounds = partition.start - base, partition.end - base
+        yield from shared_parts(copies, base, *bounds, stores=self.stores)
+
+
+class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
+    """Reads ConsumeQueue units; a partition is about `splitBytes` of files."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.stores = Stores(options)
+        self.shared = _flag(options, "shared", False)
+
+    def partitions(self) -> list[InputPartition]:
+        copies: dict[tuple[str, str, int, int], list[tuple[str, QueueFile]]] = {}
+        for store, directory in self.stores.directories.items():
+            for file in queue_files(directory):
+                own = "" if self.shared else store
+                key = (own, file.topic, file.queue_id, file.first_offset)
+                copies.setdefault(key, []).append((store, file))
+        found: list[InputPartition] = []
+        files: list[list[tuple[str, QueueFile]]] = []
+        size_bytes = 0
+        for same in copies.values():
+            files.append(same)
+            size_bytes += sum(file.size_bytes for _, file in same)
+            if size_bytes >= self.stores.split_bytes:
+                found.append(QueueFiles(files))
+                files, size_bytes = [], 0
+        return [*found, QueueFiles(files)] if files else found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, QueueFiles):
+            return  # as above
+        for copies in partition.files:
+            read = [(store, *units(file, self.stores.start)) for store, file in copies]
+            while read:
+                _, offsets, content = read[0]
+                same = [
+                    store
+                    for store, others, theirs in read
+                    if np.array_equal(others, offsets) and np.array_equal(theirs, content)
+                ]
+                read = [copy for copy in read if copy[0] not in same]
+                if len(offsets):
+                    yield self._batch(same, copies[0][1], offsets, content)
+
+    def _batch(
+        self, stores: list[str], file: QueueFile, offsets: Any, content: Any
+    ) -> pa.RecordBatch:
+        count = len(offsets)
+        columns = [
+            pa.repeat(pa.scalar(STORES_SEPARATOR.join(stores)), count),
+            pa.repeat(pa.scalar(file.topic), count),
+            pa.repeat(pa.scalar(file.queue_id, pa.int32()), count),
+            pa.array(offsets, pa.int64()),
+            pa.array(content["position"].astype("i8")),
+            pa.array(content["size"].astype("i4")),
+            pa.array(content["tags_code"].astype("i8")),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=UNIT_SCHEMA)
+
+
+class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
+    """Reads the hashes of blocks that are not the same in all stores that have them.
+
+    `limits` {store: position}: how far each store is read; `skipped` {store: [[from, to], …]}:
+    positions left out; `cuts` [position, …]: additional block ends; `ranges` [[from, to], …]: the
+    partitions to be read (otherwise all).
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.stores = Stores(options)
+        ranges = orjson.loads(options.get("ranges", "null"))
+        self.ranges = None if ranges is None else {(low, high) for low, high in ranges}
+        self.limits: dict[str, int] = orjson.loads(options["limits"])
+        self.skipped: dict[str, list[tuple[int, int]]] = orjson.loads(options["skipped"])
+        self.cuts: list[int] = orjson.loads(options["cuts"])
+
+    def partitions(self) -> list[SharedRange]:
+        wanted = self.ranges
+        found = self.stores.shared_partitions()
+        return [part for part in found if wanted is None or (part.start, part.end) in wanted]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SharedRange):
+            return  # as above
+        copies = [
+            BlockCopy(store, segment, self.limits[store], self.skipped.get(store, ()))
+            for store, segment in partition.copies
+        ]
+        found = [*different_blocks(copies, partition.start, partition.end, self.cuts)]
+        if found:
+            columns = [
+                pa.array(column, kind)
+                for column, kind in zip(zip(*found, strict=True), BLOCK_SCHEMA.types, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+
+
+class RecordSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        body = _flag(self.options, "body", True)
+        return spark_schema(RECORD_BODY_SCHEMA if body else RECORD_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return RecordReader(_plain(self.options))
+
+
+class LogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_log`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_log"
+
+    def schema(self) -> StructType:
+        return spark_schema(LOG_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LogReader(_plain(self.options))
+
+
+class QueueSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_queue`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_queue"
+
+    def schema(self) -> StructType:
+        return spark_schema(UNIT_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return QueueReader(_plain(self.options))
+
+
+class BlockSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_blocks`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_blocks"
+
+    def schema(self) -> StructType:
+        return spark_schema(BLOCK_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BlockReader(_plain(self.options))
+
+
+def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
+    """Return Spark's case-insensitive options under the names this module asks for."""
+    names = (
+        "path",
+        "stores",
+        "topic",
+        "body",
+        "until",
+        "splitBytes",
+        "limits",
+        "skipped",
+        "cuts",
+        "ranges",
+        "shared",
+        "from",
+    )
+    return {name: options[name] for name in names if name in options}
+
+
+def _stores(options: Mapping[str, str]) -> dict[str, str]:
+    if "stores" in options:
+        return {str(name): str(path) for name, path in orjson.loads(options["stores"]).items()}
+    if "path" in options:
+        return {options["path"]: options["path"]}
+    raise ValueError("give a store directory: load(path), or option stores")
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"option {name} is true or false, not {text}")
+    return text == "true"

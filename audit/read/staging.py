@@ -1,0 +1,165 @@
+"""Decodes stores into Parquet files, which Spark then reads.
+
+The tasks write the files themselves, to a path or URI (raftmq.spark.filesystem) that Spark can
+read: rows that pass from Python to Spark only to be written cost more than their decoding. A task
+that is repeated replaces its file. Nothing is compressed: to Java Snappy and Zstandard are native
+code, which cannot be loaded where /tmp executes nothing, and Spark has once failed to read what
+Arrow had compressed by LZ4.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+
+from raftmq.spark.filesystem import below, for_spark, opened
+
+from .log_reader import LOG_SCHEMA
+from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
+from .spark_sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
+
+# Columns in which values repeat. Arrow would try a dictionary for all others, too.
+_REPEATED = ["store", "topic", "tags", "reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLog:
+    """The items of all stores (audit.read.log_reader.LOG_SCHEMA) and the runs of their queue
+    offsets (audit.read.range_digests.RUN_SCHEMA), what several stores have alike being one row; and
+    the digests."""
+
+    items: DataFrame
+    runs: DataFrame
+    digests: list[LogDigest]
+
+
+@contextmanager
+def place_for_tables(staging: str | None, scratch: Path | None) -> Iterator[str]:
+    """Make an empty directory for an audit's tables, and remove it: below `staging`, a path or URI,
+    or else below `scratch`. Raises OSError."""
+    if staging is None:
+        with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
+            yield directory
+        return
+    place = below(staging, f"mqaudit-{uuid.uuid4().hex}")
+    _make(place)
+    try:
+        yield place
+    finally:
+        system, path = opened(place)
+        system.delete_dir(path)
+
+
+def staged_log(spark: SparkSession, reader: LogReader, directory: str) -> StagedLog:
+    """Decode the logs into files in `directory`, which is made. The reader shares."""
+    items, runs = below(directory, "items"), below(directory, "runs")
+    for each in (items, runs):
+        _make(each)
+    parts = list(enumerate(reader.partitions()))
+    digests: list[LogDigest] = []
+    if parts:
+        write = _WriteLog(reader, items, runs)
+        digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
+    return StagedLog(_read(spark, LOG_SCHEMA, items), _read(spark, RUN_SCHEMA, runs), digests)
+
+
+def staged_units(
+    spark: SparkSession, reader: QueueReader, directory: str
+) -> tuple[DataFrame, list[UnitDigest]]:
+    """Decode the ConsumeQueues (audit.read.spark_sources.UNIT_SCHEMA) into files in `directory`,
+    which is made."""
+    _make(directory)
+    parts = list(enumerate(reader.partitions()))
+    digests: list[UnitDigest] = []
+    if parts:
+        write = _WriteUnits(reader, directory)
+        digests = spark.sparkContext.parallelize(parts, len(parts)).flatMap(write).collect()
+    return _read(spark, UNIT_SCHEMA, directory), digests
+
+
+def staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
+    """Write rows to a place, and return them from it."""
+    frame.write.parquet(for_spark(place))
+    return spark.read.schema(frame.schema).parquet(for_spark(place))
+
+
+def _read(spark: SparkSession, schema: pa.Schema, directory: str) -> DataFrame:
+    return spark.read.schema(spark_schema(schema)).parquet(for_spark(directory))
+
+
+def _make(directory: str) -> None:
+    system, path = opened(directory)
+    system.create_dir(path, recursive=True)
+
+
+@dataclass(frozen=True)
+class _WriteLog:
+    """Writes one range's rows and runs; runs in Spark's workers."""
+
+    reader: LogReader
+    items: str
+    runs: str
+
+    def __call__(self, numbered: tuple[int, InputPartition]) -> list[LogDigest]:
+        number, partition = numbered
+        assert isinstance(partition, SharedRange)
+        digests = []
+        path = _path(self.items, number)
+        with (
+            _replacing(path, LOG_SCHEMA) as rows,
+            _replacing(_path(self.runs, number), RUN_SCHEMA) as runs,
+        ):
+            for part in self.reader.parts(partition):
+                summary = LogSummary()
+                for batch in part.batches:
+                    rows.write_batch(batch)
+                    found = summary.add(batch)
+                    if found is not None:
+                        runs.write_batch(found)
+                bounds = partition.start, partition.end
+                digests.append(summary.digest(part.stores, *bounds, part.alike, path))
+        return digests
+
+
+@dataclass(frozen=True)
+class _WriteUnits:
+    """Writes the units of some files; runs in Spark's workers."""
+
+    reader: QueueReader
+    directory: str
+
+    def __call__(self, numbered: tuple[int, InputPartition]) -> list[UnitDigest]:
+        number, partition = numbered
+        summary = UnitSummary()
+        with _replacing(_path(self.directory, number), UNIT_SCHEMA) as rows:
+            for batch in self.reader.read(partition):
+                rows.write_batch(batch)
+                summary.add(batch)
+        return summary.digests()
+
+
+def _path(directory: str, number: int) -> str:
+    return below(directory, f"part-{number:06}.parquet")
+
+
+@contextmanager
+def _replacing(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Write a file beside `path`, and move it there when it is whole."""
+    system, target = opened(path)
+    directory, _, name = target.rpartition("/")
+    beside = f"{directory}/.{name}-{uuid.uuid4().hex}"
+    with (
+        system.open_output_stream(beside) as sink,
+        pq.ParquetWriter(sink, schema, compression="none", use_dictionary=_REPEATED) as out,
+    ):
+        yield out
+    system.move(beside, target)

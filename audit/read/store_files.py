@@ -1,0 +1,335 @@
+"""The files of one store directory: listed, mapped for reading, hashed and compared.
+
+A store is a directory with commitlog/, consumequeue/ and checkpoint; its records can be read from
+one that a URI names, too (audit.read.remote_stores). Files are only ever read.
+Segments are mapped, not copied: reading a range does not cost anything for the rest of its segment.
+"""
+
+import errno
+import hashlib
+import itertools
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from raftmq.spark.filesystem import below, name_of
+from raftmq.spark.layout import (
+    CHECKPOINT_CONFIRM_AT,
+    CHECKPOINT_SIZE_BYTES_MIN,
+    UNIT,
+    UNIT_FILLER_SIZE,
+)
+from raftmq.store.store_lock import owner_of
+
+from .remote_stores import files_in, is_uri, read
+
+Bytes = npt.NDArray[np.uint8]
+NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
+HASH_BLOCK_BYTES = 1 << 20
+STORES_SEPARATOR = "\n"  # of the names of stores that have a row alike
+
+
+class StoreError(Exception):
+    """A directory is not a store, or its files contradict their names."""
+
+
+def refuse_running(stores: Mapping[str, str]) -> None:
+    """Raise StoreError if a store's broker runs, as far as can be seen from this machine: what its
+    files say together then holds at no one time, and a group that is well would look broken."""
+    for name, directory in stores.items():
+        try:
+            owner = None if is_uri(directory) else owner_of(directory)
+        except OSError as error:
+            raise StoreError(f"{error.filename}: {error.strerror}") from error
+        if owner is not None:
+            raise StoreError(
+                f"the store {name} ({directory}) is in use by {owner}. Audit running brokers by"
+                " their name server (--namesrv), or stop them first"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One CommitLog file; it holds log positions [base, base + size_bytes)."""
+
+    path: str
+    base: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFile:
+    """One ConsumeQueue file; its first unit is the one of `first_offset` of the queue."""
+
+    path: str
+    topic: str
+    queue_id: int
+    first_offset: int
+    size_bytes: int
+
+
+def segments(store: str) -> list[Segment]:
+    """Return the CommitLog segments of a store by position, without empty files.
+
+    Raises StoreError if there is no commitlog directory or a segment begins inside another one.
+    """
+    found = []
+    for path, size_bytes in _log_files(store):
+        name = name_of(path)
+        if size_bytes and _is_offset(name):  # the store itself would not open any other file
+            found.append(Segment(path, int(name), size_bytes))
+    for before, after in itertools.pairwise(found):
+        if before.end > after.base:
+            raise StoreError(f"{after.path} begins inside {before.path}")
+    return found
+
+
+def _log_files(store: str) -> list[tuple[str, int]]:
+    """Return path and size of the files of a store's log, by name. Raises StoreError."""
+    if is_uri(store):
+        listed = files_in(below(store, "commitlog"))
+        if listed is None:
+            raise StoreError(f"{store} is no store: it has no commitlog directory")
+        return sorted(listed)
+    return [(str(path), path.stat().st_size) for path in sorted(_log_directory(store).iterdir())]
+
+
+def _log_directory(store: str) -> Path:
+    """Return the directory of a store's log: commitlog, or data of Apache's DLedger. Raises
+    StoreError."""
+    directories = [Path(store) / "commitlog", *sorted(Path(store).glob("dledger-*/data"))]
+    found = [directory for directory in directories if directory.is_dir()]
+    # A DLedger broker makes an empty commitlog, too.
+    holding = [directory for directory in found if any(directory.iterdir())]
+    if not found:
+        raise StoreError(f"{store} is no store: it has no commitlog directory")
+    return (holding or found)[0]
+
+
+def file_at(store: str, position: int) -> str:
+    """Return the file and the offset in it of a log position; "" if no segment holds it."""
+    for segment in segments(store):
+        if segment.base <= position < segment.end:
+            return f"{Path(segment.path).relative_to(store)}:{position - segment.base}"
+    return ""
+
+
+def queue_files(store: str) -> list[QueueFile]:
+    """Return every ConsumeQueue file of a store, by topic, queue and offset."""
+    found = []
+    for path in sorted((Path(store) / "consumequeue").glob("*/*/*")):
+        queue = path.parent
+        if _is_offset(path.name) and queue.name.isdigit():
+            first = int(path.name) // UNIT.itemsize
+            size_bytes = path.stat().st_size
+            found.append(
+                QueueFile(str(path), queue.parent.name, int(queue.name), first, size_bytes)
+            )
+    return found
+
+
+def confirmed_position(store: str) -> int:
+    """Return confirmPhyOffset of a store's checkpoint: the commit position as this replica knows
+    it.
+
+    0 if there is no checkpoint (a store killed before it wrote one). Raises StoreError if the file
+    is too short.
+    """
+    if is_uri(store):
+        content = read(below(store, "checkpoint"))
+    else:
+        path = Path(store) / "checkpoint"
+        content = memoryview(path.read_bytes()) if path.exists() else None
+    if content is None:
+        return 0
+    head = bytes(content[:CHECKPOINT_SIZE_BYTES_MIN])
+    if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
+        raise StoreError(f"{store}/checkpoint is cut short: {len(head)} bytes")
+    return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
+
+
+def committed_index(store: str) -> int | None:
+    """Return the index up to which a replica of Apache's DLedger knew its log to be committed; None
+    in any other store, or if it has not written it."""
+    for path in sorted(Path(store).glob("dledger-*/checkpoint")):
+        for line in path.read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition("=")
+            if name == "committedIndex" and value.isdigit():
+                return int(value)
+    return None
+
+
+def map_file(path: str) -> memoryview:
+    """Map a whole file read-only; it is unmapped when the last view of it is gone. What a URI
+    names is read instead."""
+    if is_uri(path):
+        content = read(path)
+        if content is None:
+            raise StoreError(f"{path} is not there any more")
+        return content
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def written_bytes(path: str) -> int:
+    """Return how much of a file is written: behind it is a hole, zeros that take no room, or
+    nothing. The size, where the file system does not tell."""
+    if is_uri(path):
+        return 1 << 62
+    with open(path, "rb") as file:
+        end = 0
+        try:
+            while True:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        except OSError as error:
+            return end if error.errno == errno.ENXIO else os.fstat(file.fileno()).st_size
+
+
+def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """Return the written units of a ConsumeQueue file that point at log position `begin` or behind
+    it: their queue offsets and the units (UNIT).
+
+    Units never written (all zero) and fillers before a queue's first message are left out.
+    """
+    count = file.size_bytes // UNIT.itemsize
+    if not count:
+        return np.empty(0, np.int64), np.empty(0, UNIT)
+    mapped = np.memmap(file.path, UNIT, "r", shape=(count,))
+    first = _first_unit(mapped, begin) if begin else 0
+    content = np.array(mapped[first:])
+    size = content["size"]
+    written = np.flatnonzero(
+        ((size != 0) | (content["position"] != 0))
+        & (size != UNIT_FILLER_SIZE)
+        & (content["position"] >= begin)
+    )
+    return written + first + file.first_offset, content[written]
+
+
+def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
+    """Return the number of the first unit that points at `begin` or behind it, or was never
+    written: positions rise along a queue."""
+    low, high = 0, len(content)
+    while low < high:
+        middle = (low + high) // 2
+        unit = content[middle]
+        if unit["position"] >= begin or unit["size"] == 0:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A store's copy of a segment, as far as `limit`. What is in a `skipped` range (garbage behind
+    a blank record) is taken as not there."""
+
+    store: str
+    segment: Segment
+    limit: int
+    skipped: Sequence[tuple[int, int]]
+
+
+def different_blocks(
+    copies: Sequence[BlockCopy], start: int, end: int, cuts: Sequence[int]
+) -> Iterator[tuple[str, int, int, bytes]]:
+    """Compare log positions [start, end) of a segment's copies in blocks. Where two copies differ,
+    yield (store, block start, block end, SHA-256) of each that has the block.
+
+    Blocks end at multiples of HASH_BLOCK_BYTES from the segment's start and at each of `cuts`.
+    """
+    base = copies[0].segment.base
+    edges = {*range(base, end, HASH_BLOCK_BYTES), *cuts}
+    inner = sorted(edge for edge in edges if start < edge < end)
+    data = [map_file(copy.segment.path) for copy in copies]
+    for low, high in zip([start, *inner], [*inner, end], strict=True):
+        contents = []
+        for copy, whole in zip(copies, data, strict=True):
+            block_end = min(high, copy.limit, copy.segment.end)
+            if low < block_end:
+                parts = [
+                    np.frombuffer(whole, np.uint8)[part_low - base : part_high - base]
+                    for part_low, part_high in without(low, block_end, copy.skipped)
+                ]
+                contents.append((copy.store, block_end, parts))
+        _, first_end, first = contents[0] if contents else ("", 0, [])
+        if all(e == first_end and _same(parts, first) for _, e, parts in contents[1:]):
+            continue
+        for store, block_end, parts in contents:
+            digest = hashlib.sha256()
+            for part in parts:
+                digest.update(part.data)
+            yield store, low, block_end, digest.digest()
+
+
+def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
+    """Return whether bytes in pieces are equal, pieces and all: a copy whose pieces differ is
+    compared by its hash."""
+    return len(parts) == len(others) and all(map(np.array_equal, parts, others))
+
+
+def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
+    """Return whether bytes [start, end) of two mapped files are equal: a word at a time, as far as
+    whole words reach."""
+    first, last = -(-start // 8), end // 8
+    if first >= last:
+        return np.array_equal(left[start:end], right[start:end])
+    low, high = first * 8, last * 8
+    words, others = left[low:high].view(np.uint64), right[low:high].view(np.uint64)
+    if (words != others).any():
+        return False
+    return all(np.array_equal(left[a:b], right[a:b]) for a, b in ((start, low), (high, end)))
+
+
+def first_difference(left: str, right: str, start: int, end: int) -> int | None:
+    """Return the first log position in [start, end) at which two stores' bytes differ, or None.
+
+    A position that only one of them has counts as different. Meant for one block.
+    """
+    a, b = read_positions(left, start, end), read_positions(right, start, end)
+    shorter = min(len(a), len(b))
+    unequal = np.flatnonzero(
+        np.frombuffer(a, np.uint8, shorter) != np.frombuffer(b, np.uint8, shorter)
+    )
+    if len(unequal):
+        return start + int(unequal[0])
+    return None if len(a) == len(b) else start + shorter
+
+
+def read_positions(store: str, start: int, end: int) -> bytes:
+    """Read log positions [start, end) of a store; shorter if it ends earlier or has a gap."""
+    content = b""
+    for segment in segments(store):
+        at = start + len(content)
+        if segment.base <= at < min(end, segment.end):
+            with open(segment.path, "rb") as file:
+                file.seek(at - segment.base)
+                content += file.read(min(end, segment.end) - at)
+    return content
+
+
+def _is_offset(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isdigit()
+
+
+def without(low: int, high: int, skipped: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield [low, high) minus the skipped ranges, which are sorted and do not overlap."""
+    for skip_low, skip_high in skipped:
+        if skip_high <= low or skip_low >= high:
+            continue
+        if low < skip_low:
+            yield low, skip_low
+        low = skip_high
+    if low < high:
+        yield low, high

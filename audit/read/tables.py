@@ -1,0 +1,323 @@
+"""Decode everything the checks read once, and stage it as Parquet in a temporary directory.
+
+The logs are parsed and verified in one pass over the bytes; every check then reads columns. Nothing
+here holds messages on the driver.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from raftmq.spark.filesystem import below
+from raftmq.spark.layout import SYSFLAG_TRANSACTION, ItemKind
+
+from . import history
+from .cluster_info import Subject
+from .committed_range import Limits, find_limits
+from .incremental import Ended
+from .range_digests import Alike, UnitDigest, all_alike, data_ends
+from .removed import with_gone
+from .spark_sources import LogReader, QueueReader
+from .staging import StagedLog, staged, staged_log, staged_units
+from .store_files import STORES_SEPARATOR, segments
+
+SHUFFLED_BYTES = 512 << 20  # of logs, to a part of a shuffle
+# Two copies of a record on two stores are the same record if these fields are equal.
+_IDENTITY = (
+    "size",
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "uniq_key",
+    "content_crc",
+    "body_crc",
+    "tags_code",
+    "sysflag",
+    "store_timestamp",
+    "reconsume_times",
+    "rest_hash",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The staged tables of one audit.
+
+    items: every item of every store's log (audit.read.log_reader.LOG_SCHEMA)
+    units: every ConsumeQueue unit (audit.read.spark_sources.UNIT_SCHEMA)
+    shared_items, shared_units: the same as they were decoded: what several stores have alike is one
+        row, which names them all
+    staged_log, unit_digests: what logs and ConsumeQueues come to (audit.read.range_digests); alike:
+    what is so
+        if all stores have the same log, as they mostly have
+    topics: those whose messages are judged, see `_topics`
+    log: the records the group holds (a majority, or in classic mode any store): position, size,
+        topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
+        born_timestamp, store_timestamp, reconsume_times, sysflag
+    events: the history's lines; sends: one row per send (history.sends)
+    since: where the audit before ended, if this one begins there
+    ledger: one row per topic and message id, sent or stored: see `_ledger`; `gone`: retention may
+        have removed it (audit.read.removed)
+    """
+
+    spark: SparkSession
+    place: str
+    stores: Mapping[str, str]
+    topics: tuple[str, ...]
+    subject: Subject
+    limits: Limits
+    staged_log: StagedLog
+    alike: Alike | None
+    shared_units: DataFrame
+    unit_digests: Sequence[UnitDigest]
+    log: DataFrame
+    events: DataFrame
+    sends: DataFrame
+    ledger: DataFrame
+    since: Ended | None = None
+
+    @property
+    def shared_items(self) -> DataFrame:
+        return self.staged_log.items
+
+    @property
+    def items(self) -> DataFrame:
+        return each(self.shared_items)
+
+    @property
+    def units(self) -> DataFrame:
+        return each(self.shared_units)
+
+    @property
+    def group_runs(self) -> DataFrame | None:
+        """The runs of the queue offsets in the log that the group holds
+        (audit.read.range_digests.RUN_SCHEMA), if all stores have the same log, and all of it is the
+        group's."""
+        enough = len(self.limits.voting) >= self.limits.needed
+        end = max((digest.data_end for digest in self.staged_log.digests), default=0)
+        whole = self.alike is not None and enough and end <= self.limits.agreed_end
+        return self.staged_log.runs if whole else None
+
+    @property
+    def group(self) -> str | None:
+        return self.subject.group
+
+    @property
+    def queues_ended(self) -> DataFrame:
+        """Where queues ended for the audit before, if this one begins there: topic, queue_id,
+        ended."""
+        queues = self.since.queues if self.since else {}
+        ends = [(*queue, offset) for queue, offset in queues.items()]
+        return self.spark.createDataFrame(ends, "topic string, queue_id int, ended long")
+
+    def staged(self, frame: DataFrame, name: str) -> DataFrame:
+        """Write the rows to a file and return them from it: several queries compute them once."""
+        return staged(self.spark, frame, below(self.place, name))
+
+
+@contextmanager
+def enough_partitions(spark: SparkSession, stores: Mapping[str, str]) -> Iterator[None]:
+    """Let shuffles have as many parts as the logs need, while the block runs: a part has to fit
+    into a task's memory."""
+    name = "spark.sql.shuffle.partitions"
+    before = int(spark.conf.get(name) or 0)
+    files = (Path(segment.path) for store in stores.values() for segment in segments(store))
+    size_bytes = sum(file.stat().st_blocks * 512 for file in files)
+    spark.conf.set(name, max(before, -(-size_bytes // SHUFFLED_BYTES)))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def stage(
+    spark: SparkSession,
+    stores: Mapping[str, str],
+    history_path: str | None,
+    topic: str,
+    place: str,
+    subject: Subject,
+    since: Ended | None = None,
+) -> Tables:
+    """Decode stores and history into `place` (a path or URI). Without a history there are no
+    events, no sends and no ledger. `topic` "": every topic that the history sends to. Raises
+    StoreError, HistoryUnfit or OSError."""
+
+    def written(frame: DataFrame, name: str) -> DataFrame:
+        return staged(spark, frame, below(place, name))
+
+    def stores_staged() -> tuple[
+        StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
+    ]:
+        options = {"stores": orjson.dumps(dict(stores)).decode(), "shared": "true"}
+        options["from"] = str(since.position if since else 0)
+        logs = staged_log(spark, LogReader(options), below(place, "decoded"))
+        units, unit_digests = staged_units(spark, QueueReader(options), below(place, "units"))
+        frames = each(logs.items.where(F.col("kind") == int(ItemKind.FRAME)))
+        ended = (since.index, since.term) if since else None
+        alike = all_alike(logs.digests, tuple(stores), ended)
+        limits = find_limits(frames, data_ends(logs.digests), alike, stores, subject, since)
+        log = _log(spark, logs, limits, below(place, "log"))
+        return logs, alike, units, unit_digests, limits, log
+
+    def history_staged() -> tuple[DataFrame, DataFrame]:
+        if history_path is None:
+            none = history.no_events(spark)
+            return none, none
+        events = written(history.read_events(spark, history_path), "events")
+        return events, written(history.sends(events, subject.group), "sends")
+
+    # The logs are parsed by Python workers, the history by the JVM: together they fill two cores.
+    with ThreadPoolExecutor(2) as pool:
+        of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
+        of_logs, alike, units, unit_digests, limits, log = of_stores.result()
+        events, sends = of_history.result()
+    topics = (topic,) if topic or history_path is None else _topics(sends)
+    ledger = sends
+    if history_path is not None:
+        ledger = _ledger(log, sends, topics)
+        places = records(of_logs.items), limits, "ack_queue", "ack_offset"
+        # Where the message id says the position, it is known what stood there.
+        before = F.coalesce(F.col("ack_position") < limits.begin, F.lit(True))
+        ledger = with_gone(ledger, *places).withColumn("gone", F.col("gone") & before)
+        ledger = written(ledger, "ledger")
+    return Tables(
+        *(
+            spark,
+            place,
+            stores,
+            topics,
+            subject,
+            limits,
+            of_logs,
+            alike,
+            units,
+            unit_digests,
+            log,
+            events,
+            sends,
+            ledger,
+        ),
+        since,
+    )
+
+
+def _topics(sends: DataFrame) -> tuple[str, ...]:
+    """Return the topics that were sent to, sorted: only of these is known what they should hold."""
+    rows = sends.where(F.col("topic").isNotNull()).select("topic").distinct().collect()
+    return tuple(sorted(row["topic"] for row in rows))
+
+
+def records(items: DataFrame) -> DataFrame:
+    """Return the records among the staged items, with `visible`: consumers may get it."""
+    bits = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION)
+    rows = items.where(F.col("kind") == int(ItemKind.RECORD))
+    return rows.withColumn("visible", bits.isin(0, 8))
+
+
+def each(shared: DataFrame) -> DataFrame:
+    """Return one row for each store that has an item, of rows that may name several."""
+    return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
+
+
+def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> DataFrame:
+    """Return the group's records: those that enough stores hold intact below the agreed end. What
+    all stores hold alike stays where it is staged; the others are compared and written to `place`.
+    """
+    kept = (
+        *("position", "size", "topic", "queue_id", "queue_offset", "uniq_key", "content_crc"),
+        *("fields_sum", "visible", "born_timestamp", "store_timestamp", "reconsume_times"),
+        "sysflag",
+    )
+
+    def sound(rows: DataFrame) -> DataFrame:
+        end = F.col("position") + F.col("size")
+        return records(rows).where(F.col("intact") & (end <= limits.agreed_end))
+
+    all_stores = tuple(store.store for store in limits.stores)
+    by_all = F.col("store") == STORES_SEPARATOR.join(all_stores)
+    log = sound(logs.items.where(by_all)).select(*kept)
+    if len(limits.voting) < limits.needed:
+        log = log.limit(0)
+    if any(digest.stores != all_stores for digest in logs.digests):
+        rows = sound(each(logs.items.where(~by_all)))
+        held = (
+            rows.withColumn("identity", F.xxhash64(*_IDENTITY))
+            .groupBy("position", "size", "identity")
+            .agg(
+                F.count_if(F.col("store").isin(*limits.voting)).alias("holders"),
+                *[F.first(name).alias(name) for name in kept[2:]],
+            )
+            .where(F.col("holders") >= limits.needed)
+            .select(*kept)
+        )
+        log = log.unionByName(staged(spark, held, place))
+    return log.withColumn("id", history.binary_id("uniq_key")).withColumnRenamed(
+        "uniq_key", "id_text"
+    )
+
+
+def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFrame:
+    """Return one row per topic and id: what was sent under it, and what is stored under it.
+
+    topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset, ack_position
+    (null if never sent); copies; altered (copies with another body, other fields or another born
+    time than the sent one);
+    at_ack (a copy stands where the acknowledgement says); first_position, first_queue,
+    first_offset.
+    """
+    copies = log.where(F.col("topic").isin(*topics) & F.col("visible")).select(
+        "topic",
+        "id",
+        F.col("id_text").alias("log_id"),
+        "position",
+        "queue_id",
+        "queue_offset",
+        "content_crc",
+        "fields_sum",
+        "born_timestamp",
+    )
+    sent = sends.where(F.col("topic").isin(*topics)).drop("invokes", "outcomes")
+    at_ack = (
+        (F.col("queue_id") == F.col("ack_queue"))
+        & (F.col("queue_offset") == F.col("ack_offset"))
+        & F.coalesce(F.col("position") == F.col("ack_position"), F.lit(True))
+    )
+    other_body = F.col("crc").isNotNull() & ~F.col("content_crc").eqNullSafe(F.col("crc"))
+    other_fields = F.col("fields").isNotNull() & (F.col("fields_sum") != F.col("fields"))
+    other_birth = F.col("born").isNotNull() & (F.col("born_timestamp") != F.col("born"))
+    altered = other_body | other_fields | other_birth
+    acknowledged = ("ack_queue", "ack_offset", "ack_position")
+    once = ("op", "outcome", "attempts", "order", "seq", *acknowledged)
+    stored = F.col("position").isNotNull()
+    return (
+        copies.join(sent, ["topic", "id"], "full_outer")
+        .groupBy("topic", "id")
+        .agg(
+            F.max(F.coalesce("id_text", "log_id")).alias("id_text"),
+            *[F.max(name).alias(name) for name in once],
+            F.count("position").alias("copies"),
+            F.count(F.when(stored & altered, 1)).alias("altered"),
+            F.coalesce(F.max(at_ack), F.lit(False)).alias("at_ack"),
+            F.min(F.when(stored, F.struct("position", "queue_id", "queue_offset"))).alias("first"),
+        )
+        .select(
+            "topic",
+            "id",
+            "id_text",
+            F.col("op").isNotNull().alias("sent"),
+            *once,
+            "copies",
+            "altered",
+            "at_ack",
+            F.col("first.position").alias("first_position"),
+            F.col("first.queue_id").alias("first_queue"),
+            F.col("first.queue_offset").alias("first_offset"),
+        )
+    )

@@ -1,0 +1,128 @@
+"""Tells who the members of a Raft group are, as its logs and its stores say.
+
+A majority is counted among the voters, whether their stores were given or not: a store that is gone
+must not make the remaining ones a majority. The newest configuration counts that is known to be
+committed, by one of these:
+
+- a majority of its own voters hold its frame, intact;
+- a store that holds its frame has a commit position behind it;
+- a store keeps it in its file raft/configuration, which is written only after the commit, and
+  no log has another frame of this index.
+
+Before the first change there is none: then the founders are the voters, whom cluster.json names
+(audit.read.cluster_info), or else the stores that were given.
+
+A configuration is the payload of a frame of kind CONFIGURATION, big-endian: version (1 or 2),
+members, removed ids (1 byte each), next broker id (4); then for each member role (1 voter, 2
+learner), flags (1 byte each), broker id (4), length of the id, length of the address (1 each), id,
+address. What follows is not needed here. The file (audit.read.slots) has the frame's index (8) and
+the payload.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .slots import parse_slots
+
+VERSIONS = (1, 2)
+VOTER, LEARNER = 1, 2
+FILE = Path("raft") / "configuration"
+_HEAD = struct.Struct(">BBBI")
+_MEMBER = struct.Struct(">BBIBB")
+_INDEX_SIZE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members of a group. `told_by`: where that was read."""
+
+    voters: frozenset[str]
+    learners: frozenset[str]
+    told_by: str
+
+    @property
+    def majority(self) -> int:
+        return len(self.voters) // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationFrame:
+    """A frame with a configuration, intact, and the stores that hold it. `end`: the log position
+    behind it."""
+
+    index: int
+    end: int
+    payload: bytes
+    holders: frozenset[str]
+
+
+class BadConfiguration(Exception):
+    """Bytes that are not a configuration."""
+
+
+def decode_members(payload: bytes) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the ids of voters and of learners. Raises BadConfiguration."""
+    by_role: dict[int, set[str]] = {VOTER: set(), LEARNER: set()}
+    try:
+        version, count, _, _ = _HEAD.unpack_from(payload)
+        if version not in VERSIONS:
+            raise BadConfiguration(f"version {version}")
+        at = _HEAD.size
+        for _ in range(count):
+            role, _, _, id_size, address_size = _MEMBER.unpack_from(payload, at)
+            at += _MEMBER.size
+            name = payload[at : at + id_size]
+            at += id_size + address_size
+            if at > len(payload):
+                raise BadConfiguration("cut short")
+            by_role[role].add(name.decode())
+    except (struct.error, KeyError, UnicodeDecodeError) as error:
+        raise BadConfiguration(str(error)) from error
+    return frozenset(by_role[VOTER]), frozenset(by_role[LEARNER])
+
+
+def saved_configuration(store: str) -> tuple[int, bytes] | None:
+    """Return (index of its frame, payload) of the configuration that a store keeps in a file; None
+    if it keeps none, or the file is damaged."""
+    path = Path(store) / FILE
+    content = parse_slots(path.read_bytes()).content if path.is_file() else None
+    if content is None or len(content) <= _INDEX_SIZE_BYTES:
+        return None
+    return int.from_bytes(content[:_INDEX_SIZE_BYTES], "big"), content[_INDEX_SIZE_BYTES:]
+
+
+def members_of(
+    frames: Iterable[ConfigurationFrame],
+    commits: Mapping[str, int],
+    saved: Iterable[tuple[int, bytes]],
+    founders: Iterable[str],
+    founded_by: str,
+) -> Members:
+    """Return the members by the newest committed configuration, or the founders without one.
+
+    `commits`: the commit position of each store. `saved`: what `saved_configuration` returned.
+    `founded_by`: who names the founders."""
+    known: dict[int, bytes] = {}
+    in_logs: dict[int, bytes] = {}
+    for frame in frames:
+        in_logs[frame.index] = frame.payload
+        try:
+            voters, _ = decode_members(frame.payload)
+        except BadConfiguration:
+            continue  # its CRC is right and it is none: nothing follows from it
+        by_majority = len(voters & frame.holders) > len(voters) // 2
+        if by_majority or any(commits[name] >= frame.end for name in frame.holders):
+            known[frame.index] = frame.payload
+    for index, payload in saved:
+        if in_logs.get(index, payload) == payload:
+            known.setdefault(index, payload)
+    for index in sorted(known, reverse=True):
+        try:
+            voters, learners = decode_members(known[index])
+        except BadConfiguration:
+            continue
+        if voters:
+            return Members(voters, learners, f"the configuration of frame {index}")
+    return Members(frozenset(founders), frozenset(), founded_by)

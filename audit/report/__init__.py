@@ -1,0 +1,1 @@
+"""The report of an audit: as data, text, HTML, and files."""

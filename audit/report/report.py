@@ -1,0 +1,116 @@
+"""The result of an audit as plain data, and as JSON.
+
+A check with `fault` set makes the verdict false when its count is above 0. The others are facts
+worth knowing that at-least-once delivery allows (a client's retry stored twice, a redelivery).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+OFFENDERS_MAX = 20  # rows kept per check; the count is always complete
+
+Offender = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check: `count` offenders found, the first OFFENDERS_MAX of them in `offenders`."""
+
+    name: str
+    title: str
+    fault: bool
+    count: int
+    offenders: tuple[Offender, ...] = ()
+
+    @classmethod
+    def of_faults(cls, name: str, title: str, offenders: Sequence[Offender]) -> CheckResult:
+        """Return the result of a check whose offenders are all known."""
+        return cls(name, title, True, len(offenders), first_of_each_store(offenders))
+
+    @property
+    def ok(self) -> bool:
+        return self.count == 0 or not self.fault
+
+
+def first_of_each_store(
+    offenders: Sequence[Offender], count_max: int = OFFENDERS_MAX
+) -> tuple[Offender, ...]:
+    """Return the first `count_max`, of each store as many as of the others, in their order."""
+    met: Counter[Any] = Counter()
+    ranked = []
+    for place, offender in enumerate(offenders):
+        store = offender.get("store")
+        ranked.append((met[store], place))
+        met[store] += 1
+    chosen = sorted(place for _, place in sorted(ranked)[:count_max])
+    return tuple(offenders[place] for place in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """One store: log positions (audit.read.committed_range) and what it holds."""
+
+    store: str
+    begin: int
+    data_end: int
+    commit: int
+    agreed: int
+    records: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The verdict and its evidence. `figures` counts messages of the topic, or of all topics if
+    `topic` is empty; `voters_told_by`: where the group's voters were read."""
+
+    topic: str
+    stores: tuple[StoreReport, ...]
+    figures: Mapping[str, int]
+    checks: tuple[CheckResult, ...]
+    seconds: float
+    mode: str = "raft"
+    group: str = ""  # the broker group that was audited; "": the only one
+    voters: tuple[str, ...] = ()
+    voters_told_by: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
+    not_judged: tuple[str, ...] = ()  # what no check looked at, and why
+    # The group's messages by store time: from when (ms), how many, log position of the first.
+    timeline: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if no fault was found."""
+        return all(check.ok for check in self.checks)
+
+    @property
+    def agreed_end(self) -> int:
+        """The log position up to which enough stores agree: the end of what was audited."""
+        return max(store.agreed for store in self.stores)
+
+    @property
+    def fullest_store(self) -> str:
+        """The name of a store that reaches `agreed_end`: read the topic from this one."""
+        return max(self.stores, key=lambda store: store.agreed).store
+
+    def check(self, name: str) -> CheckResult:
+        """Return the check of that name. Raises KeyError if it was not run."""
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(name)
+
+    def count(self, name: str) -> int:
+        """Return the number of offenders of the check of that name."""
+        return self.check(name).count
+
+    def to_json(self) -> bytes:
+        """Return the whole report as one JSON object, with `ok` beside the fields."""
+        content = {"ok": self.ok, **asdict(self)}
+        return orjson.dumps(content, option=orjson.OPT_INDENT_2)

@@ -1,0 +1,307 @@
+"""Run an audit: stage the tables, evaluate every check, put the report together.
+
+The order is: parse everything once (tables.stage), run the checks as queries, hash the replicas.
+Spark's fixed cost per query is most of a small audit's time, so all checks on one table share one
+query, and a check costs another query for its offenders only when there are any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F
+
+from .checks.acknowledged import (
+    acknowledged_checks,
+    compared,
+    lost,
+    read_acknowledged,
+)
+from .checks.checks import Check, sent_checks, stored_checks
+from .checks.consume_checks import consumption_checks, event_kinds
+from .checks.deferred_checks import evidence, later_checks
+from .checks.frames import group_frames
+from .checks.history_checks import observed_checks
+from .checks.index_and_config_checks import judge_beside
+from .checks.internal_topic_checks import waiting_checks
+from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
+from .checks.lock_checks import orderly_checks
+from .checks.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
+from .checks.replicas import (
+    absent_check,
+    commit_check,
+    earlier_check,
+    replica_check,
+    segment_check,
+)
+from .read.cluster_info import RAFT, Subject
+from .read.history import WEAK, HistoryUnfit, torn_lines_allowed
+from .read.incremental import Kept, Range
+from .read.store_files import file_at
+from .read.tables import Tables, enough_partitions, stage
+from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
+
+QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
+
+
+def run(
+    spark: SparkSession,
+    stores: Mapping[str, str],
+    history: str | None,
+    topic: str,
+    place: str,
+    subject: Subject,
+    acknowledged: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+    kept: Kept | None = None,
+    incremental: bool = False,
+    shown: Mapping[tuple[str, int], int] | None = None,
+) -> AuditReport:
+    """Audit `stores` (name → store directory), against a history file if there is one (what it says
+    of `topic`, or "": of every topic), or else a table of acknowledged messages
+    (audit.checks.acknowledged).
+
+    `place` is an empty directory for the staged tables, a path or URI; `progress(what)` is told
+    what is done next. Where this audit ends is noted in `kept`, if nothing is wrong; an
+    `incremental` one begins where the one before has ended. `shown`: of a running group, where
+    consumers saw its queues end (by topic and number). Raises StoreError, HistoryUnfit, OSError.
+    """
+    with enough_partitions(spark, stores):
+        begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
+        since = kept.ended() if kept is not None and incremental else None
+        progress(f"reading the logs of {', '.join(stores)}")
+        torn = 0 if history is None else torn_lines_allowed(history)
+        tables = stage(spark, stores, history, topic, place, subject, since)
+        staged = time.monotonic()
+        count = sum(store.records for store in tables.limits.stores)
+        progress(f"checking {count:,} records")
+        results: list[CheckResult] = []
+        copies = NONE
+        others = 0  # messages that other groups acknowledged
+        if history is None:
+            figures = _stored(tables)
+            if acknowledged is not None:
+                told = read_acknowledged(spark, acknowledged)
+                rows = compared(tables, told)
+                figures["acknowledged"] = rows.count()
+                others = told.count() - figures["acknowledged"]
+                results, copies = _acknowledged_results(tables, rows)
+        else:
+            figures = _figures(tables)
+            results, copies = _sent_results(tables, topic, figures["sent"], torn)
+        with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+            for together in pool.map(evaluate, _by_table(stored_checks(tables))):
+                results += together
+        checked = time.monotonic()
+        progress("judging indexes and tables by the log")
+        held = group_frames(tables) if tables.limits.mode == RAFT else None
+        beside = judge_beside(tables, held)
+        results += beside.results
+        for checks in _by_table(waiting_checks(tables, beside.delivered)):
+            results += evaluate(checks)
+        judged = time.monotonic()
+        progress("comparing the replicas' bytes")
+        results.append(absent_check(tables.limits))
+        results.append(replica_check(tables, copies))
+        results.append(commit_check(tables.limits))
+        results.append(segment_check(stores, tables.limits))
+        if since is not None:
+            results.append(earlier_check(tables, since))
+        if shown is not None:
+            results.append(ends_check(shown, queue_ends(tables)))
+        ranges: list[Range] = []
+        if kept is not None:
+            check, ranges = ranges_check(tables, [] if since else kept.ranges(), begun_ms)
+            results.append(check)
+        end = time.monotonic()
+        report = AuditReport(
+            topic=topic,
+            stores=tuple(
+                StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
+                for s in tables.limits.stores
+            ),
+            figures=figures,
+            checks=tuple(_with_places(result, stores) for result in results),
+            mode=tables.limits.mode,
+            group=subject.group or "",
+            voters=tuple(sorted(tables.limits.members.voters)),
+            voters_told_by=tables.limits.members.told_by,
+            seconds=end - begin,
+            phases={
+                "stage": staged - begin,
+                "checks": checked - staged,
+                "beside": judged - checked,
+                "replicas": end - judged,
+            },
+            timeline=timeline(tables) if kept is not None else (),
+            not_judged=(*_not_judged(tables, history, acknowledged, topic, others), *beside.gaps),
+        )
+        if kept is not None and report.ok:
+            earlier = kept.ranges() if since else []
+            kept.save(ended_at(tables, held, beside, begun_ms), [*earlier, *ranges])
+        return report
+
+
+def _sent_results(
+    tables: Tables, topic: str, sent: int, torn: int
+) -> tuple[list[CheckResult], LastCopies]:
+    """Run the checks of what a history says; also return who holds what is missing. Raises
+    HistoryUnfit."""
+    found, kinds = evidence(tables), event_kinds(tables)
+    if topic and not sent and not found.events:
+        raise HistoryUnfit(f"the history has no sends to topic {topic}")
+    if not (sent or kinds or found.events):
+        raise HistoryUnfit("the history has nothing that can be judged")
+    results = [_history_lines(tables, torn)]
+    with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+        for together in pool.map(evaluate, _by_table(sent_checks(tables))):
+            results += together
+        seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
+        later = [*later_checks(tables, found)]
+        if found.has("work"):
+            later += orderly_checks(tables)
+        for together in pool.map(evaluate, _by_table((*seen, *later))):
+            results += together
+    unlike = ((F.col("copies") == 0) & ~F.col("gone")) | (F.col("altered") > 0)
+    lost = tables.ledger.where((F.col("outcome") == "ok") & unlike).select("topic", "id_text")
+    return _with_copies(
+        tables,
+        results,
+        lost.join(
+            tables.sends.select("topic", "id_text", "crc", "fields", "born"), ["topic", "id_text"]
+        ),
+    )
+
+
+def _acknowledged_results(tables: Tables, rows: DataFrame) -> tuple[list[CheckResult], LastCopies]:
+    """Run the checks of what was acknowledged; also return who holds what is missing."""
+    results = evaluate([*acknowledged_checks(tables, rows)])
+    sent = lost(rows).withColumnRenamed("body_crc", "crc")
+    unknown = {name: F.lit(None).cast("long") for name in ("fields", "born")}
+    return _with_copies(tables, results, sent.withColumns(unknown))
+
+
+def _with_copies(
+    tables: Tables, results: list[CheckResult], lost: DataFrame
+) -> tuple[list[CheckResult], LastCopies]:
+    """Say of what is missing or altered who has it as it was sent."""
+    about = [n for n, result in enumerate(results) if result.name in ("missing", "altered")]
+    copies = last_copies(tables, [results[n] for n in about], lost)
+    for n in about:
+        results[n] = with_holders(results[n], copies)
+    return results, copies
+
+
+def _not_judged(
+    tables: Tables, history: str | None, acknowledged: str | None, topic: str, others: int
+) -> Iterator[str]:
+    if tables.since is not None:
+        at = datetime.fromtimestamp(tables.since.audited_at_ms / 1000, UTC)
+        yield (
+            f"the log before {tables.since.position:,}: "
+            f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
+        )
+    if others:
+        yield f"{others:,} messages that other broker groups acknowledged"
+    if acknowledged is not None:
+        yield "messages never sent, and order: only what was acknowledged is known of the sends"
+    elif history is None:
+        yield "losses, messages never sent, order and duplicates: there is no history of the sends"
+    elif not tables.topics:
+        yield "losses, messages never sent, order and duplicates: the history has no sends"
+    elif topic:
+        yield f"sends to other topics than {topic}, except messages to come later"
+
+
+def evaluate(checks: list[Check]) -> list[CheckResult]:
+    """Count the offenders of checks that share a table, and fetch the first of them."""
+    table = checks[0].table
+    if table is None:
+        return [CheckResult(check.name, check.title, check.fault, 0, ()) for check in checks]
+    counted = [F.count_if(check.wrong).alias(check.name) for check in checks]
+    counts = table.agg(*counted).collect()[0]
+    results = []
+    for check in checks:
+        count = counts[check.name]
+        rows = []
+        if count:
+            rows = _first_of(check)
+        offenders = tuple(row.asDict() for row in rows)
+        results.append(CheckResult(check.name, check.title, check.fault, count, offenders))
+    return results
+
+
+def _first_of(check: Check) -> list[Row]:
+    """Return the first offenders; of each store as many as of the others."""
+    found = check.offenders
+    if "store" not in check.columns:
+        return [*found.orderBy(*check.order).limit(OFFENDERS_MAX).collect()]
+    of_store = Window.partitionBy("store").orderBy(*check.order)
+    ranked = found.withColumn("rank", F.row_number().over(of_store))
+    first = ranked.orderBy("rank", "store").limit(OFFENDERS_MAX)
+    return [*first.orderBy(*check.order).drop("rank").collect()]
+
+
+def _with_places(result: CheckResult, stores: Mapping[str, str]) -> CheckResult:
+    """Add file and offset to the offenders that have a store and a log position."""
+    offenders = tuple(
+        {**offender, "place": file_at(stores[offender["store"]], offender["position"])}
+        if offender.get("store") in stores and isinstance(offender.get("position"), int)
+        else offender
+        for offender in result.offenders
+    )
+    return replace(result, offenders=offenders)
+
+
+def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
+    """Group the checks that share a table, in the order of their first."""
+    groups: dict[int, list[Check]] = {}
+    for check in checks:
+        groups.setdefault(id(check.table), []).append(check)
+    return list(groups.values())
+
+
+def _history_lines(tables: Tables, torn: int) -> CheckResult:
+    """Count lines of the history that are no event; `torn` of them are excused."""
+    corrupt = tables.events.where(F.col("corrupt").isNotNull())
+    found = corrupt.count()
+    rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if found > torn else []
+    return CheckResult(
+        "history_lines",
+        "lines of the history that are no event",
+        True,
+        max(0, found - torn),
+        tuple({"line": row["corrupt"][:200]} for row in rows),
+    )
+
+
+def _stored(tables: Tables) -> dict[str, int]:
+    """Count the messages that the group holds, and their topics."""
+    rows, count = tables.group_runs, F.sum(F.col("last_offset") - F.col("first_offset") + 1)
+    if rows is None:
+        rows, count = tables.log.where("visible"), F.count("*")
+    stored = F.coalesce(count, F.lit(0)).alias("stored")
+    row = rows.agg(stored, F.count_distinct("topic").alias("topics")).collect()[0]
+    return {name: int(value) for name, value in row.asDict().items()}
+
+
+def _figures(tables: Tables) -> dict[str, int]:
+    """Count messages of the topics: sends by outcome, copies stored, distinct messages stored."""
+    sent = F.col("sent")
+    outcome, copies = F.col("outcome"), F.col("copies")
+    row = tables.ledger.agg(
+        F.count(F.when(sent, 1)).alias("sent"),
+        F.count(F.when(outcome == "ok", 1)).alias("acknowledged"),
+        F.count(F.when(outcome == "unknown", 1)).alias("unknown"),
+        F.count(F.when(outcome == "fail", 1)).alias("failed"),
+        F.coalesce(F.sum("copies"), F.lit(0)).alias("stored"),
+        F.count(F.when(copies > 0, 1)).alias("stored_messages"),
+        F.count(F.when((outcome == "unknown") & (copies > 0), 1)).alias("unknown_stored"),
+        F.count(F.when(outcome == WEAK, 1)).alias("weakly_acknowledged"),
+    ).collect()[0]
+    return {name: int(value) for name, value in row.asDict().items()}

@@ -1,0 +1,137 @@
+"""Opens, lists and deletes writers (broker/tables/writers.py), for both the wire (30006) and HTTP.
+
+A writer's first opening puts a kind of command into the log that older programs do not know and
+would stop at. So it is refused until every member of the group has said that it knows it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from raftmq.dledger.transport.wire import WRITER_VERSION
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.fast_json import dumps
+from raftmq.remoting.fields import text
+
+from ..component import Service
+from ..context import Context
+from ..errors import Refused, busy, not_leader
+from ..replication.engine import all_speak
+from ..send.exactly_once import WriterRequests, checked_epoch, checked_name
+from ..tables.writers import Writer, WriterKey, delete_writer, open_writer
+
+log = logging.getLogger("raftmq.broker.writers")
+
+OPEN, LIST, DELETE = OPS = ("open", "list", "delete")
+STALE_EPOCH = "STALE_EPOCH"
+
+
+class Writers:
+    """The handler, and the same as methods; one per broker."""
+
+    def __init__(self, context: Context, requests: WriterRequests) -> None:
+        self.context = context
+        self._table = context.state.writers
+        self._requests = requests
+
+    def service(self) -> Service:
+        return Service(handlers={int(RequestCode.WRITERS): self.handle})
+
+    async def handle(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Serve 30006. Ext `topic`, `op` (open, list, delete), `writer` (not with list) and with
+        open `epoch`. The body of every answer: {"writers":[{"topic","writer","epoch","lastTimeMs",
+        "watermarks":{queue id:[batch,sequence]}}]}, with open the one, with list the topic's.
+        Raises Refused, RaftError."""
+        ext = request.ext or {}
+        topic, op = text(ext, "topic"), ext.get("op", "")
+        if op not in OPS:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER, f"op={op!r}: expected one of {', '.join(OPS)}"
+            )
+        if not self.context.roles.leading:
+            raise not_leader()
+        await self.context.log.barrier()  # a deposed leader has an old list
+        found: list[tuple[WriterKey, Writer]] = []
+        if op == LIST:
+            found = self.of_topic(topic)
+        elif op == DELETE:
+            await self.delete(topic, text(ext, "writer"))
+        else:
+            key = topic, checked_name(text(ext, "writer"))
+            found = [(key, await self.open(*key, checked_epoch(ext)))]
+        body = dumps({"writers": [writer_json(*one) for one in found]})
+        return RemotingCommand.response_to(request, body=body)
+
+    def of_topic(self, topic: str) -> list[tuple[WriterKey, Writer]]:
+        """Return a topic's writers as this replica knows them, sorted."""
+        return sorted(
+            ((key, writer) for key, writer in self._table.writers.items() if key[0] == topic),
+            key=lambda one: one[0],
+        )
+
+    async def open(self, topic: str, name: str, epoch: int) -> Writer:
+        """Open a writer at an epoch above its last one, and return it; whoever had it before is
+        fenced. Raises Refused, RaftError."""
+        self._check_possible()
+        key = topic, name
+        writer = self._table.writers.get(key)
+        if writer is not None and epoch <= writer.epoch:
+            words = f"writer {name} of {topic} is open at epoch {writer.epoch} already"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words, tag=STALE_EPOCH)
+        limit = self.context.config.writers_max
+        if writer is None and len(self._table.writers) >= limit:
+            raise busy(f"there are {limit} writers: delete one that is not used any more")
+        self._requests.begin_change(key)
+        try:
+            await self.context.log.propose(open_writer(topic, name, epoch))
+            opened = self._table.writers.get(key)
+            if opened is None or opened.epoch != epoch:
+                raise busy("the writer was changed meanwhile; try again", retriable=True)
+        finally:
+            self._requests.end_change(key)
+        log.info("writer_opened topic=%s writer=%s epoch=%d", topic, name, epoch)
+        return opened
+
+    async def delete(self, topic: str, name: str) -> None:
+        """Delete a writer and its watermarks, if there is one. Raises Refused, RaftError."""
+        key = topic, name
+        if not self.context.roles.leading:
+            raise not_leader()
+        await self.context.log.barrier()
+        if key not in self._table.writers:
+            return
+        self._requests.begin_change(key)
+        try:
+            await self.context.log.propose(delete_writer(topic, name))
+        finally:
+            self._requests.end_change(key)
+        log.info("writer_deleted topic=%s writer=%s", topic, name)
+
+    def _check_possible(self) -> None:
+        engine = self.context.log.raft
+        if engine is None:
+            raise Refused(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "writers need Raft mode: here a failover may lose their watermarks",
+            )
+        if not self._table.used and not all_speak(engine, WRITER_VERSION):
+            raise busy(
+                "not every replica of this group has said that it knows writers: "
+                "upgrade all of them, and start those that are down",
+                retriable=True,
+            )
+
+
+def writer_json(key: WriterKey, writer: Writer) -> dict[str, Any]:
+    """Return a writer as it is told over wire and HTTP."""
+    topic, name = key
+    return {
+        "topic": topic,
+        "writer": name,
+        "epoch": writer.epoch,
+        "lastTimeMs": writer.stamp_ms,
+        "watermarks": {str(queue): list(mark) for queue, mark in writer.watermarks.items()},
+    }

@@ -1,0 +1,647 @@
+"""The metrics of a broker at /metrics.
+
+Families are called `rocketmq_…` (messages) and `raft_…` (consensus); all carry the labels
+`cluster`, `broker` (brokerName, the group) and `node`. Everything is read from the broker's own
+tables at each scrape; only what has no table is kept here: role events, and two latencies, which
+are observed once per group commit and once per fdatasync. Nothing is done per message.
+
+Consumer lag is reported by the replica that answers for offsets (the ready leader, or the master):
+the `metricsSeriesMax` (group, topic) pairs furthest behind, among the first LAG_QUEUES_MAX queues
+of the offset table; how many pairs are left out is a metric, too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from math import inf
+
+from prometheus_client.metrics_core import Metric
+
+from raftmq.dledger.raft.messages import Role, RoleEvent
+from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
+from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.memory_limit_metrics import tell as tell_budgets
+from raftmq.remoting.server import RemotingServer
+from raftmq.remoting.tls_metrics import tell as tell_tls
+from raftmq.store.errors import StoreError
+
+from .. import old_names as oldnames
+from .parts import Parts
+
+LAG_QUEUES_MAX = 20_000  # in one scrape: 6 ms of the loop; 2,000 series: 20 ms more
+ROLES = ("starting", "repairing", "follower", "pre_candidate", "candidate", "leader")
+DISK_STATES = ("ok", "slow", "stalled", "full", "unreadable", "failed")
+
+# Present from the start: Prometheus sees no increase in a series that first appears with a count.
+TOLD_AT_ZERO = {(int(ResponseCode.SYSTEM_ERROR), "OUTCOME_UNKNOWN"): 0}
+# Why leadership was lost, by a part of the core's reason.
+REASONS = (
+    ("no majority answers", "no_quorum"),
+    ("too few replicas have recovered", "not_whole"),
+    ("may not know its vote", "not_whole"),
+    ("fdatasync has not returned", "disk_stalled"),
+    ("no room", "disk_full"),
+    ("reading the log failed", "disk_unreadable"),
+    ("fdatasync of the log failed", "disk_failed"),
+    ("writing failed", "disk_failed"),
+    ("saving term and vote failed", "disk_failed"),
+    ("removed from the group", "removed"),
+    ("asks for votes", "higher_term"),  # a transfer also ends like this
+    ("is ahead", "higher_term"),
+    ("leads", "higher_term"),
+)
+OTHER_REASON = "other"
+
+
+class BrokerMetrics:
+    """Collects a broker's metrics; one per broker. `append` and `fsync` observe group commits and
+    fdatasyncs."""
+
+    def __init__(
+        self, parts: Parts, server: RemotingServer, append: Timings, fsync: Timings
+    ) -> None:
+        self._server = server
+        self.append = append
+        self.fsync = fsync
+        self.elections = 0
+        self.leader_changes = 0
+        self.leadership_lost = dict.fromkeys([*(name for _, name in REASONS), OTHER_REASON], 0)
+        self._parts = parts
+        self._lag = LoopLag(Timings(LAG_BOUNDS_S))
+        self._was = Role.FOLLOWER
+        self._term = 0
+        self._leader: str | None = None
+        self._exposition = Exposition(self._collect)
+
+    def start(self) -> None:
+        """Begin to observe the loop."""
+        self._lag.start()
+
+    def stop(self) -> None:
+        self._lag.stop()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its content type. `accept`: the request's header."""
+        return self._exposition.render(accept)
+
+    def role_changed(self, event: RoleEvent) -> None:
+        """Count a role event; called for each, in order."""
+        if event.role is Role.CANDIDATE and (self._was, self._term) != (event.role, event.term):
+            self.elections += 1
+        if self._was is Role.LEADER and event.role is not Role.LEADER:
+            reason = reason_of(event.reason)
+            self.leadership_lost[reason] += 1
+        if event.leader is not None and event.leader != self._leader:
+            self.leader_changes += 1
+            self._leader = event.leader
+        self._was, self._term = event.role, event.term
+
+    # ---- a scrape -------------------------------------------------------------------------
+
+    def _collect(self) -> Iterable[Metric]:
+        parts = self._parts
+        config = parts.context.config
+        families = Families(
+            (
+                ("cluster", config.broker_cluster_name),
+                ("broker", config.broker_name),
+                ("node", config.node_name),
+            )
+        )
+        self._process(families)
+        self._proofs(families)
+        status = parts.context.log.status()
+        self._flow(families)
+        self._bounds(families)
+        self._log(families)
+        self._disk(families)
+        self._retention(families)
+        self._lags(families)
+        self._delayed(families)
+        self._timers(families)
+        self._transactions(families)
+        self._pops(families)
+        if config.is_classic:
+            self._ha(families)
+        else:
+            self._raft(families, status)
+            self._peers(families, status)
+        return families.all
+
+    def _process(self, families: Families) -> None:
+        parts = self._parts
+        config = parts.context.config
+        families.gauges(
+            "rocketmq_broker_info",
+            "What this process runs; always 1.",
+            ("mode", "engine", "flush", "role"),
+            [
+                (
+                    (
+                        "classic" if config.is_classic else "raft",
+                        "" if config.is_classic else config.engine,
+                        config.flush_disk_type,
+                        config.broker_role if config.is_classic else "",
+                    ),
+                    1,
+                )
+            ],
+        )
+        _tell(families, [
+            ("rocketmq_start_time_seconds", "When it started, Unix time.",
+             parts.context.life.boot_ms / 1000),
+            ("rocketmq_leading", "1 if this replica takes sends: a ready leader, or a master.",
+             float(parts.context.roles.leading)),
+        ])  # fmt: skip
+        families.histogram(
+            "rocketmq_event_loop_lag_seconds",
+            "By how much the event loop is late for its timers.",
+            self._lag.timings,
+        )
+
+    def _bounds(self, families: Families) -> None:
+        """Collect the limits on what peers can make this process hold, and contained failures."""
+        tell_budgets(families, "rocketmq", self._server.budgets, self._server.watch)
+        families.counters(
+            "rocketmq_contained_failures_total",
+            "What was to be done for clients while frames were applied, and failed; see the log.",
+            ("what",),
+            [((what,), n) for what, n in sorted(self._parts.context.contained.counts.items())],
+        )
+        families.counter(
+            "rocketmq_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
+        )
+
+    def _proofs(self, families: Families) -> None:
+        gates = self._parts.gates.all
+        _tell(families, [
+            ("rocketmq_peers_prove_themselves",
+             "1 if no peer comes to the Raft or HA port, or is dialled, without a proof.",
+             float(self._parts.gates.proof_required)),
+            ("rocketmq_peer_proofs_refused_total",
+             "Connections of peers closed because they did not prove themselves.",
+             sum(gate.admissions.refused_count for gate in gates)),
+            ("rocketmq_peers_unproven_total",
+             "Connections of peers made without a proof, although there is a secret.",
+             sum(gate.admissions.unproven_count for gate in gates)),
+        ])  # fmt: skip
+
+    def _flow(self, families: Families) -> None:
+        parts = self._parts
+        sends, pulls, config = parts.sends, parts.pulls, parts.context.config
+        server = self._server
+        families.counters(
+            "rocketmq_sends_total",
+            "Sends answered, by response code and the reason its remark begins with.",
+            ("code", "reason"),
+            [
+                ((name_of(code, ResponseCode), tag), n)
+                for (code, tag), n in sorted((TOLD_AT_ZERO | sends.results).items())
+            ],
+        )
+        families.counters(
+            "rocketmq_pulls_total",
+            "Pulls answered, by response code.",
+            ("code",),
+            [((name_of(code, ResponseCode),), n) for code, n in sorted(pulls.results.items())],
+        )
+        families.counters(
+            "rocketmq_requests_total",
+            "Requests other than sends, by request code.",
+            ("request",),
+            [
+                ((name_of(code, RequestCode),), n)
+                for code, n in sorted(parts.guard.requests.items())
+            ],
+        )
+        _tell(families, [
+            ("rocketmq_messages_in_total", "Messages stored.", sends.put_count),
+            ("rocketmq_repeated_sends_total",
+             "Idempotent sends that were stored before: answered, not stored again.",
+             sends.repeat_count),
+            ("rocketmq_writer_repeats_total",
+             "Requests of exactly-once writers that were stored before and not stored again.",
+             sends.writers.repeat_count),
+            ("rocketmq_messages_out_total", "Messages pulled.", pulls.get_count),
+        ])  # fmt: skip
+        families.histogram(
+            "rocketmq_append_duration_seconds",
+            "From the cut of a group commit to its senders' answer: committed and applied (Raft), "
+            "or as durable as configured (classic).",
+            self.append,
+        )
+        received, sent = server.traffic_bytes
+        _tell(families, [
+            ("rocketmq_sends_waiting_bytes", "Sends waiting or under way.", sends.held_bytes),
+            ("rocketmq_sends_waiting_limit_bytes",
+             "Above, sends are refused: waitingBytesMax, or less while they wait for long.",
+             sends.held_bytes_max),
+            ("rocketmq_group_commits_inflight", "Group commits that are cut and not applied.",
+             sends.pending_count),
+            ("rocketmq_pulls_held", "Pulls that wait for a message.", pulls.holds.count),
+            ("rocketmq_pulls_held_limit", "heldPullsMax.", config.held_pulls_max),
+            ("rocketmq_received_bytes_total", "Bytes from clients.", received),
+            ("rocketmq_sent_bytes_total", "Bytes to clients.", sent),
+            ("rocketmq_connections", "Open client connections.", len(server.connections)),
+            ("rocketmq_connections_accepted_total", "Client connections accepted.",
+             server.accepted_count),
+            ("rocketmq_connections_refused_total", "Client connections closed for want of room.",
+             server.refused_count),
+            ("rocketmq_connections_limit",
+             "Above, they are closed: 20,000, or less with few file descriptors.",
+             server.connections_max),
+        ])  # fmt: skip
+        tell_tls(families, "rocketmq", parts.context.tls)
+        families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)
+        families.gauge(
+            "rocketmq_writers", "Exactly-once writers.", len(parts.context.state.writers.writers)
+        )
+        families.gauge("rocketmq_topics", "Topics.", len(parts.context.state.topics.entries))
+
+    def _log(self, families: Families) -> None:
+        store = self._parts.context.store
+        log = store.commitlog
+        families.histogram(
+            "rocketmq_commitlog_fsync_duration_seconds",
+            "An fdatasync of the CommitLog, in its thread.",
+            self.fsync,
+        )
+        _tell(families, [
+            ("rocketmq_commitlog_min_offset_bytes", "Where the CommitLog begins.", log.min_offset),
+            ("rocketmq_commitlog_max_offset_bytes", "Where the CommitLog ends.", log.max_offset),
+            ("rocketmq_commitlog_durable_offset_bytes",
+             "Up to where an fdatasync has proven it durable.", log.durable_offset),
+            ("rocketmq_dispatch_behind_bytes", "Log that the ConsumeQueues do not have yet.",
+             max(0, log.max_offset - store.derived.dispatched_offset)),
+            ("rocketmq_index_behind_bytes", "Dispatched log that the index of keys lacks.",
+             max(0, store.derived.dispatched_offset - store.derived.indexed_offset)),
+            ("rocketmq_queue_units_damaged",
+             "ConsumeQueue units known to point wrong and not put right yet.", len(store.repairs)),
+            ("rocketmq_queue_units_rewritten_total", "ConsumeQueue units put right from the log.",
+             store.repairs.rewritten),
+        ])  # fmt: skip
+
+    def _disk(self, families: Families) -> None:
+        parts = self._parts
+        try:
+            usage = parts.context.disk.usage()
+        except OSError:  # shown by the figures' absence, and by raft_disk_state
+            return
+        _tell(families, [
+            ("rocketmq_disk_size_bytes",
+             "The store's file system, without what is reserved for root.", usage.size_bytes),
+            ("rocketmq_disk_available_bytes", "Room left on it.", usage.available_bytes),
+            ("rocketmq_disk_full", "1 while this replica takes no sends for want of room.",
+             float(bool(parts.sends.disk_full))),
+            ("rocketmq_disk_full_in_seconds",
+             "When sends are refused, at the rate of the last half hour; +Inf: it does not fill.",
+             inf if (full_in_ms := parts.reliever.forecast.full_in_ms) is None
+             else full_in_ms / 1000),
+        ])  # fmt: skip
+
+    def _retention(self, families: Families) -> None:
+        retention, unexpired = self._parts.retention, self._parts.unexpired
+        _tell(families, [
+            ("rocketmq_clock_ahead_of_log_seconds",
+             "The wall clock, less the time when this store was last open; 0 while they agree.",
+             retention.clock_lead_ms / 1000),
+            ("rocketmq_clock_contradicted",
+             "1 while the log contradicts the wall clock, so that it ages no older messages.",
+             float(bool(retention.contradiction))),
+            ("rocketmq_unexpired_deleted_messages_total",
+             "Messages deleted before they had expired (cleanFileForciblyEnable).",
+             unexpired.messages),
+            ("rocketmq_unexpired_deleted_unconsumed_messages_total",
+             "Those that some consumer group, or every one, had not consumed.",
+             unexpired.unconsumed),
+            ("rocketmq_unexpired_deleted_bytes_total", "Their bytes in the CommitLog.",
+             unexpired.size_bytes),
+        ])  # fmt: skip
+
+    def _lags(self, families: Families) -> None:
+        parts = self._parts
+        lags: list[tuple[int, str, str]] = []
+        pairs = 0
+        if parts.context.roles.leading:
+            lags, pairs = lags_of(parts)
+        most = heapq.nlargest(parts.context.config.metrics_series_max, lags)
+        families.gauges(
+            "rocketmq_consumer_lag_messages",
+            "Messages between a group's offsets and the ends of a topic's queues; of no topic that "
+            "its connected consumers do not subscribe to.",
+            ("group", "topic"),
+            [((group, topic), lag) for lag, group, topic in most],
+        )
+        families.gauge(
+            "rocketmq_consumer_lag_omitted",
+            "(group, topic) pairs beyond the limits, whose lag is not told.",
+            pairs - len(most),
+        )
+        found = parts.clients.consumers.values()
+        differing = [one for one in found if not one.is_consistent]
+        series_max = parts.context.config.metrics_series_max
+        families.gauges(
+            "rocketmq_consumers_inconsistent",
+            "Clients of a group whose subscriptions are not those of most of its clients.",
+            ("group",),
+            [((one.name,), len(one.differences())) for one in differing[:series_max]],
+        )
+
+    def _raft(self, families: Families, status: dict[str, object]) -> None:
+        families.states(
+            "raft_role", "1 for the role this replica has.", "role", ROLES, str(status["role"])
+        )
+        families.counter("raft_elections_total", "Elections this replica began.", self.elections)
+        families.counter(
+            "raft_leader_changes_total", "Times another leader became known.", self.leader_changes
+        )
+        families.counters(
+            "raft_leadership_lost_total",
+            "Times this replica stopped leading, by reason.",
+            ("reason",),
+            [((reason,), n) for reason, n in sorted(self.leadership_lost.items())],
+        )
+        figures = (
+            ("term", "raft_term", "The current term."),
+            ("commit_index", "raft_commit_index", "The last committed frame."),
+            ("applied_index", "raft_applied_index", "The last applied frame."),
+            ("first_index", "raft_first_index", "The log's first frame."),
+            ("last_index", "raft_last_index", "The log's last frame."),
+            ("durable_index", "raft_durable_index", "The last frame known to be durable here."),
+            ("leader_ready", "raft_leader_ready", "1 if it leads and its no-op is applied."),
+            (
+                "election_backoff",
+                "raft_election_backoff",
+                "Factor on the election time-outs.",
+            ),
+            ("election_halved", "raft_election_halved", "1 if they are halved: times are calm."),
+            ("recovered", "raft_recovered", "0 while this replica may have lost promises."),
+            (
+                "set_back",
+                "raft_store_set_back",
+                "1 if it started on a store older than what it had promised.",
+            ),
+            ("commands_waiting", "raft_commands_waiting", "Commands that wait to be proposed."),
+            ("damaged_count", "raft_log_damaged_frames", "Frames known to be damaged."),
+            ("behind_bytes", "raft_behind_bytes", "Of a follower: log that its leader has more."),
+        )
+        for key, name, doc in figures:
+            value = status.get(key)
+            if isinstance(value, int):
+                families.gauge(name, doc, value)
+                if name in oldnames.METRICS:
+                    old_doc = f"The old name of {name}, until version 0.2."
+                    families.gauge(oldnames.METRICS[name], old_doc, value)
+        _tell(families, [
+            ("raft_installing",
+             "1 while the leader's state is copied here because its log begins too late.",
+             float(bool(status.get("installing")))),
+            ("raft_standstill",
+             "1 if its group has no leader although all voters are there.",
+             float(bool(status.get("standstill")))),
+            ("raft_leader_known", "1 if a leader is known.", float(status["leader"] is not None)),
+            ("raft_failed", "1 if this member ended.", float(bool(status["failure"]))),
+        ])  # fmt: skip
+        if "disk_state" in status:
+            families.states(
+                "raft_disk_state",
+                "1 for the state of this replica's disk.",
+                "state",
+                DISK_STATES,
+                str(status["disk_state"]),
+            )
+        mended, scrub = status.get("mended"), status.get("scrub")
+        if isinstance(mended, int):
+            families.counter("raft_log_mended_frames_total", "Frames repaired.", mended)
+        if isinstance(scrub, dict):
+            families.counter("raft_scrub_found_total", "Damage found by reading.", scrub["found"])
+            families.counter(
+                "raft_scrub_checked_bytes_total", "Log read by it.", scrub["checked_bytes"]
+            )
+
+    def _peers(self, families: Families, status: dict[str, object]) -> None:
+        peers = status["peers"]
+        assert isinstance(peers, dict)
+        engine = self._parts.context.log.raft
+        progress = {}
+        if engine is not None and "commit_index" in status:
+            progress = engine.core.progress
+            families.gauge(
+                "raft_voters",
+                "Members that count, as this one knows.",
+                len(engine.core.membership.voters),
+            )
+            families.gauge(
+                "raft_is_voter", "0 for a learner.", float(engine.core.membership.is_voter)
+            )
+        foreign = status.get("foreign")
+        if isinstance(foreign, list):
+            families.gauge(
+                "raft_foreign_peers",
+                "Replicas of other groups or with other founders, and ids of two processes, met in"
+                " the last half minute.",
+                len(foreign),
+            )
+        parted = status.get("parted")
+        if isinstance(parted, list):
+            families.gauge(
+                "raft_parted_peers", "Peers kept out because their history differs.", len(parted)
+            )
+        last = status.get("last_index")
+        followers = [(name, p) for name, p in peers.items() if p.get("match") is not None]
+        known = [(name, p) for name, p in peers.items() if p.get("ahead_ms") is not None]
+        families.gauges(
+            "raft_peer_connected",
+            "1 if messages to that peer go out.",
+            ("peer",),
+            [((name,), float(peer["connected"])) for name, peer in peers.items()],
+        )
+        families.counters(
+            "raft_peer_dropped_writes_total",
+            "Writes to that peer dropped because it does not read.",
+            ("peer",),
+            [((name,), peer.get("dropped", 0)) for name, peer in peers.items()],
+        )
+        figures: tuple[tuple[str, str, dict[str, float]], ...] = (
+            ("raft_peer_match_index", "Of a leader: what that peer has acknowledged.",
+             {name: peer["match"] for name, peer in followers}),
+            ("raft_peer_lag_frames",
+             "Of a leader: frames of its log that that peer has not acknowledged.",
+             {name: last - p["match"] for name, p in followers if isinstance(last, int)}),
+            ("raft_peer_behind_bytes", "Of a leader: log that that peer has not acknowledged.",
+             {name: p["behind_bytes"] for name, p in followers if "behind_bytes" in p}),
+            ("raft_peer_inflight_bytes",
+             "Of a leader: bytes sent to that peer and not acknowledged.",
+             {name: p.inflight_bytes for name, p in progress.items()}),
+            ("raft_peer_clock_ahead_seconds", "That peer's clock, less this replica's.",
+             {name: p["ahead_ms"] / 1000 for name, p in known}),
+            ("raft_peer_settings_differ",
+             "Settings that should be alike on all replicas, and are not on that peer.",
+             {name: len(p["settings_differ"]) for name, p in known}),
+        )  # fmt: skip
+        for family, doc, by_peer in figures:
+            rows = [((name,), value) for name, value in by_peer.items()]
+            families.gauges(family, doc, ("peer",), rows)
+
+    def _delayed(self, families: Families) -> None:
+        try:
+            levels = self._parts.delays.look()
+        except (OSError, StoreError):
+            levels = []  # the disk's state has a metric of its own
+        families.gauges(
+            "rocketmq_delayed_messages",
+            "Messages that wait for their delivery, by delay level.",
+            ("level",),
+            [((str(v.level),), v.max_offset - v.offset) for v in levels],
+        )
+        families.gauges(
+            "rocketmq_delayed_late_seconds",
+            "By how much the next message of a delay level is overdue.",
+            ("level",),
+            [((str(v.level),), v.late_ms / 1000) for v in levels],
+        )
+
+    def _timers(self, families: Families) -> None:
+        try:
+            view = self._parts.timers.look()
+        except (OSError, StoreError):
+            return
+        _tell(families, [
+            ("rocketmq_timer_messages",
+             "Timer messages that wait for their time, as far as this replica knows.",
+             view.waiting),
+            ("rocketmq_timer_late_seconds", "By how much the next timer message is overdue.",
+             view.late_ms / 1000),
+        ])  # fmt: skip
+        families.counters(
+            "rocketmq_timer_messages_total",
+            "Timer messages that this process delivered, or stored once more for retention.",
+            ("result",),
+            [
+                (("delivered",), self._parts.timers.delivered_count),
+                (("stored_again",), self._parts.timers.rolled_count),
+            ],
+        )
+
+    def _transactions(self, families: Families) -> None:
+        transactions = self._parts.transactions
+        counts = transactions.counts
+        families.gauge(
+            "rocketmq_transactions_open",
+            "Half messages that have not ended; 0 on who does not lead.",
+            self._parts.halves.open_count,
+        )
+        families.counters(
+            "rocketmq_transactions_total",
+            "Transactions ended, and checks sent to producers, by this process.",
+            ("what",),
+            [
+                (("committed",), counts.committed),
+                (("rolled-back",), counts.rolled_back),
+                (("given-up",), counts.given_up),
+                (("checked",), counts.checked),
+            ],
+        )
+
+    def _pops(self, families: Families) -> None:
+        parts, popping = self._parts, self._parts.popping
+        table = parts.context.state.pops
+        pairs = [(table.in_flight(*pair), pair) for pair in table.queues]
+        most = heapq.nlargest(parts.context.config.metrics_series_max, pairs)
+        families.gauges(
+            "rocketmq_pop_in_flight_messages",
+            "Messages that a group popped and has not acknowledged.",
+            ("group", "topic"),
+            [((group, topic), count) for count, (topic, group) in most],
+        )
+        families.gauge(
+            "rocketmq_pop_batches", "Pops with unacknowledged messages.", table.batch_count
+        )
+        families.gauge(
+            "rocketmq_pop_waiting", "Pops that wait for messages.", popping.pops.waiting.count
+        )
+        families.counters(
+            "rocketmq_pop_messages_total",
+            "Messages popped, acknowledged, come again, and dead letters, by this process.",
+            ("what",),
+            [
+                (("popped",), popping.pops.popped_count),
+                (("acknowledged",), popping.acks.acked_count),
+                (("come-again",), popping.reviver.revived_count),
+                (("dead",), popping.reviver.dead_count),
+            ],
+        )
+
+    def _ha(self, families: Families) -> None:
+        """Collect classic mode's figures, each side as far as it knows."""
+        parts = self._parts
+        engine = parts.context.log.classic
+        end = parts.context.store.commitlog.max_offset
+        if engine.is_slave:
+            _tell(families, [
+                ("rocketmq_ha_connected", "Of a slave: 1 if it follows.",
+                 float(engine.slave.connected)),
+                ("rocketmq_ha_refused", "Of a slave: 1 if its log is no prefix of its master's.",
+                 float(bool(engine.slave.refused))),
+            ])  # fmt: skip
+            behind = max(0, engine.follower.comparison.master_end - end)
+        else:
+            links = list(engine.master.links)
+            _tell(families, [
+                ("rocketmq_ha_slaves", "Of a master: slaves connected.", len(links)),
+                ("rocketmq_ha_slaves_in_sync", "Of a master: those within haSlaveFallbehindMax.",
+                 engine.master.in_sync),
+                ("rocketmq_ha_sends_waiting", "Batches that wait for a slave.", len(engine.acks)),
+            ])  # fmt: skip
+            behind = max((end - link.acknowledged for link in links), default=0)
+        families.gauge(
+            "rocketmq_ha_fall_behind_bytes", "What the (furthest) slave is behind.", behind
+        )
+
+
+def _tell(families: Families, figures: Iterable[tuple[str, str, float]]) -> None:
+    """Add families of one series each: (name, documentation, value). A name that ends in _total is
+    a counter's."""
+    for name, doc, value in figures:
+        add = families.counter if name.endswith("_total") else families.gauge
+        add(name, doc, value)
+
+
+def reason_of(text: str) -> str:
+    """Return the class of a role event's reason."""
+    return next((name for part, name in REASONS if part in text), OTHER_REASON)
+
+
+def name_of(code: int, codes: type[RequestCode] | type[ResponseCode]) -> str:
+    """Return a code's name; the number for one that has none."""
+    try:
+        return codes(code).name
+    except ValueError:
+        return str(code)
+
+
+def lags_of(parts: Parts) -> tuple[list[tuple[int, str, str]], int]:
+    """Return (lag, group, topic) of the pairs looked at, and the number of all pairs. A topic that
+    a group has left is none of its pairs."""
+    state = parts.context.state
+    offsets = state.offsets.offsets
+    queue_of = parts.context.store.queues.queue
+    lags: list[tuple[int, str, str]] = []
+    room, pairs = LAG_QUEUES_MAX, len(offsets)
+    for (topic, group), queues in offsets.items():
+        room -= len(queues)
+        if room < 0:
+            break
+        if parts.clients.has_left(group, topic):
+            pairs -= 1
+            continue
+        lag = 0
+        for queue_id in queues:
+            queue = queue_of(topic, queue_id)
+            if queue is not None:
+                position, in_flight = state.progress(topic, group, queue_id)
+                lag += in_flight + max(0, queue.max_offset - (position or 0))
+        lags.append((lag, group, topic))
+    return lags, pairs

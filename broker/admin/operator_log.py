@@ -1,0 +1,162 @@
+"""The record of what operators do, in the log of the group that they do it to.
+
+Each deed is a message of a topic of the broker's own (OPERATOR_LOG_TOPIC): replicated as others,
+kept as long, read by whoever may read messages, and sent by nobody else. What changes the group is
+recorded as *asked* before it is done, so that nothing is done without a record, and again with its
+outcome. What concerns only this process (its configuration, a fault, its stop) is recorded
+afterwards, and is done even if nothing can be stored. The body is JSON:
+
+    {"id", "at": ms, "by", "via", "what", "target", "detail",
+     "outcome": "asked" | "done" | "failed" | "unknown", "error"}
+
+`by` is who asked; `via` the token with which it was done, if a name server passed it on, or
+"remoting" if it came as a request of RocketMQ's protocol. A replica that does not lead stores
+nothing: the change is refused there, or concerns only the process, whose own log has it. In classic
+mode nobody waits for a slave to have the record: it may be gone, and its client's patience short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
+from raftmq.store.properties import KEYS, TAGS, UNIQ_KEY, WAIT, encode_properties
+from raftmq.store.record import pack_host
+
+from ..errors import NOT_LEADER, OutcomeUnknown, Refused, busy
+from ..messages.send_request import Outgoing
+from ..send.callbacks import Done, Ended, is_unknown
+
+DETAIL_LENGTH_MAX = 4_096
+ERROR_LENGTH_MAX = 512
+RESERVE_BYTES = 1 << 20  # beyond what sends may take: an operator can act while they are refused
+HOST = pack_host(("127.0.0.1", 0))
+NO_DISK = ("DISK_FULL", "DISK_ERROR")  # refusals that do not keep an operator from helping
+
+T = TypeVar("T")
+HIDDEN = "…"
+CANCELLED = "nobody waited for its end"  # a time limit was over, or the connection ended
+log = logging.getLogger("raftmq.broker.operators")
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """A change that an operator asks for. `detail`: what is to be, as JSON, without secrets."""
+
+    what: str
+    target: str
+    by: str
+    via: str
+    detail: str
+
+
+def detail_of(value: Mapping[str, Any], secrets: Collection[str]) -> str:
+    """Return what is asked for as a deed's `detail`, without the values of these keys."""
+    shown = {key: HIDDEN if key in secrets else part for key, part in value.items()}
+    return shortened(orjson.dumps(shown).decode(), DETAIL_LENGTH_MAX)
+
+
+def shortened(text: str, length_max: int) -> str:
+    """Return the text, or as much of it as there may be."""
+    return text if len(text) <= length_max else f"{text[:length_max]}…"
+
+
+class Stores(Protocol):
+    """The part of the send path that stores the broker's own messages."""
+
+    def store(
+        self, messages: list[Outgoing], command: bytes, done: Done, *, reserve_bytes: int = 0
+    ) -> None: ...
+
+    def wake(self, at_once: bool = False) -> None: ...
+
+
+class OperatorLog:
+    """Records deeds."""
+
+    def __init__(self, sends: Stores, wall_ms: Callable[[], int]) -> None:
+        self._sends = sends
+        self._wall_ms = wall_ms
+
+    async def around(self, deed: Deed, work: Callable[[], Awaitable[T]]) -> T:
+        """Record that the deed is asked for, do it, and record its outcome. Raises what `work`
+        raises; Refused if it was not done for want of a record."""
+        deed_id = uuid.uuid4().hex.upper()
+        recorded = await self._asked(deed_id, deed)
+        try:
+            result = await work()
+        except asyncio.CancelledError:
+            if recorded:
+                self._tell(deed_id, deed, "unknown", CANCELLED)
+            raise
+        except Exception as error:
+            if recorded:
+                outcome = "unknown" if is_unknown(error) else "failed"
+                self._tell(deed_id, deed, outcome, str(error))
+            raise
+        if recorded:
+            self._tell(deed_id, deed, "done")
+        return result
+
+    async def _asked(self, deed_id: str, deed: Deed) -> bool:
+        """Store that it is asked for; return False if this replica cannot, and that is no reason
+        not to do it."""
+        ended = Ended()
+        try:
+            message = self._message(deed_id, deed, "asked")
+            self._sends.store([message], b"", ended, reserve_bytes=RESERVE_BYTES)
+            self._sends.wake()
+            await ended.stored()
+        except asyncio.CancelledError:
+            self._tell(deed_id, deed, "failed", f"it was not begun: {CANCELLED}")
+            raise
+        except OutcomeUnknown as error:
+            words = "the group did not commit the record; nothing was changed"
+            raise busy(f"it was not done, because it could not be recorded: {words}") from error
+        except Refused as error:
+            if error.tag == NOT_LEADER:
+                return False
+            if error.tag not in NO_DISK:
+                raise
+            log.warning("not_recorded what=%s target=%s by=%s: %s", deed.what, deed.target,
+                        deed.by, error)  # fmt: skip
+            return False
+        return True
+
+    async def afterwards(self, deed: Deed, work: Callable[[], Awaitable[T]]) -> T:
+        """Do it, and record its outcome without waiting. Raises what `work` raises."""
+        deed_id = uuid.uuid4().hex.upper()
+        try:
+            result = await work()
+        except asyncio.CancelledError:
+            self._tell(deed_id, deed, "unknown", CANCELLED)
+            raise
+        except Exception as error:
+            self._tell(deed_id, deed, "failed", str(error))
+            raise
+        self._tell(deed_id, deed, "done")
+        return result
+
+    def _tell(self, deed_id: str, deed: Deed, outcome: str, error: str = "") -> None:
+        try:
+            message = self._message(deed_id, deed, outcome, error)
+            self._sends.store([message], b"", lambda _: None, reserve_bytes=RESERVE_BYTES)
+            self._sends.wake()
+        except Refused as refused:
+            log.info("outcome_not_recorded what=%s by=%s: %s", deed.what, deed.by, refused)
+
+    def _message(self, deed_id: str, deed: Deed, outcome: str, error: str = "") -> Outgoing:
+        now_ms = self._wall_ms()
+        body: dict[str, Any] = {"id": deed_id, "at": now_ms, **asdict(deed), "outcome": outcome}
+        body["error"] = error[:ERROR_LENGTH_MAX]
+        properties = {UNIQ_KEY: deed_id, KEYS: deed_id, TAGS: deed.what, WAIT: "false"}
+        return Outgoing(
+            OPERATOR_LOG_TOPIC, 0, orjson.dumps(body), encode_properties(properties), now_ms, HOST
+        )

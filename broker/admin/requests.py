@@ -1,0 +1,322 @@
+"""Administration: topics (17, 18, 215, 21, 305, 351), groups (200, 225, 201, 207, 352), clients
+(203, 204, 328), 26, 28, 907; leadership (30001, ours), and to empty a topic (30008, ours).
+
+Changes go through the log: they are answered once committed and applied, so what was answered
+survives a failover exactly. Reads are served from what this replica has applied, by a leader behind
+a barrier (broker.error_responses).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from raftmq.remoting.admin_headers import TopicHeader
+from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fast_json import dumps, loads_request
+from raftmq.remoting.fields import boolean_or, text
+from raftmq.remoting.names import TRACE_TOPIC
+from raftmq.remoting.topic_attributes import AttributesRefused, parse_changes
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, StateError
+from ..tables import pop_sync as popcopy
+from ..tables import queue_ends_sync as queueends
+from ..tables.groups import SubscriptionGroup, group_from_json
+from ..tables.snapshot import twin_of
+from ..tables.state import Table
+from ..tables.topics import DEFAULT_TOPIC, TopicConfig, topic_from_json
+from .ha_status import raft_ha_status
+from .topics_and_groups import Catalog, check_count
+
+QUEUE_COUNT = 16  # Apache's, of a topic in a list that does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The handlers for administration."""
+
+    context: Context
+    catalog: Catalog
+    clients: ClientTable
+    template: TopicConfig | None  # template of auto-created topics, shown to tools
+    runtime_info: Callable[[], dict[str, str]]
+    one_whole: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        code = RequestCode
+        return {
+            int(code.UPDATE_AND_CREATE_TOPIC): self.put_topic,
+            int(code.UPDATE_AND_CREATE_TOPIC_LIST): self.put_topics,
+            int(code.DELETE_TOPIC_IN_BROKER): self.delete_topic,
+            int(code.EMPTY_TOPIC): self.empty_topic,
+            int(code.GET_ALL_TOPIC_CONFIG): self.all_topics,
+            int(code.GET_TOPIC_CONFIG): self.topic,
+            int(code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER): self.system_topics,
+            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP): self.put_group,
+            int(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST): self.put_groups,
+            int(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG): self.all_groups,
+            int(code.GET_SUBSCRIPTIONGROUP_CONFIG): self.group,
+            int(code.DELETE_SUBSCRIPTIONGROUP): self.delete_group,
+            int(code.GET_BROKER_CONFIG): self.broker_config,
+            int(code.GET_BROKER_RUNTIME_INFO): self.runtime,
+            int(code.GET_CONSUMER_CONNECTION_LIST): self.consumer_connections,
+            int(code.GET_PRODUCER_CONNECTION_LIST): self.producer_connections,
+            int(code.GET_ALL_PRODUCER_INFO): self.all_producers,
+            int(code.GET_ALL_CONSUMER_OFFSET): self.all_offsets,
+            int(code.GET_ALL_DELAY_OFFSET): self.all_delay_offsets,
+            int(code.GET_BROKER_HA_STATUS): self.broker_ha_status,
+            int(code.TRANSFER_LEADERSHIP): self.transfer,
+        }
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    async def put_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """17: create or change a topic; answered when it is committed."""
+        header = TopicHeader.parse(request.ext)
+        topic = TopicConfig(
+            header.topic,
+            header.read_queue_count,
+            header.write_queue_count,
+            header.perm,
+            header.filter_type,
+            header.sys_flag,
+            header.order,
+        )
+        try:
+            changes = parse_changes(header.attributes)
+        except AttributesRefused as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        await self.catalog.change_topic(
+            topic, changes=changes, keep_messages=bool(header.keep_messages)
+        )
+        return RemotingCommand.response_to(request)
+
+    async def put_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """18: create or change several topics, all or none; answered when they are committed. Their
+        attributes are changes, by signed name."""
+        defaults = {"readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT}
+        wanted = []
+        for bean in _beans(request, "topicConfigList"):
+            try:
+                topic = topic_from_json(defaults | bean)
+            except StateError as error:
+                raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            wanted.append((topic, dict(topic.attributes)))
+        await self.catalog.change_topics(wanted)
+        return RemotingCommand.response_to(request)
+
+    async def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """215: delete a topic; answered when it is committed."""
+        await self.catalog.remove_topic(text(request.ext, "topic"))
+        return RemotingCommand.response_to(request)
+
+    async def empty_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """30008: delete a topic's messages and its groups' offsets; answered when it is committed,
+        with what was deleted."""
+        emptied = await self.catalog.empty_topic(text(request.ext, "topic"))
+        return RemotingCommand.response_to(request, body=orjson.dumps(emptied._asdict()))
+
+    async def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """21: answer all topics, the broker's own and the template included."""
+        more = [*self.context.state.topics.internal.values()]
+        if self.template is not None:
+            more.append(self.template)
+        return await self._answer_whole(
+            request,
+            self.context.state.topics,
+            {"topicConfigTable": {topic.name: topic.to_json() for topic in more}},
+        )
+
+    def topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """351: answer one topic's configuration."""
+        name = text(request.ext, "topic")
+        found = self.context.state.topics.get(name)
+        if found is None and self.template is not None and name == DEFAULT_TOPIC:
+            found = self.template
+        if found is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
+
+    def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """305: answer the names of the topics that are the system's."""
+        body = orjson.dumps({"topicList": self.catalog.system_topics()})
+        return RemotingCommand.response_to(request, body=body)
+
+    # ---- groups ---------------------------------------------------------------------------
+
+    async def put_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """200: create or change a subscription group; answered when it is committed."""
+        await self.catalog.change_group(_group(loads_request(request.body)))
+        return RemotingCommand.response_to(request)
+
+    async def put_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """225: create or change several groups, all or none; answered when they are committed."""
+        groups = [_group(bean) for bean in _beans(request, "groupConfigList")]
+        await self.catalog.change_groups(groups)
+        return RemotingCommand.response_to(request)
+
+    async def delete_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """207: delete a subscription group, with `cleanOffset` its offsets, too."""
+        name = text(request.ext, "groupName")
+        offsets = boolean_or(request.ext, "removeOffset", False) or boolean_or(
+            request.ext, "cleanOffset", False
+        )
+        await self.catalog.remove_group(name, offsets=offsets)
+        return RemotingCommand.response_to(request)
+
+    async def all_groups(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """201: answer all subscription groups."""
+        return await self._answer_whole(request, self.context.state.groups)
+
+    def group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """352: answer one subscription group."""
+        name = text(request.ext, "group")
+        found = self.context.state.groups.get(name)
+        if found is None:
+            words = f"No group in this broker. group: {name}"
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, words)
+        return RemotingCommand.response_to(request, body=orjson.dumps(found.to_json()))
+
+    async def all_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """43: answer the consumer offsets of all groups; a classic broker also what is popped, and
+        ends of queues."""
+        state, store = self.context.state, self.context.store
+        if not self.context.config.is_classic:
+            return await self._answer_whole(request, state.offsets)
+        async with self.one_whole:
+            copies = twin_of(state.offsets), twin_of(state.pops)  # as of one moment
+            segments = store.commitlog.segments()
+            ends = queueends.tell(store.queues, segments[-1].start if segments else 0)
+            body = await asyncio.to_thread(popcopy.tell, *copies, {queueends.KEY: ends})
+        return RemotingCommand.response_to(request, body=body)
+
+    def all_delay_offsets(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """45: answer how far each delay level is delivered."""
+        body = orjson.dumps(self.context.state.delays.to_json())
+        return RemotingCommand.response_to(request, body=body)
+
+    def broker_ha_status(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """907: answer how far the copies of the log are; in a Raft group the peers stand for the
+        HA connections."""
+        context = self.context
+        if context.config.is_classic:
+            info = context.log.classic.ha_status()
+        else:
+            info = raft_ha_status(context)
+        return RemotingCommand.response_to(request, body=dumps(info))
+
+    async def _answer_whole(
+        self,
+        request: RemotingCommand,
+        table: Table,
+        more: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> RemotingCommand:
+        """Answer a whole table, with `more` entries under its keys. The JSON of millions of entries
+        takes seconds: a thread makes it, for one request at a time."""
+
+        def made(twin: Table) -> bytes:
+            value = twin.to_json()
+            for key, entries in more.items():
+                value[key].update(entries)
+            return orjson.dumps(value)
+
+        async with self.one_whole:
+            body = await asyncio.to_thread(made, twin_of(table))
+        return RemotingCommand.response_to(request, body=body)
+
+    # ---- clients and the broker itself -----------------------------------------------------
+
+    def consumer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """203: answer the connected members of a consumer group."""
+        name = text(request.ext, "consumerGroup")
+        group = self.clients.consumers.get(name)
+        if group is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
+            )
+        return RemotingCommand.response_to(request, body=dumps(group.connection_json()))
+
+    def producer_connections(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """204: answer the connected members of a producer group."""
+        name = text(request.ext, "producerGroup")
+        members = self.clients.producers.get(name)
+        if not members:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        value: dict[str, Any] = {"connectionSet": [m.to_json() for m in members.values()]}
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    def all_producers(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """328: answer the connected members of all producer groups."""
+        now_ms, clock_ms = self.context.wall_ms(), self.context.clock_ms()
+        value = {
+            name: [
+                {
+                    "clientId": member.client_id,
+                    "remoteIP": member.connection.peer_address,
+                    "language": LanguageCode(member.language).name,
+                    "version": member.version,
+                    "lastUpdateTimestamp": int(now_ms - (clock_ms - member.last_ms)),
+                }
+                for member in members.values()
+            ]
+            for name, members in self.clients.producers.items()
+        }
+        return RemotingCommand.response_to(request, body=dumps({"data": value}))
+
+    def broker_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """26: answer the configuration as properties, without secrets."""
+        version = orjson.dumps({"counter": 0, "stateVersion": 0, "timestamp": 0}).decode()
+        text_of_all = self.context.config.properties_text() + self._told_to_tools()
+        ext, body = {"version": version}, text_of_all.encode()
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+    def _told_to_tools(self) -> str:
+        """Return keys of Apache's that are no settings here, and without which its tools fail
+        (exportConfigs): as they are."""
+        told = {
+            "filterServerNums": "0",
+            "msgTraceTopicName": TRACE_TOPIC,
+            "useTLS": str(self.context.config.tls_enable).lower(),
+        }
+        return "".join(f"{key}={value}\n" for key, value in told.items())
+
+    async def transfer(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Begin to hand leadership over: ext `target` (node id; none: the best follower), `force`
+        (true: even to one that would hand it back for its disk).
+        Answered once it has begun, with ext `target`; whether it succeeds shows in the roles
+        (28)."""
+        ext = request.ext or {}
+        anyhow = ext.get("force") == "true"
+        target = self.context.log.hand_over(ext.get("target", ""), anyhow=anyhow)
+        return RemotingCommand.response_to(request, ext={"target": target})
+
+    def runtime(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """28: answer the figures of broker.admin.runtime_info."""
+        return RemotingCommand.response_to(request, body=dumps({"table": self.runtime_info()}))
+
+
+def _beans(request: RemotingCommand, key: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of the body. Raises Refused, BodyError."""
+    beans = loads_request(request.body).get(key)
+    if not isinstance(beans, list) or not all(isinstance(bean, dict) for bean in beans):
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body has no list {key} of objects")
+    check_count(len(beans), "topics" if key == "topicConfigList" else "groups")
+    return beans
+
+
+def _group(bean: dict[str, Any]) -> SubscriptionGroup:
+    """Read Apache's bean. Raises Refused."""
+    try:
+        return group_from_json(bean)
+    except StateError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error

@@ -1,0 +1,145 @@
+"""VIEW_BROKER_STATS_DATA (315): messages stored in a topic, or consumed by a group.
+
+The windows are a minute, an hour and a day.
+
+The number of messages stored is looked up in the log itself by store time, so it is exact, and the
+same on every replica and after a failover. The number of messages consumed is the distance by which
+the group's committed offsets moved on, queue by queue: where an offset comes to be, or is set back,
+nothing was consumed. Every replica samples them every SAMPLE_MS, so the count starts
+anew with a process, but not with a leader. Bound: PAIRS_MAX pairs of topic and group; others are
+not reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection, Handler
+from raftmq.remoting.fast_json import dumps
+from raftmq.remoting.fields import text
+
+from ..context import Context
+from ..errors import Refused
+from ..tables.state import BrokerState
+
+SAMPLE_MS = 10_000
+PAIRS_MAX = 10_000
+WINDOWS_S = (("statsMinute", 60), ("statsHour", 3_600), ("statsDay", 86_400))
+# Samples kept of each window, spread over it.
+SAMPLES = 6
+
+
+@dataclass(slots=True)
+class _Pair:
+    """How far a pair's offsets have moved on: per window (time in ms, distance), oldest first."""
+
+    windows: tuple[deque[tuple[int, int]], ...]
+    offsets: dict[int, int]  # by queue id, when the last sample was taken
+    moved: int = 0
+
+    def moved_to(self, queues: dict[int, int]) -> int:
+        """Return how far they have moved on when they are at `queues`."""
+        before = self.offsets
+        return self.moved + sum(
+            max(0, offset - before.get(queue_id, offset)) for queue_id, offset in queues.items()
+        )
+
+
+class GroupRates:
+    """The rates at which groups consume topics."""
+
+    def __init__(self, state: BrokerState, clock_ms: Callable[[], int]) -> None:
+        self._state = state
+        self._clock_ms = clock_ms
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+
+    def sample(self) -> None:
+        """Sample all offsets; a chore, every SAMPLE_MS."""
+        now_ms = self._clock_ms()
+        offsets = self._state.offsets.offsets
+        for key in [key for key in self._pairs if key not in offsets]:
+            del self._pairs[key]
+        for key, queues in offsets.items():
+            pair = self._pairs.get(key)
+            if pair is None:
+                if len(self._pairs) >= PAIRS_MAX:
+                    continue
+                pair = self._pairs[key] = _Pair(tuple(deque() for _ in WINDOWS_S), {})
+            if queues != pair.offsets:
+                pair.moved, pair.offsets = pair.moved_to(queues), dict(queues)
+            for samples, (_, seconds) in zip(pair.windows, WINDOWS_S, strict=True):
+                _keep(samples, now_ms, pair.moved, seconds * 1000)
+
+    def stats(self, topic: str, group: str) -> dict[str, Any]:
+        """Return Apache's BrokerStatsData bean."""
+        pair = self._pairs.get((topic, group))
+        now_ms = self._clock_ms()
+        queues = self._state.offsets.offsets.get((topic, group), {})
+        moved = 0 if pair is None else pair.moved_to(queues)
+        value = {}
+        for number, (name, seconds) in enumerate(WINDOWS_S):
+            taken, span_ms = 0, seconds * 1000
+            if pair is not None and pair.windows[number]:
+                since_ms, before = pair.windows[number][0]
+                taken = moved - before
+                span_ms = max(1000, min(span_ms, now_ms - since_ms))
+            value[name] = _window(taken, span_ms / 1000)
+        return value
+
+
+def _keep(samples: deque[tuple[int, int]], now_ms: int, moved: int, window_ms: int) -> None:
+    if not samples or now_ms - samples[-1][0] >= window_ms // SAMPLES:
+        samples.append((now_ms, moved))
+    while len(samples) > 1 and samples[1][0] <= now_ms - window_ms:
+        samples.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class StatsQueries:
+    """The handler of the query."""
+
+    context: Context
+    rates: GroupRates
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {int(RequestCode.VIEW_BROKER_STATS_DATA): self.view}
+
+    def view(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """315: answer the rates of one statistics item over minute, hour and day."""
+        name, key = text(request.ext, "statsName"), text(request.ext, "statsKey")
+        value: dict[str, Any] | None = None
+        if name == "TOPIC_PUT_NUMS" and key in self.context.state.topics.entries:
+            value = self._came(key)
+        elif name == "GROUP_GET_NUMS":
+            topic, _at, group = key.partition("@")
+            if (topic, group) in self.context.state.offsets.offsets:
+                value = self.rates.stats(topic, group)
+        if value is None:
+            words = f"The stats <{name}> <{key}> not exist"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
+        return RemotingCommand.response_to(request, body=dumps(value))
+
+    def _came(self, topic: str) -> dict[str, Any]:
+        now_ms = self.context.wall_ms()
+        queue_count = self.context.state.topics.entries[topic].queue_count
+        value = {}
+        for name, seconds in WINDOWS_S:
+            total = 0
+            for queue_id in range(queue_count):
+                queue = self.context.store.queues.queue(topic, queue_id)
+                if queue is not None and queue.max_offset > queue.min_offset:
+                    since_ms = now_ms - seconds * 1000
+                    first = self.context.store.reads.offset_by_time(topic, queue_id, since_ms)
+                    total += queue.max_offset - first
+            value[name] = _window(total, seconds)
+        return value
+
+
+def _window(total: int, seconds: float) -> dict[str, Any]:
+    return {"sum": total, "tps": total / seconds, "avgpt": 0.0}

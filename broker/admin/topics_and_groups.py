@@ -1,0 +1,317 @@
+"""Changes topics and subscription groups, through the log.
+
+A change is answered once it is committed and applied, so what was answered survives a failover
+exactly. The handlers of the wire protocol and the HTTP operations both call this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from raftmq.dledger.transport.wire import ATTRIBUTES_VERSION
+from raftmq.ops.versions import Condition
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, pop_retry_topic
+from raftmq.remoting.topic_attributes import MIXED, AttributesRefused, changed
+
+from ..component import Service
+from ..consume.offset_commits import CommitService
+from ..context import Context
+from ..errors import ConditionUnmet, Refused, busy
+from ..replication.engine import all_speak
+from ..scheduler import IDLE_MS, Chore
+from ..tables.groups import SubscriptionGroup
+from ..tables.state import (
+    delete_group,
+    delete_topic,
+    forget_offsets,
+    put_group,
+    put_topic,
+    several,
+)
+from ..tables.topics import SYSTEM_TOPICS, TopicConfig, attributes_of, topic_problem
+from .progress import Steps
+
+log = logging.getLogger("raftmq.broker.catalog")
+
+TOGETHER_MAX = 1_000  # topics or groups of one request
+TRACE_TOPIC_PERIOD_MS = 1_000  # between two tries to create it
+NO_CHANGES: Mapping[str, str] = MappingProxyType({})
+
+
+class Emptied(NamedTuple):
+    """What an emptied topic had: messages, and groups with offsets."""
+
+    messages: int
+    groups: list[str]
+
+
+class Catalog:
+    """Creates, changes and deletes topics and groups; one per broker. With a `condition`, a change
+    is made only if the resource has the expected version. All methods raise Refused (if the
+    condition is not met, ConditionUnmet) and RaftError.
+
+    A topic keeps the attributes that a change does not name. So changes of topics are made one
+    after the other: each begins with what the one before it left. Offsets that were committed,
+    and pops that were decided, before a deletion come into the log before it, too."""
+
+    def __init__(
+        self,
+        context: Context,
+        commits: CommitService,
+        pops_settled: Callable[[], Awaitable[None]],
+        spread: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`pops_settled()` returns when the changes of popped messages that were decided until now
+        are applied; `spread()` returns when the name servers know the topics, or after a while."""
+        self._config = context.config
+        self._state = context.state
+        self._queues = context.store.queues
+        self._roles = context.roles
+        self._log = context.log
+        self._commits = commits
+        self._pops_settled = pops_settled
+        self._spread = spread
+        self._one_at_a_time = asyncio.Lock()
+
+    def service(self) -> Service:
+        return Service(
+            chores=[
+                Chore(
+                    "trace_topic",
+                    TRACE_TOPIC_PERIOD_MS,
+                    self._create_trace_topic,
+                    lambda: 0 if self._trace_topic_is_missing() else IDLE_MS,
+                )
+            ]
+        )
+
+    def _trace_topic_is_missing(self) -> bool:
+        wanted = self._config.trace_topic_enable and self._roles.leading
+        return wanted and self._state.topics.get(TRACE_TOPIC) is None
+
+    def _create_trace_topic(self) -> None:
+        """Create the topic of message traces, since nobody else may create a topic of the system's
+        and clients send traces only once it is there."""
+        if self._trace_topic_is_missing():
+            topic = TopicConfig(TRACE_TOPIC, 1, 1)
+            self._log.propose_then(put_topic(topic, if_absent=True), _trace_topic_created)
+
+    async def change_topic(
+        self,
+        topic: TopicConfig,
+        condition: Condition | None = None,
+        changes: Mapping[str, str] = NO_CHANGES,
+        *,
+        keep_messages: bool = False,
+    ) -> TopicConfig:
+        """Create or change a topic; return it. `changes`: of its attributes, by signed name
+        (remoting.topic_attributes); those in `topic` do not count. `keep_messages`: if a topic of
+        this name was deleted, its messages are shown again."""
+        async with self._one_at_a_time:
+            wanted = self._wanted(topic, changes, 1)
+            await self._propose_if(
+                put_topic(wanted, keep_messages=keep_messages, condition=condition)
+            )
+        await self._spread()
+        return wanted
+
+    async def change_topics(self, topics: Sequence[tuple[TopicConfig, Mapping[str, str]]]) -> None:
+        """Create or change several topics with the changes of their attributes: all or none."""
+        check_count(len(topics), "topics")
+        if not topics:
+            return
+        async with self._one_at_a_time:
+            wanted = [self._wanted(topic, changes, len(topics)) for topic, changes in topics]
+            await self._log.propose(several([put_topic(topic) for topic in wanted]))
+        await self._spread()
+
+    def _wanted(self, topic: TopicConfig, changes: Mapping[str, str], count: int) -> TopicConfig:
+        """Return the topic with its attributes after the changes, if it may be put with `count` - 1
+        others. Raises Refused."""
+        problem = topic_problem(topic)
+        if problem or topic.name in self._reserved():
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, problem or f"topic [{topic.name}] is the system's"
+            )
+        before = self._state.topics.get(topic.name)
+        if before is not None:
+            self._check_consumed(before, topic.read_queue_count)
+        topics_max = self._config.topics_max
+        if before is None and not self._state.has_room_for_topics(count, topics_max):
+            raise busy(f"there are {topics_max} topics")
+        try:
+            after = changed(None if before is None else dict(before.attributes), changes)
+        except AttributesRefused as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        wanted = replace(topic, attributes=attributes_of(after))
+        if changes and wanted.message_type == MIXED and not self._config.enable_mixed_message_type:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "MIXED message type is not supported.")
+        if wanted.attributes:
+            self._check_all_know_attributes()
+        return wanted
+
+    def _check_consumed(self, topic: TopicConfig, read_queue_count: int) -> None:
+        """Refuse fewer read queues while the queues beyond have messages that some group has not
+        consumed: consumers and lags would not see them any more."""
+        offsets = self._state.offsets
+        groups = offsets.groups_of(topic.name)
+        left: dict[int, list[str]] = {}
+        for queue_id in range(read_queue_count, topic.read_queue_count):
+            queue = self._queues.queue(topic.name, queue_id)
+            if queue is None or queue.min_offset >= queue.max_offset:
+                continue
+            behind = [
+                group
+                for group in groups
+                if (offsets.get(topic.name, group, queue_id) or 0) < queue.max_offset
+            ]
+            if behind or not groups:
+                left[queue_id] = behind
+        if left:
+            names = sorted({group for behind in left.values() for group in behind})
+            whom = f"groups {', '.join(names)} have" if names else "no group has"
+            what = "not consumed" if names else "consumed"
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queues {', '.join(map(str, left))} of topic [{topic.name}] have messages that"
+                f" {whom} {what}: lower writeQueueNums now, and readQueueNums when they are"
+                " consumed",
+                tag="NOT_CONSUMED",
+            )
+
+    def _check_all_know_attributes(self) -> None:
+        """Refuse attributes while a replica may run a program that would leave them out: its table
+        would differ from the others'."""
+        engine = self._log.raft
+        if engine is None or all_speak(engine, ATTRIBUTES_VERSION):
+            return
+        if not any(topic.attributes for topic in self._state.topics.entries.values()):
+            raise busy(
+                "not every replica of this group has said that it knows attributes of topics: "
+                "upgrade all of them, and start those that are down",
+                retriable=True,
+            )
+
+    async def remove_topic(self, name: str, condition: Condition | None = None) -> None:
+        """Delete a topic, the offsets committed for it, and the retry topics of its pops, as
+        Apache's brokers do."""
+        self._refuse_reserved(name)
+        retries = self._retry_topics(name)
+        async with self._nothing_behind(name, *retries):
+            await self._propose_if(delete_topic(name, condition=condition))
+            rest = [delete_topic(one) for one in retries]
+            if condition is not None:
+                rest.append(forget_offsets(topic=name))
+            if rest:
+                await self._log.propose(several(rest))
+
+    async def empty_topic(self, name: str) -> Emptied:
+        """Delete a topic and make it again as it was, at once; return what that took."""
+        self._refuse_reserved(name)
+        retries = self._retry_topics(name)
+        async with self._nothing_behind(name, *retries):
+            topic = self._state.topics.existing(name)
+            messages, steps = 0, Steps()
+            for queue_id in range(topic.queue_count):
+                queue = self._queues.queue(name, queue_id)
+                messages += 0 if queue is None else queue.max_offset - queue.min_offset
+                await steps.done()
+            groups = self._state.offsets.groups_of(name)
+            commands = [delete_topic(one) for one in (name, *retries)]
+            await self._log.propose(several([*commands, put_topic(topic)]))
+        return Emptied(messages, groups)
+
+    def _refuse_reserved(self, name: str) -> None:
+        if name in self._reserved():
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{name}] is the system's")
+
+    def _retry_topics(self, topic: str) -> list[str]:
+        """Return the retry topics of the groups that pop the topic, but for those that another
+        topic and group have, too: the group `a` of the topic `b_c` has the name of `a_b` of `c`."""
+        offsets, found = self._state.offsets, []
+        for group in offsets.groups_of(topic):
+            name = pop_retry_topic(topic, group)
+            both = name.removeprefix(RETRY_PREFIX)
+            pairs = ((both[n + 1 :], both[:n]) for n, one in enumerate(both) if one == "_")
+            shared = any(pair in offsets.offsets and pair != (topic, group) for pair in pairs)
+            if name in self._state.topics.entries and not shared:
+                found.append(name)
+        return found
+
+    @asynccontextmanager
+    async def _nothing_behind(self, *topics: str, group: str = "") -> AsyncIterator[None]:
+        """Keep offsets and pops of these topics, or of this group, from coming into the log behind
+        their deletion, which the block proposes."""
+        async with self._one_at_a_time:
+            with ExitStack() as withheld:
+                for topic in topics or ("",):
+                    withheld.enter_context(self._commits.withheld(topic=topic, group=group))
+                await self._pops_settled()
+                yield
+
+    async def change_group(
+        self, group: SubscriptionGroup, condition: Condition | None = None
+    ) -> None:
+        """Create or change a group."""
+        self._check_room([group])
+        await self._propose_if(put_group(group, condition=condition))
+
+    async def change_groups(self, groups: Sequence[SubscriptionGroup]) -> None:
+        """Create or change several groups: all or none."""
+        check_count(len(groups), "groups")
+        if groups:
+            self._check_room(groups)
+            await self._log.propose(several([put_group(group) for group in groups]))
+
+    def _check_room(self, groups: Sequence[SubscriptionGroup]) -> None:
+        """Refuse groups above `groupsMax`."""
+        known = self._state.groups.entries
+        new = sum(group.name not in known for group in groups)
+        if new and len(known) + new > self._config.groups_max:
+            raise busy(f"there are {self._config.groups_max} consumer groups already")
+
+    async def remove_group(
+        self, name: str, *, offsets: bool, condition: Condition | None = None
+    ) -> None:
+        """Delete a group; with `offsets` its offsets, too."""
+        command = delete_group(name, offsets=offsets, condition=condition)
+        if not offsets:
+            await self._propose_if(command)
+            return
+        async with self._nothing_behind(group=name):
+            await self._propose_if(command)
+            if condition is not None:
+                await self._log.propose(forget_offsets(group=name))
+
+    async def _propose_if(self, command: bytes) -> None:
+        """Propose a command that may be conditional. Raises ConditionUnmet if its condition was
+        not met where it was applied."""
+        index = await self._log.propose(command)
+        if index in self._state.unmet:
+            raise ConditionUnmet(self._state.unmet.pop(index))
+
+    def system_topics(self) -> list[str]:
+        """Return the names of the topics that are the broker's own, and nobody's to change."""
+        return sorted(self._reserved() | set(self._state.topics.internal))
+
+    def _reserved(self) -> frozenset[str]:
+        return SYSTEM_TOPICS | {self._config.broker_cluster_name, self._config.broker_name}
+
+
+def _trace_topic_created(error: Exception | None) -> None:
+    if error is not None:  # the chore tries again
+        log.info("trace_topic_not_created: %s", error)
+
+
+def check_count(count: int, what: str) -> None:
+    """Raise Refused if so many topics or groups are too many for one request."""
+    if count > TOGETHER_MAX:
+        words = f"{count} {what} in one request: {TOGETHER_MAX} at most"
+        raise Refused(ResponseCode.SYSTEM_ERROR, words, tag="TOO_LARGE")

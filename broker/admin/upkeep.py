@@ -1,0 +1,100 @@
+"""A broker's own upkeep, requested by an operator: live configuration (25), expired queues (306),
+queues of topics that are gone (316), expired log (329). Each replica acts for itself; nothing of
+this is in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from raftmq.ops.logs import set_level
+from raftmq.ops.options import ConfigError
+from raftmq.ops.settings import parse_properties
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+
+from ..checkpointer import Keeper
+from ..component import Service
+from ..config import BrokerConfig, change_live, parse_live
+from ..context import Context
+from ..errors import Refused
+from ..registration import Registrar
+from ..retention import Retention
+
+log = logging.getLogger("raftmq.broker.config")
+
+
+def change(config: BrokerConfig, live: Mapping[str, object], registrar: Registrar) -> None:
+    """Change live keys, and tell the parts that do not read them anew each time. Raises
+    ConfigError: then nothing was changed."""
+    change_live(config, live)
+    if "namesrvAddr" in live:
+        registrar.use(config.name_servers)
+    if "logLevel" in live:
+        set_level("root", str(live["logLevel"]))
+    log.info("config_changed keys=%s", ",".join(live))
+
+
+class Upkeep:
+    """The handlers of upkeep requests."""
+
+    def __init__(
+        self, context: Context, keeper: Keeper, retention: Retention, registrar: Registrar
+    ) -> None:
+        self._config = context.config
+        self._registrar = registrar
+        self._store = context.store
+        self._keeper = keeper
+        self._retention = retention
+
+    def service(self) -> Service:
+        code = RequestCode
+        return Service(
+            handlers={
+                int(code.UPDATE_BROKER_CONFIG): self.update_config,
+                int(code.CLEAN_EXPIRED_CONSUMEQUEUE): self.clean_queues,
+                int(code.CLEAN_UNUSED_TOPIC): self.clean_queues,
+                int(code.DELETE_EXPIRED_COMMITLOG): self.delete_log,
+            }
+        )
+
+    def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Change live keys (25) by a properties text: all of its keys or, when one is wrong or not
+        live, none. Lasts until the process ends: broker.conf is the operator's."""
+        try:
+            settings = parse_properties(request.body.decode(), "the request")
+            wanted = parse_live({setting.key: setting.value for setting in settings})
+            if wanted.fixed:
+                keys = ", ".join(sorted(wanted.fixed))
+                raise ConfigError(f"{keys}: not while the broker runs; set it in broker.conf")
+            change(self._config, wanted.live, self._registrar)
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        return RemotingCommand.response_to(request)
+
+    def clean_queues(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Delete the part of queues whose log is gone (306). For topics that are gone (316) it is
+        the same: their queues go with their last message, and not before, because a topic that is
+        made again goes on in them. Raises Refused."""
+        try:
+            self._store.derived.correct_min_offset()
+        except OSError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"queues not cleaned: {error}") from error
+        return RemotingCommand.response_to(request)
+
+    async def delete_log(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Delete now what retention would delete at `deleteWhen` (329), and say how much that was.
+        With the ext field trustClock=true the wall clock counts as right from now on. Apache's tool
+        sends no field, and reads the code alone. Raises Refused."""
+        if (request.ext or {}).get("trustClock") == "true":
+            self._retention.trust_clock()
+        try:
+            retained = await self._keeper.retain(at_once=True)
+        except OSError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"log not deleted: {error}") from error
+        ext = {"deletedBytes": str(retained.deleted), "keptBytes": str(retained.kept)}
+        if retained.kept:
+            ext["keptFor"] = retained.kept_for
+        return RemotingCommand.response_to(request, ext=ext)

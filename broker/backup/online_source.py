@@ -1,0 +1,253 @@
+"""The source of a backup: a running replica, asked over the wire (service.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from raftmq.dledger.raft.append_throttle import NEVER_DUE_MS, AppendThrottle
+from raftmq.dledger.raft.snapshot_install import (
+    GroupSnapshot,
+    GroupSnapshotDamaged,
+    decode_group_snapshot,
+)
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fast_json import loads_object
+
+from .manifest import BackupError
+from .protocol import (
+    BEHIND,
+    CHUNK_BYTES,
+    GONE,
+    OVERTAKEN,
+    READ_BYTES_MAX,
+    Facts,
+    decode_facts,
+)
+
+TIMEOUT_MS = 20_000
+LEADER_WAIT_S = 30.0  # for a leader proven to lead, and for a replica to catch up with it
+RETRY_S = 0.2
+
+
+class Overtaken(Exception):
+    """The replica cannot go on with this backup; another attempt may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The data to copy: the log in [snapshot.position, end), and the group snapshot's state. The
+    state is that at the log's last frame, or at an earlier frame if the replica is stopped.
+    `confirmed`: a leader said that nothing acknowledged before is missing."""
+
+    snapshot: GroupSnapshot
+    facts: Facts
+    end: int
+    confirmed: bool
+
+
+class Source(Protocol):
+    """The replica that a backup is taken from."""
+
+    async def begin(self, at_least: int) -> Offer:
+        """Begin a copy as of frame `at_least` or a later one. Raises BackupError, Overtaken."""
+        ...
+
+    async def read(self, position: int, size: int) -> bytes:
+        """Return some of the bytes at `position`, at most `size`, at least one. Raises BackupError,
+        Overtaken."""
+        ...
+
+    async def met_damage(self, position: int) -> None:
+        """Report damage there, which the replica may repair. Raises BackupError, Overtaken."""
+        ...
+
+    async def end(self) -> None: ...
+
+
+class RemoteSource:
+    """A replica at `address`."""
+
+    def __init__(
+        self,
+        client: RemotingClient,
+        address: str,
+        *,
+        bytes_per_s: int = 0,
+        confirm: bool = True,
+        wait_s: float = LEADER_WAIT_S,
+    ) -> None:
+        """`bytes_per_s` 0: no limit. Without `confirm` no leader is asked."""
+        self.address = address
+        self._client = client
+        self._confirm = confirm
+        self._wait_s = wait_s
+        self._throttle = AppendThrottle(bytes_per_s)
+        # Small enough that the rate holds within a second, too.
+        self._read_bytes = min(READ_BYTES_MAX, max(4096, bytes_per_s // 4 or READ_BYTES_MAX))
+        self._session = ""
+
+    async def begin(self, at_least: int) -> Offer:
+        await self.end()
+        deadline_s = time.monotonic() + self._wait_s
+        if self._confirm:
+            at_least = max(at_least, await self._mark(deadline_s))
+        answer = await self._until(deadline_s, self.address, "begin", atLeast=str(at_least))
+        ext = answer.ext or {}
+        try:
+            facts = decode_facts(answer.body)
+            self._session, size, end = ext["session"], int(ext["size"]), int(ext["end"])
+            snapshot = decode_group_snapshot(await self._parcel(size))
+        except (KeyError, ValueError, msgspec.MsgspecError, GroupSnapshotDamaged) as error:
+            raise BackupError(f"{self.address} answered nonsense: {error!r}") from error
+        return Offer(snapshot, facts, end, self._confirm)
+
+    async def read(self, position: int, size: int) -> bytes:
+        size = min(size, self._read_bytes)
+        now_ms = time.monotonic() * 1000
+        while not self._throttle.may_send(now_ms):
+            await asyncio.sleep((self._throttle.due_ms - now_ms) / 1000)
+            self._throttle.due_ms = NEVER_DUE_MS
+            now_ms = time.monotonic() * 1000
+        self._throttle.sent(size)
+        answer = await self._ask("read", position=str(position), size=str(size))
+        if not answer.body:
+            raise BackupError(f"{self.address} answered a read at {position} with nothing")
+        return bytes(answer.body)
+
+    async def met_damage(self, position: int) -> None:
+        await self._ask("damaged", position=str(position))
+
+    async def end(self) -> None:
+        """Let the replica forget this backup; it would also do so by itself."""
+        if self._session:
+            session, self._session = self._session, ""
+            try:
+                await self._invoke(self.address, {"op": "end", "session": session})
+            except RemotingError:
+                pass  # it forgets a silent one after a while
+
+    # -- asking -------------------------------------------------------------------------------
+
+    async def _mark(self, deadline_s: float) -> int:
+        """Return a frame so that all that was acknowledged until now is at or below it."""
+        answer = await self._until(deadline_s, self.address, "mark")
+        return int(loads_object(answer.body)["index"])
+
+    async def _until(self, deadline_s: float, address: str, op: str, **ext: str) -> RemotingCommand:
+        """Ask until it succeeds; a non-leader names the leader. Raises BackupError."""
+        while True:
+            try:
+                answer = await self._invoke(address, {"op": op, **ext})
+                if answer.code == ResponseCode.SUCCESS:
+                    return answer
+                complaint = str(answer.remark)
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise BackupError(f"{address}: {complaint}")
+                leader = (answer.ext or {}).get("leaderAddr")
+                address = leader if op == "mark" and leader else self.address
+            except RemotingError as error:
+                complaint, address = str(error), self.address
+            if time.monotonic() >= deadline_s:
+                hint = ""
+                if op == "mark":
+                    hint = "; without a leader, --unconfirmed takes what this replica knows of"
+                elif BEHIND in complaint:
+                    hint = "; does the directory hold a backup of another log?"
+                raise BackupError(f"{self.address}: {op}: {complaint}{hint}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, op: str, **ext: str) -> RemotingCommand:
+        """Send a request of this session. Raises Overtaken, BackupError."""
+        try:
+            answer = await self._invoke(self.address, {"op": op, "session": self._session, **ext})
+        except RemotingError as error:
+            if not error.retriable:
+                raise BackupError(f"{self.address}: {error}") from error
+            raise Overtaken(f"{self.address}: {error}") from error
+        if answer.code == ResponseCode.SUCCESS:
+            return answer
+        remark = f"{self.address}: {answer.remark}"
+        if any(mark in remark for mark in (OVERTAKEN, GONE)):
+            raise Overtaken(remark)
+        raise BackupError(remark)
+
+    async def _invoke(self, address: str, ext: dict[str, str]) -> RemotingCommand:
+        command = RemotingCommand.request(RequestCode.BACKUP, ext)
+        return await self._client.invoke(address, command, TIMEOUT_MS)
+
+    async def _parcel(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            answer = await self._ask("state", offset=str(len(data)))
+            if not 0 < len(answer.body) <= CHUNK_BYTES:
+                raise BackupError(f"{self.address} answered with {len(answer.body)} bytes of state")
+            data += answer.body
+        return bytes(data)
+
+
+async def choose(client: RemotingClient, addresses: Sequence[str]) -> str:
+    """Return the replica to read from: a follower that is recovered and follows a leader, with its
+    disk and clock in order, preferring the one that has applied most; otherwise the leader, or
+    whoever answers. Raises BackupError."""
+    found: list[tuple[tuple[bool, bool, int], str]] = []
+    complaints: list[str] = []
+    for address in addresses:
+        try:
+            info = await _runtime_info(client, address)
+        except RemotingError as error:
+            complaints.append(f"{address}: {error}")
+            continue
+        if "raftRole" not in info:
+            complaints.append(f"{address}: is no replica of a Raft group")
+            continue
+        follows = info["raftRole"] == "follower" and bool(info.get("raftLeader"))
+        is_well = info.get("raftDiskState") == "ok" and info.get("raftClockWrong") != "true"
+        sound = _has_recovered(info) and is_well
+        applied = int(info.get("raftAppliedIndex") or 0)
+        found.append(((follows and sound, sound, applied), address))
+    if not found:
+        raise BackupError("; ".join(complaints) or "no broker is named")
+    return max(found)[1]
+
+
+async def _runtime_info(client: RemotingClient, address: str) -> dict[str, Any]:
+    command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+    answer = await client.invoke(address, command, TIMEOUT_MS)
+    if answer.code != ResponseCode.SUCCESS:
+        raise RemotingError(f"answers {answer.code}: {answer.remark}")
+    return loads_object(answer.body).get("table") or {}
+
+
+async def replicas_of(
+    client: RemotingClient, name_servers: Sequence[str], broker_name: str
+) -> list[str]:
+    """Return the addresses of a broker group as a name server knows them. Raises BackupError."""
+    complaints: list[str] = []
+    for name_server in name_servers:
+        try:
+            command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+            answer = await client.invoke(name_server, command, TIMEOUT_MS)
+        except RemotingError as error:
+            complaints.append(f"{name_server}: {error}")
+            continue
+        table = loads_object(answer.body).get("brokerAddrTable") or {}
+        broker = table.get(broker_name)
+        if broker is not None:
+            return [str(address) for address in broker["brokerAddrs"].values()]
+        known = ", ".join(sorted(table)) or "none"
+        complaints.append(f"{name_server}: knows no broker {broker_name!r}; it knows {known}")
+    raise BackupError("; ".join(complaints) or "no name server is named")
+
+
+def _has_recovered(info: Mapping[str, str]) -> bool:
+    """Return whether the replica has recovered; one before version 0.2 may call that whole."""
+    return info.get("raftRecovered", info.get("raftWhole")) == "true"

@@ -1,0 +1,279 @@
+"""The keepers, which write the tables' files under config/ and delete old parts of the log.
+
+Raft mode: the files are snapshots of the effect of the log's commands; a snapshot is only written
+once the log and the ConsumeQueues are durable at least that far, and retention deletes no frame
+above the last one (broker.scheduler says why). Classic mode: the files are the tables
+(broker.tables.config_files).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from raftmq.store.message_store import MessageStore
+
+from .context import Context
+from .retention import Limit, Retained, Retention
+from .scheduler import IDLE_MS, Chore
+from .tables import snapshot
+from .tables.config_files import ConfigFiles
+from .unexpired import Unexpired
+
+log = logging.getLogger("raftmq.broker.checkpointer")
+
+DURABLE_POLL_MS = 20
+DURABLE_WAIT_MS = 5_000  # after that this round's snapshot is skipped; that is told once
+QUEUE_REPAIR_PERIOD_MS = 50  # between steps of 16 MiB
+
+# What expired segments are kept for.
+FOR_OTHERS = "the other replicas: for a majority this has not expired yet, or is not known to have"
+FOR_DELIVERY = "messages that wait for delivery"
+FOR_SNAPSHOTS = "the next two snapshots of the tables"
+FOR_BACKUP = "a backup that reads it"
+
+
+class Keeper(Protocol):
+    """Keeps the tables' files; one per broker. They are loaded before (broker.startup)."""
+
+    def chores(self) -> list[Chore]:
+        """Return periodic work; it may block the housekeeper's slow task."""
+        ...
+
+    async def retain(self, *, at_once: bool = False) -> Retained:
+        """Delete old segments, as a chore; `at_once`: whatever the hour. Raises OSError."""
+        ...
+
+    async def settle(self) -> None:
+        """Return when nothing is being written any more."""
+        ...
+
+    def close(self) -> None:
+        """Write everything, after a clean stop and before the store is closed. Blocking."""
+        ...
+
+
+class RaftKeeper:
+    """Keeps snapshots of the tables."""
+
+    def __init__(
+        self,
+        context: Context,
+        pool: Executor,
+        retention: Retention,
+        unexpired: Unexpired,
+        *,
+        covered_index: int,
+        spare: Callable[[int], int],
+        needed_from: Callable[[], int | None],
+    ) -> None:
+        """`covered_index`: the last frame that the loaded snapshots reflect. `spare(position)`
+        returns the position up to which retention may delete: `position`, or a lower one if
+        messages that wait for delivery stand before it. `needed_from()`: the lowest position that a
+        backup still reads, or None."""
+        self._context = context
+        self._config = context.config
+        self._disk = context.disk
+        self._state = context.state
+        self._store = context.store
+        self._pool = pool
+        self._retention = retention
+        self._unexpired = unexpired
+        self._spare = spare
+        self._needed_from = needed_from
+        self._waiting_for_others = 0  # the position told of last
+        self._encoded: snapshot.Encoded = {}
+        self._skipped = False  # the last snapshot; with pysyncobj, which flushes nothing, for life
+        self.covered_index = covered_index  # frames up to here are in durable snapshots
+        self.fallback_index = 0  # the same of the .bak files, which are read if those are damaged
+
+    def chores(self) -> list[Chore]:
+        return [
+            Chore("snapshot", self._config.snapshot_interval_ms, self.write_snapshot),
+            Chore("retention", self._config.clean_resource_interval, self.retain),
+            Chore(
+                "queue_repair",
+                QUEUE_REPAIR_PERIOD_MS,
+                self.repair_queues,
+                lambda: 0 if self._store.repairs or self._queues_lag else IDLE_MS,
+            ),
+        ]
+
+    @property
+    def _queues_lag(self) -> bool:
+        """Retention cut the log while the queues were flushed: they were not cut with it."""
+        return self._store.queues.corrected_to != self._store.commitlog.min_offset
+
+    async def repair_queues(self) -> None:
+        """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
+        store, repairs, engine = self._store, self._store.repairs, self._context.log.framed
+        if self._queues_lag:
+            store.derived.correct_min_offset()
+        step = repairs.begin(store.derived.dispatched_offset, engine.frame_is_damaged)
+        if step is None:
+            return
+        try:
+            await finished(asyncio.get_running_loop().run_in_executor(self._pool, step.run))
+        finally:
+            bad_position = repairs.finish(step)
+            if bad_position is not None:
+                engine.frame_is_damaged(bad_position)  # if it is, this begins its repair
+
+    async def write_snapshot(self) -> None:
+        """Write a snapshot of the tables (order: broker.scheduler), and once more when nothing
+        changes any more: retention needs a .bak that is as new. Raises OSError."""
+        copies = snapshot.capture(self._state)
+        index = copies.applied_index
+        if index < self.covered_index or index == self.covered_index == self.fallback_index:
+            return
+        engine = self._context.log.framed
+        waited_ms = 0
+        while engine.durable_index < copies.applied_index:
+            if waited_ms >= DURABLE_WAIT_MS:
+                if not self._skipped:
+                    log.warning("snapshot_skipped index=%d: log not durable", copies.applied_index)
+                self._skipped = True
+                return
+            await asyncio.sleep(DURABLE_POLL_MS / 1000)
+            waited_ms += DURABLE_POLL_MS
+        await flush_queues(self._store, self._pool)
+        loop = asyncio.get_running_loop()
+        before = self.covered_index
+        self.covered_index = await finished(
+            loop.run_in_executor(self._pool, snapshot.write, self._disk, copies, self._encoded)
+        )
+        self.fallback_index = before
+        self._skipped = False
+
+    async def retain(self, *, at_once: bool = False) -> Retained:
+        """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
+        stay that have not expired for a majority of the replicas, unless deletion is forced, or
+        that a snapshot install or a backup still needs, unless the disk is too full for that."""
+        engine, store = self._context.log.framed, self._store
+        refilled = engine.refilled
+        looked = self._retention.expired(at_once=at_once)
+        expired, agreed = looked.before, engine.agree_expired(looked.by_age)
+        crowded, forced = self._retention.crowded, self._retention.forced
+        limit, before = Limit(expired), store.commitlog.min_offset
+        if refilled and not crowded:
+            log.info("retention_waits for=%s", ",".join(refilled))
+            limit.lower(before, f"replicas that are refilled from this one: {', '.join(refilled)}")
+        elif agreed < expired and not forced:
+            if expired != self._waiting_for_others:
+                log.info("retention_waits own=%d agreed=%d: a majority decides", expired, agreed)
+            self._waiting_for_others = expired
+            limit.lower(max(agreed, before), FOR_OTHERS)
+        if limit.position > before:
+            limit.lower(self._spare(limit.position), FOR_DELIVERY)
+            index = engine.log_index
+            covered = min(self.fallback_index, index.last_index)
+            end = index.end_of(covered) if covered >= index.first_index else before
+            limit.lower(end, FOR_SNAPSHOTS)
+            needed = self._needed_from()
+            if needed is not None and not crowded:
+                limit.lower(needed, FOR_BACKUP)
+        after = before
+        if limit.position > before:
+            early = self._unexpired.begin(max(before, looked.by_age)) if forced else None
+            after = await engine.delete_before(limit.position)
+            if early is not None:
+                self._unexpired.end(early, after)
+        if after != before:
+            store.derived.correct_min_offset()
+            log.info("log_trimmed from=%d to=%d", before, after)
+        return limit.retained(expired, before, after)
+
+    async def settle(self) -> None:
+        """Do nothing: the housekeeper awaits the chores, and nothing else writes."""
+
+    def close(self) -> None:
+        copies = snapshot.capture(self._state)
+        self._store.flush()
+        snapshot.write(self._disk, copies, self._encoded)
+
+
+class ClassicKeeper:
+    """Keeps the tables in Apache's files, and regularly flushes the queues and the checkpoint."""
+
+    def __init__(
+        self,
+        context: Context,
+        pool: Executor,
+        retention: Retention,
+        unexpired: Unexpired,
+        *,
+        files: ConfigFiles,
+        spare: Callable[[int], int],
+    ) -> None:
+        """`spare` is as in RaftKeeper."""
+        self._context = context
+        self._config = context.config
+        self._files = files
+        self._store = context.store
+        self._pool = pool
+        self._retention = retention
+        self._unexpired = unexpired
+        self._spare = spare
+
+    def chores(self) -> list[Chore]:
+        return [
+            Chore("config_files", self._config.flush_consumer_offset_interval, self._files.save),
+            Chore("queues", self._config.snapshot_interval_ms, self._flush),
+            Chore("retention", self._config.clean_resource_interval, self.retain),
+        ]
+
+    async def _flush(self) -> None:
+        await flush_queues(self._store, self._pool)
+
+    async def retain(self, *, at_once: bool = False) -> Retained:
+        """Delete old segments. What waits for delivery does not keep a slave's on a full disk: its
+        master alone can store that once more, and has it."""
+        before = after = self._store.commitlog.min_offset
+        looked = self._retention.expired(at_once=at_once)
+        expired = looked.before
+        limit = Limit(expired)
+        if not (self._config.is_slave and self._retention.crowded):
+            limit.lower(self._spare(expired), FOR_DELIVERY)
+        if limit.position > before:
+            forced = self._retention.forced
+            early = self._unexpired.begin(max(before, looked.by_age)) if forced else None
+            after = await self._context.log.engine.delete_before(limit.position)
+            if early is not None:
+                self._unexpired.end(early, after)
+        if after > before:
+            log.info("log_trimmed from=%d to=%d", before, after)
+        return limit.retained(expired, before, after)
+
+    async def settle(self) -> None:
+        await self._files.settle()
+
+    def close(self) -> None:
+        self._files.write_now()
+
+
+async def flush_queues(store: MessageStore, pool: Executor) -> None:
+    """Make ConsumeQueues and checkpoint durable in the pool. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    flush = store.flushes.begin()
+    synced = False
+    try:
+        await finished(loop.run_in_executor(pool, flush.run))
+        synced = True
+        while store.flushes.drop_saved(flush):  # noqa: ASYNC110 - others run in between
+            await asyncio.sleep(0)
+    finally:
+        store.flushes.finish(flush, synced=synced)
+
+
+async def finished(work: Awaitable[Any]) -> Any:
+    """Return the result of work in the pool. A cancellation waits for the work to end, because a
+    thread cannot be stopped and the files must not be closed under it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,161 @@
+"""Reads of a queue through a filter over properties.
+
+The store selects by tags codes, from the ConsumeQueue alone. An expression needs each message's
+properties: records are read in pieces and parsed in place, and their bodies are skipped. One pull
+looks at no more units than a filter by tags does, at no more than SCAN_BYTES_MAX of records, and at
+no further record once the work is done that it may do. Then it answers with the matches so far, and
+the consumer goes on behind them. If the store finds nothing at the offset, or that it moved, the
+answer is as for any pull.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from raftmq.store.commitlog.commitlog import ReadBudget
+from raftmq.store.errors import StoreError
+from raftmq.store.get_message import GetStatus, scan_count
+from raftmq.store.message_reads import GetResult
+from raftmq.store.message_store import MessageStore
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
+
+from .filters import RECORD_WORK, Matcher, Work
+
+SCAN_BYTES_MAX = 4 << 20
+WORK_MAX = 50_000  # of the filter in the read of a new pull, as Matcher.work counts: some 50 ms
+PIECE_UNITS = 128
+PIECE_BYTES = 256 << 10
+WAKE_UNITS_MAX = 800  # units of one arrival looked at for held pulls; with more, all wake
+_HEAD = struct.Struct(">ii12xq8xi")  # TOTALSIZE, MAGIC, QUEUEOFFSET, SYSFLAG
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_UNIT = struct.Struct(">qi8x")
+
+
+def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]:
+    """Yield start, size, queue offset and properties of each complete, checked record."""
+    at = 0
+    while at < len(data):
+        size, magic, queue_offset, sys_flag = _HEAD.unpack_from(data, at)
+        body_at = at + HEAD_SIZE_BYTES + hosts_extra(sys_flag)
+        topic_at = body_at + _INT.unpack_from(data, body_at - 4)[0]
+        if magic == MAGIC_V2:
+            topic_end = topic_at + 2 + _SHORT.unpack_from(data, topic_at)[0]
+        else:
+            topic_end = topic_at + 1 + data[topic_at]
+        yield at, size, queue_offset, decode_properties(data[topic_end + 2 : at + size])
+        at += size
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The records that the matcher took so far, and the work that is left for it."""
+
+    count_max: int
+    bytes_max: int
+    buffers: list[bytes]
+    work: Work
+    size_bytes: int = 0
+
+    def takes(self, size: int) -> bool:
+        if not self.buffers:
+            return True
+        return len(self.buffers) < self.count_max and self.size_bytes + size <= self.bytes_max
+
+    def add(self, record: bytes) -> bool:
+        """Keep a record; return False if no more fit."""
+        self.buffers.append(record)
+        self.size_bytes += len(record)
+        return len(self.buffers) < self.count_max
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredReads:
+    """Reads for filters by expression; one per broker. `get_messages` takes a matcher."""
+
+    store: MessageStore
+
+    def get_messages(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        matcher: Matcher,
+        work: Work,
+        budget: ReadBudget | None = None,
+    ) -> GetResult:
+        """Read what the matcher takes, as far as `work` and `budget` allow. Raises StoreDamaged,
+        OSError."""
+        units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
+        kept = _Kept(count_max, bytes_max, [], work)
+        at, result, cold = offset, None, False
+        config = self.store.config
+        budget = budget or ReadBudget()
+        while units_left > 0 and bytes_left > 0 and not budget.spent:
+            limits = min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
+            found = self.store.reads.get_messages(topic, queue_id, at, *limits, budget=budget)
+            if found.status is not GetStatus.FOUND:
+                if result is None:
+                    return found
+                break
+            if found.cold:
+                cold = True
+                kept.count_max = min(kept.count_max, config.cold_count_max)
+                kept.bytes_max = min(kept.bytes_max, config.cold_bytes_max)
+            result = found
+            stopped_at = self._take(found.buffers, matcher, kept)
+            if stopped_at is not None:
+                at = stopped_at
+                break
+            units_left -= found.next_offset - at
+            bytes_left -= found.size_bytes
+            at = found.next_offset
+        assert result is not None
+        count = len(kept.buffers)
+        status = GetStatus.FOUND if count else GetStatus.NO_MATCHED_MESSAGE
+        return replace(
+            result,
+            status=status,
+            buffers=kept.buffers,
+            next_offset=at,
+            message_count=count,
+            size_bytes=kept.size_bytes,
+            cold=cold,
+        )
+
+    def _take(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
+        """Keep what matches; return the queue offset to go on at if no more fits, or the work is
+        done, else None. A record is looked at if any work is left, whatever it takes: so reads go
+        on."""
+        for data in buffers:
+            for at, size, queue_offset, properties in records_in(data):
+                if kept.work.left <= 0:
+                    return queue_offset
+                kept.work.left -= RECORD_WORK + matcher.work(properties)
+                if not matcher.matches(properties):
+                    continue
+                if not kept.takes(size):
+                    return queue_offset
+                if not kept.add(data[at : at + size]):
+                    return queue_offset + 1
+        return None
+
+    def properties_of(self, units: bytes) -> Sequence[Mapping[str, str]] | None:
+        """Return the properties of the messages that these ConsumeQueue units point at. None if
+        they are too many or cannot be read: then a pull runs, and meets the error itself."""
+        if len(units) > WAKE_UNITS_MAX * 20:
+            return None
+        try:
+            data = b"".join(
+                self.store.commitlog.read(position, size)
+                for position, size in _UNIT.iter_unpack(units)
+            )
+            found = [properties for *_, properties in records_in(data)]
+        except (OSError, StoreError, struct.error, IndexError):
+            return None
+        return found if len(found) * 20 == len(units) else None

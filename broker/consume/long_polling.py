@@ -1,0 +1,240 @@
+"""Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
+
+A held pull is released by the first dispatched unit of its queue that its filter takes (tags codes,
+then the matcher over properties, if there is one), or when its time is over; the table's owner then
+runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
+
+Matchers may do WORK_MAX from one `turn` to the next, when they judge arrivals and when their pulls
+run again. Who comes too late for that is judged in a later turn, or run if its time is over or more
+than BEHIND_BYTES_MAX of units came meanwhile. Pulls that evaluate no expression never wait for
+others'.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from raftmq.remoting.memory_limits import Allowance
+
+from .filters import RECORD_WORK, Codes, Filter, Matcher, Work
+from .polling_limits import AT_ONCE_MAX, Waits
+
+T = TypeVar("T")
+Properties = Sequence[Mapping[str, str]] | None
+WORK_MAX = 20_000  # of all filters in one turn, as Matcher.work counts: some 15 ms of the loop
+BEHIND_BYTES_MAX = 800 * 20  # of units for which the same pulls are still to be judged
+_TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
+
+
+class Held(Generic[T]):
+    """One held pull; `pull` is the owner's object, `owner` its connection."""
+
+    __slots__ = ("deadline_ms", "done", "key", "owner", "pull", "size_bytes", "wanted")
+
+    def __init__(
+        self,
+        key: tuple[str, int],
+        wanted: Filter,
+        deadline_ms: int,
+        pull: T,
+        owner: object = None,
+        size_bytes: int = 0,
+    ) -> None:
+        self.key = key
+        self.wanted = wanted
+        self.deadline_ms = deadline_ms
+        self.pull = pull
+        self.owner = owner
+        self.size_bytes = size_bytes
+        self.done = False
+
+
+class HoldTable(Generic[T]):
+    """Held pulls by (topic, queue id)."""
+
+    def __init__(
+        self,
+        count_max: int,
+        kept: Allowance,
+        release: Callable[[T], None],
+        properties_of: Callable[[bytes], Properties] = lambda _: None,
+    ) -> None:
+        """`release(pull)` is called once for every held pull, never from within `hold`.
+        `properties_of(units)` returns the properties of these units' messages; None lets every
+        matcher pass."""
+        self._properties_of = properties_of
+        self._release = release
+        self._by_queue: dict[tuple[str, int], dict[Held[T], None]] = {}
+        self._waits: Waits[Held[T]] = Waits(lambda: count_max, kept)
+        self._behind: dict[tuple[str, int], _Behind[T]] = {}
+        self.work = Work(WORK_MAX)  # until the next turn; the pulls that are released draw on it
+
+    @property
+    def count(self) -> int:
+        return self._waits.count
+
+    def hold(self, held: Held[T]) -> bool:
+        """Keep the pull; False when there is no room and the caller must answer now."""
+        if not self._waits.add(held):
+            return False
+        self._by_queue.setdefault(held.key, {})[held] = None
+        return True
+
+    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+        """Release the pulls that want one of the units that were added to the queue."""
+        key = topic, queue_id
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            return
+        behind = self._behind.get(key)
+        if behind is None:
+            self._judge(key, units, waiting)
+            return
+        behind.units += units
+        self._judge(key, units, [held for held in waiting if held not in behind.pulls])
+        if len(behind.units) > BEHIND_BYTES_MAX:
+            self._behind.pop(key, None)
+            for held in behind.pulls:
+                self._waits.hurry(held)
+
+    def turn(self, now_ms: int) -> None:
+        """Give the matchers new work: first for the pulls whose time is over, then for those that
+        are still to be judged, queue after queue."""
+        self.work.left = WORK_MAX
+        self.expire(now_ms)
+        for key in list(self._behind):
+            if self.work.left <= 0:
+                break
+            behind = self._behind.pop(key, None)  # None: released by what was done for another
+            if behind is not None:
+                self._judge(key, behind.units, behind.pulls)
+
+    def expire(self, now_ms: int) -> None:
+        """Release the pulls whose time is over."""
+        for held in self._waits.due(now_ms):
+            if self._may_run(held):
+                self._let_go(held)
+            else:
+                self._waits.put_off(held, now_ms)
+
+    def rest_ms(self, now_ms: int) -> float:
+        """Return in how many milliseconds the next turn has something to do."""
+        return self._waits.rest_ms(now_ms) if self.work.left == WORK_MAX else 0
+
+    def release_all(self) -> None:
+        """Run every held pull again now, because the broker stops or roles changed."""
+        self._release_these(self._waits.all())
+
+    def closed(self, owner: object) -> None:
+        """Forget the pulls of a connection that ended."""
+        for held in self._waits.owned_by(owner):
+            self._forget(held)
+
+    def _judge(self, key: tuple[str, int], units: bytes, pulls: Iterable[Held[T]]) -> None:
+        """Release those of a queue's pulls that want one of the units; what cannot be judged now
+        is kept for a later turn."""
+        arrival = _Arrival(units, self._properties_of, self.work)
+        wanting: list[Held[T]] = []
+        for held in pulls:
+            wants = arrival.wanted_by(held.wanted)
+            if wants:
+                wanting.append(held)
+            elif wants is None:
+                self._behind.setdefault(key, _Behind(units)).pulls[held] = None
+        self._release_these(wanting)
+
+    def _may_run(self, held: Held[T]) -> bool:
+        return not held.wanted.evaluates or self.work.left > 0
+
+    def _release_these(self, pulls: Sequence[Held[T]]) -> None:
+        """Release the first of them, and the others as if their time was over."""
+        for number, held in enumerate(pulls):
+            if held.done:
+                continue
+            if number < AT_ONCE_MAX and self._may_run(held):
+                self._let_go(held)
+            else:
+                self._waits.hurry(held)
+
+    def _let_go(self, held: Held[T]) -> None:
+        self._forget(held)
+        self._release(held.pull)
+
+    def _forget(self, held: Held[T]) -> None:
+        self._waits.end(held)
+        waiting = self._by_queue[held.key]
+        del waiting[held]
+        if not waiting:
+            del self._by_queue[held.key]
+        behind = self._behind.get(held.key)
+        if behind is not None:
+            behind.pulls.pop(held, None)
+            if not behind.pulls:
+                del self._behind[held.key]
+
+
+class _Behind(Generic[T]):
+    """Pulls of one queue that are still to be judged, and the units for which they are."""
+
+    __slots__ = ("pulls", "units")
+
+    def __init__(self, units: bytes) -> None:
+        self.units = units
+        self.pulls: dict[Held[T], None] = {}
+
+
+class _Arrival:
+    """Units that were added; what filters look at is extracted once, when first needed."""
+
+    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work")
+
+    def __init__(
+        self, units: bytes, properties_of: Callable[[bytes], Properties], work: Work
+    ) -> None:
+        self._units = units
+        self._properties_of = properties_of
+        self._codes: frozenset[int] | None = None
+        self._properties: Properties = None
+        self._asked = False
+        self._work = work
+
+    def wanted_by(self, wanted: Filter) -> bool | None:
+        """Return whether the filter takes one of the units' messages; None if no work is left to
+        find out."""
+        if not self._has(wanted.codes):
+            return False
+        if wanted.matcher is None:
+            return True
+        passes = None
+        if self._work.left > 0:
+            try:
+                passes = self._passes(wanted.matcher)
+            except Exception:  # from a filter: the pull meets it again when run, and answers
+                return True
+        return True if passes is None and not wanted.evaluates else passes
+
+    def _has(self, codes: Codes) -> bool:
+        if codes is None:
+            return True
+        if self._codes is None:
+            self._codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(self._units))
+        return not self._codes.isdisjoint(codes)
+
+    def _passes(self, matcher: Matcher) -> bool | None:
+        """Return None if the work ends before the last message. A filter that had half of a turn's
+        for itself then passes, and its pull looks for itself: a later turn may not suffice, too."""
+        if not self._asked:
+            self._asked, self._properties = True, self._properties_of(self._units)
+            self._work.left -= RECORD_WORK * (len(self._units) // _TAGS_CODE.size)
+        if self._properties is None:
+            return True
+        work, at_first = self._work, self._work.left
+        for properties in self._properties:
+            if work.left <= 0:
+                return True if at_first >= WORK_MAX // 2 else None
+            work.left -= matcher.work(properties)
+            if matcher.matches(properties):
+                return True
+        return False

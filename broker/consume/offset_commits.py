@@ -1,0 +1,209 @@
+"""Consumer offset commits on their way into the log, many to a frame.
+
+Commits gather for `offsetCommitIntervalMs` and become one command frame: the last commit of a
+(topic, group, queue) wins, as it would if each were a frame of its own. A one-way commit (15, as
+Java clients send it) needs no more. A commit that wants an answer waits for its frame to be
+applied. A query (14) for a queue with a commit in flight has the frame proposed at once and waits
+for it, so that a consumer taking a queue over sees what the one before it committed. Only a ready
+leader takes commits; when leadership ends, commits not proposed yet are dropped, as a one-way
+commit lost on the network would be, and consumers commit again within 5 s.
+
+A commit that came into the log behind the deletion of its topic, or of its group, would outlive it.
+So what is gathered is proposed before the deletion is, and until that is applied none is taken
+(`withheld`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX
+
+from ..component import Service
+from ..errors import Refused, busy, not_leader
+from ..scheduler import IDLE_MS, Chore
+from ..tables.offsets import Commit
+from ..tables.state import commit_offsets
+
+log = logging.getLogger("raftmq.broker.commits")
+
+PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
+FRAME_BYTES_MAX = 1 << 20  # of JSON; far below the member's bound of a command
+ENVELOPE_BYTES = 64  # of a command's JSON around its commits
+COMMIT_BYTES = 60  # of a commit's JSON besides its names, which have ASCII characters only
+
+
+class CommitService:
+    """Gathers and proposes offset commits. Owned by the broker; its timer calls `flush`."""
+
+    def __init__(
+        self,
+        propose: Callable[[bytes], asyncio.Future[int]],
+        leading: Callable[[], bool],
+        count_max: int = PENDING_COMMITS_MAX,
+        has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
+        command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
+    ) -> None:
+        """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does.
+        `has_room(topic, group, queue ids)`: whether the table of offsets takes them.
+        `command_bytes_max`: of what the log takes (dledger.node.proposals)."""
+        self.has_room = has_room
+        self.frame_bytes_max = min(FRAME_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
+        self._propose = propose
+        self._leading = leading
+        self._count_max = count_max
+        self._gathered: dict[tuple[str, str, int], int] = {}  # in the order of their first commit
+        # Proposed commits, by queue: the future of the last frame with a commit of that queue.
+        self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
+        self._waiters: dict[tuple[str, str, int], list[asyncio.Future[None]]] = {}
+        self._withheld: set[tuple[str, str]] = set()  # (topic, "") or ("", group): being deleted
+
+    def service(self, interval_ms: int) -> Service:
+        """`interval_ms`: between two proposals of gathered commits."""
+        return Service(
+            chores=[
+                Chore(
+                    "offset_commits",
+                    interval_ms,
+                    self.flush,
+                    lambda: 0 if self._gathered else IDLE_MS,
+                )
+            ],
+            role_changed=lambda change: self.leadership_lost() if change.ended else None,
+        )
+
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Take a commit that nobody waits for; return False if it was not taken."""
+        if not self._leading() or offset < 0 or self.is_withheld(topic, group):
+            return False
+        if not self.has_room(topic, group, (queue_id,)):
+            return False
+        taken = self._gather(topic, group, queue_id, offset)
+        if not taken:
+            log.warning("offset_commit_dropped group=%s topic=%s reason=full", group, topic)
+        return taken
+
+    def _gather(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Add a commit to those that wait; return False at the limit."""
+        key = (topic, group, queue_id)
+        if key not in self._gathered and len(self._gathered) >= self._count_max:
+            return False
+        self._gathered[key] = offset
+        return True
+
+    async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Take a commit and return once it is committed and applied. Raises Refused and the
+        member's errors (OutcomeUnknown among them)."""
+        self.check(topic, group, (queue_id,))
+        if not self._gather(topic, group, queue_id, offset):
+            raise busy("too many offset commits wait")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault((topic, group, queue_id), []).append(waiter)
+        await waiter
+
+    def check(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
+        """Raise Refused if offsets of these queues may not be set now."""
+        self.check_withheld(topic, group)
+        if not self.has_room(topic, group, queue_ids):
+            raise no_room()
+
+    def check_withheld(self, topic: str, group: str) -> None:
+        """Raise Refused if the topic or the group is being deleted."""
+        if not self.is_withheld(topic, group):
+            return
+        of_topic = (topic, "") in self._withheld
+        what = f"topic [{topic}]" if of_topic else f"group [{group}]"
+        raise busy(f"{what} is being deleted")
+
+    def is_withheld(self, topic: str, group: str) -> bool:
+        return not self._withheld.isdisjoint(((topic, ""), ("", group)))
+
+    @contextmanager
+    def withheld(self, *, topic: str = "", group: str = "") -> Iterator[None]:
+        """Propose the gathered commits, and take none of this topic, or of this group, in the
+        block, which deletes it. Not for two deletions of one name at a time."""
+        self.flush()
+        self._withheld.add((topic, group))
+        try:
+            yield
+        finally:
+            self._withheld.discard((topic, group))
+
+    async def settle(self, topic: str, group: str, queue_id: int) -> None:
+        """Wait until no commit of this queue is in flight any more, whatever its outcome."""
+        if (topic, group, queue_id) in self._gathered:
+            self.flush()
+        future = self._under_way.get((topic, group, queue_id))
+        if future is not None:
+            await asyncio.wait([future])
+
+    def flush(self) -> None:
+        """Propose the gathered commits."""
+        gathered, self._gathered = self._gathered, {}
+        waiting, self._waiters = self._waiters, {}
+        found = ((*key, offset) for key, offset in gathered.items())
+        for commits in in_frames(found, self.frame_bytes_max):
+            keys = [commit[:3] for commit in commits]
+            waiters = [waiter for key in keys for waiter in waiting.get(key, ())]
+            try:
+                future = self._propose(commit_offsets(commits))
+            except Exception as error:  # the member's refusal, whatever it is, goes to the waiters
+                log.info("offset_commits_refused count=%d: %s", len(commits), error)
+                _settle(waiters, error)
+                continue
+            for key in keys:
+                self._under_way[key] = future
+            future.add_done_callback(partial(self._done, keys, waiters))
+
+    def leadership_lost(self) -> None:
+        """Drop commits not proposed yet; tell those that wait."""
+        self._gathered.clear()
+        waiting, self._waiters = self._waiters, {}
+        _settle([waiter for waiters in waiting.values() for waiter in waiters], not_leader())
+
+    def _done(
+        self,
+        keys: list[tuple[str, str, int]],
+        waiters: list[asyncio.Future[None]],
+        future: asyncio.Future[int],
+    ) -> None:
+        for key in keys:
+            if self._under_way.get(key) is future:
+                del self._under_way[key]
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            log.info("offset_commits_failed count=%d: %s", len(keys), error)
+        _settle(waiters, error)
+
+
+def in_frames(commits: Iterable[Commit], bytes_max: int) -> Iterator[list[Commit]]:
+    """Yield the commits in parts of `bytes_max` as JSON, which fit into a command each."""
+    part: list[Commit] = []
+    size = 0
+    for commit in commits:
+        more = len(commit[0]) + len(commit[1]) + COMMIT_BYTES
+        if part and size + more > bytes_max:
+            yield part
+            part, size = [], 0
+        part.append(commit)
+        size += more
+    if part:
+        yield part
+
+
+def no_room() -> Refused:
+    return busy("there are consumerOffsetsMax offsets already; none is new")
+
+
+def _settle(waiters: list[asyncio.Future[None]], error: BaseException | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue  # its connection is gone
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

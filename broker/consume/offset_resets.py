@@ -1,0 +1,257 @@
+"""Moves a consumer group's offsets: reset (222) and clone (314), whether or not its consumers run,
+and exactly across a failover.
+
+A reset is one command in the log: it sets the offsets and marks them (broker.tables.offsets). From
+then on any leader answers the group's next pull of a marked queue with 21 OFFSET_RESET and the new
+offset, as Apache's broker does with useServerSideResetOffset; until the consumer has pulled there,
+its commits are from before the reset and change nothing. Its pull there is answered once the log
+says that the reset was taken (`reset_taken`), so that it gets no message that a failover would take
+back. Every client follows a 21, and at once; 220 goes to consumers that broadcast, because they
+keep their offsets themselves.
+
+Order in the log: commits that were gathered before a reset are proposed before it, and those that
+were gathered before `reset_taken` are proposed before that. So neither moves the group away from
+its new offset. What is committed after the consumer pulled at its new offset counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+
+from raftmq.remoting.acl.accounts import Permission
+from raftmq.remoting.acl.needs import topic_need
+from raftmq.remoting.admin_headers import ResetOffsetHeader
+from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fast_json import MessageQueue, dumps
+from raftmq.remoting.fields import text
+
+from ..access import Access
+from ..clients import ClientTable
+from ..component import Service, at_each_leadership
+from ..context import Context
+from ..errors import Refused, busy, not_leader
+from ..tables.offsets import Commit
+from ..tables.state import reset_offsets, reset_taken
+from .offset_commits import CommitService, in_frames
+
+log = logging.getLogger("raftmq.broker.resets")
+
+TO_END = -1  # a timestamp
+TAKING_MAX = 10_000  # pulls that may wait for the log at a time
+Key = tuple[str, str, int]  # topic, group, queue id
+
+
+class Wait(Enum):
+    """The verdict that a pull is answered later."""
+
+    LATER = "later"
+
+
+class ResetMarks:
+    """Leads the pulls of consumers to where a reset moved their group; one per broker."""
+
+    def __init__(self, context: Context, commits: CommitService) -> None:
+        self._context = context
+        self._commits = commits
+        self._told: set[Key] = set()  # queues whose consumer this leader has told
+        self._taking: dict[Key, list[Callable[[], None]]] = {}  # pulls that wait for the log
+        self._taking_count = 0
+
+    def service(self) -> Service:
+        # Forgotten with the leadership: another leader may have told the consumers since.
+        return Service(role_changed=at_each_leadership(self._told.clear))
+
+    def marked(self, key: Key) -> None:
+        """Note that a reset of this queue is about to be proposed."""
+        self._told.discard(key)
+
+    def judge(
+        self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
+    ) -> int | Wait | None:
+        """Return how to answer a pull at `offset`: None, as usual; an offset, at which the consumer
+        has to go on instead; LATER, `again` is called when it can be decided. Raises Refused."""
+        mark = self._context.state.offsets.reset_of(topic, group, queue_id)
+        if mark is None:
+            return None
+        if not self._context.roles.leading:
+            raise not_leader()
+        key = (topic, group, queue_id)
+        waiting = self._taking.get(key)
+        if waiting is None:
+            if key not in self._told or offset != mark:
+                self._told.add(key)
+                return mark
+            waiting = self._taking[key] = []
+            self._commits.flush()
+            self._context.log.propose_then(
+                reset_taken((*key, mark)), lambda error: self._taken(key, error)
+            )
+        if self._taking_count >= TAKING_MAX:
+            raise busy("too many resets are being taken")
+        waiting.append(again)
+        self._taking_count += 1
+        return Wait.LATER
+
+    def _taken(self, key: Key, error: Exception | None) -> None:
+        self._told.discard(key)
+        if error is not None:  # the waiting pulls are told again, or learn who leads
+            log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
+        waiting = self._taking.pop(key, [])
+        self._taking_count -= len(waiting)
+        for again in waiting:
+            again()
+
+
+class Resets:
+    """Carries out resets and clones; one per broker. `wake()` runs held pulls again."""
+
+    def __init__(
+        self,
+        context: Context,
+        marks: ResetMarks,
+        commits: CommitService,
+        clients: ClientTable,
+        access: Access,
+        wake: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._store = context.store
+        self._broker_name = context.config.broker_name
+        self._marks = marks
+        self._commits = commits
+        self._clients = clients
+        self._access = access
+        self._wake = wake
+
+    def service(self) -> Service:
+        return Service(
+            handlers={
+                int(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET): self.invoke,
+                int(RequestCode.CLONE_GROUP_OFFSET): self.clone,
+            }
+        )
+
+    # ---- deeds ----------------------------------------------------------------------------
+
+    async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Reset (222) by time, TO_END, or one queue to an offset. One by time moves the group only
+        backwards without force."""
+        header = ResetOffsetHeader.parse(request.ext)
+        await self._context.log.barrier()  # what is there already is not proposed
+        targets = self.targets(header)
+        where = (header.topic, header.group)
+        before = {q: self._state.position(*where, q) for q in targets}
+        if header.offset < 0 and not header.force:
+            wanted = targets.items()
+            targets = {q: to for q, to in wanted if (was := before[q]) is None or was > to}
+        await self.reset(header.group, header.topic, targets)
+        table = {
+            MessageQueue(header.topic, self._broker_name, q): targets.get(q, was or 0)
+            for q, was in before.items()
+        }
+        return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
+
+    def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
+        """Return queue id → new offset. Raises Refused, also for an offset that its queue does not
+        have, as Apache's brokers do."""
+        topic = self._state.topics.existing(header.topic)
+        self._know(header.group)
+        queue_ids = range(topic.read_queue_count)
+        if header.queue_id >= 0:
+            if header.queue_id not in queue_ids:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
+                    f"{len(queue_ids)} read queues",
+                )
+            queue_ids = range(header.queue_id, header.queue_id + 1)
+        return {q: self._target(header, q) for q in queue_ids}
+
+    def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
+        queue = self._store.queues.queue(header.topic, queue_id)
+        if queue is None:
+            return 0
+        if header.offset >= 0:
+            wanted = header.offset
+            if not queue.min_offset <= wanted <= queue.max_offset:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"offset {wanted} is not in queue {queue_id} of topic [{header.topic}], which"
+                    f" has {queue.min_offset} to {queue.max_offset}",
+                )
+        elif header.timestamp_ms == TO_END:
+            wanted = queue.max_offset
+        else:
+            wanted = self._store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
+        return min(max(wanted, queue.min_offset), queue.max_offset)
+
+    def _know(self, group: str) -> None:
+        known = group in self._state.groups.entries or group in self._clients.consumers
+        if not known and not any(name == group for _, name in self._state.offsets.offsets):
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
+            )
+
+    async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
+        """Move the group in these queues; return once that is committed and applied. Raises
+        Refused, RaftError (OutcomeUnknown among them)."""
+        if not self._context.roles.leading:
+            raise not_leader()
+        online = self._clients.consumers.get(group)
+        if online is not None and online.is_broadcasting:
+            self._tell_broadcasters(group, topic, targets)
+            return
+        resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
+        for part in in_frames(resets, self._commits.frame_bytes_max):
+            self._commits.check(topic, group, targets)
+            for key in part:
+                self._marks.marked(key[:3])
+            self._commits.flush()
+            await self._context.log.propose(reset_offsets(part))
+        if resets:
+            log.info("offsets_reset group=%s topic=%s queues=%d", group, topic, len(resets))
+        self._wake()
+
+    def _tell_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
+        """Tell broadcasting consumers (220), in the form that each client's language reads."""
+        ext = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
+        table = {MessageQueue(topic, self._broker_name, q): o for q, o in targets.items()}
+        listed = [{**queue.as_fields(), "offset": offset} for queue, offset in table.items()]
+        for member in list(self._clients.consumers[group].members.values()):
+            as_list = member.language == LanguageCode.CPP
+            body = dumps({"offsetTable": listed if as_list else table})
+            command = RemotingCommand.request(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(ext), body
+            )
+            try:
+                member.connection.invoke_oneway(command)
+            except RemotingError as error:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, f"{member.client_id} cannot be told: {error}"
+                ) from error
+
+    async def clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Clone (314) the offsets of one group in a topic (none: in all it consumes) to another.
+        Raises Refused, AclError, RaftError."""
+        source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
+        wanted = (request.ext or {}).get("topic") or ""
+        await self._context.log.barrier()
+        table = self._state.offsets.offsets
+        # As they are now: a topic may be deleted while another's offsets are set.
+        topics = {
+            topic: {q: self._state.position(topic, source, q) or 0 for q in offsets}
+            for (topic, group), offsets in table.items()
+            if group == source and wanted in ("", topic)
+        }
+        self._access.permit(
+            connection, request, [topic_need(topic, Permission.SUB) for topic in topics]
+        )
+        for topic, offsets in topics.items():
+            await self.reset(target, topic, offsets)
+        return RemotingCommand.response_to(request)

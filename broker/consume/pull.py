@@ -1,0 +1,425 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): look up, slice, answer, or hold.
+
+Every replica serves what it has applied, which is committed, so nothing read here can vanish. Only
+a ready leader may answer PULL_OFFSET_MOVED (21), once it is proven to lead still: a replica that is
+behind, or was deposed and has not heard of it, would send the consumer to its own, wrong, end. What
+looks like a moved offset on any other replica is held like an empty queue, or answered 19 with the
+offset kept; see broker.consume.read_routing for classic slaves. No other answer waits for a proof.
+
+A pull whose subscription is newer than the last heartbeat is answered without a filter if both use
+tags: clients compare the tags themselves. Java's client gives its subscription a new version at
+each rebalance that changes something and reports it with a heartbeat; but its first rebalance and
+its first timed heartbeat coincide, a second after its start, and the heartbeat that should report
+it is left out while the other is in progress. If answered 25, such a consumer got nothing until its
+next heartbeat, 20 to 30 s later. Expressions are evaluated by the broker alone: there the answer is
+25, and the consumer is asked (broker.consume.subscription_refresh).
+
+What cannot be read from the disk is answered 14, `[DISK_ERROR]`: the consumer asks again, and by
+then another replica may lead (`on_read_failed`). Records go out as the slices that were read,
+behind a header whose length includes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullHeader,
+    PullResponseHeader,
+)
+from raftmq.store.errors import StoreError
+
+from ..clients import ClientConnection, ClientTable
+from ..component import Service
+from ..context import Context
+from ..errors import Refused
+from ..scheduler import Chore
+from ..tables.groups import SubscriptionGroup
+from ..tables.topics import PERM_READ, RETRY_PREFIX
+from .filtered_reads import WORK_MAX, FilteredReads
+from .filters import (
+    Filter,
+    RetryMatcher,
+    Work,
+    is_tag,
+    parse_expression,
+    parse_tags,
+    unsupported,
+)
+from .followers import read_policy
+from .group_creation import GroupCreation
+from .long_polling import Held, HoldTable
+from .offset_commits import CommitService
+from .offset_resets import ResetMarks, Wait
+from .polling_limits import COUNT_MAX, WAIT_MS_MAX, kept_bytes
+from .retry_filter import own_retries
+from .subscription_refresh import SubscriptionQuestions
+
+if TYPE_CHECKING:
+    from raftmq.store.message_reads import GetResult
+
+log = logging.getLogger("raftmq.broker.pull")
+
+_LENGTH = struct.Struct(">I")
+
+# GetMessageStatus name → response code. Offsets that do not fit are 21.
+CODES = {
+    "FOUND": ResponseCode.SUCCESS,
+    "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "MESSAGE_WAS_REMOVING": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "OFFSET_FOUND_NULL": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_ONE": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_BADLY": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_RESET": ResponseCode.PULL_OFFSET_MOVED,
+}
+OFFSET_RESET = "OFFSET_RESET"
+EMPTY_QUEUE = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
+
+
+class PullConnection(ClientConnection, Protocol):
+    def write_many(self, frames: list[bytes]) -> bool: ...
+
+    def abort(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull that passed the checks. While it is held what they looked at may change."""
+
+    connection: PullConnection
+    request: RemotingCommand
+    header: PullHeader
+    wanted: Filter
+
+
+class PullService:
+    """Serves all pulls of one broker."""
+
+    def __init__(
+        self,
+        context: Context,
+        clients: ClientTable,
+        commits: CommitService,
+        groups: GroupCreation,
+        marks: ResetMarks,
+        questions: SubscriptionQuestions,
+        refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
+    ) -> None:
+        """`commits` takes piggybacked commits, or does not; `groups` creates unknown groups where
+        that is allowed; `questions` asks those whose subscription is newer than the heartbeats';
+        `refusal` makes the answer for an error."""
+        self._context = context
+        self._config = context.config
+        self._state = context.state
+        self._clients = clients
+        self._commits = commits
+        self._groups = groups
+        self._marks = marks
+        self._questions = questions
+        self._refusal = refusal
+        self._get_messages = context.store.reads.get_messages
+        self._filtered = FilteredReads(context.store)
+        self._reads = read_policy(context)
+        self.holds: HoldTable[Pull] = HoldTable(
+            context.config.held_pulls_max,
+            context.budgets.kept,
+            self._again,
+            self._filtered.properties_of,
+        )
+        self.get_count = 0  # messages
+        self.results: dict[int, int] = {}  # pulls answered, by code
+
+    def service(self) -> Service:
+        clock_ms, holds = self._context.clock_ms, self.holds
+        return Service(
+            handlers={
+                int(RequestCode.PULL_MESSAGE): self.handle,
+                int(RequestCode.LITE_PULL_MESSAGE): self.handle,
+            },
+            chores=[
+                Chore(
+                    "holds",
+                    0,
+                    lambda: holds.turn(clock_ms()),
+                    lambda: holds.rest_ms(clock_ms()),
+                )
+            ],
+        )
+
+    def handle(
+        self, connection: PullConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        """Answer the pull, now or later. Raises Refused and HeaderError."""
+        try:
+            return self._handle(connection, request)
+        except Refused as refused:
+            self._count(refused.code)
+            raise
+
+    def _count(self, code: int) -> None:
+        self.results[code] = self.results.get(code, 0) + 1
+
+    def _handle(
+        self, connection: PullConnection, request: RemotingCommand
+    ) -> RemotingCommand | None:
+        lite = request.code == RequestCode.LITE_PULL_MESSAGE
+        if lite and not self._config.lite_pull_message_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden",
+            )
+        header = PullHeader.parse(request.ext)
+        pull = Pull(connection, request, header, self._check(header, connection))
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commits.commit(
+                header.topic, header.consumer_group, header.queue_id, header.commit_offset
+            )
+        return self._run(pull, bool(header.sys_flag & PULL_SUSPEND), Work(WORK_MAX))
+
+    # ---- checks ---------------------------------------------------------------------------
+
+    def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
+        """Check a pull in the order of Apache's PullMessageProcessor; return its filter."""
+        if not self._config.broker_permission & PERM_READ:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] pulling message is forbidden",
+            )
+        if self._permit(header) is None:
+            self._groups.ensure_bare(header.consumer_group)
+        wanted = self._filter(header, connection)
+        return own_retries(wanted, header.topic, header.consumer_group)
+
+    def _permit(self, header: PullHeader) -> SubscriptionGroup | None:
+        """Return the pull's group, None if it is yet to be created. Raises Refused unless
+        group and queue may be read now; asked again when a held pull goes on."""
+        group = self._state.groups.get(header.consumer_group)
+        if group is None:
+            if not self._config.auto_create_subscription_group:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    f"subscription group [{header.consumer_group}] does not exist",
+                )
+        elif not group.consume_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group [{header.consumer_group}] may not consume",
+            )
+        topic = self._state.topics.existing(header.topic)
+        if not topic.readable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic[{header.topic}] is not readable")
+        if not 0 <= header.queue_id < topic.read_queue_count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
+                f"{topic.read_queue_count} read queues",
+            )
+        return group
+
+    def _filter(self, header: PullHeader, connection: PullConnection) -> Filter:
+        if not header.sys_flag & PULL_SUBSCRIPTION:
+            return self._subscribed(header, connection)
+        kind = header.expression_type
+        if is_tag(kind):
+            return Filter(parse_tags(header.subscription))
+        if not self._config.enable_property_filter:
+            raise unsupported(kind)
+        return Filter(matcher=parse_expression(kind, header.subscription))
+
+    def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
+        """Return the filter that the group's heartbeats give."""
+        name, enabled = header.consumer_group, self._config.enable_property_filter
+        group = self._clients.consumers.get(name)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist"
+            )
+        config = self._state.groups.get(name)
+        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{name}] can not consume by broadcast way",
+            )
+        subscription = self._clients.subscription(name, header.topic)
+        if subscription is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist"
+            )
+        by_tag = is_tag(subscription.expression_type)
+        if subscription.version < header.subscription_version:
+            if by_tag and is_tag(header.expression_type):
+                return Filter()  # for tags the client compares itself (see the docstring)
+            self._questions.ask(connection, name)
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+            )
+        if by_tag:
+            retries = header.topic == RETRY_PREFIX + name and subscription.codes is None
+            if retries and enabled and self._config.filter_support_retry:
+                return Filter(matcher=RetryMatcher(partial(self._clients.subscription, name)))
+            return Filter(subscription.codes)
+        if not enabled:
+            raise unsupported(subscription.expression_type)
+        if subscription.matcher is None:
+            raise Refused(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"the consumer's filter data is not exist: {subscription.problem}",
+            )
+        return Filter(matcher=subscription.matcher)
+
+    # ---- answers --------------------------------------------------------------------------
+
+    def _run(
+        self, pull: Pull, may_hold: bool, work: Work, proven: bool = False
+    ) -> RemotingCommand | None:
+        """Answer, or hold the pull, or run it again once this replica is `proven` to lead."""
+        header = pull.header
+        moved: int | Wait | None = None
+        if self._state.offsets.resets:
+            where = (header.topic, header.consumer_group, header.queue_id)
+            if not proven and self._state.offsets.reset_of(*where) is not None:
+                self._prove(pull, may_hold)
+                return None
+            moved = self._marks.judge(*where, header.queue_offset, lambda: self._again(pull))
+        if isinstance(moved, Wait):
+            return None
+        result = self._read(pull, work)
+        code, next_offset = self._decide(header, result)
+        if code == ResponseCode.PULL_OFFSET_MOVED and not proven:
+            self._prove(pull, may_hold)
+            return None
+        if moved is not None:
+            code, next_offset, may_hold = ResponseCode.PULL_OFFSET_MOVED, moved, False
+        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(pull):
+            return None
+        self._count(code)
+        group = self._state.groups.get(header.consumer_group)
+        ext = PullResponseHeader(
+            self._reads.suggest(group, result.cold),
+            next_offset,
+            result.min_offset,
+            result.max_offset,
+        ).to_ext()
+        remark = result.status.name if moved is None else OFFSET_RESET
+        response = RemotingCommand.response_to(pull.request, code, remark, ext)
+        if code != ResponseCode.SUCCESS:
+            return response
+        self._write_found(pull, response, result)
+        return None
+
+    def _read(self, pull: Pull, work: Work) -> GetResult:
+        """Read for the pull, whose filter may do `work`. Raises Refused if disk or data are bad: a
+        retry may help."""
+        header, matcher = pull.header, pull.wanted.matcher
+        where = (header.topic, header.queue_id, header.queue_offset)
+        limits = (self._count_max(header), self._bytes_max(header))
+
+        def read() -> GetResult:
+            if matcher is not None:
+                return self._filtered.get_messages(*where, *limits, matcher, work)
+            return self._get_messages(*where, *limits, pull.wanted.codes)
+
+        try:
+            return read()
+        except (OSError, StoreError) as error:
+            log.error("read_failed topic=%s queue=%d error=%s", *where[:2], error)
+            if isinstance(error, OSError):
+                self._context.log.read_failed(error, read)
+            remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
+
+    def _count_max(self, header: PullHeader) -> int:
+        limit = self._config.max_transfer_count_on_message_in_memory
+        if header.bytes_max is not None:
+            limit = max(limit, COUNT_MAX)
+        return max(1, min(header.message_count_max, limit))
+
+    def _bytes_max(self, header: PullHeader) -> int:
+        limit = self._config.max_transfer_bytes_on_message_in_memory
+        return limit if header.bytes_max is None else max(1, min(header.bytes_max, limit))
+
+    def _decide(self, header: PullHeader, result: GetResult) -> tuple[int, int]:
+        """Return (response code, nextBeginOffset) for the store's result."""
+        name = result.status.name
+        if name in EMPTY_QUEUE:
+            moved = header.queue_offset != 0
+            code = ResponseCode.PULL_OFFSET_MOVED if moved else ResponseCode.PULL_NOT_FOUND
+        else:
+            code = CODES[name]
+        if code == ResponseCode.PULL_OFFSET_MOVED and not self._context.roles.leading:
+            code = ResponseCode.PULL_NOT_FOUND
+            if self._reads.sends_back and self._reads.redirects():
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            return int(code), header.queue_offset
+        return int(code), result.next_offset
+
+    def _write_found(self, pull: Pull, response: RemotingCommand, result: GetResult) -> None:
+        head = encode_command(response)
+        frames = [_LENGTH.pack(len(head) - 4 + result.size_bytes) + head[4:]]
+        frames += result.buffers
+        self.get_count += result.message_count
+        pull.connection.write_many(frames)
+
+    # ---- long polling ---------------------------------------------------------------------
+
+    def _hold(self, pull: Pull) -> bool:
+        header = pull.header
+        wait_ms = header.suspend_timeout_ms
+        if not self._config.long_polling_enable:
+            wait_ms = self._config.short_polling_time_mills
+        elif self._reads.redirects():
+            wait_ms = min(wait_ms, self._config.short_polling_time_mills)
+        if wait_ms <= 0:
+            return False
+        deadline_ms = self._context.clock_ms() + min(wait_ms, WAIT_MS_MAX)
+        where, size = (header.topic, header.queue_id), kept_bytes(pull.request, pull.wanted)
+        return self.holds.hold(Held(where, pull.wanted, deadline_ms, pull, pull.connection, size))
+
+    def _prove(self, pull: Pull, may_hold: bool) -> None:
+        """Run the pull again once this replica is proven to lead, or refuse it."""
+        self._context.log.barrier_then(lambda error: self._proven(pull, may_hold, error))
+
+    def _proven(self, pull: Pull, may_hold: bool, error: Exception | None) -> None:
+        self._resume(pull, lambda: self._run(pull, may_hold, self.holds.work, True), error)
+
+    def _again(self, pull: Pull) -> None:
+        """Answer a held pull in any case: a message came, or its time is over."""
+        self._resume(pull, lambda: self._run(pull, False, self.holds.work))
+
+    def _resume(
+        self,
+        pull: Pull,
+        run: Callable[[], RemotingCommand | None],
+        error: Exception | None = None,
+    ) -> None:
+        """Answer a pull that waited with what `run` returns, or with the error."""
+        if not pull.connection.is_open:
+            return
+        response: RemotingCommand | None
+        try:
+            try:
+                if error is not None:
+                    raise error
+                self._permit(pull.header)
+                response = run()
+            except (RaftError, RemotingError) as refused:
+                response = self._refusal(pull.request, refused)
+                self._count(response.code)
+            if response is not None:
+                pull.connection.write_many([encode_command(response)])
+        except Exception as error:  # nothing that a consumer asks for may fail an apply
+            self._context.contained.failed("held_pull", error, pull.connection)

@@ -1,0 +1,269 @@
+"""Queries of consumers and tools: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
+
+Offsets that consumers go by are served by the ready leader behind a read barrier, so that a deposed
+one cannot answer with an old value. Everything else is served from what this replica has applied;
+broker.error_responses says what a leader has to prove then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Answer, Connection, Handler
+from raftmq.remoting.fair_scheduling import Steps
+from raftmq.remoting.fast_json import loads_request
+from raftmq.remoting.fields import integer, text
+from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, UnregisterClientHeader
+
+from ..clients import ClientTable
+from ..context import Context
+from ..errors import Refused, not_leader
+from ..tables.groups import group_name_problem
+from .filters import TAG, is_tag, parse_expression, unsupported
+from .offset_commits import CommitService
+from .offset_resets import Resets
+
+if TYPE_CHECKING:
+    from ..access import Access
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The handlers of queries."""
+
+    context: Context
+    clients: ClientTable
+    commits: CommitService
+    resets: Resets
+    access: Access
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        code = RequestCode
+        return {
+            int(code.QUERY_CONSUMER_OFFSET): self.query_offset,
+            int(code.UPDATE_CONSUMER_OFFSET): self.update_offset,
+            int(code.GET_MAX_OFFSET): self.max_offset,
+            int(code.GET_MIN_OFFSET): self.min_offset,
+            int(code.SEARCH_OFFSET_BY_TIMESTAMP): self.search_offset,
+            int(code.GET_EARLIEST_MSG_STORETIME): self.earliest_time,
+            int(code.VIEW_MESSAGE_BY_ID): self.view_message,
+            int(code.HEART_BEAT): self.heartbeat,
+            int(code.UNREGISTER_CLIENT): self.unregister,
+            int(code.GET_CONSUMER_LIST_BY_GROUP): self.consumer_list,
+            int(code.CHECK_CLIENT_CONFIG): self.check_client_config,
+        }
+
+    # ---- consumer offsets -----------------------------------------------------------------
+
+    async def query_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """14: answer a group's offset of a queue, with all commits answered before."""
+        header = ConsumerOffsetHeader.parse(request.ext)
+        topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
+        await self.commits.settle(topic, group, queue_id)
+        await self.context.log.barrier()
+        offset = self.context.state.position(topic, group, queue_id)
+        if offset is None:
+            offset = self._beginning(header)
+        if offset is None:
+            return RemotingCommand.response_to(
+                request,
+                ResponseCode.QUERY_NOT_FOUND,
+                "Not found, maybe this group consumer boot first",
+                {},
+            )
+        return _offset_answer(request, offset)
+
+    def _beginning(self, header: ConsumerOffsetHeader) -> int | None:
+        """Return where a group without an offset begins if that is decided here, as Apache's
+        brokers do: at 0 of a queue of which nothing was deleted and all is in memory.
+
+        An empty queue begins at its end. After a 22 clients ask for the end, and they would skip
+        the messages that an empty queue received in between."""
+        topic, queue_id = header.topic, header.queue_id
+        if not self._has_queue(topic, queue_id):
+            return None
+        store = self.context.store
+        queue = store.queues.queue(topic, queue_id)
+        if queue is None or queue.min_offset == queue.max_offset:
+            return 0 if queue is None else queue.max_offset
+        if queue.min_offset > 0 or not header.zero_if_not_found:
+            return None
+        first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
+        hot = store.commitlog.max_offset - first <= store.config.hot_span_bytes
+        return 0 if hot else None
+
+    def _has_queue(self, topic: str, queue_id: int) -> bool:
+        """Return whether the topic has the queue, or had it when it had more."""
+        config = self.context.state.topics.get(topic)
+        if config is None:
+            return False
+        if 0 <= queue_id < max(config.read_queue_count, config.write_queue_count):
+            return True
+        return self.context.store.queues.queue(topic, queue_id) is not None
+
+    def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
+        """15: commit an offset; a one-way request is gathered with others."""
+        header = ConsumerOffsetHeader.parse(request.ext)
+        offset = integer(request.ext, "commitOffset")
+        if offset < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
+        topic, group = header.topic, header.consumer_group
+        if not request.is_oneway and not self.context.roles.takes_commits:
+            raise not_leader()  # first: a replica that is behind may not know the topic yet
+        self._check_place(topic, group, header.queue_id)
+        if request.is_oneway:
+            self.commits.commit(topic, group, header.queue_id, offset)
+            return None
+        return self._commit_and_answer(connection, request, header, offset)
+
+    def _check_place(self, topic: str, group: str, queue_id: int) -> None:
+        """Check a commit: offsets are kept only for valid group names and existing queues, those of
+        topics that have fewer now included."""
+        problem = group_name_problem(group)
+        if problem:
+            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+        self.context.state.topics.existing(topic)
+        if not self._has_queue(topic, queue_id):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{topic}] has no queue {queue_id}")
+
+    async def _commit_and_answer(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: ConsumerOffsetHeader,
+        offset: int,
+    ) -> RemotingCommand:
+        """Commit an offset and answer. A commit that is a tool's and no consumer's resets the group
+        while a reset is pending (broker.consume.offset_resets), as Apache's brokers do for a single
+        queue, and where the group pops: its pops go on at the offset. A consumer is refused while a
+        reset is pending. A new leader has no heartbeat of most consumers yet: ours have their
+        client id in the request."""
+        where = (header.topic, header.consumer_group, header.queue_id)
+        state = self.context.state
+        pops = where[:2] in state.pops.queues
+        consumes = header.client_id or self.clients.is_consumer(connection, header.consumer_group)
+        if (pops or state.offsets.reset_of(*where) is not None) and not consumes:
+            await self.resets.reset(header.consumer_group, header.topic, {header.queue_id: offset})
+            return RemotingCommand.response_to(request)
+        await self.commits.commit_and_wait(*where, offset)
+        mark = self.context.state.offsets.reset_of(*where)
+        if mark is not None and mark != offset:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the group was moved to {mark} and has not gone there yet",
+                tag="RESET_PENDING",
+            )
+        # A classic slave says so, because its answer proves no leadership.
+        ext = {"brokerRole": "SLAVE"} if self.context.config.is_slave else None
+        return RemotingCommand.response_to(request, ext=ext)
+
+    # ---- queue offsets --------------------------------------------------------------------
+
+    def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
+        """Return the checked header of a request about one queue. Raises Refused."""
+        header = QueueOffsetHeader.parse(request.ext)
+        self.context.state.topics.existing(header.topic)
+        if header.queue_id < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"queueId {header.queue_id} is illegal")
+        return header
+
+    async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """30: answer the offset that the queue's next message gets."""
+        header = self._queue_header(request)
+        await self.context.log.barrier()
+        queue = self.context.store.queues.queue(header.topic, header.queue_id)
+        return _offset_answer(request, 0 if queue is None else queue.max_offset)
+
+    def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """31: answer the offset of the queue's oldest message."""
+        header = self._queue_header(request)
+        queue = self.context.store.queues.queue(header.topic, header.queue_id)
+        return _offset_answer(request, 0 if queue is None else queue.min_offset)
+
+    async def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """29: answer the offset of the first message stored at `timestamp` or later; with
+        `boundaryType` UPPER, that of the last one stored then or earlier. Raises Refused."""
+        header = self._queue_header(request)
+        timestamp_ms = integer(request.ext, "timestamp")
+        reads = self.context.store.reads
+        by_boundary = {"LOWER": reads.offset_by_time, "UPPER": reads.last_offset_by_time}
+        search = by_boundary.get(header.boundary)
+        if search is None:
+            words = f"boundaryType is LOWER or UPPER, not {header.boundary}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words)
+        await self.context.log.barrier()
+        return _offset_answer(request, search(header.topic, header.queue_id, timestamp_ms))
+
+    def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """32: answer the store time of the queue's oldest message; -1 if it has none."""
+        header = self._queue_header(request)
+        timestamp_ms = self.context.store.reads.earliest_store_time(header.topic, header.queue_id)
+        return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
+
+    def view_message(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Answer VIEW_MESSAGE_BY_ID (33). Raises Refused, AclError."""
+        offset = integer(request.ext, "offset")
+        record = self.context.store.reads.message_at(offset)
+        if record is None:
+            words = f"can not find message by offset: {offset}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
+        self.access.permit_record(connection, request, record)
+        return RemotingCommand.response_to(request, body=bytes(record))
+
+    # ---- clients --------------------------------------------------------------------------
+
+    def heartbeat(self, connection: Connection, request: RemotingCommand) -> Steps[RemotingCommand]:
+        """34: note a client with its producer and consumer groups."""
+        changed = yield from self.clients.heartbeat_in_steps(
+            connection,
+            loads_request(request.body),
+            request.language,
+            request.version,
+            self.context.clock_ms(),
+        )
+        # Version 2 heartbeats leave subscriptions out; we always want complete ones.
+        ext = {
+            "IS_SUPPORT_HEART_BEAT_V2": "false",
+            "IS_SUB_CHANGE": "true" if changed else "false",
+        }
+        return RemotingCommand.response_to(request, ext=ext)
+
+    def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """35: forget a client's groups."""
+        header = UnregisterClientHeader.parse(request.ext)
+        self.clients.unregister(
+            connection, header.client_id, header.producer_group, header.consumer_group
+        )
+        return RemotingCommand.response_to(request, ext={})
+
+    def consumer_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """38: answer the client ids of a consumer group."""
+        group = text(request.ext, "consumerGroup")
+        ids = self.clients.client_ids(group)
+        if not ids:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        body = orjson.dumps({"consumerIdList": ids})
+        return RemotingCommand.response_to(request, ext={}, body=body)
+
+    def check_client_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """46: check that a subscription's filter expression is understood."""
+        fields = loads_request(request.body)
+        subscription = fields.get("subscriptionData")
+        if isinstance(subscription, dict):
+            kind = str(subscription.get("expressionType") or TAG)
+            if not is_tag(kind):
+                if not self.context.config.enable_property_filter:
+                    raise unsupported(kind)
+                parse_expression(kind, str(subscription.get("subString") or ""))
+        return RemotingCommand.response_to(request)
+
+
+def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
+    """Return an answer with this offset."""
+    return RemotingCommand.response_to(request, ext={"offset": str(offset)})

@@ -1,0 +1,305 @@
+"""Delivery of delayed messages: by the leader, or classic mode's master.
+
+Every tick, and again as soon as a delivery is committed, the messages that are due are read from
+their levels' queues (SCHEDULE_TOPIC_XXXX, whose units hold the due time) and stored where they were
+sent to. The delivered messages and the level's progress go into one frame: after a failover the
+next leader goes on behind the last message that was delivered. Nothing is delivered twice and
+nothing is lost. A level has at most one delivery in flight.
+
+A message is due at its store time plus its level's delay, both by the clock of the leader that
+stored it; the current leader compares with its own clock. So a leader whose clock is ahead delivers
+early by as much, and one whose clock is behind waits. It does not wait longer than the delay
+itself: a message that it has seen in the queue for so long, by a monotonic clock, is due.
+
+Messages for a topic that was deleted in the meantime, or for a queue that it no longer has, are
+stored all the same, as by Apache's broker: they are there if the topic or queue comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT
+from raftmq.store.errors import StoreError
+from raftmq.store.record import RecordError, decode_record, walk_records
+
+from ..component import Service, at_each_leadership, next_turn
+from ..context import Context
+from ..errors import Refused
+from ..messages.send_request import Outgoing, as_stored
+from ..scheduler import IDLE_MS, Chore
+from ..send.callbacks import is_unknown
+from ..send.service import SendPath
+from ..send.topic_redirect import delivered
+from ..tables.state import delay_progress
+
+if TYPE_CHECKING:
+    from raftmq.store.consumequeue.consumequeue import ConsumeQueue
+
+log = logging.getLogger("raftmq.broker.delay")
+
+COUNT_MAX = 128  # messages delivered in one turn of the loop, over all levels: about 4 ms
+BYTES_MAX = 512 * 1024  # of one level's delivery; a larger message goes alone
+RETRY_MS = 500  # after a failed read or a refusal
+SIGHTINGS_MAX = 4_096
+SIGHTING_MS = 500  # at least between two of them
+
+
+class LevelView(NamedTuple):
+    """The state of one level, for reports."""
+
+    level: int
+    delay_ms: int
+    offset: int  # of the next message to be delivered
+    max_offset: int
+    late_ms: int  # by how much the next one is overdue
+
+
+class Sightings:
+    """Notes of how far a queue reached at which time, to tell which of its messages have been there
+    for `delay_ms`."""
+
+    def __init__(self, delay_ms: int) -> None:
+        self._delay_ms = delay_ms
+        self._apart_ms = max(SIGHTING_MS, delay_ms // (SIGHTINGS_MAX - 1) + 1)
+        self._marks: deque[tuple[int, int]] = deque(maxlen=SIGHTINGS_MAX)  # (end, clock)
+
+    def saw(self, end: int, now_ms: int) -> None:
+        marks = self._marks
+        if not marks or (end > marks[-1][0] and now_ms - marks[-1][1] >= self._apart_ms):
+            marks.append((end, now_ms))
+
+    def waited_before(self, now_ms: int) -> int:
+        """Return the offset before which all messages have waited for the delay."""
+        marks, then_ms = self._marks, now_ms - self._delay_ms
+        while len(marks) > 1 and marks[1][1] <= then_ms:
+            marks.popleft()
+        return marks[0][0] if marks and marks[0][1] <= then_ms else 0
+
+    def forget(self) -> None:
+        self._marks.clear()
+
+
+class Level:
+    """One delay level, as the leader of this term sees it."""
+
+    __slots__ = (
+        "begin",
+        "count_max",
+        "delay_ms",
+        "number",
+        "pause_until_ms",
+        "sightings",
+        "under_way",
+    )
+
+    def __init__(self, number: int, delay_ms: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.sightings = Sightings(delay_ms)
+        self.under_way: int | None = None  # the offset behind the delivery in flight
+        self.pause_until_ms = 0
+        self.count_max = COUNT_MAX
+        self.begin = 0  # of its queue, when last looked at
+
+
+class DelayService:
+    """Delivers delayed messages. Every method runs on the loop and returns without waiting."""
+
+    def __init__(
+        self,
+        context: Context,
+        sends: SendPath,
+        soon: Callable[[Callable[[], None]], object] = next_turn,
+    ) -> None:
+        """`soon(function)` calls it in another turn of the loop."""
+        levels_ms = context.config.delay_levels_ms
+        kept_ms = 3_600_000 * context.config.file_reserved_time
+        if kept_ms <= max(levels_ms):
+            log.warning(
+                "delay_longer_than_kept ms=%d kept=%d: fileReservedTime", max(levels_ms), kept_ms
+            )
+        self._context = context
+        self._levels = [Level(number, ms) for number, ms in enumerate(levels_ms, 1)]
+        self._table = context.state.delays
+        self._sends = sends
+        self._queue = context.store.queues.queue
+        self._soon = soon
+        self._clock_ms = context.clock_ms
+        self._wall_ms = context.wall_ms
+        self._leadership = 0  # its number; late callbacks of an earlier one do nothing
+        self._first = 0  # the level whose turn is first
+        self.delivered_count = 0
+
+    def service(self) -> Service:
+        return Service(
+            chores=[Chore("delayed", 0, self.tick, self._rest_ms)],
+            role_changed=at_each_leadership(self.leadership_changed),
+        )
+
+    def leadership_changed(self) -> None:
+        """Forget deliveries in flight, which have ended; a ready leader's table says how."""
+        self._leadership += 1
+        for level in self._levels:
+            level.under_way = None
+            level.pause_until_ms = 0
+            level.sightings.forget()
+
+    def tick(self) -> None:
+        """Deliver what is due, at most COUNT_MAX messages."""
+        if not self._context.roles.leading:
+            return
+        now_ms, left = self._clock_ms(), COUNT_MAX
+        count = len(self._levels)
+        self._first = (self._first + 1) % count
+        for at in range(self._first, self._first + count):
+            level = self._levels[at % count]
+            queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
+            if queue is None:
+                continue
+            level.sightings.saw(queue.max_offset, now_ms)
+            if self._is_free(level, now_ms) and left:
+                left -= self._deliver(level, queue, left, now_ms)
+
+    def _rest_ms(self) -> float:
+        """Return in how many milliseconds the first message is due. Raises OSError, StoreError."""
+        rest_ms = IDLE_MS
+        if not self._context.roles.leading:
+            return rest_ms
+        now_ms, wall_ms = self._clock_ms(), self._wall_ms()
+        for level in self._levels:
+            queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
+            busy = level.under_way is not None and self._table.get(level.number) < level.under_way
+            if queue is None or busy:
+                continue
+            for _, _, due_ms in UNIT.iter_unpack(queue.units(self._next(level, queue), 1)):
+                rest_ms = min(rest_ms, max(due_ms - wall_ms, level.pause_until_ms - now_ms))
+        return rest_ms
+
+    def look(self) -> list[LevelView]:
+        """Return all levels with messages, on any replica. Raises OSError, StoreError."""
+        found: list[LevelView] = []
+        wall_ms = self._wall_ms()
+        for level in self._levels:
+            queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
+            if queue is None:
+                continue
+            offset, late_ms = self._next(level, queue), 0
+            for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, 1)):
+                late_ms = max(0, wall_ms - due_ms)
+            found.append(LevelView(level.number, level.delay_ms, offset, queue.max_offset, late_ms))
+        return found
+
+    def _is_free(self, level: Level, now_ms: int) -> bool:
+        if level.under_way is not None and self._table.get(level.number) >= level.under_way:
+            level.under_way = None  # its outcome was unknown, and is known now
+        return level.under_way is None and now_ms >= level.pause_until_ms
+
+    def _next(self, level: Level, queue: ConsumeQueue) -> int:
+        """Return the offset of the next message: the table's, within the bounds of the log."""
+        return min(max(self._table.get(level.number), queue.min_offset), queue.max_offset)
+
+    def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
+        """Begin a delivery; return its number of messages."""
+        self._look_at_begin(level, queue)
+        offset = self._next(level, queue)
+        count_max = min(count_max, level.count_max)
+        get_messages = self._context.store.reads.get_messages
+
+        def read() -> tuple[int, list[Outgoing]]:
+            count = self._due(level, queue, offset, count_max, now_ms)
+            if not count:
+                return offset, []
+            result = get_messages(SCHEDULE_TOPIC, queue.queue_id, offset, count, BYTES_MAX)
+            return result.next_offset, self._messages(b"".join(result.buffers))
+
+        try:
+            end, messages = read()
+        except (OSError, StoreError, RecordError) as error:
+            log.error("delayed_unread level=%d offset=%d: %s", level.number, offset, error)
+            level.pause_until_ms = now_ms + RETRY_MS
+            if isinstance(error, OSError):
+                self._context.log.read_failed(error, read)
+            return 0
+        if end > offset:
+            self._store(level, messages, end, now_ms)
+        return len(messages)
+
+    def _look_at_begin(self, level: Level, queue: ConsumeQueue) -> None:
+        """Log messages that retention deleted before delivery: retention does not ask."""
+        if queue.min_offset != level.begin:
+            level.begin = queue.min_offset
+            lost = level.begin - self._table.get(level.number)
+            if lost > 0:
+                log.error("delayed_lost level=%d count=%d: retention took them", level.number, lost)
+
+    def _due(
+        self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
+    ) -> int:
+        """Return how many of the messages from `offset` on are due."""
+        wall_ms, waited = self._wall_ms(), level.sightings.waited_before(now_ms)
+        count = 0
+        for size in (1, count_max):  # mostly the first is not due
+            count = 0
+            for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, size)):
+                if due_ms > wall_ms and offset + count >= waited:
+                    return count
+                count += 1
+        return count
+
+    def _messages(self, data: bytes) -> list[Outgoing]:
+        """Return the messages to deliver for these records. Raises RecordError."""
+        found: list[Outgoing] = []
+        walk = walk_records(data)
+        for at, _ in walk:
+            record = decode_record(data, at, check_body=False)
+            try:
+                found.append(delivered(as_stored(record)))
+            except ValueError as error:  # Apache's broker does not know where to, either
+                log.error("delayed_without_target position=%d: %s", record.physical_offset, error)
+        if walk.end != len(data):
+            raise RecordError(walk.stop, walk.detail)
+        return found
+
+    def _store(self, level: Level, messages: list[Outgoing], end: int, now_ms: int) -> None:
+        leadership = self._leadership
+
+        def ended(error: Exception | None) -> None:
+            if leadership != self._leadership:
+                return
+            if error is None:
+                level.under_way = None
+                level.count_max = COUNT_MAX
+                self.delivered_count += len(messages)
+                self._soon(self.tick)
+            elif not is_unknown(error):
+                level.under_way = None
+                level.pause_until_ms = self._clock_ms() + RETRY_MS
+
+        command = delay_progress(level.number, end)
+        level.under_way = end
+        if not messages:
+            self._context.log.propose_then(command, ended)
+            return
+        try:
+            self._sends.store(messages, command, ended)
+        except Refused as refused:
+            level.under_way = None
+            self._refused(level, messages, end, refused, now_ms)
+            return
+        self._sends.wake()
+
+    def _refused(
+        self, level: Level, messages: list[Outgoing], end: int, refused: Refused, now_ms: int
+    ) -> None:
+        if refused.code != ResponseCode.MESSAGE_ILLEGAL:
+            level.pause_until_ms = now_ms + RETRY_MS
+        elif len(messages) > 1:
+            level.count_max = 1  # the offending message then comes alone
+        else:  # from a store with larger messages: it would block the others for ever
+            log.error("delayed_undeliverable level=%d: %s", level.number, refused.remark)
+            self._store(level, [], end, now_ms)

@@ -1,0 +1,115 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer could not consume a message and gives it back.
+
+One frame holds the retry or dead letter (broker.send.retry_policy); the request is answered once
+that is committed. So a consumer that gets SUCCESS will get the message again, or it is a dead
+letter, whoever leads then. An outcome that is unknown stays so: consumers then send the message to
+the retry topic themselves, and may get it twice, as with Apache's broker. Nothing is deduplicated
+here.
+
+Besides the group's rights it takes those to read the message that is given back.
+"""
+
+from __future__ import annotations
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.headers import SendBackHeader
+from raftmq.store.errors import StoreError
+from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from ..access import Access
+from ..component import Service
+from ..context import Context
+from ..errors import Refused, not_leader
+from ..send.callbacks import Ended
+from ..send.retry_policy import dead_letter_topic, given_back, is_exhausted
+from ..send.service import SendPath
+from ..tables.groups import SubscriptionGroup, group_name_problem
+from ..tables.state import put_group, put_topic
+from ..tables.topics import PERM_WRITE, TopicConfig, retry_topic
+
+KNOWS_TIMES_MAX = 121  # V3_4_9: in older clients maxReconsumeTimes means something else
+
+
+class SendBack:
+    """The handler of the request."""
+
+    def __init__(self, context: Context, sends: SendPath, access: Access) -> None:
+        self._context = context
+        self._config = context.config
+        self._state = context.state
+        self._sends = sends
+        self._access = access
+
+    def service(self) -> Service:
+        return Service(handlers={int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back})
+
+    async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Store the retry or dead letter. Raises Refused, AclError, OutcomeUnknown, HeaderError,
+        RaftError."""
+        header = SendBackHeader.parse(request.ext)
+        name, level = header.group, header.delay_level
+        if not self._context.roles.leading:
+            raise not_leader()
+        group = self._state.groups.get(name)
+        if not self._config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+        if group is not None and group.retry_queue_count <= 0:
+            return RemotingCommand.response_to(request)  # the group wants it dropped
+        record = self._record(header.commitlog_offset)
+        self._access.permit_record(connection, request, record)
+        if group is None:
+            group = await self._new_group(name)
+        times_max = group.retry_times_max
+        wanted = header.max_reconsume_times
+        if wanted is not None and request.version >= KNOWS_TIMES_MAX:
+            times_max = wanted
+        if is_exhausted(record, level, times_max):
+            topic = await self._have(dead_letter_topic(name))
+        else:
+            topic = await self._have(retry_topic(name, group.retry_queue_count))
+        count = max(1, topic.write_queue_count)
+        message = given_back(record, name, count, level, times_max, self._config.delay_levels_ms)
+        ended = Ended()
+        self._sends.store([message], b"", ended)
+        self._sends.wake()
+        await ended.stored()
+        return RemotingCommand.response_to(request)
+
+    async def _new_group(self, name: str) -> SubscriptionGroup:
+        problem = group_name_problem(name)
+        if problem or not self._config.auto_create_subscription_group:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                problem or f"subscription group [{name}] does not exist",
+            )
+        await self._context.log.propose(put_group(SubscriptionGroup(name), if_absent=True))
+        return self._state.groups.get(name) or SubscriptionGroup(name)
+
+    async def _have(self, topic: TopicConfig) -> TopicConfig:
+        """Return the existing topic, created if it is missing. Raises Refused."""
+        there = self._state.topics.get(topic.name)
+        if there is None:
+            await self._context.log.propose(put_topic(topic, if_absent=True))
+            there = self._state.topics.get(topic.name) or topic
+        if not there.writable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] is not writable")
+        return there
+
+    def _record(self, offset: int) -> MessageRecord:
+        """Return the record at `offset`, the same on every replica. Raises Refused."""
+        try:
+            data = self._context.store.reads.message_at(offset) if offset >= 0 else None
+            record = None if data is None else decode_record(data)
+        except (OSError, StoreError, RecordError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"no message can be read at offset {offset}: {error}"
+            ) from error
+        if record is None or record.physical_offset != offset:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"no message begins at offset {offset}: it is gone, or never was",
+                absent=True,
+            )
+        return record

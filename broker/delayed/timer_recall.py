@@ -1,0 +1,90 @@
+"""RECALL_MESSAGE (370): the sender of a timer message does not want it delivered any more.
+
+The recall handle of the send's answer names topic, slot and UNIQ_KEY. A message that recalls it is
+stored in the timer topic, for the same slot, and the request is answered once that is committed:
+from then on the timer message is not delivered, whoever leads. If the request is refused it is
+delivered, unless another recalls it. A message whose time is over, or may
+be, is not recalled. Whether there is such a message is not checked, as with Apache's broker.
+"""
+
+from __future__ import annotations
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.fields import text, text_or
+from raftmq.remoting.recall_handle import RecallHandle
+from raftmq.store.properties import decode_properties
+
+from ..component import Service
+from ..context import Context
+from ..errors import Refused, not_leader
+from ..messages.send_request import packed_address
+from ..messages.timer_message import Key, recall_message, timed
+from ..send.callbacks import Ended
+from ..send.service import SendPath
+from ..tables.topics import PERM_WRITE
+from .timers import TimerService
+
+
+class Recalls:
+    """The handler of the request."""
+
+    def __init__(self, context: Context, sends: SendPath, timers: TimerService) -> None:
+        self._context = context
+        self._sends = sends
+        self._timers = timers
+
+    def service(self) -> Service:
+        return Service(handlers={int(RequestCode.RECALL_MESSAGE): self.recall})
+
+    async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Recall a timer message. Raises Refused, HeaderError, OutcomeUnknown."""
+        config, sends, timers = self._context.config, self._sends, self._timers
+        topic, group = text(request.ext, "topic"), text_or(request.ext, "producerGroup")
+        if not config.recall_message_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, "recallMessageEnable=false")
+        if not self._context.roles.leading:
+            raise not_leader()
+        if not config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is not writable")
+        self._context.state.topics.existing(topic)
+        handle = _checked(text(request.ext, "recallHandle"), topic, config.broker_name)
+        now_ms = self._context.wall_ms()
+        slot_ms = timers.timing.slot_of(handle.deliver_ms)
+        late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
+        if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        born_host = packed_address(connection.peer_address)
+        message = recall_message(handle, group or "recall", now_ms, born_host)
+        parked = timed(message, decode_properties(message.properties), timers.timing)
+        ended, over = Ended(), timers.recalling(slot_ms, Key(topic, handle.unique_key))
+
+        def done(error: Exception | None) -> None:
+            over()
+            ended(error)
+
+        try:
+            sends.store([parked], b"", done)
+        except BaseException:
+            over()
+            raise
+        sends.wake()
+        await ended.stored()
+        ext = {"msgId": handle.unique_key, "MSG_REGION": config.region_id}  # for Java's traces
+        return RemotingCommand.response_to(request, ext=ext)
+
+
+def _checked(text_of_handle: str, topic: str, broker_name: str) -> RecallHandle:
+    """Decode and check a recall handle. Raises Refused."""
+    try:
+        handle = RecallHandle.decode(text_of_handle)
+    except ValueError as error:
+        raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall handle: {error}") from error
+    if handle.topic != topic:
+        raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+    if handle.broker_name != broker_name:
+        raise Refused(
+            ResponseCode.ILLEGAL_OPERATION, f"recall failed, the message is {handle.broker_name}'s"
+        )
+    return handle

@@ -1,0 +1,430 @@
+"""Delivery of timer messages: by the leader, or classic mode's master.
+
+Every replica keeps a wheel of waiting messages (broker.tables.timer_wheel), fed from the timer
+topic's queue every tick. The leader delivers: messages that are due are read from the log and
+stored where they were sent to, in one frame with the resulting progress, one delivery after the
+other. So after a failover, a restart or a snapshot install the next leader goes on where the log
+says, with a wheel that it already had. Nothing is delivered twice and nothing is lost; nothing is
+delivered before its time, by the current leader's clock. A clock that jumps ahead is believed after
+STEP_HOLD_MS only: until then its peers may contradict it, and another replica leads.
+
+A message may wait for longer than its segment is kept. One that has waited for half of
+`fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
+so are, at once, those that stand in the way when a segment is to be deleted (`spare`): retention
+waits for that. Once more stored are also all that wait when messages are late that are not due for
+AHEAD_MS: a leader whose clock was ahead has delivered up to a time to come. Nothing is delivered
+meanwhile, and behind them the order by time begins anew. While one of them cannot be read, the late
+ones are delivered in the order of the queue, each in its time or later. A replica whose disk is
+fuller than its leader's waits until the leader does the same, but a classic slave whose disk is
+full does not wait (broker.checkpointer).
+
+A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
+the other is left out. While the recalling one is on its way into the log, nobody knows whether it
+will be refused: what is due waits for it. (No recall begins for what is due.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from raftmq.remoting.codes import ResponseCode
+from raftmq.store.commitlog.commitlog import ReadBudget
+from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
+from raftmq.store.errors import StoreDamaged, StoreError
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from ..component import Service, at_each_leadership, next_turn
+from ..context import Context
+from ..errors import Refused
+from ..messages.send_request import Outgoing, as_stored
+from ..messages.timer_message import Key, key_of, recalls, rolled
+from ..scheduler import IDLE_MS, Chore
+from ..send.callbacks import is_unknown
+from ..send.service import SendPath
+from ..send.topic_redirect import delivered
+from ..tables.state import timer_progress
+from ..tables.timer_wheel import Progress, TimerWheel, Waiting
+
+if TYPE_CHECKING:
+    from raftmq.store.consumequeue.consumequeue import ConsumeQueue
+
+log = logging.getLogger("raftmq.broker.timers")
+
+COUNT_MAX = 128  # messages of one delivery: about 4 ms
+BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
+TAKE_MAX = 4_096  # units in one tick: about 5 ms
+RETRY_MS = 500  # after a failed read or a refusal
+RECALL_MS = 10  # while what is due is being recalled
+AGE_LOOK_MS = 10_000
+STEP_MS = 2_000  # of the time of day against the monotonic clock
+STEP_HOLD_MS = 15_000  # a leader whose clock its peers contradict has handed over by then
+AHEAD_MS = 10_000  # by so much a clock may have been ahead before all that waits is stored again
+NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in a unit are tags codes, from an Apache broker
+
+
+class TimerView(NamedTuple):
+    """The state of the timer messages, for reports."""
+
+    waiting: int
+    late_ms: int  # by how much the next one is overdue
+    offset: int  # of the first waiting message in the queue, or a little less
+    max_offset: int
+
+
+class TimerService:
+    """Delivers timer messages. Every method runs on the loop and returns without waiting."""
+
+    def __init__(
+        self,
+        context: Context,
+        sends: SendPath,
+        wheel: TimerWheel,
+        soon: Callable[[Callable[[], None]], object] = next_turn,
+    ) -> None:
+        """`wheel` is empty, and counts for the send path what waits. `soon(function)` calls it in
+        another turn of the loop."""
+        self.timing = sends.parking.timing
+        self._context = context
+        self._table = context.state.delays
+        self._sends = sends
+        self._queue = context.store.queues.queue
+        self._reads = context.store.reads
+        self._soon = soon
+        self._clock_ms = context.clock_ms
+        self.wheel = wheel
+        self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
+        self._recalling: Counter[tuple[int, Key]] = Counter()  # slots and keys; on their way
+        self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, keys; one slot
+        self._leadership = 0  # its number; late callbacks of an earlier one do nothing
+        self._under_way: Progress | None = None
+        self._popped: list[Waiting] = []  # messages in flight
+        self._again: Callable[[], object] = lambda: None  # the last read, if it has to be repeated
+        self._pause_until_ms = 0
+        self._step_until_ms = 0  # the time of day has jumped ahead: nothing is delivered until then
+        self._lead_ms = self._wall_lead_ms()
+        self._count_max = COUNT_MAX
+        self._roll_next = False
+        self._roll_position = 0  # retention wants to delete all before this CommitLog offset
+        self._roll_offset = 0  # all before this queue offset has waited for long
+        self._anew_offset = 0  # behind all before this queue offset the order begins anew; 0: not
+        self._anew_from_ms = 0  # until then it does not begin anew: a message could not be read
+        self._age_due_ms = 0
+        self.delivered_count = 0
+        self.rolled_count = 0
+
+    def service(self) -> Service:
+        return Service(
+            chores=[Chore("timers", 0, self.tick, self._rest_ms)],
+            role_changed=at_each_leadership(self.leadership_changed),
+        )
+
+    def leadership_changed(self) -> None:
+        """Forget the delivery in flight, which has ended; a ready leader's table says how."""
+        self._leadership += 1
+        self._end_move()
+        self._recalling.clear()
+        self._pause_until_ms = 0
+        self._count_max = COUNT_MAX
+        self._anew_offset = self._anew_from_ms = 0
+
+    def tick(self) -> None:
+        """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
+        now_ms = self._clock_ms()
+        self._look_for_step(now_ms)
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return
+        try:
+            self._follow(queue)
+            if now_ms < max(self._pause_until_ms, self._step_until_ms) or not self._is_free(queue):
+                return
+            self._look_at_age(now_ms)
+            self._look_ahead(now_ms)
+            moves = [self._deliver, self._roll]
+            if self._roll_next or self._anew_offset:
+                moves.reverse()
+            self._roll_next = not self._roll_next
+            if not moves[0](queue) and not self._anew_offset:
+                moves[1](queue)
+        except (OSError, StoreError, RecordError) as error:
+            log.error("timers_unread: %s", error)
+            self._end_move()
+            self._pause_until_ms = now_ms + RETRY_MS
+            self._anew_offset, self._anew_from_ms = 0, now_ms + 2 * RETRY_MS
+            if isinstance(error, OSError):
+                self._context.log.read_failed(error, self._again)
+
+    def _rest_ms(self) -> float:
+        """Return in how many milliseconds the first message is due."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return IDLE_MS
+        pause_ms = max(self._pause_until_ms, self._step_until_ms) - self._clock_ms()
+        if self.wheel.next_offset < queue.max_offset or self.wheel.progress != self._table.timer:
+            return pause_ms
+        due_ms = self.wheel.next_due_ms
+        if due_ms is None or not self._is_free(queue):
+            return IDLE_MS
+        if self.wheel.ahead_ms(self.timing.over_before_ms) > AHEAD_MS:
+            return pause_ms  # a leader before this one had to begin anew
+        return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
+
+    def _wall_lead_ms(self) -> int:
+        return self.timing.wall_ms() - self._clock_ms()
+
+    def _look_for_step(self, now_ms: int) -> None:
+        lead_ms = self._wall_lead_ms()
+        if lead_ms > self._lead_ms + STEP_MS:
+            self._step_until_ms = now_ms + STEP_HOLD_MS
+            log.warning("timers_held step_ms=%d: the clock jumped ahead", lead_ms - self._lead_ms)
+        self._lead_ms = lead_ms
+
+    def look(self) -> TimerView:
+        """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return TimerView(0, 0, 0, 0)
+        due_ms, late_ms = self.wheel.next_due_ms, 0
+        if due_ms is not None:
+            late_ms = max(0, self.timing.over_before_ms - 1 - due_ms)
+        return TimerView(self.wheel.count, late_ms, self.wheel.first_offset, queue.max_offset)
+
+    def spare(self, position: int) -> int:
+        """Return how far retention may go that wants to go to this CommitLog offset: at most to the
+        first waiting message. Raises OSError, StoreError."""
+        queue = self._queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return position
+        first = max(self.wheel.first_offset, queue.min_offset)
+        if self.wheel.next_offset < queue.max_offset:  # not all was taken: only as far as it was
+            first = max(min(first, self.wheel.next_offset), queue.min_offset)
+        for at, _, _ in UNIT.iter_unpack(queue.units(first, 1)):
+            if at < position:
+                self._roll_position = max(self._roll_position, position)
+                return int(at)
+        return position
+
+    def recalling(self, slot_ms: int, key: Key) -> Callable[[], None]:
+        """Note a recalling message that is given to the send path. Return what to call at its end:
+        if it was stored, it is in the queue then."""
+        recalled, leadership = (slot_ms, key), self._leadership
+        self._recalling[recalled] += 1
+
+        def ended() -> None:
+            if leadership == self._leadership:
+                self._recalling[recalled] -= 1
+                if not self._recalling[recalled]:
+                    del self._recalling[recalled]
+
+        return ended
+
+    def is_delivered(self, slot_ms: int) -> bool:
+        """Return whether messages of this slot may have been delivered already."""
+        progress = self._under_way or self._table.timer
+        return slot_ms <= progress.due_ms
+
+    # ---- waiting messages ------------------------------------------------------------------
+
+    def _follow(self, queue: ConsumeQueue) -> None:
+        """Take the queue's new units, and the progress of the deliveries."""
+        wheel, table = self.wheel, self._table.timer
+        if self._anew_offset and table.end == table.floor >= self._anew_offset:
+            self._anew_offset = 0  # it is done
+        if queue.max_offset < wheel.next_offset or table < wheel.progress:
+            log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
+            self._end_move()
+            wheel.clear(table)  # the send path goes on counting by this wheel
+            self._recalls.clear()
+        if table != wheel.progress:
+            self._end_move()  # its outcome was unknown, and is known now
+            wheel.settle(table)
+        wheel.skip_to(max(table.floor, queue.min_offset))
+        offset = wheel.next_offset
+        self._again = lambda: queue.units(offset, TAKE_MAX)
+        for at, _, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+            if abs(code) < NO_TIME_BELOW_MS:
+                code = timer_code(decode_properties(self._record(at, offset).properties))
+            if wheel.take(offset, abs(code)) and code < 0:
+                self._recalls.setdefault(-code, []).append(offset)
+            offset += 1
+        waits_late = wheel.waits_late or bool(self._popped)
+        if offset >= queue.max_offset and not waits_late:  # else it may be of a past slot
+            for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
+                del self._recalls[slot_ms]
+
+    def _is_free(self, queue: ConsumeQueue) -> bool:
+        """Return whether something may be delivered: only if the whole queue was taken."""
+        complete = self.wheel.next_offset >= queue.max_offset
+        return self._context.roles.leading and self._under_way is None and complete
+
+    def _record(
+        self, position: int, offset: int, budget: ReadBudget | None = None
+    ) -> MessageRecord:
+        """Read a timer message. Raises OSError, StoreError (also if the budget is used up),
+        RecordError."""
+        data = self._reads.message_at(position, budget)
+        record = None if data is None else decode_record(data, check_body=False)
+        if record is None or record.topic != TIMER_TOPIC or record.queue_offset != offset:
+            raise StoreDamaged(position, f"not timer message {offset}")
+        return record
+
+    # ---- deliveries -------------------------------------------------------------------------
+
+    def _deliver(self, queue: ConsumeQueue) -> bool:
+        """Begin a delivery if something is due; return whether one began."""
+        popped = self.wheel.pop(self.timing.over_before_ms, self._count_max)
+        if not popped:
+            return False
+        self._popped = popped
+        self._again = lambda: self._read(queue, popped)
+        messages, count = self._read(queue, popped)
+        self.wheel.put_back(popped[count:])
+        del popped[count:]
+        if not popped:
+            self._pause_until_ms = self._clock_ms() + RECALL_MS
+            return False
+        self._move(messages, self.wheel.after(popped), len(messages), 0)
+        return True
+
+    def _read(self, queue: ConsumeQueue, waiting: Sequence[Waiting]) -> tuple[list[Outgoing], int]:
+        """Return the messages to deliver for the first of these that fit into a delivery, and the
+        number of entries handled."""
+        found: list[Outgoing] = []
+        size, budget = 0, ReadBudget()
+        for count, (due_ms, offset) in enumerate(waiting):
+            units = queue.units(offset, 1)
+            if not units:
+                log.error("timer_lost offset=%d: the log does not have it any more", offset)
+                continue
+            at, record_size, _ = UNIT.unpack(units)
+            size += record_size
+            if count and size > BYTES_MAX:
+                return found, count
+            try:
+                message = as_stored(self._record(at, offset, budget))
+            except StoreDamaged:
+                if budget.spent:
+                    return found, count
+                raise
+            if recalls(message) is not None:
+                continue
+            key = key_of(message) if self._recalling or due_ms in self._recalls else None
+            if key is not None and (due_ms, key) in self._recalling:
+                return found, count
+            if key is not None and self._is_recalled(queue, due_ms, key):
+                log.info("timer_recalled offset=%d", offset)
+                continue
+            try:
+                found.append(delivered(message))
+            except (ValueError, KeyError) as error:
+                log.error("timer_without_target position=%d: %s", at, error)
+        return found, len(waiting)
+
+    def _is_recalled(self, queue: ConsumeQueue, slot_ms: int, key: Key) -> bool:
+        offsets = self._recalls.get(slot_ms, ())
+        if self._recalled_by[0] != tuple(offsets):
+            keys: set[Key] = set()
+            for offset in offsets:
+                for at, _, _ in UNIT.iter_unpack(queue.units(offset, 1)):
+                    recalled = recalls(as_stored(self._record(at, offset)))
+                    if recalled is not None:
+                        keys.add(recalled)
+            self._recalled_by = tuple(offsets), keys
+        return key in self._recalled_by[1]
+
+    # ---- stored once more -------------------------------------------------------------------
+
+    def _look_at_age(self, now_ms: int) -> None:
+        if now_ms >= self._age_due_ms:
+            self._age_due_ms = now_ms + AGE_LOOK_MS
+            kept_ms = 3_600_000 * self._context.config.file_reserved_time
+            since_ms = self.timing.wall_ms() - kept_ms // 2
+            self._again = lambda: self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
+            self._roll_offset = self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
+
+    def _look_ahead(self, now_ms: int) -> None:
+        ahead_ms = self.wheel.ahead_ms(self.timing.over_before_ms)
+        if not self._anew_offset and ahead_ms > AHEAD_MS and now_ms >= self._anew_from_ms:
+            self._anew_offset = self.wheel.next_offset
+            log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
+
+    def _roll(self, queue: ConsumeQueue) -> bool:
+        """Begin to store once more what has waited for long, stands in retention's way, or behind
+        which the order begins anew; return whether anything was begun."""
+        anew = self._anew_offset
+        begin = offset = max(self.wheel.first_offset, queue.min_offset)
+        self._again = lambda: queue.units(begin, TAKE_MAX)
+        progress = self._table.timer
+        messages: list[Outgoing] = []
+        size = 0
+        for at, record_size, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+            if offset >= max(self._roll_offset, anew) and at >= self._roll_position:
+                break
+            due_ms = abs(code)
+            if due_ms < NO_TIME_BELOW_MS or progress.lets_wait(due_ms, offset):
+                size += record_size
+                if len(messages) >= self._count_max or (messages and size > BYTES_MAX):
+                    break
+                messages.append(rolled(as_stored(self._record(at, offset))))
+            offset += 1
+        is_anew = anew > 0 and offset >= anew
+        if offset == begin and not is_anew:
+            return False
+        progress = progress._replace(floor=offset)
+        if is_anew:
+            progress = Progress(self.timing.over_before_ms - 1, -1, offset, offset)
+        self._move(messages, progress, 0, len(messages))
+        return True
+
+    # ---- both -------------------------------------------------------------------------------
+
+    def _move(
+        self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
+    ) -> None:
+        """Have the messages stored, together with the resulting progress in the same frame."""
+        leadership = self._leadership
+
+        def ended(error: Exception | None) -> None:
+            if error is None:
+                self.delivered_count += delivered_count
+                self.rolled_count += rolled_count
+            if leadership != self._leadership or self._under_way is not progress:
+                return  # classic mode's table may have said so before
+            if error is None:
+                self._end_move()
+                self._count_max = COUNT_MAX
+                self._soon(self.tick)
+            elif not is_unknown(error):
+                self._end_move()
+                self._pause_until_ms = self._clock_ms() + RETRY_MS
+
+        command = timer_progress(progress)
+        self._under_way = progress
+        if not messages:
+            self._context.log.propose_then(command, ended)
+            return
+        try:
+            self._sends.store(messages, command, ended)
+        except Refused as refused:
+            if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
+                # From a store with larger messages: it would block the others for ever.
+                log.error("timer_undeliverable: %s", refused.remark)
+                self._context.log.propose_then(command, ended)
+                return
+            self._end_move()
+            if refused.code == ResponseCode.MESSAGE_ILLEGAL:
+                self._count_max = 1  # the offending message then comes alone
+            else:
+                self._pause_until_ms = self._clock_ms() + RETRY_MS
+            return
+        self._sends.wake()
+
+    def _end_move(self) -> None:
+        """Forget the delivery in flight; the table says what became of it."""
+        popped, self._popped = self._popped, []
+        self._under_way = None
+        self.wheel.put_back(popped)

@@ -1,0 +1,168 @@
+"""Reacts to what speaks against this replica as leader, a full or slow disk or a wrong clock:
+another replica takes over, or sends are refused.
+
+A leader of a Raft group whose disk is full (broker.disk_space) hands leadership to a replica that
+has room, as in any planned transfer; so does one under which commits take far longer than they
+would under another replica (dledger.raft.pace), and one whose clock is wrong, as most others say
+(dledger.node.peer_info) or its own log does (broker.retention). Until then it takes sends, because
+a disk that counts as full still has free blocks. dledger.raft.leader_relief decides which replicas
+are better, which are asked and for how long. If no replica has room, and always in classic mode and
+over pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are while the
+disks of so many other replicas are full to the last block that no majority takes frames. A replica
+that is short of room or slow, or whose clock is wrong, tells its group so, and is not made leader.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from raftmq.dledger.raft.errors import RaftError
+from raftmq.store.disk import DiskMark
+
+from .component import RoleChange, Service
+from .context import Context
+from .disk_space import DiskRoom, Forecast
+from .errors import Refused
+from .retention import Retention
+from .scheduler import IDLE_MS, Chore
+from .send.service import SendPath
+
+log = logging.getLogger("raftmq.broker.disk")
+
+LOOK_MS = 1_000  # between looks at the disk: at a GB/s that is one segment
+CLOCK_LOOKS = 2  # the report that a peer's own log contradicts its clock may be on its way
+TICK_MS = 100  # between looks for a replica that has room
+# The initiator named in the transfer's event
+BY_FULL = "full disk"
+BY_SLOW = "slow commits"
+BY_CLOCK = "wrong clock"
+
+
+class Reliever:
+    """Watches disk and clock periodically, and keeps in `sends.disk_full` why sends are refused.
+    One per broker."""
+
+    def __init__(self, context: Context, sends: SendPath, retention: Retention) -> None:
+        self._context = context
+        self._sends = sends
+        self._retention = retention
+        self._told = ("ok", "")
+        self._slow = ""  # why commits are slow under this replica
+        self._clock_looks = 0  # successive looks at which the clock was wrong
+        self.room = DiskRoom()
+        self.forecast = Forecast()
+
+    def service(self) -> Service:
+        return Service(
+            chores=[
+                Chore("disk_usage", LOOK_MS, self.look),
+                Chore("full_disk", TICK_MS, self.tick, lambda: self._rest_ms),
+            ],
+            role_changed=self._role_changed,
+        )
+
+    def start(self) -> None:
+        """Look at once, so that a replica whose clock the log contradicts is not elected first."""
+        try:
+            self.look()
+        except OSError as error:  # of the disk's usage; the chore meets it again, and reports it
+            log.warning("disk_usage_unknown: %s", error)
+
+    @property
+    def _rest_ms(self) -> float:
+        engine = self._context.log.raft
+        wanted = self.room.full or self._slow or self._clock_looks
+        idle = not (wanted or (engine and engine.full_voters))
+        return IDLE_MS if idle else 0
+
+    def look(self) -> None:
+        """Look at how full the disk is, whether it is slow, and whether the clock is wrong. Raises
+        OSError."""
+        config, room = self._context.config, self.room
+        was_full = room.full
+        usage = self._context.disk.usage()
+        mark = DiskMark(config.disk_space_warning_level_ratio, config.disk_space_warning_free_bytes)
+        room.look(usage, mark)
+        self.forecast.look(mark.room_bytes(usage), self._context.clock_ms())
+        self._retention.look()
+        if room.full != was_full:
+            log.warning("disk_full=%s percent=%d", room.full, room.percent)
+        engine, slow_before = self._context.log.raft, self._slow
+        if engine is not None:
+            self._slow = engine.slow_reason
+            engine.doubt_clock(self._retention.clock_lead_ms)
+            if engine.clock_is_confirmed:
+                self._retention.trust_clock()
+            was_wrong = self._clock_looks
+            is_wrong = engine.clock_is_wrong or bool(self._retention.contradiction)
+            self._clock_looks = self._clock_looks + 1 if is_wrong else 0
+            engine.be_willing(not (room.short or self._slow or is_wrong))
+            if is_wrong != bool(was_wrong):
+                log.warning("clock_wrong=%s", is_wrong)
+        if bool(self._slow) != bool(slow_before):
+            log.warning("slow=%s reason=%s", bool(self._slow), self._slow or "-")
+        self.tick()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Publish a change of the disk's state."""
+        state, reason = disk_state(self._context.log.status(), self._sends.disk_full)
+        if state != self._told[0]:
+            detail = {"state": state, "was": self._told[0], "reason": reason}
+            self._context.events.tell("diskState", detail)
+        self._told = (state, reason)
+
+    def tick(self) -> None:
+        """Decide whether sends are refused, and whether another replica should lead."""
+        room, sends, engine = self.room, self._sends, self._context.log.raft
+        leading, hoped, others = self._context.roles.leading, False, ""
+        if engine is not None:
+            unfit = room.full or self._clock_looks >= CLOCK_LOOKS
+            wanted = leading and (unfit or bool(self._slow))
+            target = engine.willing_successor(wanted, faster=not unfit)
+            hoped = engine.hopes_for_room
+            others = ", ".join(engine.full_voters)
+            if target is not None:
+                self._hand_over(target)
+        reason = ""
+        if others:
+            reason = f"no majority has room, the disk is full on {others}"
+        elif room.full and not hoped:
+            reason = f"the disk is {room.percent} percent full"
+        if leading and bool(reason) != bool(sends.disk_full):
+            log.warning(
+                "sends_refused=%s disk_percent=%d others_full=%s",
+                bool(reason),
+                room.percent,
+                others or "-",
+            )
+        sends.disk_full = f"{reason}; the message was not stored" if reason else ""
+
+    def _role_changed(self, change: RoleChange) -> None:
+        """Take sends after becoming leader; the next tick finds out whether others have room."""
+        if change.began and self._context.log.raft is not None:
+            self._sends.disk_full = ""
+
+    def _hand_over(self, target: str) -> None:
+        try:
+            self._context.log.hand_over(target)
+        except (Refused, RaftError) as error:  # state just changed: the next tick looks again
+            log.info("relief_waits name=%s: %s", target, error)
+            return
+        if self.room.full:
+            by = BY_FULL
+            log.warning("full_disk_hands_over name=%s percent=%d", target, self.room.percent)
+        elif self._slow:
+            by = BY_SLOW
+            log.warning("slow_leader_hands_over name=%s reason=%s", target, self._slow)
+        else:
+            by = BY_CLOCK
+            log.warning("wrong_clock_hands_over name=%s", target)
+        self._context.events.tell("transfer", {"to": target, "by": by})
+
+
+def disk_state(status: dict[str, object], disk_full: str) -> tuple[str, str]:
+    """Return the disk's state (dledger.node.disk_health, or "full" while sends are refused) and
+    why."""
+    state, reason = str(status.get("disk_state") or "ok"), str(status.get("disk_reason") or "")
+    return ("full", disk_full) if disk_full and state == "ok" else (state, reason)

@@ -1,0 +1,663 @@
+"""From a send request's fields to its records: pure, the first half of the hot path.
+
+`parse_single` and `parse_batch` take the header fields of SEND_MESSAGE_V2 (310; `v2_fields` makes
+them of SEND_MESSAGE's, 10) or SEND_BATCH_MESSAGE (320) and return one `Record` tuple per message,
+lacking only what the log decides: queue offset, physical offset and store timestamp. They raise
+`Refused` with Apache's response codes.
+
+A Record is a plain tuple, because building and unpacking one costs a fraction of what an object
+does, and a leader makes a hundred thousand a second:
+
+    (queue, size, head, crc, flag, sys_flag, born_ms, born_host, reconsume, body, tail, tags_code)
+
+queue      SendQueue       the queue it goes to
+size       int             TOTALSIZE of the stored record, bytes
+head       struct.pack     packs the record's fixed head for the two hosts' address families
+born_host  bytes           BORNHOST as stored: address and int32 port
+tail       bytes           topic length, topic, properties length, properties
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.pop_headers import POP_CK
+from raftmq.remoting.topic_attributes import MIXED, type_of, type_problem
+from raftmq.store.properties import TAGS, decode_properties, java_string_hash, joined, tags_code
+from raftmq.store.record import MessageRecord, pack_host
+
+from ..errors import Refused
+from ..tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
+
+Record = tuple[
+    "SendQueue",
+    int,
+    Callable[..., bytes],
+    int,
+    int,
+    int,
+    int,
+    bytes,
+    int,
+    bytes,
+    bytes,
+    int,
+]
+
+# Of a message: its properties as stored, UNIQ_KEY, tags code, and whether it wants a reply.
+Properties = tuple[bytes, str, int, bool]
+# Of a send: its records, their total bytes, the client's message id, whether it wants a reply.
+Parsed = tuple[list[Record], int, str, bool]
+Numbers = tuple[int, int, int]  # sysFlag, flag, reconsumeTimes
+Item = tuple[int, int, int, int]  # of a batch's body; see `_batch_items`
+
+MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+MAGIC_V2 = 0xDAA320AB - (1 << 32)  # two-byte topic length
+PROPERTIES_SIZE_MAX = 32_767  # int16
+BORN_V6 = 0x10
+STORE_V6 = 0x20
+TRANSACTION_BITS = 0x0C
+INT32_MAX = 0x7FFFFFFF
+
+SYSTEM_ERROR = 1
+MESSAGE_ILLEGAL = 13
+NO_PERMISSION = 16
+BATCH_COUNT_MAX = 8_192  # messages of a batch: 5 us to parse and 1 us to write into a frame each
+BATCH_STEP = 256  # of them are parsed at once: some 1 ms
+TAGS_CACHE_MAX = 10_000
+BORN_TIMES_CACHE_MAX = 1_000  # of clients' latest milliseconds, at most 20 characters each
+NUMBERS_CACHE_MAX = 1_000  # by (sysFlag, flag, reconsumeTimes) as written: nearly always zeros
+NAME_PARTS_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
+ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as written
+ENDING_SIZE_MAX = 512  # characters; longer ones are not remembered
+
+# (born address bytes, store address bytes) → packer of the record's fixed head.
+HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
+    (born, store): struct.Struct(f">iiIiiqqiq{born}sq{store}siqi").pack
+    for born in (8, 20)
+    for store in (8, 20)
+}
+_BATCH_ITEM = struct.Struct(">iiiii")  # totalSize, magic, bodyCRC, flag, bodyLen
+_INT16_FORMAT = struct.Struct(">h")
+_INT16 = _INT16_FORMAT.pack
+
+# The one-letter names of SEND_MESSAGE_V2 by the long names of SEND_MESSAGE.
+V2_NAMES = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "unitMode": "k",
+    "maxReconsumeTimes": "l",
+    "batch": "m",
+    "bname": "n",
+}
+HANDLE = f"{POP_CK}\x01"
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # the property of a message that wants a reply
+_SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
+
+
+class Special(Exception):
+    """A send that is not just stored where it is sent to; `parse_special` parses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that the broker stores itself. `queue_id` -1: any; `properties` as stored."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    born_ms: int
+    born_host: bytes  # BORNHOST as stored
+    flag: int = 0
+    sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
+    reconsume: int = 0
+    prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
+    anyhow: bool = False  # store it even if its topic or queue does not exist (any more)
+
+
+def as_stored(record: MessageRecord) -> Outgoing:
+    """Return a stored message as one to be stored once more."""
+    return Outgoing(
+        record.topic,
+        record.queue_id,
+        record.body,
+        record.properties,
+        record.born_timestamp_ms,
+        pack_host(record.born_host),
+        record.flag,
+        record.sys_flag,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
+    )
+
+
+def fitting(properties: Mapping[str, str], stored: bytes) -> bytes:
+    """Return the stored form of properties that were made of `stored`; `stored` itself if that is
+    too long for a record, so that what could be stored once can be stored again."""
+    made = joined(properties)
+    return made if len(made) <= PROPERTIES_SIZE_MAX else stored
+
+
+def packed_address(address: str) -> bytes:
+    """Return a peer's address, `host:port` or `[ipv6]:port`, as BORNHOST is stored."""
+    host, _, port = address.rpartition(":")
+    return pack_host((host.strip("[]").partition("%")[0], int(port)))
+
+
+class SendQueue:
+    """One (topic, queue) as the leader's append side sees it, for one leadership.
+
+    `next_offset` is the queue offset the next record gets. `delay_ms`: added to the store time it
+    gives the units' value instead of a tags code; -1: none.
+    """
+
+    __slots__ = ("delay_ms", "next_offset", "queue_id", "topic")
+
+    def __init__(self, topic: str, queue_id: int, next_offset: int, delay_ms: int = -1) -> None:
+        self.delay_ms = delay_ms
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next_offset = next_offset
+
+
+class SendTopic:
+    """The part of a topic that the hot path needs, prepared once per leadership and topic change.
+
+    `plain`: messages sent to it are stored there unless their properties say otherwise.
+    `message_type`: the only kind of messages that it takes; "" if it takes all.
+    """
+
+    __slots__ = (
+        "chosen",
+        "magic",
+        "message_type",
+        "name",
+        "name_part",
+        "name_parts",
+        "plain",
+        "queue_count",
+        "queues",
+        "writable",
+        "write_count",
+    )
+
+    def __init__(self, config: TopicConfig, *, types_checked: bool = False) -> None:
+        name = config.name.encode()
+        self.name = config.name
+        derived = self.name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        free = derived or not types_checked or config.message_type == MIXED
+        self.message_type = "" if free else config.message_type
+        self.magic = MAGIC_V1 if len(name) <= 127 else MAGIC_V2
+        self.name_part = (
+            bytes((len(name),)) + name
+            if self.magic == MAGIC_V1
+            else len(name).to_bytes(2, "big") + name
+        )
+        self.name_parts: dict[int, bytes] = {}  # `name_part` and a properties length
+        self.queue_count = config.queue_count
+        self.write_count = config.write_queue_count
+        self.writable = config.writable
+        self.plain = self.writable and not (
+            self.message_type or self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
+        )
+        self.queues: list[SendQueue | None] = [None] * config.queue_count
+        self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually written
+
+
+class SendRules:
+    """The broker's part of every stored record and its limits; built once."""
+
+    __slots__ = (
+        "born_times",
+        "cluster",
+        "endings",
+        "head_size_v4",
+        "head_v4",
+        "head_v6",
+        "message_size_max",
+        "numbers",
+        "record_bytes_max",
+        "region",
+        "standard",
+        "store_host",
+        "tags",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        region: str,
+        trace_on: bool,
+        store_host: bytes,
+        message_size_max: int,
+        record_bytes_max: int,
+    ) -> None:
+        trace = "true" if trace_on else "false"
+        self.region = f"MSG_REGION\x01{region}\x02".encode()
+        self.trace = f"TRACE_ON\x01{trace}\x02".encode()
+        self.cluster = f"CLUSTER\x01{cluster}\x02".encode()
+        self.standard = self.region + self.trace + self.cluster
+        self.store_host = store_host
+        self.message_size_max = message_size_max
+        self.record_bytes_max = record_bytes_max
+        self.head_v4 = HEADS[8, len(store_host)]
+        self.head_v6 = HEADS[20, len(store_host)]
+        self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
+        self.born_times: dict[str, int] = {}  # text → ms
+        self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
+        # A plain message's properties without its UNIQ_KEY's value → what is stored after them, and
+        # the tags code.
+        self.endings: dict[str, tuple[bytes, int]] = {}
+        self.numbers: dict[tuple[str, str, str | None], Numbers] = {}
+
+
+def check_types(topic: SendTopic, properties: Iterable[bytes]) -> None:
+    """Refuse messages, by their stored properties, of another kind than the topic is for."""
+    for stored in properties:
+        problem = type_problem(topic.message_type, type_of(decode_properties(stored)))
+        if problem:
+            raise Refused(MESSAGE_ILLEGAL, f"{problem}; topic [{topic.name}]")
+
+
+def properties_of(record: Record, topic: SendTopic) -> bytes:
+    """Return the stored properties of a topic's record."""
+    return record[10][len(topic.name_part) + _INT16_FORMAT.size :]
+
+
+def check_topic(topic: str) -> None:
+    """Refuse topics that clients may not send to."""
+    if topic in NO_SEND_TOPICS:
+        raise Refused(NO_PERMISSION, f"sending to topic [{topic}] is forbidden")
+
+
+def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
+    """Return SEND_MESSAGE's fields under V2's letters."""
+    return {V2_NAMES[name]: value for name, value in ext.items() if name in V2_NAMES}
+
+
+def stored_properties(text: str, rules: SendRules) -> Properties:
+    """Return the stored form of a message's properties. `text` is what the client sent.
+
+    Raises Special if they make the message one; Refused for what this broker would store wrongly.
+
+    Successive messages of a producer mostly differ in their UNIQ_KEY alone, and nothing else
+    depends on that: the meaning of the rest is remembered.
+    """
+    at = text.find("UNIQ_KEY\x01")
+    end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
+    if end < 0:
+        return _read_properties(without_handle(text), rules, False)
+    rest = text[:at] + text[end:] if at else text[end:]
+    known = rules.endings.get(rest)
+    if known is None:
+        if HANDLE in rest:
+            return _read_properties(without_handle(text), rules, False)
+        found = _read_properties(text, rules, False)
+        stored, _, tags, wants_reply = found
+        if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # replies differ in more
+            if len(rules.endings) >= ENDINGS_CACHE_MAX:
+                rules.endings.clear()
+            rules.endings[rest] = (stored[len(text.encode()) :], tags)
+        return found
+    return text.encode() + known[0], text[at + 9 : end], known[1], False
+
+
+def without_handle(text: str) -> str:
+    """Return a client's properties without the handle of a popped message.
+
+    A popped message that is forwarded unchanged still has its old handle. A consumer would
+    acknowledge that handle and receive the message again. Only a broker's answer has a handle."""
+    if HANDLE not in text:
+        return text
+    return "\x02".join(part for part in text.split("\x02") if not part.startswith(HANDLE))
+
+
+def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
+    """Do as `stored_properties` for properties not seen before; `special`: also for specials."""
+    if text and text[-1] != "\x02":
+        text += "\x02"
+    marked = "\x02" + text
+    tags = 0
+    trace = False
+    if "\x02T" in marked:
+        tags = _tags_unless_special(marked, rules, special)
+        trace = "\x02TRACE_ON\x01" in marked
+    elif "\x02DELAY\x01" in marked:
+        tags = _tags_unless_special(marked, rules, special)
+    if "\x02IDEMPOTENT\x01true" in marked and not special:
+        raise Special
+    at = marked.find("\x02UNIQ_KEY\x01")
+    if at >= 0:
+        unique_key = marked[at + 10 : marked.index("\x02", at + 10)]
+    else:
+        unique_key = uuid.uuid4().hex.upper()
+        text = f"{text}UNIQ_KEY\x01{unique_key}\x02"
+    wants_reply = REPLY_TO_CLIENT in marked
+    region = "\x02MSG_REGION\x01" in marked
+    cluster = "\x02CLUSTER\x01" in marked
+    if not (region or trace or cluster):
+        return text.encode() + rules.standard, unique_key, tags, wants_reply
+    stored = text.encode()
+    if not region:
+        stored += rules.region
+    if not trace:
+        stored += rules.trace
+    if not cluster:
+        stored += rules.cluster
+    return stored, unique_key, tags, wants_reply
+
+
+def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
+    """Return the tags code of properties among which may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
+    found = _SPECIAL_PROPERTY.search(marked)
+    while found is not None:
+        if found[2] not in ("", "0", "false") and not special:
+            raise Special
+        found = _SPECIAL_PROPERTY.search(marked, found.end())
+    at = marked.rfind("TAGS\x01")
+    if at < 0:
+        return 0
+    tags = marked[at + 5 : marked.index("\x02", at + 5)]
+    code = rules.tags.get(tags)
+    if code is None or marked[at - 1] != "\x02":
+        if not tags or marked[at - 1] != "\x02":  # unusual: decide as store.dispatch does
+            return tags_code(decode_properties(marked[1:]).get(TAGS))
+        code = java_string_hash(tags)
+        if len(rules.tags) >= TAGS_CACHE_MAX:
+            rules.tags.clear()
+        rules.tags[tags] = code
+    return code
+
+
+def parse_single(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    born_host: bytes,
+    rules: SendRules,
+) -> Parsed:
+    """Return the record of a send to `queue`. Raises Special, Refused; KeyError and HeaderError for
+    a malformed header.
+
+    The caller has chosen the queue and checked the topic's permission.
+    """
+    numbers = rules.numbers.get((ext["f"], ext["h"], ext.get("j")))
+    if numbers is None:
+        numbers = _numbers(ext, rules)
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    stored, unique_key, tags, wants_reply = stored_properties(ext.get("i") or "", rules)
+    born_ms = born_ms_of(ext["g"], rules)
+    record = _record(queue, topic, body, numbers, born_ms, born_host, stored, tags, rules)
+    return [record], record[1], unique_key, wants_reply
+
+
+def parse_special(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    born_host: bytes,
+    rules: SendRules,
+) -> tuple[Outgoing, str, bool]:
+    """Do as `parse_single` for a special send: return the message as sent to `queue`, with standard
+    properties added, before it is parked or otherwise treated."""
+    if not 0 < len(body) <= rules.message_size_max:
+        raise _body_refused(body, rules)
+    sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
+    text = without_handle(ext.get("i") or "")
+    stored, unique_key, _, wants_reply = _read_properties(text, rules, True)
+    message = Outgoing(
+        queue.topic,
+        queue.queue_id,
+        body,
+        stored,
+        born_ms_of(ext["g"], rules),
+        born_host,
+        flag,
+        sys_flag,
+        reconsume,
+    )
+    return message, unique_key, wants_reply
+
+
+def parse_batch(
+    ext: Mapping[str, str],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    born_host: bytes,
+    rules: SendRules,
+) -> Generator[None, None, Parsed]:
+    """Do as `parse_single` for SEND_BATCH_MESSAGE, in steps of BATCH_STEP messages. No part of a
+    batch may be special; the topic's kind of messages is checked, too."""
+    try:
+        numbers = _numbers(ext, rules)
+        if not 0 < len(body) <= rules.message_size_max:
+            raise _body_refused(body, rules)
+        items = _batch_items(body)
+        born = born_ms_of(ext["g"], rules), born_host
+        properties = ext.get("i") or ""
+        wants_reply = stored_properties(properties, rules)[3]
+        records: list[Record] = []
+        size_bytes = 0
+        for first in range(0, len(items), BATCH_STEP):
+            if first:
+                yield
+            some = items[first : first + BATCH_STEP]
+            found = _batch_records(some, body, queue, topic, numbers, born, rules)
+            if topic.message_type:
+                check_types(topic, (properties_of(record, topic) for record in found))
+            records += found
+            size_bytes += sum(record[1] for record in found)
+            if size_bytes > rules.record_bytes_max:
+                raise Refused(
+                    MESSAGE_ILLEGAL,
+                    f"the batch takes more than {rules.record_bytes_max} bytes as stored",
+                )
+    except Special:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            "a batch holds no delayed, transactional or idempotent messages; none was stored",
+        ) from None
+    at = ("\x02" + properties).find("\x02UNIQ_KEY\x01")
+    unique_key = properties[at + 9 :].partition("\x02")[0] if at >= 0 else ""
+    return records, size_bytes, unique_key, wants_reply
+
+
+def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
+    """Return (sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set.
+    Raises Special for a part of a transaction."""
+    texts = (ext["f"], ext["h"], ext.get("j"))
+    sys_flag, flag, reconsume = _checked_numbers(*texts)
+    if sys_flag & TRANSACTION_BITS:
+        raise Special
+    sys_flag &= ~(BORN_V6 | STORE_V6)
+    if len(rules.store_host) == 20:
+        sys_flag |= STORE_V6
+    numbers = (sys_flag, flag, reconsume)
+    if len(rules.numbers) >= NUMBERS_CACHE_MAX:
+        rules.numbers.clear()
+    if max(len(text or "") for text in texts) <= 11:  # else padded with a thousand zeros
+        rules.numbers[texts] = numbers
+    return numbers
+
+
+def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | None) -> Numbers:
+    sys_flag = parse_integer(sys_flag_text, "sysFlag")
+    flag = parse_integer(flag_text, "flag")
+    reconsume = parse_integer(reconsume_text or "0", "reconsumeTimes")
+    if not (
+        0 <= sys_flag <= INT32_MAX
+        and -INT32_MAX - 1 <= flag <= INT32_MAX
+        and 0 <= reconsume <= INT32_MAX
+    ):
+        raise Refused(MESSAGE_ILLEGAL, "a number in the send header is out of range")
+    return sys_flag, flag, reconsume
+
+
+def born_ms_of(text: str, rules: SendRules) -> int:
+    """Return the bornTimestamp; remembered, because sends of one millisecond share it. Raises
+    Refused, HeaderError."""
+    born_ms = rules.born_times.get(text)
+    if born_ms is None:
+        born_ms = parse_integer(text, "bornTimestamp")
+        if born_ms < 0:
+            raise Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
+        if len(rules.born_times) >= BORN_TIMES_CACHE_MAX:
+            rules.born_times.clear()
+        rules.born_times[text] = born_ms
+    return born_ms
+
+
+def _body_refused(body: bytes, rules: SendRules) -> Refused:
+    return Refused(
+        MESSAGE_ILLEGAL,
+        f"the body is {len(body)} bytes long, allowed are 1 to {rules.message_size_max}",
+    )
+
+
+def _record(
+    queue: SendQueue,
+    topic: SendTopic,
+    body: bytes,
+    numbers: Numbers,
+    born_ms: int,
+    born_host: bytes,
+    stored: bytes,
+    tags: int,
+    rules: SendRules,
+) -> Record:
+    sys_flag, flag, reconsume = numbers
+    name_part = topic.name_parts.get(len(stored))
+    if name_part is None:
+        name_part = _name_part(topic, len(stored))
+    tail = name_part + stored
+    if len(born_host) == 8:
+        head, size = rules.head_v4, rules.head_size_v4
+    else:
+        head, size = rules.head_v6, rules.head_size_v4 + 12
+        sys_flag |= BORN_V6
+    return (
+        queue,
+        size + len(body) + len(tail),
+        head,
+        crc32(body) & 0x7FFFFFFF,
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        reconsume,
+        body,
+        tail,
+        tags,
+    )
+
+
+def check_properties_size(size_bytes: int) -> None:
+    """Refuse properties that are longer than a record can say."""
+    if size_bytes > PROPERTIES_SIZE_MAX:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            f"the properties are {size_bytes} bytes long as stored, "
+            f"allowed are {PROPERTIES_SIZE_MAX}",
+        )
+
+
+def _name_part(topic: SendTopic, properties_size: int) -> bytes:
+    """Return a record's part before its properties, cached by their size. Raises Refused."""
+    check_properties_size(properties_size)
+    if len(topic.name_parts) >= NAME_PARTS_MAX:
+        topic.name_parts.clear()
+    made = topic.name_parts[properties_size] = topic.name_part + _INT16(properties_size)
+    return made
+
+
+def record_of(
+    message: Outgoing, queue: SendQueue, topic: SendTopic, tags: int, rules: SendRules
+) -> Record:
+    """Return the record of a message that the broker stores itself. Raises Refused."""
+    if not message.body:
+        raise _body_refused(message.body, rules)
+    if message.reconsume > INT32_MAX:
+        raise Refused(MESSAGE_ILLEGAL, f"reconsumeTimes {message.reconsume} is out of range")
+    sys_flag = message.sys_flag & ~(BORN_V6 | STORE_V6)
+    if len(rules.store_host) == 20:
+        sys_flag |= STORE_V6
+    numbers = (sys_flag, message.flag, message.reconsume)
+    born = message.born_ms, message.born_host
+    record = _record(queue, topic, message.body, numbers, *born, message.properties, tags, rules)
+    if not message.prepared_offset:
+        return record
+    return (*record[:2], _prepared_head(record[2], message.prepared_offset), *record[3:])
+
+
+def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable[..., bytes]:
+    """Return a packer of heads for one record made of a half message; see HEADS."""
+    return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
+
+
+def _batch_items(body: bytes) -> list[Item]:
+    """Return start, end of the body, end and flag of each item of a batch, before other work is
+    done for the batch. Raises Refused if it has too many items, or a malformed item."""
+    items: list[Item] = []
+    position = 0
+    while position < len(body):
+        try:
+            total, _, _, flag, body_size = _BATCH_ITEM.unpack_from(body, position)
+            body_end = position + _BATCH_ITEM.size + body_size
+            (properties_size,) = _INT16_FORMAT.unpack_from(body, body_end)
+        except struct.error:
+            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} is cut short") from None
+        end = body_end + 2 + properties_size
+        if body_size <= 0 or properties_size < 0 or total != end - position or end > len(body):
+            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} has wrong lengths")
+        if len(items) >= BATCH_COUNT_MAX:
+            raise Refused(
+                MESSAGE_ILLEGAL,
+                f"a batch holds at most {BATCH_COUNT_MAX} messages; none was stored",
+            )
+        items.append((position, body_end, end, flag))
+        position = end
+    return items
+
+
+def _batch_records(
+    items: Sequence[Item],
+    body: bytes,
+    queue: SendQueue,
+    topic: SendTopic,
+    numbers: Numbers,
+    born: tuple[int, bytes],
+    rules: SendRules,
+) -> list[Record]:
+    """Return one record for each item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
+    sys_flag, _, reconsume = numbers
+    records: list[Record] = []
+    for position, body_end, end, flag in items:
+        try:
+            item_properties = body[body_end + 2 : end].decode()
+        except UnicodeDecodeError:
+            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position}: not UTF-8") from None
+        stored, _, tags, _ = stored_properties(item_properties, rules)
+        item_body = body[position + _BATCH_ITEM.size : body_end]
+        item_numbers = (sys_flag, flag, reconsume)
+        records.append(_record(queue, topic, item_body, item_numbers, *born, stored, tags, rules))
+    return records

@@ -1,0 +1,170 @@
+"""The forms of a timer message: as sent, as it waits, and as delivered. Pure.
+
+A send may say when it is to be delivered, in one of three properties; if there are several, the
+first of these counts, and a delay level (DELAY) before all of them:
+
+    TIMER_DELAY_SEC   seconds from when the broker has it
+    TIMER_DELAY_MS    milliseconds from then
+    TIMER_DELIVER_MS  a time, in ms since the epoch
+
+The message waits in the only queue of rmq_sys_wheel_timer. Its target stands in REAL_TOPIC and
+REAL_QID, as for all parked messages, and in TIMER_OUT_MS the slot that it waits for: the last
+multiple of `timerPrecisionMs` before its time. It is due when the slot is over, so never early. Its
+consume-queue unit holds TIMER_OUT_MS in place of a tags code (store.dispatch.timer_code).
+
+A message with TIMER_DEL_UNIQKEY recalls the one with that UNIQ_KEY and the same topic and slot. It
+waits like any other, and is dropped when it is due. Names, layout and rules are those of Apache's
+5.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from raftmq.remoting.recall_handle import RecallHandle
+from raftmq.store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
+from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, joined
+
+from ..errors import Refused, busy
+from ..tables.topics import RETRY_PREFIX
+from .half_message import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
+from .send_request import (
+    MESSAGE_ILLEGAL,
+    SYSTEM_ERROR,
+    Outgoing,
+    fitting,
+)
+
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
+ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+RECALL_TAG = "_RECALL_TAG_"
+_NUMBER = re.compile(r"[+-]?\d{1,18}")
+
+
+@dataclass(slots=True)
+class Timing:
+    """The limits that decide whether a timer message is taken. `waiting()`: how many wait, as far
+    as broker.delayed.timers knows."""
+
+    enabled: bool
+    precision_ms: int
+    delay_ms_max: int
+    count_max: int
+    wall_ms: Callable[[], int]
+    waiting: Callable[[], int]
+
+    def deliver_ms(self, properties: dict[str, str]) -> int | None:
+        """Return when a message with these properties is to be delivered; None: at once. Raises
+        Refused."""
+        name = next((name for name in ASKED if name in properties), None)
+        if name is None or TIMER_OUT_MS in properties:  # it was a timer message before
+            return None
+        if not self.enabled:
+            raise Refused(
+                SYSTEM_ERROR,
+                f"property {name}: this broker does not offer timer messages (timerWheelEnable="
+                "false); the message was not stored",
+            )
+        text = properties[name]
+        if _NUMBER.fullmatch(text) is None:
+            raise Refused(
+                MESSAGE_ILLEGAL, f"property {name}={text} is no number; the message was not stored"
+            )
+        now_ms, number = self.wall_ms(), int(text)
+        if name == TIMER_DELAY_SEC:
+            number *= 1_000
+        deliver_ms = number if name == TIMER_DELIVER_MS else now_ms + number
+        if deliver_ms <= now_ms:
+            if TIMER_DEL_UNIQKEY in properties:
+                raise Refused(MESSAGE_ILLEGAL, "the time of a message to be recalled is over")
+            return None
+        if deliver_ms - now_ms > self.delay_ms_max:
+            raise Refused(
+                MESSAGE_ILLEGAL,
+                f"property {name}={text}: a timer message waits for {self.delay_ms_max} ms at most "
+                "(timerMaxDelaySec); the message was not stored",
+            )
+        return deliver_ms
+
+    def slot_of(self, deliver_ms: int) -> int:
+        """Return TIMER_OUT_MS of a message with this time."""
+        return (deliver_ms - 1) // self.precision_ms * self.precision_ms
+
+    @property
+    def over_before_ms(self) -> int:
+        """Slots before this are over."""
+        return self.wall_ms() - self.precision_ms + 1
+
+
+def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outgoing:
+    """Return the message as it waits for its time; itself, if that is now. Raises Refused."""
+    deliver_ms = timing.deliver_ms(properties)
+    if deliver_ms is None:
+        return message
+    waiting = timing.waiting()
+    if waiting >= timing.count_max:
+        raise busy(f"{waiting} timer messages wait already (timerMessagesMax)", retriable=True)
+    place = {
+        TIMER_OUT_MS: str(timing.slot_of(deliver_ms)),
+        REAL_TOPIC: message.topic,
+        REAL_QUEUE_ID: str(message.queue_id),
+    }
+    return replace(message, topic=TIMER_TOPIC, queue_id=0, properties=joined(properties | place))
+
+
+def rolled(message: Outgoing) -> Outgoing:
+    """Return a waiting message as it is stored once more at the end of the queue. If there is no
+    room for how often that was, it is not counted."""
+    properties = decode_properties(message.properties)
+    times = properties.get(TIMER_ROLL_TIMES, "0")
+    properties[TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
+    return replace(message, properties=fitting(properties, message.properties))
+
+
+class Key(NamedTuple):
+    """The message that a recall means, among those of one slot."""
+
+    topic: str
+    unique_key: str
+
+
+def recalls(message: Outgoing) -> Key | None:
+    """Return the key that a waiting message recalls; None: it is to be delivered itself."""
+    properties = decode_properties(message.properties)
+    unique_key = properties.get(TIMER_DEL_UNIQKEY)
+    return (unique_key and Key(properties.get(REAL_TOPIC, ""), unique_key)) or None
+
+
+def key_of(message: Outgoing) -> Key:
+    properties = decode_properties(message.properties)
+    return Key(properties.get(REAL_TOPIC, ""), properties.get(UNIQ_KEY, ""))
+
+
+def handle_of(parked: Outgoing, broker_name: str) -> str:
+    """Return the recall handle of a timer message; "" for others."""
+    if parked.topic != TIMER_TOPIC:
+        return ""
+    properties = decode_properties(parked.properties)
+    topic = properties[REAL_TOPIC]
+    if topic.startswith(RETRY_PREFIX) or UNIQ_KEY not in properties:
+        return ""
+    deliver_ms = int(properties[TIMER_OUT_MS]) + 1
+    return RecallHandle(topic, broker_name, deliver_ms, properties[UNIQ_KEY]).encode()
+
+
+def recall_message(handle: RecallHandle, group: str, born_ms: int, born_host: bytes) -> Outgoing:
+    """Return the message that recalls the timer message, as a client would send it."""
+    properties = {
+        TAGS: RECALL_TAG,
+        TIMER_DEL_UNIQKEY: handle.unique_key,
+        UNIQ_KEY: handle.unique_key,
+        TIMER_DELIVER_MS: str(handle.deliver_ms),
+        PRODUCER_GROUP: group,
+    }
+    return Outgoing(handle.topic, 0, b"0", joined(properties), born_ms, born_host)

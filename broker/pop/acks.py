@@ -1,0 +1,286 @@
+"""Acknowledgements (200051, 200151) and changed times (200053) of popped messages.
+
+Each is decided here and answered once it is committed. One that is about a message of which
+something else is under way waits for that. A message that came again cannot be acknowledged with
+its old handle: the answer is 208 NO_MESSAGE, and the consumer knows that another one has it. An
+acknowledgement that is repeated, because its answer was lost, is answered like the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingError
+from raftmq.remoting.fast_json import loads_request
+from raftmq.remoting.pop_headers import (
+    AckHeader,
+    ChangeHeader,
+    ChangeResponseHeader,
+    Handle,
+    batch_acks,
+)
+
+from ..context import Context
+from ..errors import Refused
+from ..tables.pops import Batch, BatchKey, Place, Step
+from .command_batch import StepLog
+from .gate import Gate
+from .live import LiveQueues
+from .requests import INVISIBLE_MS_MAX, PopConnection
+from .revive import Deadlines
+
+Answer = Callable[[RemotingCommand], None]
+GONE = "the message came again, or never was popped"
+
+
+class Ack(NamedTuple):
+    """The messages that one acknowledgement names: bit n is offset `start` + n. `until_ms`: when
+    its handle ends."""
+
+    place: Place
+    key: BatchKey
+    start: int
+    bits: int
+    until_ms: int
+
+
+class Acks:
+    """The handlers; one per broker."""
+
+    def __init__(
+        self,
+        context: Context,
+        gate: Gate,
+        live: LiveQueues,
+        steps: StepLog,
+        deadlines: Deadlines,
+        *,
+        opened: Callable[[str, str], None],
+        refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
+    ) -> None:
+        """`opened(topic, group)`: a queue that is popped in order may be open again; `refusal`
+        makes the answer for an error."""
+        self._context = context
+        self._state = context.state
+        self._table = context.state.pops
+        self._gate = gate
+        self._live = live
+        self._steps = steps
+        self._deadlines = deadlines
+        self._opened = opened
+        self._refusal = refusal
+        self.acked_count = 0  # messages
+
+    def ack(self, connection: PopConnection, request: RemotingCommand) -> None:
+        """200051. Raises Refused, HeaderError."""
+        self._gate.check()
+        header = AckHeader.parse(request.ext)
+        handle = Handle.decode(header.handle)
+        place = self._place(header.topic, header.consumer_group, header.queue_id)
+        until_ms = handle.pop_ms + handle.invisible_ms
+        one = Ack(place, (handle.start, handle.pop_ms), header.offset, 1, until_ms)
+        self._run(connection, request, partial(self._acknowledge, [one]))
+
+    def batch_ack(self, connection: PopConnection, request: RemotingCommand) -> None:
+        """200151. Raises Refused, BodyError."""
+        self._gate.check()
+        acks = [
+            Ack(
+                self._place(one.topic, one.consumer_group, one.queue_id),
+                (one.start, one.pop_ms),
+                one.start,
+                one.bits,
+                one.pop_ms + one.invisible_ms,
+            )
+            for one in batch_acks(loads_request(request.body))
+        ]
+        if not any(one.bits for one in acks):
+            raise Refused(ResponseCode.NO_MESSAGE, "nothing is acknowledged")
+        self._run(connection, request, partial(self._acknowledge, acks))
+
+    def change(self, connection: PopConnection, request: RemotingCommand) -> None:
+        """200053. Raises Refused, HeaderError."""
+        self._gate.check()
+        header = ChangeHeader.parse(request.ext)
+        if not 0 <= header.invisible_ms <= INVISIBLE_MS_MAX:
+            words = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
+            raise Refused(ResponseCode.INVALID_PARAMETER, words)
+        handle = Handle.decode(header.handle)
+        place = self._place(header.topic, header.consumer_group, header.queue_id)
+        self._run(connection, request, partial(self._change, place, handle, header))
+
+    # ---- decisions ------------------------------------------------------------------------
+
+    def _place(self, topic: str, group: str, queue_id: int) -> Place:
+        found = self._state.topics.existing(topic)
+        if not 0 <= queue_id < found.queue_count:
+            words = f"queueId[{queue_id}] is illegal, topic:[{topic}]"
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{words} topicConfig.readQueueNums:[{found.read_queue_count}]",
+            )
+        return topic, group, queue_id
+
+    def _run(
+        self,
+        connection: PopConnection,
+        request: RemotingCommand,
+        act: Callable[[RemotingCommand, Answer], None],
+    ) -> None:
+        """Act, now or when what it has to wait for has ended; answer refusals, too."""
+
+        def answer(response: RemotingCommand) -> None:
+            connection.write_many([encode_command(response)])
+
+        def run() -> None:
+            try:
+                self._gate.check()
+                act(request, answer)
+            except _Later as later:
+                try:
+                    self._live.wait(later.place, run)
+                except Refused as refused:
+                    answer(self._refusal(request, refused))
+            except (Refused, HeaderError) as error:
+                if error.code == ResponseCode.NO_MESSAGE:
+                    self._prove(request, error, answer)
+                else:
+                    answer(self._refusal(request, error))
+
+        run()
+
+    def _prove(self, request: RemotingCommand, error: RemotingError, answer: Answer) -> None:
+        """Answer that a message is not in flight, once this replica is proven to lead: in a deposed
+        leader's table what others popped since is missing."""
+
+        def proven(unproven: Exception | None) -> None:
+            answer(self._refusal(request, unproven or error))
+
+        self._context.log.barrier_then(proven)
+
+    def _acknowledge(self, acks: Sequence[Ack], request: RemotingCommand, answer: Answer) -> None:
+        found: list[tuple[Place, BatchKey, int]] = []
+        steps: list[Step] = []
+        gone = False
+        for one in acks:
+            batch = self._table.batch(one.place, one.key)
+            mask = 0 if batch is None else batch.mask_of(one.start, one.bits)
+            if mask and self._live.is_busy(one.place, one.key, mask):
+                raise _Later(one.place)
+        for one in acks:
+            batch = self._table.batch(one.place, one.key)
+            mask = 0 if batch is None else batch.mask_of(one.start, one.bits) & batch.pending
+            gone = gone or not self._all_known(one, mask)
+            mask &= ~self._live.busy_of(one.place, one.key)  # named twice in this request
+            if batch is None or not mask:
+                continue
+            steps.append(("done", *one.place, *one.key, mask))
+            if batch.order:
+                steps.append(self._offset_behind(one.place, one.key, batch, mask))
+            found.append((one.place, one.key, mask))
+            self._live.begin(one.place, one.key, mask)
+        code = ResponseCode.NO_MESSAGE if gone else ResponseCode.SUCCESS
+        remark = GONE if gone else None
+        response = RemotingCommand.response_to(request, code, remark)
+        if not steps:
+            if gone:
+                raise Refused(code, GONE)
+            answer(response)
+            return
+        leadership = self._live.leadership
+
+        def done(error: Exception | None) -> None:
+            for place, key, mask in found:
+                self._live.end(place, key, mask, leadership)
+            if error is not None:
+                answer(self._refusal(request, error))
+                return
+            self.acked_count += sum(mask.bit_count() for _, _, mask in found)
+            answer(response)
+            for step in steps:
+                if step[0] == "offset":
+                    self._opened(str(step[1]), str(step[2]))
+
+        try:
+            self._steps.add(steps, done)
+        except Refused:
+            for place, key, mask in found:
+                self._live.end(place, key, mask, leadership)
+            raise
+
+    def _all_known(self, one: Ack, pending: int) -> bool:
+        """Return whether each of the messages is in flight under this handle, or was acknowledged
+        under it before."""
+        if pending.bit_count() == one.bits.bit_count():
+            return True
+        queue = self._table.get(one.place)
+        if queue is None or one.until_ms <= queue.unknown_ms:
+            return False
+        _, void = queue.void.get(one.key, (0, ()))
+        if any(offset >= one.start and one.bits >> (offset - one.start) & 1 for offset in void):
+            return False
+        last = one.start + one.bits.bit_length() - 1
+        return last < queue.popped_to and one.key[1] <= queue.popped_ms
+
+    def _offset_behind(self, place: Place, key: BatchKey, batch: Batch, mask: int) -> Step:
+        """Return the step that moves the group's offset to the first message of an orderly queue
+        that is not acknowledged then."""
+        queue = self._table.get(place)
+        assert queue is not None
+        ended = mask | self._live.busy_of(place, key)
+        rest = [offset for offset, _ in queue.left]
+        rest += batch._replace(pending=batch.pending & ~ended).pending_offsets
+        topic, group, queue_id = place
+        mark = self._state.offsets.reset_of(topic, group, queue_id)
+        return ("offset", topic, group, queue_id, min(rest, default=queue.next), mark)
+
+    def _change(
+        self,
+        place: Place,
+        handle: Handle,
+        header: ChangeHeader,
+        request: RemotingCommand,
+        answer: Answer,
+    ) -> None:
+        key = (handle.start, handle.pop_ms)
+        batch = self._table.batch(place, key)
+        mask = 0 if batch is None else batch.mask_of(header.offset, 1)
+        if mask and self._live.is_busy(place, key, mask):
+            raise _Later(place)
+        if batch is None or not batch.pending & mask:
+            raise Refused(ResponseCode.NO_MESSAGE, "the message was acknowledged, or came again")
+        now_ms, leadership = self._context.wall_ms(), self._live.leadership
+        step: Step
+        if batch.order:
+            visible_ms = now_ms + header.invisible_ms
+            step = ("hide", *place, *key, header.offset, visible_ms)
+            told = ChangeResponseHeader(handle.pop_ms, visible_ms - handle.pop_ms, 999)
+            new_key = key
+        else:
+            new_key = (header.offset, max(now_ms, handle.pop_ms + 1))
+            visible_ms = new_key[1] + header.invisible_ms
+            step = ("change", *place, *key, header.offset, new_key[1], visible_ms)
+            told = ChangeResponseHeader(new_key[1], header.invisible_ms, handle.revive_queue)
+
+        def done(error: Exception | None) -> None:
+            self._live.end(place, key, mask, leadership)
+            if error is not None:
+                answer(self._refusal(request, error))
+                return
+            self._deadlines.add(place, new_key)
+            answer(RemotingCommand.response_to(request, ext=told.to_ext()))
+
+        self._steps.add([step], done)
+        self._live.begin(place, key, mask)
+
+
+class _Later(Exception):
+    """Something is under way in this queue that has to end before."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place

@@ -1,0 +1,238 @@
+"""Which queues a client consumes when the broker shares them out (400), and whether a group pulls
+or pops a topic (401, 402).
+
+Clients of 5.x with `clientRebalance` off ask this instead of computing it. For a group that pulls,
+the answer is what the client's strategy would have computed. For one that pops, it is every broker
+group with queue id -1 (any queue); with a `popShareQueueNum`, the client's own queues and those of
+so many neighbours. The mode of a (topic, group) is replicated; nothing set means PULL.
+
+Any replica answers 400, and a leader does not prove first that it leads: a deposed one may say for
+a second what was right before, until the client asks again. A refusal would last: Java's client
+shares a topic out by itself from then on, and pulls where its group pops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from raftmq.remoting.allocation import (
+    AllocateByConsistentHash,
+    AllocationStrategy,
+    allocate_averagely,
+    allocate_averagely_by_circle,
+)
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.connection import Connection
+from raftmq.remoting.errors import BodyError, RemotingError
+from raftmq.remoting.fast_json import MessageQueue, loads_request
+from raftmq.remoting.registration import decode_queue_datas
+
+from ..clients import ClientTable
+from ..component import Service
+from ..context import Context
+from ..errors import Refused
+from ..send.callbacks import Ended
+from ..tables.topics import PERM_READ, RETRY_PREFIX
+from .command_batch import StepLog
+from .gate import Gate
+
+log = logging.getLogger("raftmq.broker.assignment")
+
+PULL, POP = MODES = ("PULL", "POP")
+SHARE_MAX = 65_536
+ROUTE_MS = 10_000  # so long a topic's queues in other broker groups are remembered
+ROUTES_MAX = 10_000  # topics
+ASK_TIMEOUT_MS = 3_000
+STRATEGIES: Mapping[str, AllocationStrategy] = {
+    "AVG": allocate_averagely,
+    "AVG_BY_CIRCLE": allocate_averagely_by_circle,
+    "CONSISTENT_HASH": AllocateByConsistentHash(),
+}
+
+
+class TopicQueues:
+    """The readable queues of topics in all broker groups, from the name servers; one per broker."""
+
+    def __init__(self, context: Context, client: RemotingClient) -> None:
+        self._context = context
+        self._client = client
+        self._known: dict[str, tuple[int, list[MessageQueue]]] = {}  # topic → when, queues
+
+    async def of(self, topic: str) -> list[MessageQueue]:
+        """Return the topic's queues: this broker's as it knows them, the others' as registered."""
+        own_name = self._context.config.broker_name
+        config = self._context.state.topics.get(topic)
+        queues = [queue for queue in await self._registered(topic) if queue.broker_name != own_name]
+        if config is not None and config.readable:
+            queues += [MessageQueue(topic, own_name, n) for n in range(config.read_queue_count)]
+        return queues
+
+    async def _registered(self, topic: str) -> list[MessageQueue]:
+        now_ms = self._context.clock_ms()
+        known = self._known.get(topic)
+        if known is not None and now_ms - known[0] < ROUTE_MS:
+            return known[1]
+        request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+        for address in self._context.config.name_servers:
+            try:
+                answer = await self._client.invoke(address, request, ASK_TIMEOUT_MS)
+                found = _queues(topic, answer)
+            except RemotingError as error:
+                log.info("route_not_told topic=%s by=%s: %s", topic, address, error)
+                continue
+            if len(self._known) >= ROUTES_MAX:
+                self._known.clear()
+            self._known[topic] = now_ms, found
+            return found
+        return [] if known is None else known[1]
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _queues(topic: str, answer: RemotingCommand) -> list[MessageQueue]:
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return []
+    if answer.code != ResponseCode.SUCCESS:
+        raise RemotingError(answer.remark or f"code {answer.code}")
+    return [
+        MessageQueue(topic, name, queue_id)
+        for name, (read_count, _, perm, _) in decode_queue_datas(answer.body).items()
+        if perm & PERM_READ
+        for queue_id in range(read_count)
+    ]
+
+
+class Assignments:
+    """The handlers; one per broker."""
+
+    def __init__(
+        self,
+        context: Context,
+        gate: Gate,
+        steps: StepLog,
+        clients: ClientTable,
+        queues: TopicQueues,
+    ) -> None:
+        self._table = context.state.pops
+        self._gate = gate
+        self._steps = steps
+        self._clients = clients
+        self._queues = queues
+
+    def service(self) -> Service:
+        code = RequestCode
+        return Service(
+            handlers={
+                int(code.QUERY_ASSIGNMENT): self.query,
+                int(code.SET_MESSAGE_REQUEST_MODE): self.set_mode,
+                int(code.GET_ALL_MESSAGE_REQUEST_MODE): self.modes,
+            },
+            stop=self._queues.close,
+        )
+
+    async def query(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """400. Body {"topic","consumerGroup","clientId","strategyName","messageModel"}. Raises
+        BodyError, Refused."""
+        body = loads_request(request.body)
+        topic, group, client = (_text(body, k) for k in ("topic", "consumerGroup", "clientId"))
+        mode, share = self.mode_of(topic, group)
+        queues = await self._queues.of(topic)
+        if body.get("messageModel") == "CLUSTERING":
+            strategy = STRATEGIES.get(str(body.get("strategyName")))
+            if strategy is None:
+                words = (
+                    f"strategy {body.get('strategyName')!r} is not one of {', '.join(STRATEGIES)}"
+                )
+                raise Refused(ResponseCode.INVALID_PARAMETER, words)
+            clients = self._clients.client_ids(group)
+            if mode == POP:
+                found = shared_out(queues, clients, client, share, strategy)
+            else:
+                found = list(strategy(queues, clients, client))
+        else:
+            found = queues
+        told = [{"messageQueue": queue.as_fields(), "mode": mode} for queue in found]
+        answer = orjson.dumps({"messageQueueAssignments": told})
+        return RemotingCommand.response_to(request, body=answer)
+
+    def mode_of(self, topic: str, group: str) -> tuple[str, int]:
+        """Return how a group's clients get a topic's messages: the mode, and popShareQueueNum."""
+        if topic.startswith(RETRY_PREFIX):
+            return PULL, 0
+        return self._table.modes.get((topic, group), (PULL, 0))
+
+    async def set_mode(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """401. Body {"topic","consumerGroup","mode","popShareQueueNum"}. Raises BodyError,
+        Refused, RaftError."""
+        body = loads_request(request.body)
+        topic, group = _text(body, "topic"), _text(body, "consumerGroup")
+        share = body.get("popShareQueueNum", 0)
+        if type(share) is not int or abs(share) > SHARE_MAX:
+            raise BodyError(f"popShareQueueNum is no number up to {SHARE_MAX}")
+        await self.change_mode(topic, group, str(body.get("mode")), share)
+        return RemotingCommand.response_to(request)
+
+    async def change_mode(self, topic: str, group: str, mode: str, share: int = 0) -> None:
+        """Let a group's clients pull or pop a topic. Raises Refused, RaftError."""
+        if topic.startswith(RETRY_PREFIX):
+            words = "retry topic is not allowed to set mode"
+            raise Refused(ResponseCode.NO_PERMISSION, words)
+        if mode not in MODES:
+            raise Refused(ResponseCode.INVALID_PARAMETER, f"mode {mode!r} is not PULL or POP")
+        self._gate.check()
+        if (topic, group) not in self._table.modes and not self._gate.has_room(topic, group, (0,)):
+            raise Refused(ResponseCode.SYSTEM_BUSY, "consumerOffsetsMax is reached", tag="BUSY")
+        ended = Ended()
+        self._steps.add([("mode", topic, group, mode, share)], ended)
+        await ended.stored()
+
+    def modes(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """402: all modes that were set, by topic and group."""
+        table: dict[str, dict[str, Any]] = {}
+        for (topic, group), (mode, share) in sorted(self._table.modes.items()):
+            table.setdefault(topic, {})[group] = {
+                "topic": topic,
+                "consumerGroup": group,
+                "mode": mode,
+                "popShareQueueNum": share,
+            }
+        body = orjson.dumps({"messageRequestModeMap": table})
+        return RemotingCommand.response_to(request, body=body)
+
+
+def shared_out(
+    queues: list[MessageQueue],
+    clients: list[str],
+    client: str,
+    share: int,
+    strategy: AllocationStrategy,
+) -> list[MessageQueue]:
+    """Return the queues that one client of a popping group pops, as Apache's allocate4Pop does."""
+    if share <= 0 or share >= len(clients) - 1:
+        names = sorted({(queue.topic, queue.broker_name) for queue in queues})
+        return [MessageQueue(topic, name, -1) for topic, name in names]
+    ordered = sorted(clients)
+    if client not in ordered:
+        return []
+    at = ordered.index(client)
+    if len(ordered) > len(queues):  # every client gets one
+        return [sorted(queues)[at % len(queues)]] if queues else []
+    found: dict[MessageQueue, None] = {}
+    for n in range(share + 1):
+        neighbour = ordered[(at + n) % len(ordered)]
+        found |= dict.fromkeys(strategy(queues, ordered, neighbour))
+    return list(found)
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value or len(value) > 1_000 or not value.isprintable():
+        raise BodyError(f"{name} is missing, or no name")
+    return value

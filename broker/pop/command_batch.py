@@ -1,0 +1,158 @@
+"""The changes of the table of popped messages on their way into the log, many to a frame.
+
+Every handler decides its change from the applied table and from what is under way here (`live`),
+hands it over with `add`, and answers its client when `done` is called: the change is committed and
+applied then, or an error says why not. What arrives while a command is in flight is gathered for
+the next one: more at a time would make more and smaller frames, which cost followers most.
+
+What was decided on top of something that is under way must not come into the log without it. So
+what is still gathered when its leadership has ended is refused. And a command of unknown outcome is
+not over, as long as the leadership goes on: an empty one is put behind it, and once that is applied
+so is what was before it.
+
+A step that came into the log behind the deletion of its topic or group would outlive it. So none of
+these is taken until the deletion is applied (`check`), and the deletion waits for those that were
+(`settled`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX
+
+from ..component import next_turn
+from ..error_isolation import Contained
+from ..errors import busy, not_leader
+from ..send.callbacks import Ended, is_unknown
+from ..tables.pops import Step, pop_command
+
+COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an estimate that is never too low; 4 MiB are refused
+ENVELOPE_BYTES = 64  # of a command's JSON around its steps
+PART_BYTES = 24  # of a number, or of a name besides its characters
+CHARACTER_BYTES_MAX = 6  # of JSON
+GATHERED_MAX = 20_000
+PAUSE_S = 0.1
+
+Done = Callable[[Exception | None], None]
+
+
+def _after_a_pause(act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(PAUSE_S, act)
+
+
+class _Change(NamedTuple):
+    """Steps that belong together, decided in one leadership."""
+
+    leadership: int
+    steps: Sequence[Step]
+    done: Done
+
+
+def _bytes_max(value: object) -> int:
+    """Return the most bytes that a step, or a part of one, may have in a command."""
+    if isinstance(value, str):
+        return PART_BYTES + CHARACTER_BYTES_MAX * len(value)
+    if isinstance(value, tuple | list):
+        return PART_BYTES + sum(map(_bytes_max, value))
+    return PART_BYTES
+
+
+class StepLog:
+    """Gathers and proposes steps; one per broker."""
+
+    def __init__(
+        self,
+        propose_then: Callable[[bytes, Done], None],
+        contained: Contained,
+        leadership: Callable[[], int],
+        soon: Callable[[Callable[[], None]], object] = next_turn,
+        later: Callable[[Callable[[], None]], object] = _after_a_pause,
+        *,
+        check: Callable[[Step], None] = lambda step: None,
+        command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
+    ) -> None:
+        """`propose_then(command, done)` proposes a command and calls `done` with the outcome;
+        `leadership()`: the number of the present one (LiveQueues). `check(step)` raises Refused if
+        the step may not be taken now. `command_bytes_max`: of what the log takes
+        (dledger.node.proposals)."""
+        self._bytes_max = min(COMMAND_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
+        self._propose_then = propose_then
+        self._contained = contained
+        self._leadership = leadership
+        self._check = check
+        self._soon = soon
+        self._later = later
+        self._gathered: list[_Change] = []
+        self._in_flight = False
+        self._called = False
+
+    def add(self, steps: Sequence[Step], done: Done) -> None:
+        """Propose steps with the next command. Raises Refused at the limit, or if one of them may
+        not be taken: `done` is not called then, and nothing changes."""
+        for step in steps:
+            self._check(step)
+        if len(self._gathered) >= GATHERED_MAX:
+            raise busy("too many changes of popped messages wait")
+        self._gathered.append(_Change(self._leadership(), steps, done))
+        if not self._called and not self._in_flight:
+            self._called = True
+            self._soon(self._flush)
+
+    async def settled(self) -> None:
+        """Return once all steps that were taken until now are in the log and applied. Raises
+        OutcomeUnknown, Refused and the member's errors."""
+        if self._in_flight or self._gathered:
+            ended = Ended()
+            self.add((), ended)
+            await ended.stored()
+
+    def _flush(self) -> None:
+        self._called = False
+        self._refuse_stale()
+        if self._in_flight or not self._gathered:
+            return
+        count = size = 0
+        for one in self._gathered:
+            size += sum(map(_bytes_max, one.steps))
+            if count and size > self._bytes_max:
+                break
+            count += 1
+        batch, self._gathered = self._gathered[:count], self._gathered[count:]
+        self._in_flight = True
+        self._propose(batch)
+
+    def _refuse_stale(self) -> None:
+        leadership = self._leadership()
+        stale = [one for one in self._gathered if one.leadership != leadership]
+        if stale:
+            self._gathered = [one for one in self._gathered if one.leadership == leadership]
+            self._tell(stale, not_leader())
+
+    def _tell(self, batch: list[_Change], error: Exception | None) -> None:
+        for one in batch:
+            self._contained.run("pop_told", partial(one.done, error))
+
+    def _propose(self, batch: list[_Change]) -> None:
+        leadership = batch[0].leadership
+
+        def ended(error: Exception | None) -> None:
+            if error is not None and is_unknown(error) and leadership == self._leadership():
+                self._propose_then(pop_command(()), partial(settled, error))
+                return
+            self._in_flight = False
+            self._tell(batch, error)
+            self._flush()
+
+        def settled(unknown: Exception, error: Exception | None) -> None:
+            if error is None and leadership == self._leadership():
+                ended(None)
+            elif error is None or is_unknown(error):
+                ended(unknown)
+            else:  # it is not in the log: again, but not at once
+                self._later(partial(ended, unknown))
+
+        self._propose_then(pop_command([step for one in batch for step in one.steps]), ended)

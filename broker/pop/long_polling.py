@@ -1,0 +1,184 @@
+"""Pops that found nothing wait here for a message of their topic, or of its retries. Pure.
+
+An arrival wakes as many pops of a group as there are new messages, those that have waited longest
+first; each runs again and waits on, if another one was faster. The rest stays. A pop whose
+connection ends is forgotten. A question whether there is something to pop waits in the same way,
+and is looked at once more when its time is over.
+
+Many groups may wait for one topic, each with a filter that takes its time. So the pops that run in
+one turn of the loop share WORK_MAX; what is woken beyond that runs in the turns after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from raftmq.remoting.memory_limits import Allowance
+from raftmq.remoting.names import pop_retry_topic
+from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+
+from ..consume.filtered_reads import WORK_MAX
+from ..consume.filters import Filter
+from ..consume.polling_limits import AT_ONCE_MAX, Waits
+
+ATTEMPT_WORK = 100  # of a pop without a filter, as Matcher.work counts
+T = TypeVar("T")
+
+
+class Waiter(Generic[T]):
+    """One waiting pop; `pop` is the owner's object, `owner` its connection. `queue_id` < 0: any of
+    the topic's. `asks`: it is a question."""
+
+    __slots__ = (
+        "asks", "deadline_ms", "done", "group", "owner", "pop", "queue_id", "size_bytes", "topic",
+        "wanted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        wanted: Filter,
+        deadline_ms: int,
+        pop: T,
+        owner: object = None,
+        size_bytes: int = 0,
+        *,
+        asks: bool = False,
+    ) -> None:
+        self.asks = asks
+        self.topic = topic
+        self.group = group
+        self.queue_id = queue_id
+        self.wanted = wanted
+        self.deadline_ms = deadline_ms
+        self.pop = pop
+        self.owner = owner
+        self.size_bytes = size_bytes
+        self.done = False
+
+
+class WaitingPops(Generic[T]):
+    """Waiting pops by topic, in the order in which they came."""
+
+    def __init__(
+        self,
+        count_max: Callable[[], int],
+        kept: Allowance,
+        again: Callable[[Waiter[T]], int],
+        over: Callable[[Waiter[T]], None],
+    ) -> None:
+        """`again(waiter)`: a message may be there; returns the work of its filter, as Matcher.work
+        counts. `over(waiter)`: its time is over. Each ends the wait."""
+        self._again = again
+        self._over = over
+        self._by_topic: dict[str, dict[Waiter[T], None]] = {}
+        self._work_left = WORK_MAX  # in this turn
+        self._woken: dict[Waiter[T], None] = {}  # still waiting: their turn comes
+        self._waits: Waits[Waiter[T]] = Waits(count_max, kept)
+
+    @property
+    def count(self) -> int:
+        return self._waits.count
+
+    def wait(self, waiter: Waiter[T]) -> bool:
+        """Keep a pop; False when there is no room."""
+        if not self._waits.add(waiter):
+            return False
+        for topic in self._topics_of(waiter):
+            self._by_topic.setdefault(topic, {})[waiter] = None
+        return True
+
+    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+        """Run pops that may want one of the units that were added to the queue."""
+        waiting = self._by_topic.get(topic)
+        if not waiting:
+            return
+        count = len(units) // UNIT_SIZE_BYTES
+        codes: frozenset[int] | None = None
+        woken: dict[str, int] = {}
+        chosen: list[Waiter[T]] = []
+        for waiter in waiting:
+            if waiter in self._woken:
+                continue
+            if waiter.topic == topic:
+                if waiter.queue_id not in (-1, queue_id):
+                    continue
+                if waiter.wanted.codes is not None:
+                    codes = codes or frozenset(code for _, _, code in UNIT.iter_unpack(units))
+                    if codes.isdisjoint(waiter.wanted.codes):
+                        continue
+            number = woken.get(waiter.group, 0)
+            if number < count:
+                woken[waiter.group] = number + 1
+                chosen.append(waiter)
+        for waiter in chosen:
+            self._wake(waiter)
+
+    def opened(self, topic: str, group: str) -> None:
+        """Run a group's pops of a topic: a queue that was closed is open again."""
+        for waiter in [one for one in self._by_topic.get(topic, ()) if one.group == group]:
+            self._wake(waiter)
+
+    def turn(self, now_ms: int) -> None:
+        """Run the pops that were woken and had to wait, and tell those whose time is over."""
+        self._work_left = WORK_MAX
+        for waiter in list(self._woken):
+            if self._work_left <= 0:
+                break
+            self._wake(waiter)
+        due = self._waits.due(now_ms)
+        self._end([waiter for waiter in due if not (waiter.asks and waiter.deadline_ms)])
+        for waiter in due:
+            self._wake(waiter)
+
+    def rest_ms(self, now_ms: int) -> float:
+        """Return in how many milliseconds the next turn has something to do."""
+        return self._waits.rest_ms(now_ms) if self._work_left == WORK_MAX else 0
+
+    def end_all(self) -> None:
+        """End every wait: roles or rights changed, or the broker stops."""
+        waiters = self._waits.all()
+        self._end(waiters[:AT_ONCE_MAX])
+        for waiter in waiters[AT_ONCE_MAX:]:
+            self._waits.hurry(waiter)
+
+    def closed(self, owner: object) -> None:
+        """Forget the pops of a connection that ended."""
+        for waiter in self._waits.owned_by(owner):
+            self._remove(waiter)
+
+    def count_of(self, topic: str, group: str, queue_id: int) -> int:
+        """Return how many pops of a group wait for a queue (-1: for any of the topic)."""
+        waiting = self._by_topic.get(topic, ())
+        return sum(one.group == group and one.queue_id in (-1, queue_id) for one in waiting)
+
+    def _wake(self, waiter: Waiter[T]) -> None:
+        if waiter.done:
+            return
+        if self._work_left > 0:
+            self._remove(waiter)
+            self._work_left -= ATTEMPT_WORK + self._again(waiter)
+        else:
+            self._woken[waiter] = None
+
+    def _end(self, waiters: Sequence[Waiter[T]]) -> None:
+        for waiter in waiters:
+            if not waiter.done:
+                self._remove(waiter)
+                self._over(waiter)
+
+    def _remove(self, waiter: Waiter[T]) -> None:
+        self._waits.end(waiter)
+        self._woken.pop(waiter, None)
+        for topic in self._topics_of(waiter):
+            waiting = self._by_topic[topic]
+            del waiting[waiter]
+            if not waiting:
+                del self._by_topic[topic]
+
+    @staticmethod
+    def _topics_of(waiter: Waiter[T]) -> set[str]:
+        return {waiter.topic, pop_retry_topic(waiter.topic, waiter.group)}

@@ -1,0 +1,422 @@
+"""Popped messages whose time is over: they come again, or become dead letters.
+
+The leader keeps the deadlines of all batches in flight, and makes them anew from the table when it
+begins to lead. What is over is stored in the group's pop retry topic, or as a dead letter when it
+was tried as often as the group allows, in one frame with the note that it came again. So a message
+comes again exactly once, whoever leads, and not if its acknowledgement was committed before. An
+orderly batch stays where it is: its queue is open again, and pops that wait for it run.
+
+A batch that a client's heartbeats renew (`client`), in order or not, gets RENEWED_MS more as long
+as the client is there, until it is RENEWED_MS_MAX old. A client that is absent may come back in
+time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from raftmq.remoting.names import pop_retry_topic, popped_topic
+from raftmq.remoting.pop_headers import FIRST_POP_TIME, ORIGIN_GROUP
+from raftmq.store.commitlog.commitlog import ReadBudget
+from raftmq.store.errors import StoreError
+from raftmq.store.properties import DELAY, decode_properties
+from raftmq.store.record import MessageRecord, RecordError, decode_record, offset_message_id
+
+from ..component import Service, at_each_leadership
+from ..context import Context
+from ..errors import Refused
+from ..messages.send_request import INT32_MAX, Outgoing, as_stored, fitting
+from ..scheduler import IDLE_MS, Chore
+from ..send.callbacks import is_unknown
+from ..send.retry_policy import (
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    dead_letter_topic,
+    note_original,
+)
+from ..send.service import SendPath
+from ..tables.groups import SubscriptionGroup
+from ..tables.pops import Batch, BatchKey, Place, Step, pop_command
+from ..tables.state import put_topic
+from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+from .command_batch import StepLog
+from .live import LiveQueues
+from .unconfirmed import Told
+
+log = logging.getLogger("raftmq.broker.revivals")
+
+COUNT_MAX = 128  # messages of one frame
+BYTES_MAX = 512 * 1024  # of one frame; a larger message goes alone
+LOOKS_MAX = 2_000  # deadlines looked at in one tick
+SPARE_MAX = 1_024  # deadlines of batches that have ended
+RETRY_MS = 500  # after a failed read or a refusal
+RENEWED_MS = 60_000
+RENEW_BEFORE_MS = 30_000  # the end
+ABSENT_LOOK_MS = 2_000  # between two looks whether a client that is absent has come back
+RENEWED_MS_MAX = 10_800_000  # 3 h, as Apache's proxy
+
+Due = tuple[int, Place, BatchKey]
+
+
+class Deadlines:
+    """When the batches in flight are to be looked at; one per broker."""
+
+    def __init__(self, context: Context) -> None:
+        self._table = context.state.pops
+        self._due: list[Due] = []
+        self._unseen: list[Place] = []
+
+    def clear(self) -> None:
+        self._due.clear()
+        self._unseen.clear()
+
+    def learn(self) -> None:
+        """Begin to take the deadlines of all batches from the table."""
+        self._due.clear()
+        self._unseen = [place for place, queue in self._table.places() if queue.batches]
+
+    def look(self) -> None:
+        """Take some of what is left to learn."""
+        count = 0
+        while self._unseen and count < LOOKS_MAX:
+            place = self._unseen.pop()
+            queue = self._table.get(place)
+            count += 0 if queue is None else len(queue.batches)
+            self.add_all(place)
+
+    def add_all(self, place: Place) -> None:
+        """Note when the batches of a queue are to be looked at."""
+        queue = self._table.get(place)
+        for key in () if queue is None else queue.batches:
+            self.add(place, key)
+
+    def add(self, place: Place, key: BatchKey, not_before_ms: int = 0) -> None:
+        """Note when a batch is to be looked at, if it is still there."""
+        batch = self._table.batch(place, key)
+        if batch is not None:
+            due_ms = batch.ends_ms
+            if batch.client:
+                due_ms -= RENEW_BEFORE_MS
+            heapq.heappush(self._due, (max(due_ms, not_before_ms), place, key))
+            if len(self._due) > 2 * self._table.batch_count + SPARE_MAX:  # of ended ones, mostly
+                self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        """Forget the entries of batches that have ended, and all but one of each other."""
+        first: dict[tuple[Place, BatchKey], int] = {}
+        for due_ms, place, key in self._due:
+            if self._table.batch(place, key) is not None:
+                known_ms = first.get((place, key), due_ms)
+                first[place, key] = min(known_ms, due_ms)
+        self._due = [(due_ms, place, key) for (place, key), due_ms in first.items()]
+        heapq.heapify(self._due)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def next_due(self, now_ms: int) -> tuple[Place, BatchKey] | None:
+        """Take out a batch that is due."""
+        if not self._due or self._due[0][0] > now_ms:
+            return None
+        _, place, key = heapq.heappop(self._due)
+        return place, key
+
+    def rest_ms(self, now_ms: int) -> float:
+        if self._unseen:
+            return 0
+        return self._due[0][0] - now_ms if self._due else IDLE_MS
+
+
+class Reviver:
+    """Lets messages come again; one per broker."""
+
+    def __init__(
+        self,
+        context: Context,
+        sends: SendPath,
+        steps: StepLog,
+        live: LiveQueues,
+        deadlines: Deadlines,
+        told: Told,
+        *,
+        is_present: Callable[[str, str], bool],
+        opened: Callable[[str, str], None],
+    ) -> None:
+        """`is_present(group, client)`: whether its heartbeats arrive; `opened(topic, group)`: a
+        queue that is popped in order is open again."""
+        self._context = context
+        self._state = context.state
+        self._table = context.state.pops
+        self._sends = sends
+        self._steps = steps
+        self._live = live
+        self.deadlines = deadlines
+        self._told = told
+        self._is_present = is_present
+        self._opened = opened
+        self._wall_ms = context.wall_ms
+        self._under_way = False
+        self._pause_until_ms = 0  # wall clock
+        self._making: set[str] = set()  # topics being created
+        self.revived_count = 0
+        self.dead_count = 0
+
+    def service(self) -> Service:
+        return Service(
+            chores=[Chore("pops", 0, self.tick, self._rest_ms)],
+            role_changed=at_each_leadership(self.leadership_changed),
+        )
+
+    def leadership_changed(self) -> None:
+        """Forget what is under way, which has ended; a ready leader's table says how."""
+        self._live.clear()
+        self._told.clear()
+        self._under_way = False
+        self._pause_until_ms = 0
+        self._making.clear()
+        if self._context.roles.leading:
+            self.deadlines.learn()
+        else:
+            self.deadlines.clear()
+
+    def tick(self) -> None:
+        """Handle some of the batches that are due."""
+        if not self._context.roles.leading or self._under_way:
+            return
+        now_ms = self._wall_ms()
+        if now_ms < self._pause_until_ms:
+            return
+        self.deadlines.look()
+        # Of a small segment half: the heads of the records and the command come on top.
+        frame = _Frame(min(BYTES_MAX, self._sends.own_bytes_max // 2))
+        for _ in range(LOOKS_MAX):
+            due = self.deadlines.next_due(now_ms)
+            if due is None:
+                break
+            if self._look(*due, now_ms, frame):
+                break
+        if frame.steps:
+            self._store(frame)
+
+    def _rest_ms(self) -> float:
+        if not self._context.roles.leading or self._under_way:
+            return IDLE_MS
+        now_ms = self._wall_ms()
+        return max(self._pause_until_ms - now_ms, self.deadlines.rest_ms(now_ms))
+
+    # ---- one batch ------------------------------------------------------------------------
+
+    def _look(self, place: Place, key: BatchKey, now_ms: int, frame: _Frame) -> bool:
+        """Handle one batch that may be due; return whether the frame is full."""
+        batch = self._table.batch(place, key)
+        if batch is None:
+            return False
+        ends_ms = batch.ends_ms
+        if now_ms < ends_ms:
+            renewable = (
+                bool(batch.client)
+                and now_ms < key[1] + RENEWED_MS_MAX
+                and not self._told.is_unheard(place, key)
+            )
+            if renewable and self._is_present(place[1], batch.client):
+                self._renew(place, key, now_ms + RENEWED_MS)
+            elif renewable:  # it may come back, through another proxy
+                self.deadlines.add(place, key, min(ends_ms, now_ms + ABSENT_LOOK_MS))
+            else:
+                self.deadlines.add(place, key, ends_ms)
+            return False
+        if batch.order:
+            self._opened(place[0], place[1])
+            return False
+        return self._revive(place, key, batch, frame)
+
+    def _renew(self, place: Place, key: BatchKey, visible_ms: int) -> None:
+        def done(_: Exception | None) -> None:
+            self.deadlines.add(place, key)
+
+        try:
+            self._steps.add([("renew", *place, *key, visible_ms)], done)
+        except Refused:  # too much is under way
+            self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+
+    def _revive(self, place: Place, key: BatchKey, batch: Batch, frame: _Frame) -> bool:
+        topic, group, _ = place
+        config = self._state.groups.get(group) or SubscriptionGroup(group)
+        mask = 0
+        full = False
+        for number, offset in enumerate(batch.offsets):
+            bit = 1 << number
+            if not batch.pending & bit or self._live.is_busy(place, key, bit):
+                continue
+            try:
+                record = self._read(place, offset, frame.budget)
+                if record is None and frame.budget.spent:
+                    self.deadlines.add(place, key)
+                    full = True
+                    break
+                if record is not None:
+                    message, target = again(record, topic, group, key[1], config)
+                    if not self._have(target):
+                        self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+                        break
+                    if frame.is_full_for(message):
+                        self.deadlines.add(place, key)
+                        full = True
+                        break
+                    self._sends.check(message)
+            except (OSError, StoreError, RecordError, Refused) as error:
+                log.error("revival_unread place=%s offset=%d: %s", place, offset, error)
+                if isinstance(error, OSError):
+                    self._context.log.read_failed(error, partial(self._read, place, offset))
+                continue
+            except Exception as error:  # no message keeps others from coming again
+                self._context.contained.failed("revival", error)
+                continue
+            if record is not None:
+                frame.add(message, is_dead=target.name != pop_retry_topic(topic, group))
+            else:
+                log.error(
+                    "popped_message_lost topic=%s queue=%d offset=%d", topic, place[2], offset
+                )
+            mask |= bit
+        else:
+            if batch.pending & ~mask:  # the rest is being acknowledged, or cannot come now
+                self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+        if mask:
+            frame.steps.append(("revived", *place, *key, mask))
+            frame.held.append((place, key, mask))
+            self._live.begin(place, key, mask)
+        return full
+
+    def _read(
+        self, place: Place, offset: int, budget: ReadBudget | None = None
+    ) -> MessageRecord | None:
+        """Return a message; None: the log does not have it any more, or the budget is used up.
+        Raises OSError, StoreError, RecordError."""
+        found = self._context.store.reads.get_messages(
+            place[0], place[2], offset, 1, BYTES_MAX, budget=budget
+        )
+        if not found.message_count or found.next_offset != offset + 1:
+            return None
+        return decode_record(found.buffers[0], check_body=False)
+
+    def _have(self, topic: TopicConfig) -> bool:
+        """Return whether the topic exists; have it created if not."""
+        if self._state.topics.get(topic.name) is not None:
+            return True
+        if topic.name not in self._making:
+            self._making.add(topic.name)
+
+            def done(error: Exception | None) -> None:
+                self._making.discard(topic.name)
+                if error is not None:
+                    log.info("retry_topic_not_created topic=%s: %s", topic.name, error)
+
+            self._context.log.propose_then(put_topic(topic, if_absent=True), done)
+        return False
+
+    # ---- frames ---------------------------------------------------------------------------
+
+    def _store(self, frame: _Frame) -> None:
+        leadership = self._live.leadership
+        self._under_way = True
+
+        def ended(error: Exception | None) -> None:
+            if leadership != self._live.leadership:
+                return
+            if error is not None and is_unknown(error):
+                # Whatever became of it is certain once something behind it is applied.
+                self._context.log.propose_then(pop_command(()), settled)
+                return
+            settled(error)
+
+        def settled(error: Exception | None) -> None:
+            if leadership != self._live.leadership:
+                return
+            self._under_way = False
+            if error is None:
+                self.revived_count += len(frame.messages) - frame.dead_count
+                self.dead_count += frame.dead_count
+            else:
+                self._pause_until_ms = self._wall_ms() + RETRY_MS
+            for place, key, mask in frame.held:
+                self._live.end(place, key, mask, leadership)
+                self.deadlines.add(place, key, self._pause_until_ms)
+
+        command = pop_command(frame.steps)
+        if not frame.messages:
+            self._context.log.propose_then(command, ended)
+            return
+        try:
+            self._sends.store(frame.messages, command, ended)
+        except Exception as error:  # nothing is stored: what was held may be acknowledged
+            settled(error)
+            if not isinstance(error, Refused):
+                raise
+            log.info("revival_refused count=%d: %s", len(frame.messages), error)
+            return
+        self._sends.wake()
+
+
+class _Frame:
+    """The messages to be stored in one frame: of `bytes_max` bytes together, or a larger one."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.messages: list[Outgoing] = []
+        self.steps: list[Step] = []
+        self.held: list[tuple[Place, BatchKey, int]] = []
+        self.size_bytes = 0
+        self.dead_count = 0
+        self.budget = ReadBudget()
+
+    def is_full_for(self, message: Outgoing) -> bool:
+        size = self.size_bytes + _size_of(message)
+        return bool(self.messages) and (len(self.messages) >= COUNT_MAX or size > self._bytes_max)
+
+    def add(self, message: Outgoing, *, is_dead: bool) -> None:
+        self.messages.append(message)
+        self.size_bytes += _size_of(message)
+        self.dead_count += is_dead
+
+
+def _size_of(message: Outgoing) -> int:
+    return len(message.body) + len(message.properties)
+
+
+def again(
+    record: MessageRecord, topic: str, group: str, pop_ms: int, config: SubscriptionGroup
+) -> tuple[Outgoing, TopicConfig]:
+    """Return the message to store for one that was not acknowledged, and the topic for it: the
+    group's retries of `topic`, or its dead letters. If its properties have no room for where it
+    comes from, nothing is added."""
+    properties = decode_properties(record.properties)
+    note_original(properties, record.topic, popped_topic(record.topic, group))
+    properties.setdefault(FIRST_POP_TIME, str(pop_ms))
+    properties[ORIGIN_GROUP] = group
+    properties.pop(DELAY, None)
+    target = TopicConfig(pop_retry_topic(topic, group), 1, 1, PERM_READ | PERM_WRITE)
+    if record.reconsume_times >= config.retry_times_max:
+        target = dead_letter_topic(group)
+        origin = properties.get(ORIGIN_MESSAGE_ID, "").strip() or offset_message_id(
+            record.store_host, record.physical_offset
+        )
+        properties |= {
+            ORIGIN_MESSAGE_ID: origin,
+            DLQ_ORIGIN_TOPIC: properties[RETRY_TOPIC],
+            DLQ_ORIGIN_MESSAGE_ID: origin,
+        }
+    message = replace(
+        as_stored(record),
+        topic=target.name,
+        queue_id=0,
+        properties=fitting(properties, record.properties),
+        reconsume=min(record.reconsume_times + 1, INT32_MAX),
+    )
+    return message, target

@@ -1,0 +1,109 @@
+"""Pop consumption of one broker: its parts, joined in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from raftmq.dledger.node.proposals import command_bytes_max
+from raftmq.remoting.client import RemotingClient
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+
+from ..clients import ClientTable
+from ..component import Service, at_each_leadership
+from ..consume.group_creation import GroupCreation
+from ..consume.offset_commits import CommitService
+from ..context import Context
+from ..scheduler import Chore
+from ..send.service import SendPath
+from .acks import Acks
+from .assignment import Assignments, TopicQueues
+from .command_batch import StepLog
+from .gate import Gate
+from .live import LiveQueues
+from .requests import PopConnection, Pops
+from .revive import Deadlines, Reviver
+from .unconfirmed import Told
+
+
+class Popping:
+    """Everything that a broker does for consumers that pop."""
+
+    def __init__(
+        self,
+        context: Context,
+        clients: ClientTable,
+        groups: GroupCreation,
+        commits: CommitService,
+        sends: SendPath,
+        asks: RemotingClient,
+        refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
+    ) -> None:
+        """`asks` sends to name servers; `refusal` makes the answer for an error."""
+        self._context = context
+        gate = Gate(context, commits.has_room)
+        live = LiveQueues()
+        steps = StepLog(
+            context.log.propose_then,
+            context.contained,
+            lambda: live.leadership,
+            check=lambda step: commits.check_withheld(str(step[1]), str(step[2])),
+            command_bytes_max=command_bytes_max(context.config.mapped_file_size_commit_log),
+        )
+        self.settled = steps.settled
+        deadlines = Deadlines(context)
+        table = context.state.pops
+        told = Told(asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None)
+        self._told = told
+        self.pops = Pops(context, gate, groups, live, steps, deadlines, told, refusal)
+        waiting = self.pops.waiting
+
+        def is_present(group: str, client: str) -> bool:
+            found = clients.consumers.get(group)
+            return found is not None and client in found.members
+
+        self.reviver = Reviver(
+            context,
+            sends,
+            steps,
+            live,
+            deadlines,
+            told,
+            is_present=is_present,
+            opened=waiting.opened,
+        )
+        self.acks = Acks(
+            context, gate, live, steps, deadlines, opened=waiting.opened, refusal=refusal
+        )
+        self.assignments = Assignments(context, gate, steps, clients, TopicQueues(context, asks))
+        self.arrived = waiting.arrived
+
+    def closed(self, connection: PopConnection) -> None:
+        """A connection ended: nobody hears what it was told last, or waits over it."""
+        self._told.closed(connection)
+        self.pops.waiting.closed(connection)
+
+    def services(self) -> list[Service]:
+        code, clock_ms, waiting = RequestCode, self._context.clock_ms, self.pops.waiting
+        requests = Service(
+            handlers={
+                int(code.POP_MESSAGE): self.pops.handle,
+                int(code.PEEK_MESSAGE): self.pops.peek,
+                int(code.NOTIFICATION): self.pops.notify,
+                int(code.POLLING_INFO): self.pops.polling_info,
+                int(code.ACK_MESSAGE): self.acks.ack,
+                int(code.BATCH_ACK_MESSAGE): self.acks.batch_ack,
+                int(code.CHANGE_MESSAGE_INVISIBLETIME): self.acks.change,
+            },
+            chores=[
+                Chore(
+                    "waiting_pops",
+                    0,
+                    lambda: waiting.turn(clock_ms()),
+                    lambda: waiting.rest_ms(clock_ms()),
+                )
+            ],
+            role_changed=at_each_leadership(waiting.end_all),
+        )
+        return [requests, self.reviver.service(), self.assignments.service()]

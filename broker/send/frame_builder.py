@@ -1,0 +1,234 @@
+"""Building one frame from waiting sends, and formatting answers: pure, the rest of the hot path.
+
+`cut_records` is the one loop that gives records their queue offset, physical offset and store
+timestamp. It also packs the consume-queue units, so that the leader does not parse its own frame
+again when it applies it (tests hold this equal to store.dispatch's result). `cut_frame` puts a
+frame header before its result; in classic mode there is none. `AnswerFormat` formats a SEND_OK as
+bytes: the header is a fixed JSON text with five holes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import MQ_VERSION
+from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+from raftmq.store.dispatch import UNIT, Units
+from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
+
+from ..messages.send_request import MAGIC_V1, MAGIC_V2, Record, SendQueue
+
+_PREFIX = struct.Struct(">ii")
+_SIZES = 1024  # headers up to this size have a ready-made prefix
+_PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
+
+
+def cut_frame(
+    records: Sequence[Record],
+    payload_size: int,
+    index: int,
+    term: int,
+    place: Callable[[int], int],
+    now_ms: int,
+    store_host: bytes,
+    command: bytes = b"",
+) -> tuple[Frame, list[int], list[int], list[Units]]:
+    """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
+    Returns it, and `cut_records`' results except the payload."""
+    frame_position = place(HEADER_SIZE_BYTES + payload_size)
+    payload, positions, offsets, groups = cut_records(
+        records, frame_position + HEADER_SIZE_BYTES + len(command), now_ms, store_host
+    )
+    if command:
+        payload = command + payload
+    assert len(payload) == payload_size
+    frame = seal_frame(
+        index,
+        term,
+        frame_position,
+        now_ms,
+        FrameKind.MESSAGES,
+        len(records),
+        payload,
+        len(command),
+    )
+    return frame, positions, offsets, groups
+
+
+def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
+    """Return the places of each queue's records, in order; the queues as they first appear. In this
+    order records are stored, so that a pull of one queue reads whole stretches of the log."""
+    places: dict[SendQueue, list[int]] = {}
+    known = places.get
+    for at, record in enumerate(records):
+        found = known(record[0])
+        if found is None:
+            places[record[0]] = [at]
+        else:
+            found.append(at)
+    return places
+
+
+def cut_records(
+    records: Sequence[Record], position: int, now_ms: int, store_host: bytes
+) -> tuple[bytes, list[int], list[int], list[Units]]:
+    """Build the stored form of records, `by_queue`, the first of them at `position`.
+
+    Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
+    of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's queue
+    offset, and the consume-queue units by queue. The queues' `next_offset` advance. Raises
+    struct.error, and changes nothing then.
+    """
+    parts: list[bytes] = []
+    add = parts.append
+    positions = [0] * len(records)
+    offsets = [0] * len(records)
+    groups: list[Units] = []
+    unit = UNIT.pack
+    places = by_queue(records)
+    for queue, run in places.items():
+        queue_id, offset = queue.queue_id, queue.next_offset
+        due_ms = now_ms + queue.delay_ms if queue.delay_ms >= 0 else None
+        units: list[bytes] = []
+        for at in run:
+            (
+                _,
+                size,
+                head,
+                crc,
+                flag,
+                sys_flag,
+                born_ms,
+                born_host,
+                reconsume,
+                body,
+                tail,
+                tags_code,
+            ) = records[at]
+            add(
+                head(
+                    size,
+                    MAGIC_V1 if tail[0] else MAGIC_V2,
+                    crc,
+                    queue_id,
+                    flag,
+                    offset,
+                    position,
+                    sys_flag,
+                    born_ms,
+                    born_host,
+                    now_ms,
+                    store_host,
+                    reconsume,
+                    0,
+                    len(body),
+                )
+            )
+            add(body)
+            add(tail)
+            units.append(unit(position, size, tags_code if due_ms is None else due_ms))
+            positions[at] = position
+            offsets[at] = offset
+            position += size
+            offset += 1
+        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(units)))
+    for queue, run in places.items():
+        queue.next_offset += len(run)
+    return b"".join(parts), positions, offsets, groups
+
+
+class AnswerFormat:
+    """Formats the answers to stored sends: SEND_OK, or the `code` of another such status. Built
+    once from the broker's address, region and trace flag."""
+
+    __slots__ = ("_code", "_end", "_ext", "_middle", "_plain", "_start", "host")
+
+    def __init__(self, region: str, trace_on: bool, store_host: bytes, code: int = 0) -> None:
+        fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
+        self._code = code
+        self._ext = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
+        self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 digits of offset
+        self._start = f'{{"code":{code},"extFields":{{{fields},"msgId":"'
+        self._middle = '},"flag":1,"language":"PYTHON","opaque":'
+        self._end = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
+        start, middle, end = (
+            text.encode().replace(b"%", b"%%") for text in (self._start, self._middle, self._end)
+        )
+        self._plain = (
+            start + self.host.encode() + b'%016X","queueId":"%d","queueOffset":"%d",'
+            b'"transactionId":"%b"' + middle + b"%d" + end
+        )
+
+    def plain(
+        self, opaque: int, position: int, queue_id: int, queue_offset: int, unique_key: str
+    ) -> bytes:
+        """Format `success` for one message by its position; nearly every answer is one."""
+        if not unique_key.isalnum():  # something in it that JSON may have to escape
+            ids = f"{self.host}{position:016X}"
+            return self.success(opaque, ids, queue_id, queue_offset, unique_key)
+        changing = (position, queue_id, queue_offset, unique_key.encode(), opaque)
+        header = self._plain % changing
+        size = len(header)
+        return (_PREFIXES[size] if size < _SIZES else _PREFIX.pack(size + 4, size)) + header
+
+    def success(
+        self, opaque: int, message_ids: str, queue_id: int, queue_offset: int, unique_key: str
+    ) -> bytes:
+        """Format one complete response frame, JSON header, no body."""
+        if unique_key.isalnum():  # nothing in it that JSON would have to escape
+            transaction = f',"transactionId":"{unique_key}"'
+        else:
+            transaction = f',"transactionId":{_quoted(unique_key)}' if unique_key else ""
+        header = (
+            f'{self._start}{message_ids}","queueId":"{queue_id}",'
+            f'"queueOffset":"{queue_offset}"{transaction}{self._middle}{opaque}{self._end}'
+        ).encode()
+        size = len(header)
+        return _PREFIX.pack(size + 4, size) + header
+
+    def any(
+        self,
+        asked: tuple[int, int],
+        positions: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        unique_key: str,
+        recall_handle: str = "",
+    ) -> bytes:
+        """Format the answer to any send, of one message or a batch, in the header codec of the
+        request. `asked`: opaque and header codec; `positions`: where its messages are in the
+        log."""
+        opaque, serialize_type = asked
+        ids = ",".join([f"{self.host}{position:016X}" for position in positions])
+        if serialize_type == JSON and not recall_handle:
+            return self.success(opaque, ids, queue_id, queue_offset, unique_key)
+        return self.success_in(
+            opaque, ids, queue_id, queue_offset, unique_key, serialize_type, recall_handle
+        )
+
+    def success_in(
+        self,
+        opaque: int,
+        message_ids: str,
+        queue_id: int,
+        queue_offset: int,
+        unique_key: str,
+        serialize_type: int,
+        recall_handle: str = "",
+    ) -> bytes:
+        """Format `success` in another header codec, or with a timer message's recall handle."""
+        ext = {"msgId": message_ids, "queueId": str(queue_id), "queueOffset": str(queue_offset)}
+        if unique_key:
+            ext["transactionId"] = unique_key
+        if recall_handle:
+            ext["recallHandle"] = recall_handle
+        response = RemotingCommand(self._code, opaque, RESPONSE_FLAG, ext=ext | self._ext)
+        return encode_command(response, serialize_type)
+
+
+def _quoted(text: str) -> str:
+    return orjson.dumps(text).decode()

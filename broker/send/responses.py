@@ -1,0 +1,135 @@
+"""Answers to senders: SEND_OK or another status of a stored message, or the reason of a refusal.
+
+Half of this runs while frames are applied, and all of it works on what clients sent. So an
+exception here ends the connection concerned and nothing else (broker.error_isolation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from raftmq.remoting.codec import encode_command
+from raftmq.remoting.codes import NOT_STORED, ResponseCode
+from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
+
+from ..config import BrokerConfig
+from ..error_isolation import Contained
+from ..errors import NOT_LEADER, OutcomeUnknown, Refused
+from .callbacks import STORED_CODES, Done
+from .frame_builder import AnswerFormat
+from .internal_producer import InsideSend
+from .queue import OWN, Connection, Sender, Stored
+
+Writes = dict[Connection, list[bytes]]  # the answers that leave in one write, for each connection
+
+
+class Answers:
+    """Answers sends; one per send path. `results`: sends answered, by code and the tag of a
+    refusal."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_host: bytes,
+        leader_address: Callable[[], str],
+        contained: Contained,
+    ) -> None:
+        """`leader_address()`: "" when it is not known."""
+        self._formats = {
+            int(code): AnswerFormat(config.region_id, config.trace_on, store_host, int(code))
+            for code in STORED_CODES
+        }
+        self._leader_address = leader_address
+        self._contained = contained
+        self.results: dict[tuple[int, str], int] = {}
+
+    def stored(self, stored: Stored, code: int, writes: Writes) -> int:
+        """Put the answers to all sends of a stored group into `writes`; return the number of
+        messages they brought."""
+        formats = self._formats[code]
+        plain = formats.plain
+        group, positions, offsets = stored.group, stored.positions, stored.offsets
+        records = group.records
+        others = group.answered_queues
+        at, handle = 0, ""
+        for sender, unique_key, count in group.replies:
+            connection, opaque, one_way, serialize_type = sender
+            if not one_way:
+                queue_id = records[at][0].queue_id
+                if others is not None:
+                    queue_id, handle = others.get(at, (queue_id, ""))
+                try:
+                    if serialize_type == JSON and count == 1 and not handle:
+                        data = plain(opaque, positions[at], queue_id, offsets[at], unique_key)
+                    else:
+                        data = formats.any(
+                            (opaque, serialize_type),
+                            positions[at : at + count],
+                            queue_id,
+                            offsets[at],
+                            unique_key,
+                            handle,
+                        )
+                except Exception as error:
+                    self._contained.failed("answer", error, connection)
+                else:
+                    chunks = writes.get(connection)
+                    if chunks is None:
+                        writes[connection] = [data]
+                    else:
+                        chunks.append(data)
+            at += count
+        key = (code, "")
+        self.results[key] = self.results.get(key, 0) + len(group.replies) - len(group.dones)
+        return at
+
+    def repeated(
+        self, sender: Sender, code: int, message_id: str, queue_id: int, offset: int, key: str
+    ) -> None:
+        """Answer a repeated idempotent send as the first one was answered, with its place."""
+        connection, opaque, one_way, serialize_type = sender
+        if one_way:
+            return
+        try:
+            found = message_id, queue_id, offset, key
+            connection.write(self._formats[code].success_in(opaque, *found, serialize_type))
+        except Exception as error:
+            self._contained.failed("answer", error, connection)
+
+    def write(self, writes: Writes) -> None:
+        for connection, chunks in writes.items():
+            try:
+                connection.write_many(chunks)
+            except Exception as error:
+                self._contained.failed("answer", error, connection)
+
+    def refuse(self, sender: Sender, refusal: Refused | OutcomeUnknown) -> None:
+        """Answer a send that is not stored, or not known to be."""
+        if sender is OWN:
+            return
+        connection, opaque, one_way, serialize_type = sender
+        key = (refusal.code, refusal.tag)
+        self.results[key] = self.results.get(key, 0) + 1
+        if isinstance(connection, InsideSend):
+            connection.refused(refusal)
+            return
+        if one_way:
+            return
+        ext: dict[str, str] = {}
+        if refusal.tag == NOT_LEADER:
+            leader = self._leader_address()
+            if leader:
+                ext["leaderAddr"] = leader
+        elif refusal.code == ResponseCode.SYSTEM_ERROR and isinstance(refusal, Refused):
+            ext[NOT_STORED] = "true"  # the same code says of others that they may be stored
+        response = RemotingCommand(refusal.code, opaque, RESPONSE_FLAG, refusal.remark, ext)
+        try:
+            connection.write(encode_command(response, serialize_type))
+        except Exception as error:
+            self._contained.failed("answer", error, connection)
+
+    def tell(self, dones: Iterable[Done], error: Exception | None) -> None:
+        """Call the callbacks of those who stored the broker's own messages, with the outcome."""
+        for done in dones:
+            self._contained.run("told_of_store", partial(done, error))

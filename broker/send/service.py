@@ -1,0 +1,815 @@
+"""The send path: requests → waiting list → frame → commit → answers.
+
+A send that passes the checks becomes records (broker/messages/send_request.py) in the waiting list.
+The Raft member calls `cut` whenever another frame may be proposed: everything that waited becomes
+one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is applied, its
+sends are answered, one write per connection.
+
+A sender is told (docs/modules.md "Errors on the wire"):
+- SEND_OK only once the frame is committed;
+- 14 [NOT_LEADER] when it is certainly not stored: never proposed, or its frame was truncated;
+- 14 [DISK_FULL] when there is no room, also if it waits for a frame already;
+- 1 [OUTCOME_UNKNOWN] when its frame's outcome is not known within `outcomeTimeoutMs`;
+- 2 [BUSY] when `waitingBytesMax` of sends wait or are in flight, or this one has waited for a
+  frame for `waitTimeMillsInSendQueue`: more arrives than can be stored.
+
+Queue offsets are handed out from an append-time table that is valid for one leadership: a ready
+leader has applied all of its log, so the ConsumeQueues say where each queue ends; after that only
+this table is asked. No task, future or lock per message.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import JSON
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fair_scheduling import Steps, finish
+from raftmq.remoting.fields import parse_integer
+from raftmq.store.dispatch import SCHEDULE_TOPIC
+from raftmq.store.frame import Frame
+from raftmq.store.properties import UNIQ_KEY, decode_properties
+
+from ..component import Service
+from ..config import BrokerConfig
+from ..error_isolation import Contained
+from ..errors import OutcomeUnknown, Refused, busy, not_leader
+from ..messages.half_message import HALF_TOPIC
+from ..messages.send_request import (
+    Outgoing,
+    Record,
+    SendQueue,
+    SendRules,
+    SendTopic,
+    Special,
+    check_topic,
+    check_types,
+    parse_batch,
+    parse_single,
+    parse_special,
+    properties_of,
+    record_of,
+)
+from ..scheduler import IDLE_MS, Chore
+from ..tables.groups import SubscriptionGroup
+from ..tables.idempotent_sends import Key, Once, command_size, once_key
+from ..tables.state import BrokerState, several
+from ..tables.topics import (
+    PERM_WRITE,
+    RETRY_PREFIX,
+    TopicConfig,
+    topic_name_problem,
+)
+from .auto_create_topic import WAITING_OVERHEAD_BYTES, Creations
+from .callbacks import Done
+from .exactly_once import WriterRequests, Written
+from .fast_path import PlainSend, plain_record
+from .frame_builder import cut_frame, cut_records
+from .held_sends import HeldSend, HeldSends
+from .idempotency import Repeats, sent_once
+from .queue import (
+    OWN,
+    AttendedTime,
+    Backlog,
+    Batch,
+    Connection,
+    Group,
+    Pending,
+    Sender,
+    Stored,
+    split_unwaiting,
+)
+from .responses import Answers, Writes
+from .retry_policy import group_of, redirected
+from .topic_redirect import Parking, internal_topics, park, unit_code
+
+log = logging.getLogger("raftmq.broker.send")
+
+COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost in a frame besides its own bytes
+WRITTEN = "the message was written but is not known to be committed"
+REFUSED_AT_ONCE = 512  # some ten milliseconds of work
+OVERDUE = "more comes in than can be stored; the message was not stored, try again"
+WRITER_CODE = int(RequestCode.SEND_WRITER_BATCH)
+BATCH_CODES = (int(RequestCode.SEND_BATCH_MESSAGE), WRITER_CODE)
+
+
+class SendPath:
+    """Handles all sends of one broker, on the loop; no method waits."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        state: BrokerState,
+        rules: SendRules,
+        *,
+        queue_end: Callable[[str, int], int],
+        request_cut: Callable[[bool], None],
+        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
+        barrier: Callable[[Callable[[Exception | None], None]], None],
+        leader_address: Callable[[], str],
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        on_half: Callable[[str, object], None] = lambda group, connection: None,
+        on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None,
+        on_stored: Callable[[float], None] = lambda seconds: None,
+        timers_waiting: Callable[[], int] = lambda: 0,
+        holds_locks: Callable[[str], bool] = lambda group: False,
+        newest_ms: int = 0,
+        contained: Contained | None = None,
+    ) -> None:
+        """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
+        proposes a command and calls `done(None)` once it is applied, or `done(error)`;
+        `barrier(done)` calls it once this replica is proven to lead.
+
+        `on_half(group, connection)` is called before a half message is stored, and may refuse it;
+        `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
+        stored group, with the time since its proposal. `timers_waiting()`: how many timer messages
+        wait. `holds_locks(group)`: whether its consumers hold locks of queues. `newest_ms`: the
+        latest store time in the log."""
+        self._config = config
+        self._contained = contained or Contained()
+        self._state = state
+        self._rules = rules
+        self._queue_end = queue_end
+        self._request_cut = request_cut
+        self._propose = propose
+        self._barrier = barrier
+        self._clock_ms = clock_ms  # monotonic; for time-outs
+        self._wall_ms = wall_ms
+        self._answers = Answers(config, rules.store_host, leader_address, self._contained)
+        self._host = rules.store_host.hex().upper()  # with a position it is an offsetMsgId
+        self._store_host = rules.store_host
+        self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
+        self._backlog = Backlog(config.waiting_bytes_max)
+        self.held_bytes_max = config.waiting_bytes_max  # the current bound: see Backlog
+        self._groups: deque[Group] = deque()
+        self._pending: dict[int, Pending] = {}
+        self._topics: dict[str, SendTopic] = {}
+        self._queues: dict[tuple[str, int], SendQueue] = {}
+        self.parking = Parking.of(config, wall_ms, timers_waiting)
+        self.internal_topics = state.topics.internal  # of the broker's own
+        self.internal_topics.update(
+            {topic.name: topic for topic in internal_topics(self.parking.levels_ms)}
+        )
+        self._creations = Creations(config, state, propose, self._created)
+        self._next_queue = 0
+        self._term = 0
+        self._leading = False
+        self._held_bytes = 0
+        self._held = HeldSends(clock_ms)
+        self._attended = AttendedTime(clock_ms)
+        self.disk_full = ""  # why sends are refused; "" when there is room
+        self.put_count = 0  # messages stored
+        self.repeat_count = 0  # idempotent sends that were answered and not stored again
+        self._repeats = Repeats()
+        self.writers = WriterRequests(state.writers)
+        self._on_half = on_half
+        self._on_request = on_request
+        self._on_stored = on_stored
+        self._holds_locks = holds_locks
+        # The latest store time in the log. Ours never goes below it, whatever the clock does:
+        # looking offsets up by time is a binary search.
+        self.stamp_ms = newest_ms
+
+    # ---- requests -------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of sends that wait or are in flight."""
+        return self._held_bytes
+
+    @property
+    def results(self) -> dict[tuple[int, str], int]:
+        """Sends answered, by code and the tag that the remark of a refusal begins with."""
+        return self._answers.results
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def service(self) -> Service:
+        return Service(
+            chores=[
+                Chore(
+                    "outcomes",
+                    max(50, self._config.outcome_timeout_ms // 10),
+                    self.sweep,
+                    lambda: 0 if self._pending else IDLE_MS,
+                ),
+                Chore("held_sends", 0, self.release_overdue, self._rest_ms),
+            ],
+            role_changed=lambda change: self.leadership(
+                change.event.term, change.leading, change.awaited
+            ),
+        )
+
+    def receive(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None:
+        """Take one send with V2 header fields. Answers it here when it is refused."""
+        if code in BATCH_CODES:
+            finish(self.receive_batch(sender, ext, body, born_host, code))
+            return
+        try:
+            self.admit(sender, ext, body, born_host, code)
+        except (Refused, HeaderError, KeyError, ValueError) as error:
+            self._refuse(sender, error)
+
+    def receive_batch(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> Steps[None]:
+        """Do as `receive` for a batch, in steps."""
+        try:
+            yield from self._admit_batch(sender, ext, body, born_host, code)
+        except (Refused, HeaderError, KeyError, ValueError) as error:
+            self._refuse(sender, error)
+
+    def _refuse(self, sender: Sender, error: Exception) -> None:
+        if not isinstance(error, Refused):
+            words = f"the send header is malformed: {error}; the message was not stored"
+            self._answers.refuse(sender, Refused(ResponseCode.SYSTEM_ERROR, words))
+        elif error.absent:  # as far as this replica knows
+            self._barrier(partial(self._refuse_proven, sender, error))
+        else:
+            self._answers.refuse(sender, error)
+
+    def _refuse_proven(self, sender: Sender, refused: Refused, error: Exception | None) -> None:
+        self._answers.refuse(sender, refused if error is None else _not_stored())
+
+    def wake(self, at_once: bool = False) -> None:
+        """Have the member build a frame of what waits, after a run of `receive` or `admit`: at the
+        end of this turn of the loop (with what other connections bring), or at once."""
+        if self._groups:
+            self._request_cut(at_once)
+
+    def admit_plain(
+        self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
+    ) -> bool:
+        """Put a send on the waiting list by the fast path, or refuse it for lack of room. Return
+        False if nothing has happened and `receive` is to be tried."""
+        topic = self._topics.get(send.fields.b)
+        if topic is None or not topic.plain or not self._leading or self.disk_full:
+            return False
+        found = plain_record(send.fields, body, topic, born_host, self._rules)
+        if found is None:
+            return False
+        record, unique_key = found
+        size = record[1]
+        held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
+        if held_bytes > self.held_bytes_max:  # here: a refusal must not cost more than a send
+            sender = connection, send.opaque, 0, JSON
+            self._answers.refuse(sender, self._busy())
+            return True
+        groups = self._groups
+        group = groups[-1] if groups else None
+        if group is None or group.size_bytes + group.command_bytes + size > self._group_size_max:
+            group = self._open_group()
+        group.size_bytes += size
+        group.held_bytes += size + WAITING_OVERHEAD_BYTES
+        self._held_bytes = held_bytes
+        group.records.append(record)
+        group.replies.append(((connection, send.opaque, 0, JSON), unique_key, 1))
+        return True
+
+    def admit(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> None:
+        """Check one send and put it on the waiting list, or have its topic created first.
+
+        Raises Refused, and HeaderError, KeyError or ValueError for a malformed header; nothing has
+        happened then.
+        """
+        topic = self._topic_for(sender, ext, body, born_host, code)
+        if topic is None:
+            return
+        if not topic.plain and topic.name.startswith(RETRY_PREFIX):
+            stored = redirected(ext, self._retry_group(topic.name), self._holds_locks)
+            if stored is not ext:
+                self.admit(sender, stored, body, born_host, code)
+                return
+        queue = self._chosen_queue(topic, ext)
+        try:
+            records, size, unique_key, wants_reply = parse_single(
+                ext, body, queue, topic, born_host, self._rules
+            )
+        except Special:
+            self._admit_special(sender, ext, body, born_host, queue, topic)
+            return
+        if topic.message_type:
+            check_types(topic, (properties_of(record, topic) for record in records))
+        if wants_reply:
+            self._on_request(sender[0], ext)
+        group = self._room(size)
+        group.records += records
+        group.replies.append((sender, unique_key, 1))
+
+    def _topic_for(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> SendTopic | None:
+        """Return the topic of a send; None if that waits for the topic's creation, or for a leader.
+        Raises Refused."""
+        name = ext["b"]
+        topic = self._topics.get(name)
+        if topic is None or not self._leading or self.disk_full:
+            topic = self._open_topic(name, sender, ext, body, born_host, code)
+        if topic is not None and not topic.plain:
+            check_topic(name)
+            if not topic.writable:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+        return topic
+
+    def _chosen_queue(self, topic: SendTopic, ext: Mapping[str, str]) -> SendQueue:
+        text = ext["e"]
+        return topic.chosen.get(text) or self._queue_for(topic, parse_integer(text, "queueId"))
+
+    def _admit_batch(
+        self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
+    ) -> Steps[None]:
+        """Admit a batch, or a writer's request, in steps; answer the latter if it was stored
+        already."""
+        topic = self._topic_for(sender, ext, body, born_host, code)
+        if topic is None:
+            return
+        if topic.name.startswith(RETRY_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
+        queue = self._chosen_queue(topic, ext)
+        if code == WRITER_CODE and self._written(sender, ext, queue, topic) is None:
+            return
+        parsed = yield from parse_batch(ext, body, queue, topic, born_host, self._rules)
+        records, size, unique_key, wants_reply = parsed
+        if self._topics.get(topic.name) is not topic:
+            raise not_leader("the leader or the topic changed; the batch was not stored")
+        if self.disk_full:
+            raise self._no_room()
+        written = self._written(sender, ext, queue, topic) if code == WRITER_CODE else None
+        if code == WRITER_CODE and written is None:
+            return
+        command = written.command if written is not None else b""
+        if written is not None:
+            self._check_fits(size, len(command))
+        elif wants_reply:
+            self._on_request(sender[0], ext)
+        group = self._room(size, len(command))
+        group.records += records
+        group.replies.append((sender, unique_key, len(records)))
+        if written is not None:
+            group.commands.append(command)
+            group.written = [*(group.written or ()), written]
+            self.writers.begin(written)
+
+    def _written(
+        self, sender: Sender, ext: Mapping[str, str], queue: SendQueue, topic: SendTopic
+    ) -> Written | None:
+        """Return a writer's request if it is to be stored; answer it if it was stored already."""
+        written = self.writers.check(ext, topic.name, parse_integer(ext["e"], "queueId"))
+        if written is None:
+            self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
+        return written
+
+    def _retry_group(self, topic: str) -> SubscriptionGroup:
+        may_be_made = self._config.auto_create_subscription_group
+        return group_of(topic, self._state.groups, may_be_made=may_be_made)
+
+    def _admit_special(
+        self,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        queue: SendQueue,
+        topic: SendTopic,
+    ) -> None:
+        """Admit a send that may have to be parked. Its sender is told the queue that it chose."""
+        message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
+        if topic.message_type:
+            check_types(topic, (message.properties,))
+        if wants_reply:
+            self._on_request(sender[0], ext)
+        told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
+        key = once_key(message.topic, decode_properties(message.properties), told_key)
+        if key is not None and self._is_repeated(key, sender, unique_key):
+            return
+        parked = park(message, self.parking)
+        if parked.topic == HALF_TOPIC:
+            self._on_half(ext["a"], sender[0])
+        record = self._own_record(parked)
+        group = self._room(record[1], 0 if key is None else command_size(key))
+        if key is not None:
+            group.once = group.once or []
+            group.once.append(Once(len(group.records), key, queue.queue_id))
+            self._repeats.begin(key)
+        handle = self.parking.handle(parked)
+        group.add_parked(record, sender, unique_key, queue.queue_id, handle)
+
+    def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
+        """Return whether an idempotent send is a repeat, which is answered as the first one."""
+        since_ms = max(self.stamp_ms, self._wall_ms()) - self._config.idempotent_window_ms
+        sent = self._state.once.get(key, since_ms)
+        if sent is None:
+            return self._repeats.join(key, sender, self._clock_ms())
+        self.repeat_count += 1
+        place = sent.message_id, sent.queue_id, sent.queue_offset
+        self._answers.repeated(sender, ResponseCode.SUCCESS, *place, unique_key)
+        return True
+
+    def store(
+        self, messages: Sequence[Outgoing], command: bytes, done: Done, *, reserve_bytes: int = 0
+    ) -> None:
+        """Store the broker's own `messages` in one frame, together with `command` for the tables
+        (b"": none). `done` is called once with the outcome. They may exceed what may wait by
+        `reserve_bytes`. Call `wake` afterwards.
+
+        Raises Refused: not stored, `done` is not called. Topics must exist.
+        """
+        if not self._leading:
+            raise _not_stored()
+        if self.disk_full:
+            raise self._no_room()
+        records = [self._own_record(message) for message in messages]
+        size = sum(record[1] for record in records)
+        self._check_fits(size, len(command))
+        group = self._room(size, len(command), reserve_bytes)
+        group.records += records
+        group.replies.append((OWN, "", len(records)))
+        group.dones.append(done)
+        if command:
+            group.commands.append(command)
+
+    @property
+    def own_bytes_max(self) -> int:
+        """Bytes of records, and of their command, that `store` takes in one frame."""
+        return self._rules.record_bytes_max
+
+    def check(self, message: Outgoing) -> None:
+        """Raise Refused if `store` would not take this message, however little waits."""
+        self._check_fits(self._own_record(message)[1])
+
+    def _check_fits(self, size: int, command_size: int = 0) -> None:
+        """Refuse records, with their command, that no frame takes."""
+        if size + command_size > self._rules.record_bytes_max:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+
+    def _own_record(self, message: Outgoing) -> Record:
+        name = message.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            config = self._state.topics.get(name)
+            if config is not None:
+                topic = self._topics[name] = self._prepared(config)
+            elif message.anyhow:
+                topic = SendTopic(TopicConfig(name, 1, 1))
+            else:
+                raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first")
+        if message.anyhow and message.queue_id >= topic.queue_count:
+            queue = self._queue(name, message.queue_id)
+        else:
+            queue = self._queue_for(topic, message.queue_id)
+        return record_of(message, queue, topic, unit_code(message), self._rules)
+
+    def _room(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:
+        """Return the group that takes `size` more bytes of records, now counted as waiting, and a
+        command of `command_size`. Raises Refused."""
+        held = size + WAITING_OVERHEAD_BYTES
+        if self._held_bytes + held > self.held_bytes_max + reserve_bytes:
+            raise self._busy()
+        groups = self._groups
+        if command_size:
+            command_size += COMMAND_OVERHEAD_BYTES
+        group = groups[-1] if groups else None
+        if (
+            group is None
+            or group.size_bytes + group.command_bytes + size + command_size > self._group_size_max
+        ):  # one send alone may be larger than a group: it gets a frame of its own
+            group = self._open_group()
+        group.size_bytes += size
+        group.command_bytes += command_size
+        group.held_bytes += held
+        self._held_bytes += held
+        return group
+
+    def _open_group(self) -> Group:
+        group = Group(self._attended.look())
+        self._groups.append(group)
+        return group
+
+    def _busy(self) -> Refused:
+        return busy(
+            f"{self._held_bytes} bytes of sends wait already, the bound is "
+            f"{self.held_bytes_max}; try again"
+        )
+
+    def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
+        if queue_id < 0:
+            if not topic.write_count:
+                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] has no queue")
+            self._next_queue += 1
+            queue_id = self._next_queue % topic.write_count
+        elif queue_id >= topic.queue_count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {queue_id} is illegal: topic [{topic.name}] has "
+                f"{topic.queue_count} queues",
+            )
+        queue = topic.queues[queue_id]
+        if queue is None:
+            queue = topic.queues[queue_id] = self._queue(topic.name, queue_id)
+            topic.chosen[str(queue_id)] = queue
+        return queue
+
+    def _queue(self, topic: str, queue_id: int) -> SendQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            delay_ms = self.parking.levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
+            queue = SendQueue(topic, queue_id, self._queue_end(topic, queue_id), delay_ms)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    # ---- topics ---------------------------------------------------------------------------
+
+    def _prepared(self, config: TopicConfig) -> SendTopic:
+        return SendTopic(config, types_checked=self._config.enable_topic_message_type_check)
+
+    def topic_changed(self, name: str) -> None:
+        """Forget what was prepared from a topic's old configuration; a new one was applied."""
+        self._topics.pop(name, None)
+
+    def _open_topic(
+        self,
+        name: str,
+        sender: Sender,
+        ext: Mapping[str, str],
+        body: bytes,
+        born_host: bytes,
+        code: int,
+    ) -> SendTopic | None:
+        """Do the slow half of admission: everything but a known topic on a healthy leader."""
+        if not self._leading:
+            if self._hold(HeldSend(sender, ext, body, born_host, code)):
+                return None
+            raise _not_stored()
+        if self.disk_full:
+            raise self._no_room()
+        if not self._config.broker_permission & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+        problem = topic_name_problem(name)
+        if problem:
+            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+        check_topic(name)
+        config = self._state.topics.get(name)
+        if config is not None:
+            topic = self._topics[name] = self._prepared(config)
+            return topic
+        self._create(name, HeldSend(sender, ext, body, born_host, code))
+        return None
+
+    def _create(self, name: str, send: HeldSend) -> None:
+        """Auto-create the topic; the send waits for that."""
+        if name.startswith(RETRY_PREFIX):
+            self._retry_group(name)  # it exists, or may be created
+        self._creations.wait(name, send, self.held_bytes_max - self._held_bytes)
+        self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
+
+    def _created(self, sends: list[HeldSend], name: str, error: Exception | None) -> None:
+        for send in sends:
+            self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
+            if error is None:
+                self.receive(*send)
+            else:  # the send itself was certainly not stored
+                refused = not_leader(f"topic [{name}] could not be created: {error}")
+                self._answers.refuse(send.sender, refused)
+        self.wake()
+
+    # ---- calls of the Raft member ---------------------------------------------------------
+
+    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+        """Build the next frame from the waiting sends; return None if there are none."""
+        groups = self._groups
+        if not groups or not self._leading or term != self._term:
+            return None
+        group = groups[0]
+        stamp_ms = max(self.stamp_ms, self._wall_ms())
+        command = group.command
+        if group.once is not None:
+            command = several([*group.commands, sent_once(group, self._store_host, self._config)])
+        try:
+            frame, positions, offsets, units = cut_frame(
+                group.records,
+                len(command) + group.size_bytes,
+                index,
+                term,
+                place,
+                stamp_ms,
+                self._store_host,
+                command,
+            )
+        except struct.error as error:
+            self._uncuttable(groups.popleft(), error)
+            return self.cut(term, index, place)
+        groups.popleft()  # only now: `place` may have raised
+        self._backlog.cut(group.held_bytes)
+        self.stamp_ms = stamp_ms
+        cut_ms = self._clock_ms()
+        self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
+        return frame
+
+    def _uncuttable(self, group: Group, error: struct.error) -> None:
+        """Refuse a group with a number that does not fit its record; the checks of sends should
+        have found that. Nothing of the group has touched the log, and nothing will."""
+        self._contained.failed("cut", error)
+        words = f"a number does not fit into its record ({error}); the message was not stored"
+        self._fail(group, Refused(ResponseCode.MESSAGE_ILLEGAL, words))
+
+    def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
+        """Do as `cut`, for a log without frames. The batch is stored once it is written."""
+        groups = self._groups
+        if not groups or not self._leading:
+            return None
+        group = groups[0]
+        stamp_ms = max(self.stamp_ms, self._wall_ms())
+        position = place(group.size_bytes)
+        if group.once is not None:
+            group.commands.append(sent_once(group, self._store_host, self._config))
+        try:
+            data, positions, offsets, units = cut_records(
+                group.records, position, stamp_ms, self._store_host
+            )
+        except struct.error as error:
+            self._uncuttable(groups.popleft(), error)
+            return self.cut_batch(place)
+        assert len(data) == group.size_bytes
+        groups.popleft()
+        self._backlog.cut(group.held_bytes)
+        self.stamp_ms = stamp_ms
+        return Batch(position, data, stamp_ms, group, positions, offsets, units)
+
+    def applied(self, frame: Frame) -> Pending | None:
+        """Note that a frame was committed. Return what was kept of it if it was built here."""
+        pending = self._pending.pop(frame.index, None)
+        if pending is None:
+            return None
+        if pending.frame.term != frame.term:  # another leader's frame took its place
+            self._fail(pending.group, _replaced())
+            return None
+        return pending
+
+    def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
+        """Answer the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
+        connection."""
+        code = int(code)
+        answers, writes = self._answers, Writes()
+        now_s = time.perf_counter()
+        for pending in stored:
+            group = pending.group
+            if pending.cut_s:
+                self._on_stored(now_s - pending.cut_s)
+            self.put_count += answers.stored(pending, code, writes)
+            for written in group.written or ():
+                self.writers.end(written)
+            for once, sender in self._repeats.end(group.once or ()):
+                self.repeat_count += 1
+                position, offset = pending.positions[once.at], pending.offsets[once.at]
+                message_id = f"{self._host}{position:016X}"
+                answers.repeated(sender, code, message_id, once.queue_id, offset, once.key[1])
+            self._held_bytes -= group.held_bytes
+            group.held_bytes = 0
+            answers.tell(group.taken_dones(), None)
+        answers.write(writes)
+
+    def answer_unwaiting(self, batch: Batch) -> bool:
+        """Answer the sends that do not wait for disk and slaves (property WAIT=false); return False
+        if no sender is left that waits."""
+        unwaiting = split_unwaiting(batch)
+        if unwaiting is None:
+            return True
+        put_count, results = self.put_count, dict(self.results)
+        self.answer([unwaiting])
+        # The batch is counted when the rest of it is answered.
+        self.put_count, self._answers.results = put_count, results
+        return any(not sender[2] for sender, _, _ in batch.group.replies)
+
+    def truncated(self, from_index: int) -> None:
+        """Fail the sends of dropped frames, from that index on: they are certainly not stored."""
+        for index in [index for index in self._pending if index >= from_index]:
+            group = self._pending.pop(index).group
+            self._fail(group, _replaced())
+
+    def leadership(self, term: int, leading: bool, awaited: bool = False) -> None:
+        """Note a role change. `leading` means: leader, and ready. Resets the append-time table.
+        `awaited`: nobody leads, but this replica or another is about to: sends are held for a
+        moment."""
+        if leading and self._leading and term == self._term:
+            return
+        self._term = term
+        self._leading = leading
+        self._topics.clear()
+        self._queues.clear()
+        if awaited:
+            self._held.begin()
+            self._held.groups += self._groups
+            self._groups.clear()
+            return
+        if not leading:
+            waiting, self._groups = self._groups, deque()
+            for group in waiting:
+                self._fail(group, _not_stored())
+        self._release()
+
+    def _hold(self, send: HeldSend) -> bool:
+        """Hold a send that nobody can take now; return False if it has to be refused."""
+        size = len(send.body) + WAITING_OVERHEAD_BYTES
+        if not self._held.holding or self._held_bytes + size > self.held_bytes_max:
+            return False
+        self._held_bytes += size
+        self._held.sends.append(send)
+        return True
+
+    def _release(self) -> None:
+        """Take what was held, or refuse it: the leader is known, or there was none in time."""
+        sends, groups = self._held.end()
+        for group in groups:  # their queue offsets belong to another leadership
+            self._fail(group, _not_stored())
+        for send in sends:
+            self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
+            self.receive(*send)
+        self.wake()
+
+    def release_overdue(self) -> None:
+        """Refuse sends held, or waiting for a frame, for too long, and all that wait for one while
+        the disk is full; called by a timer."""
+        if self._held.overdue:
+            self._release()
+        now_ms, wait_ms = self._attended.look(), self._config.wait_time_mills_in_send_queue
+        refused = 0
+        while (
+            self._groups
+            and (self.disk_full or self._groups[0].begun_ms < now_ms - wait_ms)
+            and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
+        ):
+            refused += len(self._groups[0].replies)
+            refusal = self._no_room() if self.disk_full else busy(OVERDUE)
+            self._fail(self._groups.popleft(), refusal)
+        self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
+
+    def _rest_ms(self) -> float:
+        held = self._groups or self._held.holding
+        low = self.held_bytes_max < self._config.waiting_bytes_max  # it rises with time
+        return 0 if held or low else IDLE_MS
+
+    def sweep(self) -> None:
+        """Answer sends whose frame's outcome has been unknown for too long; called by a timer."""
+        oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
+        for pending in self._pending.values():
+            if pending.cut_ms <= oldest_ms and pending.group.replies:
+                log.warning(
+                    "outcome_unknown index=%d term=%d sends=%d",
+                    pending.frame.index,
+                    pending.frame.term,
+                    len(pending.group.replies),
+                )
+                self._fail(pending.group, OutcomeUnknown(WRITTEN), decided=False)
+                pending.group.replies = []
+        for sender in self._repeats.overdue(oldest_ms):
+            self._answers.refuse(sender, OutcomeUnknown(WRITTEN))
+
+    def close(self) -> None:
+        """Tell all remaining senders what is known, because the broker stops."""
+        self.leadership(self._term, False)
+        for pending in self._pending.values():
+            words = "the broker stops before the message was known committed"
+            self._fail(pending.group, OutcomeUnknown(words))
+        self._pending.clear()
+
+    # ---- refusals -------------------------------------------------------------------------
+
+    def _no_room(self) -> Refused:
+        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self.disk_full, tag="DISK_FULL")
+
+    def _fail(
+        self, group: Group, refusal: Refused | OutcomeUnknown, *, decided: bool = True
+    ) -> None:
+        if decided:
+            for written in group.written or ():
+                self.writers.end(written)
+        if group.once is not None and decided:
+            for _, sender in self._repeats.end(group.once):
+                self._answers.refuse(sender, refusal)
+        for sender, _, _ in group.replies:
+            self._answers.refuse(sender, refusal)
+        self._held_bytes -= group.held_bytes
+        group.held_bytes = 0
+        self._answers.tell(group.taken_dones(), refusal)
+
+
+def _not_stored() -> Refused:
+    return not_leader("this replica is not the leader; the message was not stored")
+
+
+def _replaced() -> Refused:
+    return not_leader("leadership changed before the message was replicated; not stored")

@@ -1,0 +1,173 @@
+"""Messages that are stored somewhere else first: delayed ones, and half messages of transactions.
+
+A send whose properties or flags ask for that takes the general path
+(broker.messages.send_request.Special), and `park` turns its message into the one that is stored
+instead. The topic of that one is one of the broker's own (`internal_topics`); its properties
+REAL_TOPIC and REAL_QID say where the message was sent, as in Apache's stores. Messages that a
+broker stores itself (a retry, the message that a transaction becomes) are parked by the same
+functions before `SendPath.store` gets them.
+
+A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume-queue units hold
+the time of delivery instead of a tags code (broker.send.frame_builder and store.dispatch);
+broker.delayed.delay_levels delivers. A timer message waits in rmq_sys_wheel_timer
+(broker.delayed). A transactional message with a delay or a time is parked for that when it
+is committed, not before; a delay counts from then. A retry is no half, though clients before 4.6.1
+leave the property TRAN_MSG in it; nor is the dead letter that it becomes. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from raftmq.remoting.names import OPERATOR_LOG_TOPIC
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_OUT_MS, TIMER_TOPIC, timer_code
+from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
+
+from ..errors import Refused
+from ..messages.half_message import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TRAN_MSG,
+    half_properties,
+)
+from ..messages.send_request import (
+    MESSAGE_ILLEGAL,
+    TRANSACTION_BITS,
+    Outgoing,
+    check_properties_size,
+)
+from ..messages.timer_message import ASKED, Timing, handle_of, timed
+from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
+
+if TYPE_CHECKING:
+    from ..config import BrokerConfig
+
+TIMER_OUT_BYTES = len(f"{TIMER_OUT_MS}\x01\x02") + 19  # of a time that is a signed int64
+_NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """The settings that decide where a message waits."""
+
+    levels_ms: Sequence[int]
+    timing: Timing
+    broker_name: str
+
+    @classmethod
+    def of(
+        cls, config: BrokerConfig, wall_ms: Callable[[], int], timers_waiting: Callable[[], int]
+    ) -> Parking:
+        timing = Timing(
+            config.timer_wheel_enable,
+            config.timer_precision_ms,
+            config.timer_max_delay_sec * 1_000,
+            config.timer_messages_max,
+            wall_ms,
+            timers_waiting,
+        )
+        return cls(config.delay_levels_ms, timing, config.broker_name)
+
+    def handle(self, parked: Outgoing) -> str:
+        """Return the handle with which a timer message may be recalled; "" for others."""
+        return handle_of(parked, self.broker_name)
+
+
+def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
+    """Return the broker's own topics: in no table, the same on all replicas."""
+    counts = dict.fromkeys((TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, OPERATOR_LOG_TOPIC), 1)
+    counts[SCHEDULE_TOPIC] = len(levels_ms)
+    return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
+
+
+def unit_code(message: Outgoing) -> int:
+    """Return the tags code of a message's consume-queue unit; for a delay level, what it would
+    otherwise be."""
+    properties = decode_properties(message.properties)
+    if message.topic == TIMER_TOPIC:
+        return timer_code(properties)
+    return tags_code(properties.get(TAGS))
+
+
+def park(message: Outgoing, parking: Parking) -> Outgoing:
+    """Return the message to store for one that a client sent; mostly that one itself. Its topic and
+    queue are chosen and exist. Raises Refused."""
+    properties = decode_properties(message.properties)
+    if properties.get(TRAN_MSG, "").lower() == "true":
+        if message.reconsume > 0 and _level(properties) != 0:  # a retry of a client before 4.6.1
+            message = replace(message, sys_flag=message.sys_flag & ~TRANSACTION_BITS)
+            return later(message, properties, parking)
+        deliver_ms = parking.timing.deliver_ms(properties)  # refused now, not when it is committed
+        half = half_message(message, properties)
+        if deliver_ms is not None:
+            check_properties_size(len(half.properties) + TIMER_OUT_BYTES)
+        return half
+    if message.sys_flag & TRANSACTION_BITS:
+        raise Refused(
+            MESSAGE_ILLEGAL,
+            f"sysFlag {message.sys_flag} speaks of a transaction, and property {TRAN_MSG} does "
+            "not; the message was not stored",
+        )
+    return later(message, properties, parking)
+
+
+def later(message: Outgoing, properties: dict[str, str], parking: Parking) -> Outgoing:
+    """Return the message as it waits for its delivery, if its properties ask for that; a delay
+    level takes precedence over a time. Raises Refused."""
+    parked = delayed(message, properties, parking.levels_ms)
+    return parked if parked is not message else timed(message, properties, parking.timing)
+
+
+def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
+    """Return the half message of a transactional `message`, which was meant for its topic and queue
+    and has these properties. Raises Refused."""
+    return replace(
+        message,
+        topic=HALF_TOPIC,
+        queue_id=0,
+        properties=joined(half_properties(properties, message.topic, message.queue_id)),
+        sys_flag=message.sys_flag & ~TRANSACTION_BITS,
+    )
+
+
+def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[int]) -> Outgoing:
+    """Return the message as it waits for its delivery, if its property DELAY names a level; one
+    above the last counts as the last. Raises Refused."""
+    level = min(_level(properties), len(levels_ms))
+    if level <= 0:
+        return message
+    return replace(
+        message,
+        topic=SCHEDULE_TOPIC,
+        queue_id=level - 1,
+        properties=joined(
+            {name: value for name, value in properties.items() if name not in ASKED}
+            | {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
+        ),
+    )
+
+
+def _level(properties: dict[str, str]) -> int:
+    """Return the delay level that a message asks for. Raises Refused."""
+    text = properties.get(DELAY, "0")
+    if _NUMBER.fullmatch(text) is None:
+        raise Refused(
+            MESSAGE_ILLEGAL, f"property {DELAY}={text} is no number; the message was not stored"
+        )
+    return int(text)
+
+
+def delivered(message: Outgoing) -> Outgoing:
+    """Return a delayed or timer message as it goes to where it was sent to. It keeps its
+    properties, as with Apache's broker; so what could be parked can be delivered. Raises ValueError
+    if it does not say where."""
+    properties = decode_properties(message.properties)
+    topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
+    if not topic or not queue_id.isdecimal():
+        raise ValueError(f"REAL_TOPIC={topic!r}, REAL_QID={queue_id!r}")
+    return replace(message, topic=topic, queue_id=int(queue_id), anyhow=True)

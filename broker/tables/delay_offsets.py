@@ -1,0 +1,67 @@
+"""The progress of delayed and timer messages' delivery: a table that every replica keeps. Pure.
+
+Changed only by commands that are committed in one frame with the delivered messages
+(broker.delayed.delay_levels), so on every replica both have happened or neither. In JSON it is
+Apache's delayOffset.json: level → offset in the level's queue of the next message to be delivered;
+and, our own addition, `timer`: broker.tables.timer_wheel.Progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .timer_wheel import Progress, progress_from_json
+from .versioned import entries_of
+
+
+class DelayOffsets:
+    """The offsets by level. `applied_index` is the Raft index of the last frame the table
+    reflects."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, int] = {}
+        self.timer = Progress()
+        self.applied_index = 0
+        self.counter = 0  # of changes
+
+    def get(self, level: int) -> int:
+        return self.offsets.get(level, 0)
+
+    def advance(self, level: int, offset: int) -> None:
+        self.counter += 1
+        self.offsets[level] = offset
+
+    def advance_timer(self, progress: Progress) -> None:
+        self.counter += 1
+        self.timer = progress
+
+    def own(self) -> None:
+        """Stop sharing anything with the table this one was copied from."""
+        self.offsets = dict(self.offsets)
+
+    def to_json(self) -> dict[str, Any]:
+        version = {"counter": self.counter, "stateVersion": 0, "timestamp": 0}
+        table = {str(level): offset for level, offset in sorted(self.offsets.items())}
+        value: dict[str, Any] = {"dataVersion": version, "offsetTable": table}
+        if self.timer != Progress():
+            value["timer"] = self.timer._asdict()
+        return value
+
+    def load(
+        self,
+        value: Mapping[str, Any],
+        applied_index: int,
+        refused: dict[str, str] | None = None,
+    ) -> None:
+        """Load a snapshot's or an Apache broker's file; unchanged when that raises. `refused`: see
+        `entries_of`."""
+        table = value.get("offsetTable") or {}
+        read = entries_of(table, lambda level, offset: (int(level), int(offset)), refused)
+        loaded = dict(read.values())
+        said = value.get("timer")
+        timer = progress_from_json(said) if said else Progress()
+        self.counter = int((value.get("dataVersion") or {}).get("counter", 0))
+        self.offsets = loaded
+        self.timer = timer
+        self.applied_index = applied_index

@@ -1,0 +1,186 @@
+"""Locks of ordered consumption: the owner of each (topic, group, queue). Pure.
+
+Part of the replicated tables in Raft mode (it is kept with the offsets), the memory of one broker
+in classic mode.
+
+Replicated are the owners; `aged`, a lower bound of how long ago an owner had last been granted or
+renewed in the log when a leader last logged that; and `term`, of the last leader that logs renewals
+at all. Each replica has its own `renewed`, in no file: the latest moment by its own clock at which
+that renewal can have been. broker.consume.queue_locks draws the conclusions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from .versioned import entries_of
+
+SEPARATOR = "@"  # between topic and group, as in consumerOffset.json
+
+T = TypeVar("T")
+Key = tuple[str, str, int]  # topic, group, queue id
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChange:
+    """These queues belong to `client` from now on; to nobody if it is None."""
+
+    group: str
+    client: str | None
+    queues: Mapping[str, Sequence[int]]  # topic → queue ids
+
+    def to_json(self) -> dict[str, Any]:
+        queues = {topic: list(ids) for topic, ids in self.queues.items()}
+        return {"group": self.group, "client": self.client, "queues": queues}
+
+
+def change_from_json(value: Mapping[str, Any]) -> OwnerChange:
+    """Read an OwnerChange. Raises KeyError, TypeError, ValueError."""
+    client = value["client"]
+    queues = {str(topic): [int(q) for q in ids] for topic, ids in value["queues"].items()}
+    return OwnerChange(str(value["group"]), None if client is None else str(client), queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewals:
+    """The part about renewals in each command of a leader that logs them. `fresh`: the leader does
+    not know how old the owners' renewals are; they count from here. `ages`: (milliseconds, group,
+    topic → queue ids)."""
+
+    term: int
+    fresh: bool = False
+    ages: Sequence[tuple[int, str, Mapping[str, Sequence[int]]]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"term": self.term, "fresh": self.fresh, "ages": list(self.ages)}
+
+
+@dataclass(slots=True)
+class LockTable:
+    """The owners by (topic, group) → queue id → client id."""
+
+    owners: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+    aged: dict[Key, int] = field(default_factory=dict)  # milliseconds; 0 is left out
+    term: int = 0
+    renewed: dict[Key, int] = field(default_factory=dict, compare=False)
+    clock_ms: Callable[[], int] = field(default=lambda: 0, compare=False)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.owners.values()))
+
+    def owner(self, key: Key) -> str | None:
+        queues = self.owners.get((key[0], key[1]))
+        return None if queues is None else queues.get(key[2])
+
+    def keys(self) -> list[Key]:
+        return [(t, g, q) for (t, g), queues in self.owners.items() for q in queues]
+
+    def keys_of(self, group: str) -> Iterator[Key]:
+        for (topic, name), queues in self.owners.items():
+            if name == group:
+                for queue_id in queues:
+                    yield topic, group, queue_id
+
+    def use_clock(self, clock_ms: Callable[[], int]) -> None:
+        """Set this replica's monotonic clock; the known renewals are as old as the log says."""
+        self.clock_ms = clock_ms
+        now_ms = clock_ms()
+        self.renewed = {key: now_ms - self.aged.get(key, 0) for key in self.keys()}
+
+    def apply(self, command: Mapping[str, Any]) -> None:
+        """Apply a lock_queues command. Raises KeyError, TypeError, ValueError."""
+        told = command.get("renewals")
+        if told is not None:
+            ages = [(int(ms), str(group), queues) for ms, group, queues in told["ages"]]
+            self._tell(Renewals(int(told["term"]), bool(told["fresh"]), ages))
+        self.change([change_from_json(change) for change in command["changes"]])
+
+    def _tell(self, told: Renewals) -> None:
+        self.term = told.term
+        now_ms = self.clock_ms()
+        if told.fresh:
+            self.aged.clear()
+            self.renewed = dict.fromkeys(self.keys(), now_ms)
+        for age_ms, group, queues in told.ages:
+            for topic, ids in queues.items():
+                for queue_id in ids:
+                    key = (topic, group, int(queue_id))
+                    if self.owner(key) is not None:
+                        self.aged[key] = max(age_ms, self.aged.get(key, 0))
+                        self.renewed[key] = min(now_ms - age_ms, self.renewed.get(key, now_ms))
+
+    def change(self, changes: Sequence[OwnerChange]) -> None:
+        """Apply owner changes in their order. The same owner again is a renewal."""
+        now_ms = self.clock_ms()
+        for change in changes:
+            for topic, ids in change.queues.items():
+                place = (topic, change.group)
+                for queue_id in ids:
+                    key = (*place, queue_id)
+                    self.aged.pop(key, None)
+                    if change.client is None:
+                        self.renewed.pop(key, None)
+                    else:
+                        self.renewed[key] = now_ms
+                if change.client is not None:
+                    self.owners.setdefault(place, {}).update(dict.fromkeys(ids, change.client))
+                    continue
+                queues = self.owners.get(place)
+                if queues is None:
+                    continue
+                for queue_id in ids:
+                    queues.pop(queue_id, None)
+                if not queues:
+                    del self.owners[place]
+
+    def copy(self) -> LockTable:
+        """Copy the replicated part."""
+        owners = {place: dict(queues) for place, queues in self.owners.items()}
+        return LockTable(owners, dict(self.aged), self.term)
+
+    def renewals_json(self) -> dict[str, Any]:
+        """Return the renewals; kept beside `to_json`, which earlier versions read."""
+        aged: dict[str, dict[str, int]] = {}
+        for (topic, group, queue_id), age_ms in sorted(self.aged.items()):
+            aged.setdefault(topic + SEPARATOR + group, {})[str(queue_id)] = age_ms
+        return {"term": self.term, "aged": aged}
+
+    def to_json(self) -> dict[str, Any]:
+        return by_name(self.owners)
+
+
+def table_from_json(value: Mapping[str, Any], renewals: Mapping[str, Any]) -> LockTable:
+    """Read `to_json` and `renewals_json`, of which earlier versions have none. The table needs a
+    clock then. Raises ValueError, AttributeError."""
+    table = LockTable(by_pair(value, str), term=int(renewals.get("term", 0)))
+    for (topic, group), ages in by_pair(renewals.get("aged", {}), int).items():
+        table.aged.update({(topic, group, queue_id): ms for queue_id, ms in ages.items()})
+    return table
+
+
+def by_name(table: Mapping[tuple[str, str], Mapping[int, T]]) -> dict[str, dict[str, T]]:
+    """Return a table of (topic, group) → queue id → value as it is in JSON."""
+    return {
+        topic + SEPARATOR + group: {str(q): value for q, value in sorted(queues.items())}
+        for (topic, group), queues in sorted(table.items())
+    }
+
+
+def by_pair(
+    value: Mapping[str, Mapping[str, Any]],
+    convert: Callable[[Any], T],
+    refused: dict[str, str] | None = None,
+) -> dict[tuple[str, str], dict[int, T]]:
+    """Read `by_name`. Raises StateError, ValueError, TypeError, AttributeError. `refused`: see
+    `entries_of`."""
+
+    def by_queue(_: str, queues: Mapping[str, Any]) -> dict[int, T]:
+        return {int(q): convert(one) for q, one in queues.items()}
+
+    table: dict[tuple[str, str], dict[int, T]] = {}
+    for name, queues in entries_of(value, by_queue, refused).items():
+        topic, _, group = name.partition(SEPARATOR)
+        table[topic, group] = queues
+    return table

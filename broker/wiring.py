@@ -1,0 +1,274 @@
+"""Builds those parts of a broker that take much of the rest: send path, registrar, engine, keeper,
+HTTP operations. broker.broker lists all parts in order, and calls these.
+
+Of the engines Raft and pysyncobj apply frames once they are committed (broker.state_machine); a
+classic master or slave writes records to a log without frames (broker.replication.classic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from raftmq.dledger.raft.messages import RoleEvent
+from raftmq.remoting.tls_links import TlsLinks
+from raftmq.web.operation import Operation
+
+from .admin.account_changes import AccountChanges
+from .admin.exactly_once_writers import Writers
+from .admin.key_query import KeyQueries
+from .admin.parts import Parts
+from .admin.topics_and_groups import Catalog
+from .backup.service import Backups
+from .checkpointer import ClassicKeeper, Keeper, RaftKeeper
+from .clients import ClientTable
+from .construction import send_rules
+from .consume.offset_resets import Resets
+from .consume.pull import PullService
+from .consume.queue_locks import LockService
+from .context import Context
+from .delayed.timers import TimerService
+from .history.history import History
+from .http.accounts import AccountOperations
+from .http.consumers import ConsumerOperations
+from .http.faults import FaultDoor, FaultOperations
+from .http.history import HistoryOperations
+from .http.leadership import LeadershipOperations
+from .http.messages import MessageOperations
+from .http.modes import ModeOperations
+from .http.node import NodeOperations
+from .http.settings import SettingOperations
+from .http.tables import TableOperations
+from .http.writers import WriterOperations
+from .registeredtopics import RegisteredTopics
+from .registration import Registrar
+from .replication.classic import ClassicEngine, LocalApplication
+from .replication.engine import Engine, make_engine
+from .replication.members import Members
+from .retention import Retention
+from .scheduler import Activity
+from .send.service import SendPath
+from .startup import Opened
+from .state_machine import BrokerApplication
+from .tables.snapshot_install import Source
+from .tables.timer_wheel import TimerWheel
+from .tables.topics import TopicConfig
+from .transactions.service import Halves
+from .unexpired import Unexpired
+
+
+def make_send_path(
+    opened: Opened,
+    context: Context,
+    halves: Halves,
+    clients: ClientTable,
+    wheel: TimerWheel,
+    locks: LockService,
+    on_stored: Callable[[float], None],
+) -> SendPath:
+    """Return the send path. `on_stored(seconds)` is called with the time that each group commit
+    took."""
+    return SendPath(
+        context.config,
+        context.state,
+        send_rules(context.config, opened.store_host),
+        queue_end=context.store.queues.end_of,
+        request_cut=context.log.request_cut,
+        propose=context.log.propose_then,
+        barrier=context.log.barrier_then,
+        leader_address=lambda: context.roles.address_elsewhere,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
+        on_half=halves.admit,
+        on_request=clients.requester,
+        on_stored=on_stored,
+        timers_waiting=lambda: wheel.count,
+        holds_locks=locks.are_held,
+        newest_ms=context.store.derived.newest_ms,
+        contained=context.contained,
+    )
+
+
+def make_registrar(opened: Opened, context: Context, template: TopicConfig | None) -> Registrar:
+    """Return the registrar. `template`: of topics that a send creates; name servers list it."""
+    config, log = context.config, context.log
+
+    def ha_address() -> str:
+        """Return where slaves are served; a Raft replica has no such listener."""
+        return log.classic.master.address if config.is_classic else context.address
+
+    return Registrar(
+        config.name_servers,
+        cluster=config.broker_cluster_name,
+        broker_name=config.broker_name,
+        address=context.address,
+        ha_address=ha_address,
+        http_address=context.http_address,
+        identity=lambda: log.identity,
+        topics=RegisteredTopics(context.state.topics, template),
+        on_master=context.roles.hint_master,
+        on_route=context.events.route_changed,
+        needs_master=lambda: config.is_slave or context.roles.misses_address,
+        period_ms=config.register_name_server_period,
+        timeout_ms=config.register_broker_timeout_mills,
+        tls=context.tls.client,
+        credentials=config.inner_credentials,
+        signing_keys=opened.registration_keys,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The functions by which an engine and its application tell the broker what happens.
+
+    `arrived(topic, queue id, units)`: units were added to a ConsumeQueue. `fatal(reason)`: the
+    engine has failed. `begin_anew(reason)`: this replica's data is void, and a new start rebuilds
+    it."""
+
+    arrived: Callable[[str, int, bytes], None]
+    topics_changed: Callable[[Sequence[str]], None]
+    role_changed: Callable[[RoleEvent], None]
+    fatal: Callable[[str], None]
+    begin_anew: Callable[[str], None]
+
+
+def make_replication(
+    opened: Opened,
+    context: Context,
+    sends: SendPath,
+    pulls: PullService,
+    activity: Activity,
+    told: Told,
+) -> tuple[Engine, BrokerApplication | LocalApplication]:
+    """Return the engine that the configuration asks for, and what it applies the log to."""
+    if context.config.is_classic:
+        return _classic(opened, context, sends, pulls, activity, told)
+    return _framed(opened, context, sends, activity, told)
+
+
+def _framed(
+    opened: Opened,
+    context: Context,
+    sends: SendPath,
+    activity: Activity,
+    told: Told,
+) -> tuple[Engine, BrokerApplication]:
+    log, store, tls = context.log, context.store, context.tls
+    application = BrokerApplication(
+        context.state,
+        sends,
+        store.derived,
+        log_index=lambda: log.framed.log_index,
+        on_units=told.arrived,
+        on_topics=told.topics_changed,
+        on_role=told.role_changed,
+        recovering=lambda: log.framed.recovering is not None,
+        installed_index=opened.installed_index,
+        contained=context.contained,
+        activity=activity,
+    )
+    engine = make_engine(
+        context.config,
+        context.disk,
+        store,
+        application,
+        take_back=context.state.take_back,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
+        on_fatal=told.fatal,
+        listen_socket=opened.replication_socket,
+        source=Source(context.state, store, told.begin_anew),
+        network=TlsLinks(tls.peers) if tls.peers is not None else None,
+        gate=opened.gates.raft,
+    )
+    return engine, application
+
+
+def _classic(
+    opened: Opened,
+    context: Context,
+    sends: SendPath,
+    pulls: PullService,
+    activity: Activity,
+    told: Told,
+) -> tuple[Engine, LocalApplication]:
+    assert opened.files is not None
+    config, roles = context.config, context.roles
+    application = LocalApplication(
+        context.state,
+        sends,
+        context.store,
+        on_units=told.arrived,
+        on_topics=told.topics_changed,
+        on_role=told.role_changed,
+        on_link=pulls.holds.release_all,  # the answers change
+        files=opened.files,
+        contained=context.contained,
+        activity=activity,
+    )
+    engine = ClassicEngine(
+        config,
+        application,
+        clock_ms=context.clock_ms,
+        wall_ms=context.wall_ms,
+        on_fatal=told.fatal,
+        master_address=lambda: config.master_address or roles.leader_address,
+        master_ha_address=lambda: roles.master_ha_address,
+        listen_socket=opened.replication_socket,
+        tls=context.tls,
+        gates=opened.gates,
+    )
+    return engine, application
+
+
+def make_keeper(
+    opened: Opened,
+    context: Context,
+    retention: Retention,
+    unexpired: Unexpired,
+    timers: TimerService,
+    backups: Backups,
+) -> Keeper:
+    """Return the keeper of the tables' files. Retention spares what timers and backups need."""
+    if opened.files is not None:
+        return ClassicKeeper(
+            context, opened.pool, retention, unexpired, files=opened.files, spare=timers.spare
+        )
+    return RaftKeeper(
+        context,
+        opened.pool,
+        retention,
+        unexpired,
+        covered_index=opened.covered_index,
+        spare=timers.spare,
+        needed_from=backups.needed_from,
+    )
+
+
+def node_operations(
+    parts: Parts,
+    members: Members,
+    catalog: Catalog,
+    resets: Resets,
+    keys: KeyQueries,
+    faults: FaultDoor | None,
+    writers: Writers,
+    accounts: AccountChanges,
+    history: History,
+) -> list[Operation]:
+    """Return the operations of the HTTP API on this broker (docs/http-api.md), in its order."""
+    context = parts.context
+    apis = (
+        NodeOperations(parts, members, context.leader_http),
+        HistoryOperations(context, history),
+        TableOperations(context, catalog),
+        ConsumerOperations(context, catalog, parts.clients, resets),
+        MessageOperations(context, parts.sends, keys),
+        ModeOperations(context, parts.popping.assignments),
+        AccountOperations(accounts, enabled=context.config.acl_enable),
+        LeadershipOperations(context, members),
+        WriterOperations(writers),
+        SettingOperations(parts),
+        FaultOperations(context, faults),
+    )
+    return [operation for api in apis for operation in api.operations()]

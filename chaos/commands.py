@@ -1,0 +1,441 @@
+"""Does what the commands of `mqchaos` are asked for, and prints it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import shlex
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import click
+import orjson
+import uvloop
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from raftmq.client import ClientError
+from raftmq.ops.console import QuietConsole, complain, print_no_more
+
+from .checks.verdict import Verdict
+from .cluster.clusterfile import ClusterError
+from .cluster.commands import parse_settings
+from .cluster.topology import Shape
+from .faults.catalogue import rows
+from .history.events import HistoryError
+from .report.comparison import HEAD, recovery_rows, summary_rows
+from .report.recovery import Recovery, by_kind, ms_text, spread
+from .report.sidebyside import HEAD as SIDE_HEAD
+from .report.sidebyside import Schedule, reasons, rows_of
+from .run.compare import CompareConfig, Comparison, compare_engines
+from .run.engines import ENGINES
+from .run.jepsen import Contestant, JepsenConfig, run_jepsen
+from .run.judge import RunResult, judge
+from .run.runner import RunConfig, run_scenario
+from .run.scenario import JEPSEN, SCENARIOS
+from .run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
+from .workloads.catalogue import make_workloads, settings_for
+from .workloads.load import DESCRIPTIONS, LOG, MessagesConfig
+
+T = TypeVar("T")
+
+EXIT_WRONG = 1
+EXIT_UNUSABLE = 2
+EXIT_UNDECIDED = 3
+EXIT_INVALID = 4
+EXIT_OF = {
+    Verdict.PASS: 0,
+    Verdict.FAIL: EXIT_WRONG,
+    Verdict.UNKNOWN: EXIT_UNDECIDED,
+    Verdict.INVALID: EXIT_INVALID,
+}
+LOST_SHOWN_MAX = 20
+HELD_SHOWN_MAX = 5
+PIPE_COLUMNS = 160  # a file or pipe has no width of its own
+DEFAULT_SETTINGS = {
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
+    "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
+}
+
+
+def list_scenarios() -> None:
+    """Do `mqchaos list`."""
+    console = make_console()
+    table = Table(box=SIMPLE_HEAD, title="scenarios", title_justify="left")
+    for heading in ("name", "what it does", "faults"):
+        table.add_column(heading, overflow="fold")
+    for scenario in SCENARIOS.values():
+        table.add_row(scenario.name, scenario.description, " ".join(scenario.wishes))
+    console.print(table)
+    table = Table(box=SIMPLE_HEAD, title="faults, as KIND:WHOM", title_justify="left")
+    for heading in ("kind", "family", "what it does", "whom", "here"):
+        table.add_column(heading, overflow="fold")
+    for row in rows():
+        kind = row.kind
+        here = f"[yellow]no: {escape(row.cannot)}[/]" if row.cannot else "yes"
+        table.add_row(kind.name, kind.family, kind.description, ", ".join(kind.whom), here)
+    console.print(table)
+    table = Table(box=SIMPLE_HEAD, title="workloads", title_justify="left")
+    for heading in ("name", "what it does"):
+        table.add_column(heading, overflow="fold")
+    for name, description in DESCRIPTIONS.items():
+        table.add_row(name, description)
+    console.print(table)
+
+
+def run(
+    scenario: str,
+    directory: Path,
+    minutes: float,
+    mode: str | None,
+    groups: int | None,
+    replicas: int | None,
+    existing: Path | None,
+    on: str,
+    project: str,
+    seed: int,
+    repeats: int | None,
+    workloads: tuple[str, ...],
+    settings: tuple[str, ...],
+    **log: float,
+) -> None:
+    """Do `mqchaos run`."""
+    fresh(directory)
+    config = RunConfig(
+        scenario,
+        directory,
+        partial(make_workloads, workloads, log_config(log)),
+        seed,
+        minutes,
+        repeats,
+        Shape(mode, groups, replicas),
+        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
+        existing,
+        on,
+        project,
+    )
+    log_to(directory)
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    _end(attempt(lambda: run_scenario(config, repeat_command(), say)), console)
+
+
+def report(history: Path, output: Path) -> None:
+    """Do `mqchaos report`."""
+    console = make_console()
+    with operating():
+        result = judge(history, output.absolute().parent, lambda words: None, page=output)
+    _end(result, console)
+
+
+def _end(result: RunResult, console: Console) -> NoReturn:
+    """Print the result and end with its status: whether it can be printed changes nothing."""
+    try:
+        print_result(result, console)
+    except OSError as error:
+        complain(f"mqchaos: the result cannot be printed: {error}")
+        print_no_more()
+    sys.exit(EXIT_OF[result.verdict])
+
+
+def watch_run(path: Path) -> None:
+    """Do `mqchaos watch`."""
+    history = path if path.suffix == ".jsonl" else path / "history.jsonl"
+    if not history.exists():
+        click.echo(f"waiting {WAIT_FOR_FILE_S:g} s for {history} to be begun", err=True)
+    with operating():
+        scene = watch(history, QuietConsole())
+    sys.exit(EXIT_OF[final_verdict(history, scene.suite.verdict())])
+
+
+def final_verdict(history: Path, so_far: Verdict) -> Verdict:
+    """Return the verdict beside a history, which knows more than a look at it: whether the
+    experiment took place, and the cluster became whole."""
+    try:
+        said = orjson.loads(history.with_name("verdict.json").read_bytes())
+        return Verdict(said["verdict"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return so_far
+
+
+def compare(
+    directory: Path,
+    engines: tuple[str, ...],
+    scenario: str,
+    minutes: float,
+    calm_s: float,
+    seed: int,
+    repeats: int | None,
+    workloads: tuple[str, ...],
+    settings: tuple[str, ...],
+    **log: float,
+) -> None:
+    """Do `mqchaos compare`."""
+    fresh(directory)
+    config = CompareConfig(
+        directory,
+        engines or tuple(ENGINES),
+        scenario,
+        partial(make_workloads, workloads, log_config(log)),
+        seed,
+        minutes or None,
+        repeats or 1,
+        calm_s,
+        DEFAULT_SETTINGS | settings_for(workloads) | parse_settings(settings),
+    )
+    log_to(directory)
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    found = attempt(lambda: compare_engines(config, repeat_command(), say))
+    print_comparison(found, console)
+    verdicts = {candidate.verdict["verdict"] for candidate in found.candidates}
+    sys.exit(EXIT_INVALID if Verdict.INVALID.value in verdicts else 0)
+
+
+def jepsen(
+    directory: Path,
+    nats_server: Path | None,
+    schedules: tuple[str, ...],
+    replicas: int,
+    seed: int,
+    repeats: int,
+    rate: float,
+) -> None:
+    """Do `mqchaos jepsen`."""
+    fresh(directory)
+    log = replace(LOG, rate_per_s=rate)
+    ours = Contestant(
+        "ours",
+        f"ours, {replicas} replicas, SYNC_FLUSH",
+        Shape("raft", replicas=replicas),
+        lambda _: make_workloads(("log",), log),
+        settings={**DEFAULT_SETTINGS, **ENGINES["raft-sync"].settings},
+    )
+    contestants = (ours, *_streams(nats_server, replicas, log))
+    config = JepsenConfig(directory, schedules or JEPSEN, contestants, seed, repeats)
+    log_to(directory)
+    console = make_console()
+    say = partial(console.print, highlight=False, markup=False)
+    found = attempt(lambda: run_jepsen(config, repeat_command(), say))
+    for schedule in found.schedules:
+        title = f"{schedule.name}: {schedule.promise}"
+        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+        for heading in SIDE_HEAD:
+            table.add_column(heading, justify="left" if heading == "system" else "right")
+        for row in rows_of(schedule):
+            table.add_row(*row)
+        console.print(table)
+        for words in reasons(schedule):
+            say(words)
+    say(f"page {found.page}")
+    sys.exit(exit_status(found.schedules))
+
+
+def _streams(program: Path | None, replicas: int, log: MessagesConfig) -> list[Contestant]:
+    """Return JetStream with each of its ways to sync, if `program` and its client can be had."""
+    if program is None:
+        return []
+    shape = Shape(replicas=replicas, namesrv="none")
+    if importlib.util.find_spec("nats") is None:
+        why = "its client is missing: pip install nats-py"
+        return [Contestant("nats", "JetStream", shape, lambda _: (), why_not=why)]
+    from .nats.servers import ALWAYS, version_of
+    from .nats.system import jetstream
+    from .nats.workload import StreamWorkload
+
+    try:
+        version = version_of(program.absolute())
+    except ClusterError as error:
+        return [Contestant("nats", "JetStream", shape, lambda _: (), why_not=str(error))]
+    found = []
+    for name, sync, words in (("nats", "", "2m (default)"), ("nats-always", ALWAYS, ALWAYS)):
+        about = f"JetStream {version} R{replicas}, sync_interval {words}"
+        system = jetstream(program.absolute(), about, sync)
+        found.append(
+            Contestant(name, about, shape, lambda where: [StreamWorkload(where, log)], system)
+        )
+    return found
+
+
+def exit_status(schedules: Sequence[Schedule]) -> int:
+    """Return the exit status that the runs of ours give."""
+    ours = [schedule.outcomes[0].verdict for schedule in schedules]
+    verdicts = {Verdict(verdict["verdict"]) for verdict in ours if verdict is not None}
+    if Verdict.FAIL in verdicts:
+        return EXIT_WRONG
+    if None in ours:
+        return EXIT_UNUSABLE
+    if Verdict.INVALID in verdicts:
+        return EXIT_INVALID
+    return EXIT_UNDECIDED if Verdict.UNKNOWN in verdicts else 0
+
+
+def log_config(options: dict[str, float]) -> MessagesConfig:
+    """Return the configuration of the workload `log` that the options give."""
+    return MessagesConfig(
+        LOG.name,
+        LOG.topic,
+        LOG.group,
+        producers=int(options["producers"]),
+        consumers=int(options["consumers"]),
+        rate_per_s=options["rate"],
+        window=int(options["window"]),
+        keys=int(options["keys"]),
+        body_bytes=int(options["body"]),
+    )
+
+
+def fresh(directory: Path) -> None:
+    """Refuse a directory that holds something: a run's files must not lie among others'."""
+    try:
+        held = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    except OSError as error:
+        give_up(f"{directory}: {error.strerror}")
+    if "history.jsonl" in held:
+        raise click.UsageError(f"{directory} holds a history already; name another directory")
+    if held:
+        some = ", ".join(held[:HELD_SHOWN_MAX])
+        raise click.UsageError(f"{directory} is not empty ({some}); name another directory")
+
+
+def give_up(words: str) -> NoReturn:
+    """End with a line and the exit status of what cannot be run."""
+    complain(f"mqchaos: {words}")
+    sys.exit(EXIT_UNUSABLE)
+
+
+def log_to(directory: Path) -> None:
+    """Log to a file what the clients of a run say about lost connections and retries."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        give_up(f"{directory}: {error.strerror}")
+    # Made with its first line: a run that is refused leaves its directory empty.
+    handler = logging.FileHandler(directory / "harness.log", delay=True)
+    logging.basicConfig(
+        handlers=(handler,),
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+
+
+def make_console() -> Console:
+    """Return standard output; wide enough for the tables if it is no terminal. A run whose output
+    nobody reads any more goes on to its verdict."""
+    console = QuietConsole()
+    return console if console.is_terminal else QuietConsole(width=PIPE_COLUMNS)
+
+
+def attempt(work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work`; end as `operating` does."""
+    with operating():
+        return uvloop.run(_interruptible(work))
+
+
+@contextmanager
+def operating() -> Iterator[None]:
+    """Turn an operating error, and an interruption, into words and exit status 2."""
+    try:
+        yield
+    except Exception as error:
+        words = operating_words(error)
+        if words is None:
+            raise
+        give_up(words)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        give_up("interrupted")
+
+
+def print_result(result: RunResult, console: Console) -> None:
+    """Print the verdict for a person."""
+    load = result.load
+    console.print(check_table(result.checks))
+    console.print(
+        f"sent {load.sent:,}: {load.ok:,} acknowledged, {load.unknown:,} unknown, "
+        f"{load.fail:,} failed ({load.shed:,} of them never sent: the backlog was full)",
+        highlight=False,
+    )
+    print_recovery(result.recoveries, console)
+    for message in result.lost[:LOST_SHOWN_MAX]:
+        console.print(
+            f"lost: {message.id} acknowledged at {message.broker}:{message.topic}-"
+            f"{message.queue}@{message.offset}",
+            highlight=False,
+            markup=False,
+        )
+    if len(result.lost) > LOST_SHOWN_MAX:
+        console.print(f"lost: {len(result.lost):,} in all, listed in verdict.json")
+    for words in result.skipped:
+        console.print(f"not done: {words}", highlight=False, markup=False)
+    console.print(f"history {result.history}, page {result.page}", highlight=False)
+    console.print(f"verdict: {MARKS[result.verdict]}")
+
+
+def print_recovery(found: Sequence[Recovery], console: Console) -> None:
+    """Print the time from each fault to the next acknowledged send, by kind."""
+    table = Table(box=SIMPLE_HEAD, title="fault to next acknowledged send", title_justify="left")
+    table.add_column("fault")
+    for heading in ("times", "any client p50", "p99", "max", "slowest client p50", "p99", "max"):
+        table.add_column(heading, justify="right")
+    for name, of_kind in by_kind(found).items():
+        cells = []
+        for values in ([r.everybody_ms for r in of_kind], [r.worst_client_ms for r in of_kind]):
+            times = spread(value for value in values if value is not None)
+            figures = (None,) * 3 if times is None else (times.p50, times.p99, times.max)
+            cells += [ms_text(figure) for figure in figures]
+        table.add_row(name, str(len(of_kind)), *cells)
+    if found:
+        console.print(table)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print both tables, and the faults that were not done."""
+    for head, body in (
+        (HEAD, summary_rows(comparison.candidates)),
+        recovery_rows(comparison.candidates),
+    ):
+        table = Table(box=SIMPLE_HEAD)
+        for heading in head:
+            table.add_column(heading, justify="left" if heading == head[0] else "right")
+        for row in body:
+            table.add_row(*row)
+        console.print(table)
+    for candidate in comparison.candidates:
+        for words in candidate.verdict["skipped"]:
+            console.print(f"{candidate.name}: not done: {words}", highlight=False, markup=False)
+    console.print(f"page {comparison.page}", highlight=False)
+
+
+def repeat_command() -> str:
+    """Return the command line that was typed."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def operating_words(error: BaseException) -> str | None:
+    """Return words for the user if this is an operating error, in groups too; None: it is a bug."""
+    if isinstance(error, BaseExceptionGroup):
+        words = [operating_words(inner) for inner in error.exceptions]
+        known = [text for text in words if text is not None]
+        return "; ".join(known) if len(known) == len(words) else None
+    return (
+        str(error)
+        if isinstance(error, ClusterError | ClientError | HistoryError | OSError)
+        else None
+    )
+
+
+async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
+    """Treat SIGTERM like Ctrl-C: the run is cancelled and stops its cluster."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work()

@@ -1,0 +1,65 @@
+"""Gives the broker's HTTP API access to the fault layer (broker.http.faults.FaultDoor).
+
+A fault made here has its own key in rules.json, `http-<number>`, so these faults and the harness's
+do not affect each other. The clock has no keys, so this changes and resets it even if the harness
+set it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .fault_control import Rule, Steering, TooManyRules
+
+PREFIX = "http-"
+CLOCK = "clock"
+
+
+class HttpDoor:
+    """The door: lists, adds and heals faults. Blocking."""
+
+    def __init__(self, home: Path) -> None:
+        self._steering = Steering(home)
+
+    def listed(self) -> list[dict[str, Any]]:
+        found = [
+            {"id": key, "own": key.startswith(PREFIX), "kind": rule.effect, **asdict(rule)}
+            for key, rules in sorted(self._steering.rules().items())
+            for rule in rules
+        ]
+        offset_ms = self._steering.clock_offset_ms()
+        if offset_ms:
+            found.append({"id": CLOCK, "own": True, "kind": CLOCK, "offset_ms": offset_ms})
+        return found
+
+    def add(self, fault: dict[str, Any]) -> str:
+        """Add a fault; return its id. Raises ValueError."""
+        if fault["kind"] == CLOCK:
+            self._steering.set_clock(int(fault["offset_ms"]))
+            return CLOCK
+        rule = Rule(
+            fault["kind"],
+            tuple(fault["calls"]),
+            fault["pattern"],
+            fault["skip"],
+            fault["times"],
+            float(fault["delay_ms"]),
+        )
+        taken = {key for key in self._steering.rules() if key.startswith(PREFIX)}
+        number = next(n for n in range(len(taken) + 1) if f"{PREFIX}{n}" not in taken)
+        try:
+            self._steering.put(f"{PREFIX}{number}", [rule])
+        except TooManyRules as error:
+            raise ValueError(str(error)) from error
+        return f"{PREFIX}{number}"
+
+    def heal(self) -> int:
+        own = [key for key in self._steering.rules() if key.startswith(PREFIX)]
+        for key in own:
+            self._steering.drop(key)
+        clock = int(self._steering.clock_offset_ms() != 0)
+        if clock:
+            self._steering.set_clock(0)
+        return len(own) + clock

@@ -1,0 +1,483 @@
+"""The workloads of messages that arrive later: transactions, delays, retries. What they share.
+
+It is an open loop of operations: each is due at its time, at most `window` run at once, and one
+that could not begin within LATE_S is shed. It has one topic, and one group whose deliveries are all
+recorded with positions and store times. It ends when all operations are decided, every awaited
+message has arrived (or none has for QUIET_S; then the rest counts as lost), the broker's own topics
+have been read, and the group has no lag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from raftmq.client import (
+    Admin,
+    ClientError,
+    ConsumeResult,
+    Later,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    SendResult,
+    SendStatus,
+)
+from raftmq.client.consumer.consume_service import Listener
+from raftmq.client.instance import local_address
+from raftmq.client.message import RETRY_PREFIX, process_unique_keys
+
+from ..cluster.credentials import signing
+from ..history.events import Outcome
+from ..history.files import HistoryWriter
+from .base import Environment, Tally, Tasks
+from .consumers import POLL_S, ConsumerGroup, Consumers, drain_group
+from .log import NS_PER_S
+from .messages import all_queues
+
+DLQ_PREFIX = "%DLQ%"
+LATE_S = 10.0
+QUIET_S = 30.0
+SCAN_BATCH = 512
+AGAIN_DELAY_LEVEL = 1  # for messages that a listener does not accept
+
+
+@dataclass(frozen=True, slots=True)
+class PostedConfig:
+    """One workload; `rate_per_s` of all producers together, `window` of each."""
+
+    name: str
+    topic: str
+    group: str
+    queues: int = 4  # in each broker group
+    producers: int = 2
+    consumers: int = 2
+    rate_per_s: float = 200.0
+    window: int = 128
+    body_bytes: int = 64
+    quiet_s: float = QUIET_S
+
+
+class Paced:
+    """Calls `work(number)` at a rate, at most `window` at once; `run` ends after `stop`."""
+
+    def __init__(
+        self,
+        rate_per_s: float,
+        window: int,
+        tally: Tally,
+        work: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._pause_ns = NS_PER_S / rate_per_s
+        self._window = window
+        self._tally = tally
+        self._work = work
+        self._number = 0
+        self._begin_ns = 0
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        self._begin_ns = time.monotonic_ns()
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._window):
+                workers.create_task(self._worker())
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _worker(self) -> None:
+        while not self._stopping.is_set():
+            number = self._number
+            self._number += 1
+            due_ns = self._begin_ns + int(number * self._pause_ns)
+            early_s = (due_ns - time.monotonic_ns()) / NS_PER_S
+            if early_s < -LATE_S:
+                self._tally.invoked += 1
+                self._tally.shed += 1
+                continue
+            if early_s > 0:
+                try:
+                    async with asyncio.timeout(early_s):
+                        await self._stopping.wait()
+                    return
+                except TimeoutError:
+                    pass  # it is due
+            await self._work(number)
+
+
+class Deliveries:
+    """The deliveries to a group's consumers, written as `deliver`. `refuses(id, times)`: the
+    listener gives this one back. `news` is called with the id of each that was accepted."""
+
+    def __init__(
+        self,
+        history: HistoryWriter,
+        work: str,
+        group: str,
+        news: Callable[[str], None],
+        refuses: Callable[[str, int], bool] = lambda name, times: False,
+    ) -> None:
+        self._history = history
+        self._work = work
+        self._group = group
+        self._news = news
+        self._refuses = refuses
+        self._stored_times: dict[tuple[str, str, int, int], int] = {}
+
+    def times_of(self, message: MessageExt) -> int:
+        """Return how often it was given back when stored; a client counts on by itself."""
+        place = (*real_queue(message, self._group), message.queue_offset)
+        return self._stored_times.setdefault(place, message.reconsume_times)
+
+    def listener(self, process: str) -> Listener:
+        """Return a listener for the consumer called `process`."""
+
+        def listen(messages: list[MessageExt]) -> ConsumeResult | Later:
+            for done, message in enumerate(messages):
+                times = self.times_of(message)
+                accepted = not self._refuses(message.msg_id, times)
+                self._write(process, message, times, accepted)
+                if not accepted:
+                    return Later(done, AGAIN_DELAY_LEVEL)
+                self._news(message.msg_id)
+            return ConsumeResult.SUCCESS
+
+        return listen
+
+    def _write(self, process: str, message: MessageExt, times: int, accepted: bool) -> None:
+        topic, broker, queue = real_queue(message, self._group)
+        self._history.event(
+            "ok",
+            "deliver",
+            process,
+            self._history.next_op(),
+            work=self._work,
+            group=self._group,
+            topic=topic,
+            broker=broker,
+            queue=queue,
+            offset=message.queue_offset,
+            id=message.msg_id,
+            store_ms=message.store_timestamp_ms,
+            times=times,
+            accepted=accepted,
+        )
+
+
+def real_queue(message: MessageExt, group: str) -> MessageQueue:
+    """Return the queue in which it is stored: clients show a retried message's original topic."""
+    topic = message.topic
+    if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
+        topic = RETRY_PREFIX + group
+    return MessageQueue(topic, message.broker_name, message.queue_id)
+
+
+class Posting:
+    """The operations of one workload: each begins and ends in the history, and may await a message.
+
+    `awaited`: ids that have to arrive yet. `env` and `queues` are there once it is prepared."""
+
+    def __init__(self, config: PostedConfig) -> None:
+        self.config = config
+        self.name = config.name
+        self.queues: tuple[MessageQueue, ...] = ()
+        self.awaited: set[str] = set()
+        self.tally = Tally()
+        self._last_news_s = 0.0
+        self._env: Environment | None = None
+        self._ids = process_unique_keys(local_address())
+
+    @property
+    def env(self) -> Environment:
+        assert self._env is not None, "prepare comes first"
+        return self._env
+
+    @property
+    def history(self) -> HistoryWriter:
+        return self.env.history
+
+    async def prepare(self, env: Environment, admin: Admin) -> None:
+        """Create the topic in every broker group."""
+        self._env = env
+        config = self.config
+        await admin.topic.create(config.topic, config.queues)
+        self.queues = await all_queues(admin, config.topic, config.queues, env.join_timeout_s)
+
+    def consumers(self) -> ConsumerGroup:
+        """Make consumers that accept everything at once."""
+        config, env = self.config, self.env
+        seen = Deliveries(env.history, self.name, config.group, self.arrived)
+        return ConsumerGroup(
+            env.namesrv, env.history, config.topic, config.group, listener=seen.listener
+        )
+
+    async def start_producer(self, stack: AsyncExitStack) -> Producer:
+        group = f"{self.config.group}-producers"
+        producer = Producer(group, self.env.namesrv, instance_config=signing())
+        return await stack.enter_async_context(producer)
+
+    def message(self, name: str, rng: random.Random) -> Message:
+        """Make the message of an operation; its id and its key are `name`."""
+        head = name.encode()
+        body = head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
+        return Message(self.config.topic, body, keys=name, unique_key=name)
+
+    # ---- what is awaited
+
+    def news(self) -> None:
+        """Note that something has happened: it is not quiet yet."""
+        self._last_news_s = time.monotonic()
+
+    def arrived(self, name: str) -> None:
+        self.news()
+        self.awaited.discard(name)
+
+    async def wait_arrived(self, deadline_s: float) -> bool:
+        """Wait until nothing is awaited (True) or it has become quiet (False)."""
+        self.news()
+        while self.awaited:
+            if self.is_quiet(deadline_s):
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def is_quiet(self, deadline_s: float) -> bool:
+        """Return whether nothing has happened for QUIET_S, or the deadline is over."""
+        now_s = time.monotonic()
+        return now_s > deadline_s or now_s - self._last_news_s > self.config.quiet_s
+
+    # ---- operations
+
+    async def send_awaited(
+        self,
+        producer: Producer,
+        process: str,
+        op: int,
+        name: str,
+        message: Message,
+        delay_ms: int = 0,
+    ) -> None:
+        """Send the message of an operation that has begun; await its arrival unless that fails."""
+        self.awaited.add(name)  # it may arrive before its send is answered
+        answer: SendResult | ClientError
+        try:
+            answer = await producer.send(message)
+        except ClientError as error:
+            answer = error
+        if self.ends(process, op, name, answer, delay_ms) is not Outcome.OK:
+            self.awaited.discard(name)
+
+    def begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
+        """Record that an operation begins; return its number and message id."""
+        op, name = self.history.next_op(), self._ids.next()
+        self.tally.invoked += 1
+        self._post("invoke", process, op, name, delay_ms)
+        return op, name
+
+    def ends(
+        self,
+        process: str,
+        op: int,
+        name: str,
+        answer: SendResult | ClientError,
+        delay_ms: int = 0,
+    ) -> Outcome:
+        """Record how it ended. Stored with less than promised counts as unknown."""
+        if isinstance(answer, ClientError):
+            outcome = Outcome.UNKNOWN if answer.outcome_unknown else Outcome.FAIL
+            attempts, error = getattr(answer, "attempts", 0), str(answer)
+        else:
+            outcome = Outcome.OK if answer.status is SendStatus.OK else Outcome.UNKNOWN
+            attempts, error = answer.attempts, "" if outcome is Outcome.OK else str(answer.status)
+        if outcome is Outcome.OK:
+            self.tally.ok += 1
+        elif outcome is Outcome.UNKNOWN:
+            self.tally.unknown += 1
+        else:
+            self.tally.fail += 1
+        self._post(outcome.value, process, op, name, delay_ms, attempts, error)
+        return outcome
+
+    def _post(
+        self,
+        kind: str,
+        process: str,
+        op: int,
+        name: str,
+        delay_ms: int,
+        attempts: int = 0,
+        error: str = "",
+    ) -> None:
+        more = {"error": error} if error else {}
+        self.history.event(
+            kind,
+            "post",
+            process,
+            op,
+            work=self.name,
+            id=name,
+            topic=self.config.topic,
+            delay_ms=delay_ms,
+            attempts=attempts,
+            **more,
+        )
+
+    def write_stored(self, message: MessageExt) -> None:
+        """Record a message that was found in one of the broker's own topics."""
+        self.history.event(
+            "ok",
+            "stored",
+            "scanner",
+            self.history.next_op(),
+            work=self.name,
+            id=message.msg_id,
+            broker=message.broker_name,
+            queue=message.queue_id,
+            offset=message.queue_offset,
+            store_ms=message.store_timestamp_ms,
+        )
+
+    def write_scanned(self, records: int) -> None:
+        """Record that such topics were read to their end."""
+        history = self.history
+        history.event("ok", "scan", "scanner", history.next_op(), work=self.name, records=records)
+
+
+class Work(Protocol):
+    """That in which one workload differs from another."""
+
+    async def prepare(self, admin: Admin) -> None:
+        """Find out or create more than the topic."""
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Start more than the consumers, before they join."""
+
+    def consumers(self) -> Consumers:
+        """Make the consumers."""
+        ...
+
+    async def producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        """Start a producer; return the operation it repeats."""
+        ...
+
+    async def evidence(self, deadline_s: float) -> None:
+        """Record what the broker's own topics say."""
+
+
+class PostedWorkload:
+    """One of these workloads; chaos.workloads.base says in which order it is called."""
+
+    def __init__(self, posting: Posting, work: Work) -> None:
+        self.posting = posting
+        self.config = posting.config
+        self.name = posting.name
+        self._work = work
+        self._admin: Admin | None = None
+        self._consumers: Consumers | None = None
+        self._loops: list[Paced] = []
+        self._tasks = Tasks()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return (self.config.topic,)
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        return ((self.config.topic, self.config.group),)
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return self.posting.queues
+
+    @property
+    def tally(self) -> Tally:
+        return self.posting.tally
+
+    async def prepare(self, env: Environment) -> None:
+        """Create the topic, and what else there has to be."""
+        async with Admin(env.namesrv, instance_config=signing()) as admin:
+            await self.posting.prepare(env, admin)
+            await self._work.prepare(admin)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Let consumers join, then begin the load."""
+        config, posting = self.config, self.posting
+        env = posting.env
+        await self._work.begin(stack)
+        self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
+        self._consumers = await stack.enter_async_context(self.make_consumers())
+        for number in range(config.consumers):
+            await self._consumers.join(f"{config.name}-consumer-{number}")
+        await self._consumers.wait_shared_out(posting.queues, env.join_timeout_s)
+        stack.push_async_callback(self._tasks.cancel)
+        for number in range(config.producers):
+            name = f"{config.name}-producer-{number}"
+            work = await self.make_producer(stack, name, random.Random(env.rng.random()))
+            loop = Paced(config.rate_per_s / config.producers, config.window, self.tally, work)
+            self._loops.append(loop)
+            self._tasks.spawn(loop.run(), name)
+
+    def make_consumers(self) -> Consumers:
+        """Make consumers of the group, without a member yet. `prepare` comes first."""
+        return self._work.consumers()
+
+    async def make_producer(
+        self, stack: AsyncExitStack, name: str, rng: random.Random
+    ) -> Callable[[int], Awaitable[None]]:
+        """Start a producer; return the operation it repeats."""
+        return await self._work.producer(stack, name, rng)
+
+    def stop(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+
+    async def drain(self) -> bool:
+        await self._tasks.finish()
+        posting = self.posting
+        env = posting.env
+        deadline_s = time.monotonic() + env.drain_timeout_s
+        arrived = await posting.wait_arrived(deadline_s)
+        if not arrived:
+            env.say(f"{self.name}: {len(posting.awaited)} messages have not come")
+        await self._work.evidence(deadline_s)
+        assert self._admin is not None
+        assert self._consumers is not None
+        drained = await drain_group(
+            self._admin, env.history, self._consumers, posting.queues, env.drain_timeout_s
+        )
+        return arrived and drained
+
+    def failure(self) -> BaseException | None:
+        return self._tasks.failure()
+
+
+class Scanner:
+    """Reads queues of brokers' own topics from where it stopped the last time."""
+
+    def __init__(self, consumer: PullConsumer) -> None:
+        self._consumer = consumer
+        self._next: dict[MessageQueue, int] = {}
+
+    async def read(self, queue: MessageQueue) -> list[MessageExt]:
+        """Return what is new. Raises ClientError."""
+        found: list[MessageExt] = []
+        consumer = self._consumer
+        end = await consumer.max_offset(queue)
+        offset = self._next.get(queue, 0)
+        while offset < end:
+            result = await consumer.pull(queue, offset, SCAN_BATCH)
+            found += result.messages
+            if result.next_offset <= offset:
+                break
+            offset = result.next_offset
+            self._next[queue] = offset
+        return found

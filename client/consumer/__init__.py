@@ -1,0 +1,1 @@
+"""Consumers: push, pull, lite pull and simple, with their offsets and queue locks."""

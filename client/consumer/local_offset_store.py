@@ -1,0 +1,156 @@
+"""Offsets of broadcasting consumers: every member keeps its own.
+
+The file has the format of Java's LocalFileOffsetStore and the same place below the home directory,
+so that a member may be replaced by one in the other language:
+    <directory>/<ip>@<instance name>/<group>/offsets.json
+    {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}
+The previous version stands beside it as offsets.json.bak, which is read if the file is damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fast_json import dumps, loads_object
+from raftmq.remoting.threads import in_thread_to_its_end
+
+from ..instance import ClientInstance, local_address
+from ..message import MessageModel, MessageQueue
+from .offsets import OffsetTable
+from .remote_offset_store import Offsets, OffsetStore, OnCommit
+
+logger = logging.getLogger(__name__)
+
+INSTANCE_NAME = "DEFAULT"
+
+
+class OffsetStorage(Protocol):
+    """Storage for a broadcasting consumer's offsets; users may pass their own. Both methods are
+    called in a thread, one call at a time. An error that `save` raises is logged, and saving is
+    tried again."""
+
+    def load(self) -> Mapping[MessageQueue, int]: ...
+
+    def save(self, offsets: Mapping[MessageQueue, int]) -> None: ...
+
+
+def offset_file(group: str, address: str, directory: Path | None = None) -> Path:
+    """Return the path at which Java keeps the group's offsets."""
+    root = directory or Path.home() / ".rocketmq_offsets"
+    return root / f"{address}@{INSTANCE_NAME}" / group / "offsets.json"
+
+
+class OffsetFile:
+    """An offsets.json with its backup."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> dict[MessageQueue, int]:
+        """Return the offsets saved last, or the ones before if those are damaged; {} if there are
+        none. Raises OSError."""
+        for path in (self.path, self._backup):
+            try:
+                return parse_offsets(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                logger.warning("offset_file_damaged path=%s error=%s", path, error)
+        return {}
+
+    def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Replace the file as a whole. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name(self.path.name + ".tmp")
+        with open(fresh, "wb") as file:
+            file.write(offsets_json(offsets))
+            file.flush()
+            os.fsync(file.fileno())
+        if self.path.exists():
+            os.replace(self.path, self._backup)
+        os.replace(fresh, self.path)
+
+    @property
+    def _backup(self) -> Path:
+        return self.path.with_name(self.path.name + ".bak")
+
+
+def offsets_json(offsets: Mapping[MessageQueue, int]) -> bytes:
+    return dumps({"offsetTable": dict(offsets)})
+
+
+def parse_offsets(data: bytes) -> dict[MessageQueue, int]:
+    """Parse an offset file. Raises ValueError if it does not have the format."""
+    try:
+        table = loads_object(data)["offsetTable"]
+        if not all(isinstance(queue, MessageQueue) for queue in table):
+            raise TypeError("not every key is a queue")
+        return {queue: int(offset) for queue, offset in table.items()}
+    except (RemotingError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an offset file: {error!r}") from error
+
+
+class LocalOffsetStore:
+    """OffsetStore's interface on top of an OffsetStorage."""
+
+    def __init__(self, storage: OffsetStorage) -> None:
+        self.table = OffsetTable()
+        self._storage = storage
+        self._saved: dict[MessageQueue, int] | None = None
+        self._one = asyncio.Lock()
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        return (await self._load()).get(queue)
+
+    async def commit_oneway(self) -> None:
+        await self.commit_confirmed()
+
+    async def commit_confirmed(
+        self, queues: Iterable[MessageQueue] | None = None
+    ) -> dict[MessageQueue, int]:
+        """Save the offsets that moved; return them, or {} if that failed (logged, and tried again
+        at the next commit)."""
+        dirty = self.table.dirty(queues)
+        if not dirty:
+            return {}
+        saved = await self._load()
+        async with self._one:
+            merged = {**saved, **dirty}
+            try:
+                await in_thread_to_its_end(self._storage.save, merged)
+            except Exception as error:  # a storage may be the user's own
+                logger.error("offsets_not_saved error=%r", error)
+                return {}
+            saved.update(dirty)
+        for queue, offset in dirty.items():
+            self.table.told(queue, offset)
+        return dirty
+
+    async def _load(self) -> dict[MessageQueue, int]:
+        async with self._one:
+            if self._saved is None:
+                self._saved = dict(await in_thread_to_its_end(self._storage.load))
+            return self._saved
+
+
+def offsets_of(
+    group: str,
+    instance: ClientInstance,
+    model: MessageModel,
+    storage: OffsetStorage | None,
+    on_commit: OnCommit | None = None,
+    on_committing: OnCommit | None = None,
+) -> Offsets:
+    """Make a consumer's offsets: on the brokers, or, broadcasting, in `storage` (None: a file)."""
+    if model is not MessageModel.BROADCASTING:
+        return OffsetStore(group, instance, on_commit, on_committing)
+    if storage is None:
+        storage = OffsetFile(offset_file(group, socket.inet_ntoa(local_address())))
+    return LocalOffsetStore(storage)

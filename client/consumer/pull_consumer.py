@@ -1,0 +1,281 @@
+"""The pull consumer: returns messages of a queue from an offset, on request. It does not share a
+group's queues.
+
+    async with PullConsumer("group", "127.0.0.1:9876") as consumer:
+        for queue in await consumer.queues("orders"):
+            await consumer.seek_to_committed(queue)
+            result = await consumer.fetch(queue)
+
+`pull` is stateless; `fetch` goes on where the last one, or `seek`, left off. Every call finds the
+leader through a failover. Messages may come from a follower if the brokers suggest one (cold data);
+offsets, and the answer that there are no messages, are accepted from the leader only. PushConsumer
+calls a listener instead; LitePullConsumer is polled, too, but shares a topic's queues with its
+group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError, RemotingError
+from raftmq.remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, PullResponseHeader
+from raftmq.store.record import RecordError
+
+from ..decode import decode_messages
+from ..errors import BrokerRefused, ClientError
+from ..instance import ClientInstance, InstanceConfig
+from ..lifecycle import entered, left
+from ..message import MessageExt, MessageModel, MessageQueue
+from ..route import LEADER_ID
+from ..subscription import ALL, Subscription, consumer_heartbeat, subscribe
+from .offsets import ConsumeFrom
+from .remote_offset_store import OffsetStore, max_offset, min_offset, offset_for
+
+logger = logging.getLogger(__name__)
+
+ANSWER_GRACE_MS = 3000
+FOLLOWER_MS = 1000  # it may be frozen, and the leader needs the rest of the time
+SUBSCRIPTIONS_MAX = 10_000  # expressions remembered; a client that uses more is refused
+BYTES_MAX = 4 * 1024 * 1024
+
+
+class PullStatus(Enum):
+    """The outcome of a pull. OFFSET_ILLEGAL: outside of the queue; `next_offset` is the nearest."""
+
+    FOUND = 0
+    NO_NEW_MESSAGE = 19
+    NO_MATCHED_MESSAGE = 20
+    OFFSET_ILLEGAL = 21
+
+
+class PullResult(NamedTuple):
+    """A pull's result. `next_offset` is where to pull next; the queue has messages in
+    [min_offset, max_offset)."""
+
+    status: PullStatus
+    messages: list[MessageExt]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class PullConsumer:
+    """A pull consumer. Every method raises ClientError: NoRoute, BrokerUnreachable,
+    BrokerRefused."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        self.group = group
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._offsets = OffsetStore(group, self._instance)
+        self._positions: dict[MessageQueue, int] = {}
+        self._subscriptions: dict[tuple[str, str, str], Subscription] = {}
+        self._suggested: dict[MessageQueue, int] = {}  # brokerIds of followers to pull from next
+
+    __aenter__, __aexit__ = entered, left
+
+    async def start(self) -> None:
+        """Start, without waiting for any server. Raises TlsError."""
+        await self._instance.start(self._heartbeat)
+
+    async def stop(self) -> None:
+        """Unregister at the brokers and close every connection."""
+        await self._instance.leave(None, self.group)
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Ask for the topic's route and return its readable queues."""
+        return (await self._instance.directory.refresh(topic)).read_queues(topic)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        count_max: int = 32,
+        expression: str = ALL,
+        expression_type: str = "TAG",
+        wait_ms: int = 0,
+    ) -> PullResult:
+        """Return matching messages from `offset` on; wait up to `wait_ms` until there are some. A
+        broker's answer is waited for up to 3 s longer; then this raises BrokerUnreachable."""
+        deadline_s = asyncio.get_running_loop().time() + (wait_ms + ANSWER_GRACE_MS) / 1000
+        subscription = self._subscription(queue.topic, expression, expression_type)
+        await self._know(queue)
+        header = PullHeader(
+            self.group,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            count_max,
+            PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0),
+            0,
+            wait_ms,
+            subscription.expression,
+            subscription.version,
+            subscription.expression_type,
+            BYTES_MAX,
+            queue.broker_name,
+        )
+        response = await self._ask_follower(queue, header)
+        if response is None:
+            response = await self._ask(queue, header, deadline_s)
+        try:
+            answer = PullResponseHeader.parse(response.ext)
+            self._suggested[queue] = answer.suggested_broker_id
+            status = PullStatus(response.code)
+            messages: list[MessageExt] = []
+            if status is PullStatus.FOUND:
+                wanted = subscription.wanted_tags()
+                messages = decode_messages(response.body, queue.broker_name, wanted)
+                messages = [message for message in messages if message.queue_offset >= offset]
+        except (ValueError, HeaderError, RecordError) as error:
+            remark = response.remark or f"not understood: {error}"
+            raise BrokerRefused(response.code, remark, queue.broker_name) from error
+        if status is PullStatus.FOUND and not messages:
+            status = PullStatus.NO_MATCHED_MESSAGE
+        following = answer.next_offset
+        return PullResult(status, messages, following, answer.offset_min, answer.offset_max)
+
+    async def fetch(
+        self,
+        queue: MessageQueue,
+        count_max: int = 32,
+        expression: str = ALL,
+        expression_type: str = "TAG",
+        wait_ms: int = 0,
+    ) -> list[MessageExt]:
+        """Return messages from the queue's position on, and move it past them. It begins at the
+        committed offset, or at the first offset. A position that retention has passed moves
+        forward; one beyond the end stays, because a replica that lags may say so."""
+        if queue not in self._positions:
+            await self.seek_to_committed(queue)
+        offset = self._positions[queue]
+        result = await self.pull(queue, offset, count_max, expression, expression_type, wait_ms)
+        illegal = result.status is PullStatus.OFFSET_ILLEGAL
+        if (not illegal or result.next_offset > offset) and self._positions.get(queue) == offset:
+            self._positions[queue] = max(offset, result.next_offset)
+        return result.messages
+
+    def give_back(self, messages: Sequence[MessageExt]) -> None:
+        """Take back what the latest `fetch` of a queue returned: the next one returns it again."""
+        if messages:
+            self.seek(messages[0].queue, messages[0].queue_offset)
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """Return where `fetch` goes on; None before the first one."""
+        return self._positions.get(queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Have `fetch` go on at `offset`."""
+        self._positions[queue] = offset
+
+    async def seek_to_committed(self, queue: MessageQueue) -> int:
+        """Seek to the group's committed offset, or to the first offset if there is none; return
+        it."""
+        offset = await self.committed(queue)
+        self._positions[queue] = await self.min_offset(queue) if offset is None else offset
+        return self._positions[queue]
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Return the group's committed offset; None for none."""
+        await self._know(queue)
+        return await self._offsets.committed(queue)
+
+    async def commit(self, queue: MessageQueue, offset: int | None = None) -> None:
+        """Commit `offset`, or the position; return when the broker has it."""
+        chosen = self._positions.get(queue) if offset is None else offset
+        if chosen is None:
+            raise ClientError(-1, f"nothing was fetched of {queue}")
+        await self._know(queue)
+        await self._offsets.write(queue, chosen)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Return the first offset the queue still holds."""
+        await self._know(queue)
+        return await min_offset(self._instance, queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Return the offset just after the last message."""
+        await self._know(queue)
+        return await max_offset(self._instance, queue)
+
+    async def offset_for(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the offset of the first message stored at that time or later; the one after the
+        last message if there is none."""
+        await self._know(queue)
+        return await offset_for(self._instance, queue, timestamp_ms)
+
+    # ---- inside
+
+    async def _know(self, queue: MessageQueue) -> None:
+        """Ask for the route if nothing is known of the queue's group."""
+        if not self._instance.directory.group(queue.broker_name).addresses:
+            await self._instance.directory.refresh(queue.topic)
+
+    async def _ask_follower(
+        self, queue: MessageQueue, header: PullHeader
+    ) -> RemotingCommand | None:
+        """Pull from a suggested follower; None if none was suggested, or it has nothing."""
+        group = self._instance.directory.group(queue.broker_name)
+        address = group.replica(self._suggested.pop(queue, LEADER_ID))
+        if address is None or address in (group.leader, group.route_leader):
+            return None
+        flag = header.sys_flag & ~PULL_SUSPEND
+        now = header._replace(sys_flag=flag, suspend_timeout_ms=0)
+        command = RemotingCommand.request(RequestCode.PULL_MESSAGE, now.to_ext())
+        try:
+            response = await self._instance.remoting.invoke(address, command, FOLLOWER_MS)
+        except RemotingError as error:
+            logger.info("follower_pull_failed queue=%s address=%s %s", queue, address, error)
+            return None
+        return response if response.code == ResponseCode.SUCCESS else None
+
+    async def _ask(
+        self, queue: MessageQueue, header: PullHeader, deadline_s: float
+    ) -> RemotingCommand:
+        """Ask the leader. A broker that is asked again waits only for what is left of the time."""
+        now = asyncio.get_running_loop().time
+
+        def command() -> RemotingCommand:
+            left_ms = max(0, round((deadline_s - now()) * 1000) - ANSWER_GRACE_MS)
+            flag = header.sys_flag if left_ms else header.sys_flag & ~PULL_SUSPEND
+            left = header._replace(sys_flag=flag, suspend_timeout_ms=left_ms)
+            return RemotingCommand.request(RequestCode.PULL_MESSAGE, left.to_ext())
+
+        for again in (True, False):
+            response = await self._instance.invoke_leader(
+                queue.broker_name,
+                command,
+                header.suspend_timeout_ms + ANSWER_GRACE_MS,
+                deadline_s=deadline_s,
+            )
+            if response.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST or not again:
+                break
+            await self._instance.heartbeat_all(deadline_s - now())  # creates the group, if allowed
+        return response
+
+    def _subscription(self, topic: str, expression: str, kind: str) -> Subscription:
+        key = (topic, expression, kind)
+        found = self._subscriptions.get(key)
+        if found is None:
+            if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
+                raise ClientError(-1, f"{SUBSCRIPTIONS_MAX} expressions are in use already")
+            found = subscribe(topic, expression, int(time.time() * 1000), kind)
+            self._subscriptions[key] = found
+        return found
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        topics = {subscription.topic: subscription for subscription in self._subscriptions.values()}
+        model, begin = MessageModel.CLUSTERING.value, ConsumeFrom.LAST_OFFSET.value
+        return consumer_heartbeat(self.group, "CONSUME_ACTIVELY", model, begin, topics.values())

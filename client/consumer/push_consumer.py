@@ -1,0 +1,294 @@
+"""The push consumer: joins a group, takes its share of the queues, feeds a listener.
+
+    async def listen(messages: list[MessageExt]) -> ConsumeResult: ...
+
+    consumer = PushConsumer("group", "127.0.0.1:9876", listen)
+    consumer.subscribe("orders", "created || paid")
+    async with consumer: ...
+
+Clustering: each queue has one consumer of the group (client.consumer.rebalance). Delivery is at
+least once: the offset after the last finished message is committed every `commit_interval_ms`, when
+a queue is given up, and (confirmed) at the end. Orderly: a queue is consumed only under its
+broker's lock (client.consumer.queue_locks). Broadcasting: every consumer has every queue and keeps
+the offsets itself (client.consumer.local_offset_store). client.consumer.consume_service says what
+happens to messages that fail. The listener may be a coroutine function or a plain callable; a plain
+one runs on the event loop and must not block (client.sync runs blocking listeners in threads).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
+from raftmq.remoting.errors import RemotingError
+
+from ..errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
+from ..instance import ClientInstance, InstanceConfig
+from ..lifecycle import entered, left
+from ..message import RETRY_PREFIX, MessageModel, MessageQueue
+from ..subscription import ALL, check_in_broker
+from .consume_service import (
+    BroadcastDeliverer,
+    ConcurrentDeliverer,
+    Deliverer,
+    FailurePolicy,
+    GuardedListener,
+    Listener,
+    OrderlyDeliverer,
+)
+from .listener_log import ListenerLog
+from .local_offset_store import OffsetStorage, offsets_of
+from .membership import Membership
+from .offsets import ConsumeFrom
+from .process_queue import Batch
+from .queue_locks import LockConfig
+from .queue_puller import PullConfig, QueueWorker
+from .remote_offset_store import OnCommit
+from .send_back import SendBack
+from .server_requests import Asked
+
+logger = logging.getLogger(__name__)
+
+RETRY_ROUTE_PAUSE_S = 1.0  # a retry topic's route appears a moment after its first message
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """A push consumer's settings; times in milliseconds.
+
+    `orderly`: one batch of a queue at a time, in order, under the broker's lock; failures block the
+    queue. `confirm_commits`: periodic commits wait for the broker's answer. `offset_storage`: for a
+    broadcasting consumer; None means a file below the home directory. All members of a group must
+    use one `allocation`. `consume_timeout_ms`: messages that a concurrent listener has held for
+    longer are sent back to the broker, to be redelivered; 0: never. `listeners_max`: concurrent
+    calls of the listener over all queues (each queue has at most `pull.consume_tasks`); 0: no
+    limit. `stop_grace_ms`: how long `stop` waits for listeners. Of a blocking consumer's, threads
+    that take longer run on, and the interpreter waits for them when it exits."""
+
+    orderly: bool = False
+    message_model: MessageModel = MessageModel.CLUSTERING
+    allocation: AllocationStrategy = allocate_averagely
+    consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET
+    consume_from_timestamp_ms: int = 0
+    rebalance_interval_ms: int = 20_000
+    commit_interval_ms: int = 5_000
+    confirm_commits: bool = False
+    stop_grace_ms: int = 5_000
+    consume_timeout_ms: int = 15 * 60_000
+    listeners_max: int = 0
+    pull: PullConfig = field(default_factory=PullConfig)
+    failure: FailurePolicy = field(default_factory=FailurePolicy)
+    lock: LockConfig = field(default_factory=LockConfig)
+    offset_storage: OffsetStorage | None = None
+
+
+class PushConsumer:
+    """A push consumer. It belongs to one event loop and is not thread-safe (client.sync is).
+
+    `on_commit(queue, offset)` is called for every commit that a broker confirmed, and
+    `on_committing(queue, offset)` before each request of one that waits for confirmation.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        listener: Listener,
+        *,
+        config: ConsumerConfig | None = None,
+        instance_config: InstanceConfig | None = None,
+        on_commit: OnCommit | None = None,
+        on_committing: OnCommit | None = None,
+    ) -> None:
+        self.group = group
+        config = config or ConsumerConfig()
+        if config.orderly:
+            config = replace(config, pull=replace(config.pull, consume_tasks=1))
+        self.config = config
+        self._listener = GuardedListener(listener, ListenerLog(group))
+        self._instance = instance = ClientInstance(namesrv, instance_config)
+        model, storage = config.message_model, config.offset_storage
+        self._broadcasting = model is MessageModel.BROADCASTING
+        offsets = offsets_of(group, instance, model, storage, on_commit, on_committing)
+        lock = config.lock if config.orderly and not self._broadcasting else None
+        self.membership = Membership(
+            group, "CONSUME_PASSIVELY", instance, self, offsets, config, config.pull, lock,
+            config.stop_grace_ms,
+        )  # fmt: skip
+        self._deliverer = self._new_deliverer()
+        self._asked = Asked(self.membership, self, self._listener, config.orderly)
+        self._retry_look: asyncio.TimerHandle | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Return the id by which brokers know this consumer; empty before the first start."""
+        return self._instance.client_id
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """Return the queues this consumer holds now."""
+        return self.membership.queues
+
+    @property
+    def timed_out(self) -> int:
+        """Count the messages sent back because the listener held them for `consume_timeout_ms`."""
+        one = self._deliverer
+        return one.timed_out if isinstance(one, ConcurrentDeliverer) else 0
+
+    @property
+    def called_by_listener(self) -> bool:
+        """Return whether a call of the listener, which has not returned, is calling this."""
+        return self._listener.calling
+
+    @property
+    def offsets(self) -> dict[MessageQueue, int]:
+        """Return each held queue's finished offset: what has been or will be committed."""
+        return self.membership.offsets.table.finished()
+
+    __aenter__, __aexit__ = entered, left
+
+    def subscribe(self, topic: str, expression: str = ALL, expression_type: str = "TAG") -> None:
+        """Subscribe to `topic`, before or after `start`. Raises ClientError (bad expression).
+
+        `expression_type` is TAG ("a || b") or SQL92, which brokers evaluate if configured to.
+        A changed expression for a topic already consumed applies from the next rebalance on."""
+        self.membership.subscribe(topic, expression, expression_type)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up the topic's queues at the next rebalance, and request one at once."""
+        self.membership.unsubscribe(topic)
+
+    async def start(self) -> None:
+        """Join the group. Waits for a server only to have SQL92 expressions checked; raises
+        BrokerRefused if one is invalid or the broker does not filter by SQL92."""
+        if not self._broadcasting:
+            self.membership.subscribe(RETRY_PREFIX + self.group, ALL, "TAG")
+        await self.membership.start(self._asked.handlers())
+        try:
+            await self._check_expressions()
+        except BaseException:
+            await self._instance.leave(None, self.group)
+            raise
+        self.membership.rebalancer.start()
+        self._instance.spawn(self._commit_forever(), "commit offsets")
+        if isinstance(self._deliverer, ConcurrentDeliverer) and self.config.consume_timeout_ms:
+            work = self._deliverer.expire_forever(self.config.consume_timeout_ms)
+            self._instance.spawn(work, "consume time-outs")
+
+    async def stop(self) -> None:
+        """Stop pulling, let the listener finish (`stop_grace_ms`), commit (confirmed), and leave
+        the group. In the listener it returns at once: the stop waits for the listener's return."""
+        if not self._instance.running:
+            return
+        if self._retry_look is not None:
+            self._retry_look.cancel()
+        if self.called_by_listener:
+            self.membership.begin_to_stop()
+        else:
+            await self.membership.stop()
+
+    async def commit(self) -> dict[MessageQueue, int]:
+        """Commit now the offsets that moved since the last commit; return those confirmed."""
+        return await self.membership.offsets.commit_confirmed()
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue a held queue at `offset`; cached messages are dropped."""
+        worker = self.membership.workers[queue]
+        worker.reset(offset)
+        self.membership.offsets.table.begin(queue, offset)
+
+    def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
+        """Stop pulling from these queues (None: all held now); cached messages are still
+        delivered."""
+        for queue in self.membership.workers if queues is None else queues:
+            self.membership.workers[queue].pause()
+
+    def resume(self, queues: Sequence[MessageQueue] | None = None) -> None:
+        """Pull from these queues again (None: from all held now)."""
+        for queue in self.membership.workers if queues is None else queues:
+            self.membership.workers[queue].resume()
+
+    # ---- called by the queue workers
+
+    def arrived(self, queue: MessageQueue) -> None:
+        """Do nothing: the worker's own tasks take the messages."""
+
+    async def consume(self, queue: MessageQueue, batch: Batch, finish: Callable[[], None]) -> None:
+        await self._deliverer.deliver(queue, batch.messages, finish)
+
+    def advanced(self, queue: MessageQueue, offset: int) -> None:
+        self.membership.offsets.table.advance(queue, offset)
+
+    def rewound(self, queue: MessageQueue, offset: int) -> None:
+        self.membership.offsets.table.begin(queue, offset)
+
+    # ---- called by the membership
+
+    def began(self, worker: QueueWorker, offset: int) -> None:
+        """Do nothing: the worker and the offset table keep everything that is needed."""
+
+    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+        await self.membership.offsets.commit_confirmed(queues)
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        """Do nothing: a push consumer has no use for it."""
+
+    # ---- called on an administrator's request
+
+    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, offset in offsets.items():
+            await self.seek(queue, offset)
+        await self.commit()
+
+    # ---- inside
+
+    def _new_deliverer(self) -> Deliverer:
+        config, locks = self.config, self.membership.locks
+        if self._broadcasting:
+            return BroadcastDeliverer(self._listener)
+        back = SendBack(self.group, self._instance)
+        if locks is not None:
+            return OrderlyDeliverer(self._listener, back, config.failure, locks)
+        return ConcurrentDeliverer(
+            self._listener, back, config.failure, self._sent_back, config.listeners_max
+        )
+
+    async def _check_expressions(self) -> None:
+        """Have a broker check (46) expressions that only brokers can judge. A cluster that is not
+        up yet is no error."""
+        for subscription in list(self.membership.subscriptions.values()):
+            if subscription.expression_type == "TAG":
+                continue
+            try:
+                await check_in_broker(self._instance, self.group, subscription)
+            except BrokerRefused:
+                raise
+            except (NoRoute, BrokerUnreachable, ClientError, RemotingError) as error:
+                logger.warning("expression_not_judged topic=%s %s", subscription.topic, error)
+
+    def _sent_back(self, broker_name: str) -> None:
+        """Look for the retry topic soon: the first message sent back creates it, and the regular
+        rebalance would find it only after up to 20 s."""
+        retry_topic = RETRY_PREFIX + self.group
+        known = any(
+            queue.topic == retry_topic and queue.broker_name == broker_name
+            for queue in self.membership.workers
+        )
+        if not known and self._retry_look is None:
+            loop = asyncio.get_running_loop()
+            self._retry_look = loop.call_later(RETRY_ROUTE_PAUSE_S, self._look_for_retries)
+
+    def _look_for_retries(self) -> None:
+        self._retry_look = None
+        self.membership.rebalancer.ask()
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.commit_interval_ms / 1000)
+            if self.config.confirm_commits:
+                await self.membership.offsets.commit_confirmed()
+            else:
+                await self.membership.offsets.commit_oneway()

@@ -1,0 +1,190 @@
+"""Rebalancing: joins a group and keeps computing which queues this consumer has to hold.
+
+It runs every `interval_ms`, when a broker says that the group changed (40), and on request. In
+clustering a strategy shares the queues among the members that the broker names; in broadcasting
+every member has all. The owner takes and gives up the queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from raftmq.remoting.allocation import AllocationStrategy
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fast_json import loads_object
+
+from ..errors import ClientError, NameServerUnreachable, NoRoute
+from ..instance import ClientInstance
+from ..message import RETRY_PREFIX, MessageQueue
+from ..subscription import Subscription
+
+logger = logging.getLogger(__name__)
+
+UNROUTED_S = 10.0  # a topic may come into being when the first message is sent to it
+UNSETTLED_PAUSE_S = 0.5  # before a rebalance that did not succeed is tried again
+
+
+class QueueHolder(Protocol):
+    """The parts of its consumer that a rebalancer calls."""
+
+    def held(self) -> Mapping[MessageQueue, Subscription]:
+        """Return the queues held now, each with the subscription it is pulled with."""
+        ...
+
+    async def take(self, queue: MessageQueue, subscription: Subscription) -> bool:
+        """Begin with a queue; return False to be asked again soon."""
+        ...
+
+    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+        """Give up queues, after committing everything finished."""
+        ...
+
+    def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
+        """Take note that the allocation of `topic` was computed; `queues` are all it has."""
+        ...
+
+
+class Rebalancer:
+    """Computes one consumer's queues. `strategy` None: broadcasting."""
+
+    def __init__(
+        self,
+        group: str,
+        instance: ClientInstance,
+        owner: QueueHolder,
+        strategy: AllocationStrategy | None,
+        interval_ms: int,
+    ) -> None:
+        self.subscriptions: dict[str, Subscription] = {}
+        self._group = group
+        self._instance = instance
+        self._owner = owner
+        self._strategy = strategy
+        self._interval_ms = interval_ms
+        self._wanted = asyncio.Event()
+        self._announced: set[str] = set()  # broker groups told of us since the last change
+        self._unrouted: dict[str, float] = {}  # topic → since when it has no route; loop time, s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._wanted.set()
+        self._task = self._instance.spawn(self._run(), "rebalance")
+
+    async def stop(self) -> None:
+        """Stop taking queues."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    def ask(self) -> None:
+        """Rebalance soon."""
+        self._wanted.set()
+
+    def ids_changed(self, request: RemotingCommand) -> None:
+        """Handle 40 (one-way): a group's members changed."""
+        if (request.ext or {}).get("consumerGroup") == self._group:
+            self._wanted.set()
+
+    def subscription_changed(self) -> None:
+        """Rebalance, with heartbeats first: brokers have to know the new subscription."""
+        self._announced.clear()
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        interval = self._interval_ms / 1000
+        while True:
+            try:
+                async with asyncio.timeout(interval):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass  # the regular interval is over
+            self._wanted.clear()
+            settled = await self._once()
+            interval = self._interval_ms / 1000 if settled else UNSETTLED_PAUSE_S
+
+    async def _once(self) -> bool:
+        """Go through all topics once; return False if something has to be tried again soon."""
+        held = {queue.topic for queue in self._owner.held()}
+        topics = [*(held - self.subscriptions.keys()), *self.subscriptions]
+        return all([await self._settled(topic) for topic in topics])
+
+    async def _settled(self, topic: str) -> bool:
+        """Go through one topic; return False if it has to be tried again soon. An error does not
+        keep the other topics, or the next time, from their turn."""
+        try:
+            return await self._topic(topic)
+        except NoRoute as error:
+            if topic.startswith(RETRY_PREFIX):  # it is created with the first failure
+                return True
+            self._without_route(topic, error)
+        except (ClientError, RemotingError) as error:
+            logger.warning("rebalance_failed group=%s topic=%s error=%s", self._group, topic, error)
+        except Exception:  # ring boundary: for example, the strategy is the user's
+            logger.exception("rebalance_failed group=%s topic=%s", self._group, topic)
+        return False
+
+    def _without_route(self, topic: str, error: NoRoute) -> None:
+        """Log it once a minute if it lasts: the topic may be misspelt, or not for this account."""
+        now = asyncio.get_running_loop().time()
+        lasts = now - self._unrouted.setdefault(topic, now) >= UNROUTED_S
+        if lasts and self._instance.log_pace.due((topic, error.message)) is not None:
+            words = " ".join(str(error).splitlines())
+            logger.warning("rebalance_without_route topic=%s error=%s", topic, words)
+
+    async def _topic(self, topic: str) -> bool:
+        subscription = self.subscriptions.get(topic)
+        if subscription is None:
+            self._unrouted.pop(topic, None)
+            await self._owner.give_up([q for q in self._owner.held() if q.topic == topic])
+            return True
+        route = await self._instance.directory.refresh(topic)
+        self._unrouted.pop(topic, None)
+        queues = route.read_queues(topic)
+        if not queues:
+            raise NoRoute(topic, "it has no queue that may be read")
+        names = sorted({queue.broker_name for queue in queues})
+        if set(names) - self._announced:
+            await self._instance.heartbeat_all()  # makes us a member for these brokers
+            self._announced.update(names)
+        if self._strategy is None:
+            mine: tuple[MessageQueue, ...] = queues
+        else:
+            client_id = self._instance.client_id
+            client_ids = await self._members(names)
+            if client_id not in client_ids:
+                self._announced -= set(names)
+                return False
+            mine = self._strategy(queues, client_ids, client_id)
+        self._owner.queues_changed(topic, queues)
+        held = {q: by for q, by in self._owner.held().items() if q.topic == topic}
+        kept = {queue for queue in mine if held.get(queue) == subscription}
+        if held.keys() - kept:  # another's now, or pulled with an old subscription
+            await self._owner.give_up(sorted(held.keys() - kept))
+        taking = (self._owner.take(queue, subscription) for queue in sorted(set(mine) - kept))
+        return all(await asyncio.gather(*taking))
+
+    async def _members(self, broker_names: Sequence[str]) -> list[str]:
+        """Return the client ids of the group, from the first broker group that answers."""
+        ext = {"consumerGroup": self._group}
+        failure: ClientError | None = None
+        for name in broker_names:
+            try:
+                response = await self._instance.invoke_leader(
+                    name,
+                    lambda: RemotingCommand.request(
+                        RequestCode.GET_CONSUMER_LIST_BY_GROUP, dict(ext)
+                    ),
+                )
+            except ClientError as error:
+                failure = error
+                continue
+            if response.code == ResponseCode.SUCCESS:
+                return [str(i) for i in loads_object(response.body).get("consumerIdList") or ()]
+            logger.info("no_members_yet group=%s remark=%s", self._group, response.remark)
+            return []
+        raise failure or NameServerUnreachable("no broker group to ask for members")

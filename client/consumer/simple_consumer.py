@@ -1,0 +1,428 @@
+"""The simple consumer: receives messages one lot at a time and acknowledges each by itself.
+
+    async with SimpleConsumer("billing", "127.0.0.1:9876") as consumer:
+        await consumer.subscribe("orders")
+        for message in await consumer.receive(invisible_ms=30_000):
+            ...
+            await consumer.ack([message])
+
+The broker shares the messages of a topic out among the group's consumers (pop): there are no queues
+to be assigned, so a slow message keeps no other one back, and consumers may come and go at any
+time. A message that was received is invisible for the others until its time is over. What is not
+acknowledged by then comes again, with a higher `reconsume_times`, and in the end is a dead letter.
+Works with brokers of ours and with Apache's from 5.0 on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fast_json import dumps
+from raftmq.remoting.names import pop_retry_topic
+from raftmq.remoting.pop_headers import (
+    COUNT_MAX,
+    FIRST_POP_TIME,
+    INIT_MAX,
+    INIT_MIN,
+    POP_CK,
+    AckHeader,
+    BatchAck,
+    ChangeHeader,
+    ChangeResponseHeader,
+    Handle,
+    PopHeader,
+    PopResponseHeader,
+    by_queue,
+    handle_told,
+    kind_of,
+)
+from raftmq.store.record import RecordError
+
+from ..decode import decode_messages
+from ..errors import BrokerRefused, ClientClosed, ClientError, NoRoute
+from ..instance import ClientInstance, InstanceConfig
+from ..lifecycle import entered, left
+from ..message import MessageExt, MessageModel
+from ..subscription import ALL, Subscription, consumer_heartbeat, subscribe, tag_of
+from .late_pops import Answer, LatePops, Pop, Target
+from .offsets import ConsumeFrom
+
+INVISIBLE_MS = 60_000
+AWAIT_MS = 20_000
+SLICE_MS = 1_000  # so long one broker of several is waited at, before the next is asked
+ANSWER_GRACE_MS = 3_000
+NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
+
+
+class SimpleConsumer:
+    """A simple consumer, on one event loop. Methods raise ClientError; several may run at a
+    time."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | Sequence[str],
+        *,
+        consume_from: ConsumeFrom = ConsumeFrom.LAST_OFFSET,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        """`consume_from`: where a new group begins; FIRST_OFFSET or LAST_OFFSET."""
+        self.group = group
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._begin = consume_from
+        self._subscriptions: dict[str, Subscription] = {}
+        self._turn = 0
+        self._late = LatePops()
+
+    __aenter__, __aexit__ = entered, left
+
+    @property
+    def client_id(self) -> str:
+        """Return the id by which brokers know this consumer; empty before the first start."""
+        return self._instance.client_id
+
+    async def start(self) -> None:
+        """Start, without waiting for any server. Raises TlsError."""
+        await self._instance.start(self._heartbeat)
+
+    async def stop(self) -> None:
+        """Unregister at the brokers and close every connection. What was received and not
+        acknowledged comes again when its time is over."""
+        await self._instance.leave(None, self.group)
+        self._late.clear()
+
+    async def subscribe(
+        self, topic: str, expression: str = ALL, expression_type: str = "TAG"
+    ) -> None:
+        """Receive from a topic what an expression selects (tags `a || b`, or SQL92)."""
+        version = int(time.time() * 1000)
+        self._subscriptions[topic] = subscribe(topic, expression, version, expression_type)
+        await self._instance.directory.route(topic)
+        await self._instance.heartbeat_all()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+        self._late.forget(topic)
+
+    # ---- receiving ------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        count_max: int = COUNT_MAX,
+        *,
+        invisible_ms: int = INVISIBLE_MS,
+        await_ms: int = AWAIT_MS,
+    ) -> list[MessageExt]:
+        """Return up to `count_max` messages (32 at most) of one topic, as soon as there are any;
+        [] if there are none within `await_ms`. They are invisible for `invisible_ms`.
+
+        Broker groups that do not answer are passed over as long as others do. If none does, this
+        raises within 3 s more. What a pop got whose answer came too late, or whose caller was
+        cancelled, a later call returns, if it asks for as many messages, most of its `invisible_ms`
+        is left, and the expression is the same. At most 4 such pops are kept of a topic in a broker
+        group; what no call returns comes again after its invisible time."""
+        if not self._subscriptions:
+            raise ClientError(-1, "subscribe to a topic first")
+        now = asyncio.get_running_loop().time
+        end_s = now() + await_ms / 1000
+        pop = partial(self._pop_within, count_max, invisible_ms)
+        while True:
+            targets = await self._targets()
+            alone = len(targets) == 1
+            failures: dict[Target, ClientError] = {}
+            for target in () if alone else targets:
+                rest_s = max(0.0, end_s + ANSWER_GRACE_MS / 1000 - now())
+                patience_s = 0.0 if self._late.owed(target) else min(SLICE_MS / 1000, rest_s)
+                found = await pop(target, 0, patience_s)
+                if isinstance(found, ClientError):
+                    failures[target] = found
+                elif found:
+                    return found
+            left_ms = max(0, int(1000 * (end_s - now())))
+            fit = [target for target in targets if target not in failures] or targets
+            if fit and (alone or left_ms):
+                wait_ms = left_ms if alone else min(left_ms, SLICE_MS)
+                grace_ms = ANSWER_GRACE_MS if alone else SLICE_MS
+                found = await pop(fit[0], wait_ms, (wait_ms + grace_ms) / 1000)
+                if isinstance(found, ClientError):
+                    failures[fit[0]] = found
+                elif found:
+                    return found
+            elif left_ms:
+                await asyncio.sleep(min(left_ms, SLICE_MS) / 1000)  # no route yet
+            if int(1000 * (end_s - now())) <= 0:
+                if failures and len(failures) == len(targets):
+                    raise failures.popitem()[1]
+                return []
+
+    async def _targets(self) -> list[Target]:
+        """Return the broker groups of all topics, each time beginning with another one. Raises
+        NoRoute if none of the topics has any."""
+        found: list[Target] = []
+        absent: NoRoute | None = None
+        for topic in sorted(self._subscriptions):
+            try:
+                route = await self._instance.directory.route(topic)
+            except NoRoute as error:
+                absent = error
+                continue
+            names = {queue.broker_name for queue in route.read_queues(topic)}
+            found += [(topic, name) for name in sorted(names)]
+        if absent is not None and not found:
+            raise absent
+        self._turn += 1
+        at = self._turn % len(found) if found else 0
+        return found[at:] + found[:at]
+
+    async def _pop_within(
+        self, count_max: int, invisible_ms: int, target: Target, wait_ms: int, patience_s: float
+    ) -> list[MessageExt] | ClientError:
+        """Pop at one broker group, or go on with a pop that an earlier call left there. Returns the
+        error if the group cannot be asked now, or owes an answer after `patience_s`: the pop goes
+        on then, as it does if this is cancelled. Raises what another group would answer, too."""
+        now = asyncio.get_running_loop().time
+        subscription = self._subscriptions.get(target[0])
+        if subscription is None:
+            return []  # it was unsubscribed from just now
+        pop = self._late.take(target, subscription, count_max, invisible_ms, now())
+        if pop is not None:
+            patience_s = min(patience_s, wait_ms / 1000)
+        else:
+            asked = partial(self._pop, target, subscription, count_max, invisible_ms, wait_ms)
+            task = self._instance.spawn(_answer_of(asked), f"pop {target}")
+            pop = Pop(target, subscription, count_max, invisible_ms, now(), wait_ms, task)
+        try:
+            await asyncio.wait((pop.task,), timeout=patience_s)
+        except BaseException:
+            self._late.keep(pop, now())  # also one that is done: nobody else has its messages
+            raise
+        if not pop.task.done():
+            self._late.keep(pop, now())
+            return pop.silence(now())
+        if pop.answer is None:
+            raise ClientClosed("the client was stopped before the call ended", outcome_unknown=True)
+        found = pop.answer.found
+        if isinstance(found, ClientError) and not found.retriable:
+            raise found
+        return found
+
+    async def _pop(
+        self,
+        target: Target,
+        subscription: Subscription,
+        count_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+    ) -> list[MessageExt]:
+        topic, broker = target
+        now = asyncio.get_running_loop().time
+        deadline_s = now() + (wait_ms + ANSWER_GRACE_MS) / 1000
+        first = self._begin is ConsumeFrom.FIRST_OFFSET
+        header = PopHeader(
+            self.group,
+            topic,
+            -1,
+            count_max,
+            invisible_ms,
+            wait_ms,
+            int(time.time() * 1000),
+            INIT_MIN if first else INIT_MAX,
+            subscription.expression_type,
+            subscription.expression,
+        )
+        answer = await self._ask_to_pop(broker, header, deadline_s)
+        if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+            await self._instance.heartbeat_all(deadline_s - now())  # creates the group, if allowed
+            answer = await self._ask_to_pop(broker, header, deadline_s)
+        if answer.code in NOTHING:
+            return []
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(answer.code, answer.remark or "", broker)
+        try:
+            messages = popped(answer, broker, topic)
+        except (ValueError, KeyError, HeaderError, RecordError) as error:
+            raise BrokerRefused(answer.code, f"not understood: {error}", broker) from error
+        wanted = subscription.wanted_tags()
+        if wanted is None:
+            return messages
+        # Brokers compare hashes of tags only.
+        others = [one for one in messages if tag_of(one.properties_raw) not in wanted]
+        if others:
+            await self.ack(others)
+        return [one for one in messages if tag_of(one.properties_raw) in wanted]
+
+    # ---- what becomes of a message --------------------------------------------------------
+
+    async def ack(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
+        """Acknowledge messages: they are done. Returns those that could not be, because their time
+        was over and they have come again. Raises ClientError if a broker cannot be asked: call it
+        again, then."""
+        by_broker: dict[str, list[MessageExt]] = {}
+        for message in messages:
+            by_broker.setdefault(message.broker_name, []).append(message)
+        lots = [self._ack_at(broker, lot) for broker, lot in by_broker.items()]
+        return [one for gone in await asyncio.gather(*lots) for one in gone]
+
+    async def _ack_at(self, broker: str, messages: list[MessageExt]) -> list[MessageExt]:
+        if len(messages) > 1:
+            # By what is the same for messages popped together, and the topic that was popped.
+            bits: dict[tuple[BatchAck, str], int] = {}
+            for message in messages:
+                handle = _handle(message)
+                topic = _stored_topic(message, handle, self.group)
+                where = BatchAck(self.group, topic, handle.queue_id, *handle[:4], bits=0)
+                key = where, message.topic
+                bits[key] = bits.get(key, 0) | 1 << (handle.offset - handle.start)
+            acks = [where._replace(bits=mask).to_json(t) for (where, t), mask in bits.items()]
+            body = dumps({"brokerName": broker, "acks": acks})
+            answer = await self._ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
+            if answer.code == ResponseCode.SUCCESS:
+                return []
+        # One by one: to learn which of them is gone, or because the broker knows no batches.
+        gone: list[MessageExt] = []
+        for message in messages:
+            handle = _handle(message)
+            header = AckHeader(
+                self.group,
+                _stored_topic(message, handle, self.group),
+                handle.queue_id,
+                handle.encode(),
+                handle.offset,
+            )
+            answer = await self._ask(broker, RequestCode.ACK_MESSAGE, header.to_ext())
+            if answer.code == ResponseCode.NO_MESSAGE:
+                gone.append(message)
+            elif answer.code != ResponseCode.SUCCESS:
+                raise BrokerRefused(answer.code, answer.remark or "", broker)
+        return gone
+
+    async def change_invisible(self, message: MessageExt, invisible_ms: int) -> bool:
+        """Let a message come again `invisible_ms` from now instead, earlier or later; it can be
+        acknowledged until then. Returns False if it has come again already."""
+        handle = _handle(message)
+        header = ChangeHeader(
+            self.group,
+            _stored_topic(message, handle, self.group),
+            handle.queue_id,
+            handle.encode(),
+            handle.offset,
+            invisible_ms,
+        )
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        answer = await self._ask(message.broker_name, code, header.to_ext())
+        if answer.code == ResponseCode.NO_MESSAGE:
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefused(answer.code, answer.remark or "", message.broker_name)
+        told = ChangeResponseHeader.parse(answer.ext)
+        start = handle.start if handle.order else handle.offset
+        changed = handle._replace(
+            start=start,
+            pop_ms=told.pop_ms,
+            invisible_ms=told.invisible_ms,
+            revive_queue=told.revive_queue,
+        )
+        message.properties[POP_CK] = changed.encode()
+        return True
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    async def _ask(
+        self, broker: str, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
+    ) -> RemotingCommand:
+        """Ask a group's leader, through a failover. Every request may be repeated: what a pop got
+        whose answer was lost comes again, the others are the same a second time."""
+        return await self._instance.invoke_leader(
+            broker, lambda: RemotingCommand.request(code, dict(ext), body), again=_is_passing
+        )
+
+    async def _ask_to_pop(
+        self, broker: str, header: PopHeader, deadline_s: float
+    ) -> RemotingCommand:
+        """Do as `_ask`. A broker that is asked again waits only for what is left of the time."""
+        now = asyncio.get_running_loop().time
+
+        def command() -> RemotingCommand:
+            left_ms = max(0, round((deadline_s - now()) * 1000) - ANSWER_GRACE_MS)
+            ext = header._replace(poll_ms=left_ms).to_ext()
+            return RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
+
+        return await self._instance.invoke_leader(
+            broker,
+            command,
+            header.poll_ms + ANSWER_GRACE_MS,
+            again=_is_passing,
+            deadline_s=deadline_s,
+        )
+
+    def _heartbeat(self) -> Mapping[str, Any]:
+        return consumer_heartbeat(
+            self.group,
+            "CONSUME_POP",
+            MessageModel.CLUSTERING.value,
+            self._begin.value,
+            self._subscriptions.values(),
+        )
+
+
+async def _answer_of(pop: Callable[[], Awaitable[list[MessageExt]]]) -> Answer:
+    found: list[MessageExt] | ClientError
+    try:
+        found = await pop()
+    except ClientError as error:
+        found = error
+    except Exception as error:  # it is kept like an answer, and told once
+        found = ClientError(-1, repr(error))
+    return Answer(found, asyncio.get_running_loop().time())
+
+
+def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]:
+    """Return the messages of the answer to a pop, each with its handle as the property POP_CK.
+    Raises HeaderError, RecordError, KeyError."""
+    head = PopResponseHeader.parse(answer.ext)
+    starts = by_queue(head.starts)
+    messages = decode_messages(answer.body, broker)
+    for message in messages:
+        properties = message.properties
+        if handle_told(properties, head, message.queue_id, message.queue_offset) is None:
+            (start,) = starts[kind_of(message.topic), message.queue_id]
+            properties[POP_CK] = Handle(
+                start,
+                head.pop_ms,
+                head.invisible_ms,
+                head.revive_queue,
+                kind_of(message.topic) == "1",
+                broker,
+                message.queue_id,
+                message.queue_offset,
+            ).encode()
+        properties.setdefault(FIRST_POP_TIME, str(head.pop_ms))
+        message.topic = topic
+    return messages
+
+
+def _is_passing(answer: RemotingCommand) -> bool:
+    """Return whether a broker says that the outcome is unknown, or that it is busy."""
+    unknown = BrokerRefused(answer.code, answer.remark or "", "").outcome_unknown
+    return unknown or answer.code == ResponseCode.SYSTEM_BUSY
+
+
+def _handle(message: MessageExt) -> Handle:
+    """Return a message's handle. Raises ClientError if it was not received by popping."""
+    try:
+        handle = Handle.decode(message.properties.get(POP_CK, ""))
+    except HeaderError as error:
+        raise ClientError(-1, f"{message!r} has no handle: {error}") from error
+    return handle if handle.offset >= 0 else handle._replace(offset=message.queue_offset)
+
+
+def _stored_topic(message: MessageExt, handle: Handle, group: str) -> str:
+    """Return the topic in which the message is stored: its own, or the group's retries of it."""
+    return pop_retry_topic(message.topic, group) if handle.retry else message.topic

@@ -1,0 +1,1 @@
+"""Producers: sends, retries, transactions, request and reply."""

@@ -1,0 +1,216 @@
+"""The exactly-once writer: stores numbered batches in a topic's queues, each request once, however
+often and whoever repeats it (docs/exactly-once.md).
+
+    async with ExactlyOnceWriter("etl", "Totals", "127.0.0.1:9876") as writer:
+        queue = writer.queues[0]
+        if writer.last(queue) < (7, 0):
+            await writer.write(queue, 7, 0, [Message("Totals", b"...")])
+
+The broker group keeps, for each queue, the number of the writer's last request: (batch, sequence).
+A request up to that number is not stored again. So a program that died can begin its last batch
+again from its first request, if it makes the same requests. To start is to open the writer: from
+then on any other process that wrote under this name is refused (WriterFenced).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.headers import SendHeader
+
+from ..errors import (
+    BrokerRefused,
+    ClientError,
+    InvalidMessage,
+    NoRoute,
+    WriterFenced,
+)
+from ..instance import ClientInstance, InstanceConfig
+from ..lifecycle import entered, left
+from ..message import Message, MessageQueue
+from ..retry import CONTROL
+from .send_frame import outgoing_batch
+
+TIMEOUT_MS = 3_000  # of one attempt
+PATIENCE_MS = 60_000  # for which a request is repeated, through a failover
+OPENINGS_MAX = 10  # attempts to open a writer that others open at the same time
+
+
+class Place(NamedTuple):
+    """The number of a request: its batch, and its sequence in the batch, from 0."""
+
+    batch: int
+    sequence: int
+
+
+NOWHERE = Place(-1, -1)  # before the first request
+
+
+class ExactlyOnceWriter:
+    """A writer. It belongs to one event loop. After `start`, `queues` are those that it writes to.
+
+    `exactly_once` False: for brokers that know no writers (Apache's, classic ones); then a repeated
+    request is stored again, and nothing is known of requests before."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        namesrv: str | Sequence[str],
+        *,
+        exactly_once: bool = True,
+        patience_ms: int = PATIENCE_MS,
+        instance_config: InstanceConfig | None = None,
+    ) -> None:
+        """`patience_ms`: for so long a request is repeated before an error is raised."""
+        self.name = name
+        self.topic = topic
+        self.queues: tuple[MessageQueue, ...] = ()
+        self.exactly_once = exactly_once
+        self._instance = ClientInstance(namesrv, instance_config)
+        self._policy = replace(CONTROL, time_ms_max=patience_ms)
+        self._epochs: dict[str, int] = {}  # by broker group where it is open
+        self._last: dict[MessageQueue, Place] = {}
+        self._key_start = hashlib.blake2b(f"{topic}/{name}".encode(), digest_size=6).hexdigest()
+
+    __aenter__, __aexit__ = entered, left
+
+    async def start(self) -> None:
+        """Connect, and open the writer at every broker group that has one of its queues. Raises
+        ClientError."""
+        await self._instance.start()
+        try:
+            async for attempt in self._policy.while_retriable():
+                with attempt:
+                    route = await self._instance.directory.refresh(self.topic)
+            self.queues = route.write_queues(self.topic)
+            if not self.queues:
+                raise NoRoute(self.topic, "no queue of it may be written to")
+            await self.open_at(self.queues)
+        except BaseException:
+            await self._instance.stop()
+            raise
+
+    async def open_at(self, queues: Sequence[MessageQueue]) -> None:
+        """Open the writer at the broker groups of these queues, too. Raises ClientError."""
+        wanted = {queue.broker_name for queue in queues} - self._epochs.keys()
+        if self.exactly_once and wanted:
+            await self._open(sorted(wanted))
+
+    async def delete(self) -> None:
+        """Delete the writer and its watermarks at the broker groups where it was opened: nothing
+        that it wrote will be repeated. Raises ClientError."""
+        for broker in sorted(self._epochs):
+            await self._told(broker, "delete", 0)
+
+    async def stop(self) -> None:
+        """Close the connections; the writer stays."""
+        await self._instance.stop()
+
+    def last(self, queue: MessageQueue) -> Place:
+        """Return the number of the last request stored in a queue."""
+        return self._last.get(queue, NOWHERE)
+
+    async def write(
+        self, queue: MessageQueue, batch: int, sequence: int, messages: Sequence[Message]
+    ) -> bool:
+        """Store messages in a queue, all or none. Returns False if they were stored before. One
+        request for each queue at a time, numbered in order: the first of a batch is 0, and what is
+        behind an unknown outcome is not skipped. Raises WriterFenced, InvalidMessage, ClientError:
+        then call it again with the same arguments."""
+        if any(message.topic != self.topic for message in messages):
+            raise InvalidMessage(f"writer {self.name} writes to {self.topic} only")
+        start = self.unique_key_start(queue, batch)
+        keys = [
+            message.unique_key or f"{start}{sequence & 0xFFFF:04X}{number:04X}"
+            for number, message in enumerate(messages)
+        ]
+        item = outgoing_batch(messages, keys, int(time.time() * 1000))
+        return await self.write_encoded(queue, Place(batch, sequence), item.body)
+
+    def unique_key_start(self, queue: MessageQueue, batch: int) -> str:
+        """Return the first 24 of the 32 characters of a message's UNIQ_KEY: they are the same in
+        every attempt, so a message that was stored twice would be seen to be."""
+        return f"{self._key_start}{queue.queue_id & 0xFFFF:04X}{batch & 0xFFFFFFFF:08X}".upper()
+
+    async def write_encoded(self, queue: MessageQueue, place: Place, body: bytes) -> bool:
+        """Do as `write` for messages that are encoded as the body of a batch."""
+        if place <= self.last(queue):
+            return False
+        header = SendHeader(
+            self.name, self.topic, "", 0, queue.queue_id, 0, int(time.time() * 1000), 0,
+            "WAIT\x01true\x02", batch=True, broker_name=queue.broker_name,
+        )  # fmt: skip
+        ext, code = header.to_ext(), RequestCode.SEND_BATCH_MESSAGE
+        if self.exactly_once:
+            code = RequestCode.SEND_WRITER_BATCH
+            ext |= {
+                "writer": self.name,
+                "epoch": str(self._epochs[queue.broker_name]),
+                "batch": str(place.batch),
+                "sequence": str(place.sequence),
+            }
+        await self._ask(queue.broker_name, code, ext, body)
+        self._last[queue] = place
+        return True
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch at which it was opened; 0 without exactly-once."""
+        return max(self._epochs.values(), default=0)
+
+    # -- opening ------------------------------------------------------------------------------
+
+    async def _open(self, brokers: Sequence[str]) -> None:
+        """Open the writer at these groups, at an epoch that none of them has seen."""
+        for attempt in range(OPENINGS_MAX):
+            known = [found["epoch"] for b in brokers for found in await self._told(b, "list", 0)]
+            epoch = max(known, default=0) + 1
+            try:
+                for broker in brokers:
+                    (found,) = await self._told(broker, "open", epoch)
+                    self._epochs[broker] = epoch
+                    for number, (batch, sequence) in found["watermarks"].items():
+                        queue = MessageQueue(self.topic, broker, int(number))
+                        self._last[queue] = Place(int(batch), int(sequence))
+            except BrokerRefused as error:
+                if not error.remark.startswith("[STALE_EPOCH]") or attempt == OPENINGS_MAX - 1:
+                    raise
+                continue  # opened by another, or by an attempt of ours whose outcome is unknown
+            return
+
+    async def _told(self, broker: str, op: str, epoch: int) -> list[dict[str, Any]]:
+        """Return what a group's leader tells of this writer."""
+        ext = {"op": op, "topic": self.topic, "writer": self.name, "epoch": str(epoch)}
+        answer = await self._ask(broker, RequestCode.WRITERS, ext)
+        writers: list[dict[str, Any]] = loads_object(answer.body)["writers"]
+        return [writer for writer in writers if writer["writer"] == self.name]
+
+    async def _ask(
+        self, broker: str, code: RequestCode, ext: dict[str, str], body: bytes = b""
+    ) -> RemotingCommand:
+        """Ask a group's leader until it answers success. Every request may be repeated: with
+        writers it is stored once; without, that is what was asked for."""
+        async for attempt in self._policy.while_retriable():
+            with attempt:
+                request = RemotingCommand.request(code, dict(ext), body)
+                answer = await self._instance.ask_leader_once(broker, request, TIMEOUT_MS)
+                if answer.code != ResponseCode.SUCCESS:
+                    raise _refusal(answer, broker, self.name)
+        return answer
+
+
+def _refusal(answer: RemotingCommand, broker: str, name: str) -> ClientError:
+    remark = answer.remark or ""
+    if remark.startswith("[FENCED]"):
+        return WriterFenced(name, broker, remark)
+    refused = BrokerRefused(answer.code, remark, broker)
+    refused.retriable = answer.code == ResponseCode.SYSTEM_BUSY or refused.outcome_unknown
+    return refused

@@ -1,0 +1,220 @@
+"""All sends to one broker group: written to its leader, or queued during a leader search.
+
+A lane is either *open* (it has a channel to the leader; sends are written at once) or *searching*
+(one task owns the search; sends wait in order). The search sends the first waiting message to one
+replica after another; in a classic group to the master alone. A refusal is certain and quick; an
+acceptance proves the leader, and all the other messages follow. So a fail-over costs one probing
+message, not a storm of them.
+
+A silent replica need not be dead: its disk may be slow, and if it has the message, sending that
+elsewhere would store it twice. So before a probe is given up the replica is asked for a sign of
+life (client.producer.broker_liveness); the lane waits for as long as it gives one and no other
+replica leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import FIRST_COMPLETED
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ..errors import BrokerUnreachable
+from ..retry import LEADER_SEARCH
+from ..route import ReplicaGroup
+from .channel import Channel
+from .pending_send import Pending
+
+logger = logging.getLogger(__name__)
+PAUSE_S = 0.1  # after a search that raised
+
+
+class LaneOwner(Protocol):
+    """The parts of the producer's engine that a lane needs."""
+
+    async def open_channel(self, address: str) -> Channel:
+        """Open a channel to `address`. Raises BrokerUnreachable."""
+        ...
+
+    def write(self, pending: Pending, channel: Channel) -> None:
+        """Write one attempt."""
+        ...
+
+    def unanswered(self, pending: Pending, channel: Channel) -> None:
+        """Put the unanswered probe back at the front of the queue."""
+        ...
+
+    def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
+        """Ask the broker for a sign of life; the task returns whether it came in time."""
+        ...
+
+    def expire(self, pending: Pending, now: float) -> bool:
+        """End `pending` if its deadline has passed; return whether it is done."""
+        ...
+
+    def doubt(self, group: ReplicaGroup, address: str, hint: str | None) -> None: ...
+
+    def accepted(self, group: ReplicaGroup, address: str) -> None: ...
+
+    def ask_route(self) -> None:
+        """Ask the name servers who leads; the answer comes through the group."""
+        ...
+
+    def spawn_search(self, lane: Lane) -> None: ...
+
+
+class Lane:
+    """The sends to one broker group. `scout_timeout_ms`: how long a replica may give neither an
+    answer to the probe nor a sign of life."""
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        owner: LaneOwner,
+        now: Callable[[], float],
+        scout_timeout_ms: int,
+    ) -> None:
+        self.group = group
+        self.waiting: deque[Pending] = deque()
+        self.channel: Channel | None = None
+        self.searching = False
+        self._owner = owner
+        self._now = now
+        self._scout_timeout = scout_timeout_ms / 1000
+
+    @property
+    def open(self) -> bool:
+        """Return whether sends are written at once."""
+        return self.channel is not None
+
+    def submit(self, pending: Pending) -> None:
+        """Write `pending` to the leader, or queue it while the leader is searched."""
+        if self.channel is not None:
+            self._owner.write(pending, self.channel)
+            return
+        self.waiting.append(pending)
+        self._search_if_needed()
+
+    def again(self, pendings: list[Pending]) -> None:
+        """Send `pendings` again, in this order and before all that wait."""
+        if self.channel is not None:
+            for pending in pendings:
+                self._owner.write(pending, self.channel)
+            return
+        self.waiting.extendleft(reversed(pendings))
+        self._search_if_needed()
+
+    def lost(self, channel: Channel, hint: str | None = None) -> None:
+        """Start a search, because `channel` broke or its broker does not lead (any more)."""
+        if self.channel is not None and self.channel is not channel:
+            return  # late news about a leader already left
+        self.channel = None
+        self._owner.doubt(self.group, channel.address, hint)
+        self._search_if_needed()
+
+    def leader_changed(self) -> None:
+        """Search if the directory now believes in another leader."""
+        if self.channel is not None and self.group.leader != self.channel.address:
+            self.channel = None
+            self._search_if_needed()
+
+    def drop_expired(self, now: float) -> None:
+        """End waiting sends whose deadline has passed. Their callbacks may send again at once; such
+        sends queue behind those already waiting."""
+        if any(pending.done or pending.deadline <= now for pending in self.waiting):
+            waiting, self.waiting = self.waiting, deque()
+            kept = [pending for pending in waiting if not self._owner.expire(pending, now)]
+            self.waiting.extendleft(reversed(kept))
+
+    async def search(self) -> None:
+        """Find the leader by sending waiting messages. Ends when it is found or nothing waits."""
+        try:
+            while True:
+                try:
+                    await LEADER_SEARCH.until_true()(self._round)
+                    break
+                except Exception:  # of one send: the others go on, or end in time
+                    logger.exception("leader_search_failed group=%s", self.group.name)
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            self.searching = False
+        self._flush()
+
+    def _search_if_needed(self) -> None:
+        if self.waiting and self.channel is None and not self.searching:
+            self.searching = True
+            self._owner.spawn_search(self)
+
+    async def _round(self) -> bool:
+        """Try each candidate once; return whether the search is over."""
+        asked: set[str] = set()
+        while True:
+            self.drop_expired(self._now())
+            if not self.waiting:
+                return True
+            address = next((a for a in self.group.send_targets() if a not in asked), None)
+            if address is None:
+                self._owner.ask_route()
+                return False
+            asked.add(address)
+            try:
+                channel = await self._owner.open_channel(address)
+            except BrokerUnreachable as error:
+                logger.debug("leader_search_unreachable address=%s error=%s", address, error)
+                if self.waiting:  # else the waiting sends have ended meanwhile
+                    self.waiting[0].reason = error.message
+                continue
+            if await self._probe(channel):
+                self.channel = channel
+                self._owner.accepted(self.group, address)
+                return True
+
+    async def _probe(self, channel: Channel) -> bool:
+        """Send the first waiting message over `channel`; return whether the broker leads."""
+        while self.waiting:
+            pending = self.waiting.popleft()
+            if not self._owner.expire(pending, self._now()):
+                break
+        else:
+            return False
+        verdict: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        pending.scout = verdict
+        self._owner.write(pending, channel)
+        try:
+            if not await self._decided(verdict, channel):
+                self._owner.unanswered(pending, channel)
+            return verdict.done() and verdict.result()
+        finally:
+            pending.scout = None
+
+    async def _decided(self, verdict: asyncio.Future[bool], channel: Channel) -> bool:
+        """Wait for the verdict on the probe; return False if the replica gives no sign of life or
+        another one leads. If it lives but does not answer, the probe's own deadline ends this."""
+        half = self._scout_timeout / 2  # for the answer alone, then with the sign of life
+        version = self.group.version
+        while True:
+            await asyncio.wait((verdict,), timeout=half)
+            if not verdict.done():
+                pulse = self._owner.pulse(channel, half)
+                await asyncio.wait((verdict, pulse), timeout=half, return_when=FIRST_COMPLETED)
+                lives = pulse.done() and not pulse.cancelled() and pulse.result()
+                changed = self.group.version != version and self.group.leader is not None
+                elsewhere = changed and self.group.leader != channel.address
+                if not verdict.done() and (not lives or elsewhere):
+                    return False
+            if verdict.done():
+                return True
+
+    def _flush(self) -> None:
+        """After the search, write everything that waits to the leader."""
+        channel = self.channel
+        if channel is None:
+            self._search_if_needed()
+            return
+        waiting, self.waiting = self.waiting, deque()
+        now = self._now()
+        for pending in waiting:
+            if not self._owner.expire(pending, now):
+                self._owner.write(pending, channel)

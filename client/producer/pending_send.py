@@ -1,0 +1,118 @@
+"""A send that is not decided yet, and the rules by which it ends. Pure.
+
+outcome of an attempt                 consequence
+answered 0, 10, 11, 12                SendResult
+answered 14, 2, 17, 16, 204, 205,
+  215, 1500                           certainly not stored there: repeat elsewhere or later
+answered 1                            unknown ([OUTCOME_UNKNOWN], quorum time-out): repeat
+answered 1 with the field notStored   certainly not stored, and repeating would not help
+answered anything else                certainly not stored, and repeating would not help
+connection broke, or silence          unknown: repeat
+deadline passed                       SendOutcomeUnknown if any attempt is unknown or not
+                                      answered, else SendFailed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from raftmq.remoting.codes import NOT_STORED, ResponseCode
+
+from ..errors import CODE_TIMEOUT, ClientError, SendFailed, SendOutcomeUnknown
+from ..message import MessageQueue, SendResult, SendStatus
+from .send_frame import OutgoingSend
+
+if TYPE_CHECKING:
+    import asyncio
+
+SendCallback = Callable[[SendResult | None, ClientError | None], None]
+
+ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
+STORED = {int(status): status for status in SendStatus}
+_NO_FIELDS: Mapping[str, str] = {}
+RETRIED_ELSEWHERE = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,  # of a read-only broker
+        ResponseCode.TOPIC_NOT_EXIST,  # of a broker that does not have the topic yet
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.FLOW_CONTROL,
+    }
+)
+
+
+class Verdict(Enum):
+    """The meaning of one answer: for the send, and for whether the broker still leads."""
+
+    STORED = "stored"
+    NOT_LEADER = "not leader"  # not stored; another replica leads
+    LATER = "later"  # not stored; try another group now, or this one after a pause
+    UNKNOWN = "unknown"  # perhaps stored; repeat
+    REFUSED = "refused"  # not stored, final
+
+
+def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdict:
+    """Judge an answered attempt by the table above."""
+    if code in STORED:
+        return Verdict.STORED
+    if code == ResponseCode.SERVICE_NOT_AVAILABLE:
+        # The leader itself says that its disk is full: searching for a leader would not help.
+        return Verdict.LATER if remark.startswith("[DISK_FULL]") else Verdict.NOT_LEADER
+    if code == ResponseCode.GO_AWAY:
+        return Verdict.NOT_LEADER
+    if code == ResponseCode.SYSTEM_ERROR:
+        # Access control refuses a request before anything is done with it; so do our brokers, who
+        # say so. Apache's give this code also where a message may be stored.
+        refused = NOT_STORED in ext or remark.startswith(ACL_EXCEPTION)
+        return Verdict.REFUSED if refused else Verdict.UNKNOWN
+    if code in RETRIED_ELSEWHERE:
+        return Verdict.LATER
+    return Verdict.REFUSED
+
+
+class Carrier(Protocol):
+    """The channel over which an attempt was written."""
+
+    def forget(self, opaque: int) -> None:
+        """Stop expecting an answer to `opaque`."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One undecided send. `channel` and `opaque` identify the current attempt, `earlier` those that
+    were given up unanswered; their late success still counts."""
+
+    item: OutgoingSend
+    queue: MessageQueue
+    fixed: bool  # the caller chose the queue, so no other group may be used
+    deadline: float  # loop time, seconds
+    callback: SendCallback
+    attempts: int = 0
+    unknown: bool = False
+    done: bool = False
+    code: int = CODE_TIMEOUT
+    reason: str = "not sent in time"
+    channel: Carrier | None = None
+    opaque: int = 0
+    sent_at: float = 0.0
+    scout: asyncio.Future[bool] | None = None
+    earlier: list[tuple[Carrier, int]] | None = None
+
+    def failed_attempt(self, code: int, reason: str, unknown: bool) -> None:
+        """Take note that the current attempt ended without success."""
+        if unknown or not self.unknown:  # the attempt that made it unknown says why
+            self.code, self.reason = code, reason
+        self.unknown = self.unknown or unknown
+        self.channel = None
+
+    def error(self) -> SendFailed | SendOutcomeUnknown:
+        """Return the error to end with now."""
+        if self.unknown or self.channel is not None:
+            reason = self.reason if self.unknown else "not answered in time"
+            return SendOutcomeUnknown(self.code, reason, self.attempts)
+        return SendFailed(self.code, self.reason, self.attempts)

@@ -1,0 +1,540 @@
+"""The producer's engine: undecided sends, the lanes to the broker groups, retries, time-outs.
+
+An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at old
+attempts and at sends without a route (client.producer.pending_topics): it ends sends whose deadline
+has passed, repeats those unanswered for `attempt_timeout_ms`, and asks for the route when a leader
+has been silent for `silence_ms` (a frozen leader keeps its connections open, so there is no other
+sign). Where another leads by then, half of that is waited for a last answer. A leader that is
+merely slow gives a sign of life when asked (client.producer.broker_liveness); its sends are not
+repeated then, because they would be stored twice. And no send is written twice to a connection that
+is still open: it has arrived there, or will.
+
+Limits: `in_flight_max` undecided sends and `in_flight_bytes_max` of their bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from raftmq.remoting.codes import ResponseCode
+from raftmq.remoting.errors import RemotingError
+
+from ..compression import Compression
+from ..errors import (
+    CODE_TIMEOUT,
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    SendFailed,
+    TooManyInFlight,
+)
+from ..instance import ClientInstance
+from ..message import MessageQueue, SendResult, SendStatus
+from ..route import ReplicaGroup
+from .broker_liveness import Pulses
+from .channel import Channel, StoredAnswer
+from .fault_avoidance import SLOW_ASIDE_MS, FaultAvoidance
+from .leader_sender import Lane
+from .pending_send import STORED, Pending, Verdict, judge
+from .pending_topics import Parked
+from .send_frame import SEND_REPLY_MESSAGE_V2, ZLIB
+from .signed_frame import Template, template_for
+
+logger = logging.getLogger(__name__)
+
+LOOK_FROM_S = 0.1  # younger attempts are not looked at, so a time-out may be that much late
+SLOW_MS = SLOW_ASIDE_MS[0][0]  # below this, an answer needs no entry in the fault table
+
+
+@dataclass(frozen=True, slots=True)
+class SendConfig:
+    """A producer's settings; times in milliseconds. `attempt_timeout_ms`: an unanswered attempt is
+    repeated after that time if its broker gives no sign of life either; while the broker does, and
+    leads, the attempt waits. `scout_timeout_ms`: the same during a leader search. `retry_unknown`
+    False: an attempt with an unknown outcome ends the send instead of being repeated, so nothing is
+    ever stored twice. `idempotent`: every message has the property IDEMPOTENT=true, by which a
+    broker that supports it stores a repeated message once; an attempt with an unknown outcome is
+    repeated only in its own group, and batches are refused."""
+
+    attempt_timeout_ms: int = 1000
+    scout_timeout_ms: int = 300
+    silence_ms: int = 300
+    sweep_interval_ms: int = 25
+    connect_timeout_ms: int = 250
+    busy_pause_ms: int = 20  # doubles per attempt, up to busy_pause_ms_max
+    busy_pause_ms_max: int = 300
+    in_flight_max: int = 65_536
+    in_flight_bytes_max: int = 48 * 1024 * 1024  # below the connection's bound on unsent bytes
+    retry_unknown: bool = True
+    idempotent: bool = False
+    compression: Compression = ZLIB
+
+
+class SendEngine:
+    """Runs a producer's sends to their end. `alternative(pending)` returns another queue for a send
+    that may go elsewhere, or None; the producer decides this, because only it knows routes."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        producer_group: str,
+        config: SendConfig,
+        alternative: Callable[[Pending], MessageQueue | None],
+    ) -> None:
+        self.config = config
+        self.fault = FaultAvoidance()
+        self.parked = Parked()
+        self.in_flight = 0
+        self.in_flight_bytes = 0
+        self.stopped = False
+        self._instance = instance
+        self._producer_group = producer_group
+        self._alternative = alternative
+        self._lanes: dict[str, Lane] = {}
+        self._channels: dict[str, Channel] = {}
+        # By group, topic and code: three look-ups are cheaper than making a tuple as the key.
+        self._templates: dict[str, dict[str, dict[int, Template]]] = {}
+        self._room: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._asked_route_at = 0.0
+        self._pulses = Pulses(instance.beat, instance.spawn, self.now)
+
+    def start(self) -> None:
+        """Follow the leaders, and sweep until the instance stops."""
+        self._instance.directory.watch_leaders(self._leader_changed)
+        self._instance.spawn(self._sweep(), "send sweep")
+
+    # ---- taking in
+
+    def admit(self, pending: Pending) -> None:
+        """Count a send in. Raises TooManyInFlight at the limits, ClientClosed after stop."""
+        if self.stopped:
+            raise ClientClosed
+        size = len(pending.item.body)
+        if self.in_flight >= self.config.in_flight_max:
+            raise TooManyInFlight(f"{self.in_flight} sends are in flight")
+        if self.in_flight and self.in_flight_bytes + size > self.config.in_flight_bytes_max:
+            raise TooManyInFlight(f"{self.in_flight_bytes} bytes are in flight")
+        self.in_flight += 1
+        self.in_flight_bytes += size
+
+    async def wait_for_room(self) -> None:
+        """Wait until some send in flight is decided."""
+        if self._room is None or self._room.done():
+            self._room = self._loop.create_future()
+        await asyncio.shield(self._room)
+
+    def submit(self, pending: Pending, now: float | None = None) -> None:
+        """Make the first attempt of an admitted send. `now`: the value of `now()`, if known."""
+        lane = self._lanes.get(pending.queue.broker_name)
+        if lane is not None and lane.channel is not None:
+            self.write(pending, lane.channel, now)  # as the lane would, saving two calls
+        else:
+            self.lane(pending.queue.broker_name).submit(pending)
+
+    def lane(self, broker_name: str) -> Lane:
+        found = self._lanes.get(broker_name)
+        if found is None:
+            group = self._instance.directory.group(broker_name)
+            found = Lane(group, self, self.now, self.config.scout_timeout_ms)
+            self._lanes[broker_name] = found
+        return found
+
+    def is_open(self, broker_name: str) -> bool:
+        """Return whether the group's leader is known and connected."""
+        lane = self._lanes.get(broker_name)
+        return lane is not None and lane.open
+
+    def stop(self) -> None:
+        """End every undecided send now."""
+        self.stopped = True
+        for pending in self.parked.take_all():
+            self.finish(pending, None, pending.error())
+        for lane in self._lanes.values():
+            waiting, lane.waiting = list(lane.waiting), type(lane.waiting)()
+            for pending in waiting:
+                self.finish(pending, None, pending.error())
+        for channel in list(self._channels.values()):
+            for pending in list(channel.outstanding.values()):
+                self.finish(pending, None, pending.error())
+            channel.outstanding.clear()
+
+    # ---- called by the lanes
+
+    async def open_channel(self, address: str) -> Channel:
+        channel = self._channels.get(address)
+        if channel is not None and channel.is_open:
+            return channel
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
+                connection = await self._instance.remoting.connect(address)
+        except (RemotingError, TimeoutError) as error:
+            raise BrokerUnreachable(f"{address}: {error or 'no connection in time'}") from error
+        channel = self._channels.get(address)
+        if channel is None or not channel.is_open:
+            channel = Channel(address, connection, self._answered, self._lost, self._stored_plainly)
+            self._channels[address] = channel
+        return channel
+
+    def write(self, pending: Pending, channel: Channel, now: float | None = None) -> None:
+        if pending.earlier is not None and self._resumed(pending, channel):
+            return
+        topic, broker_name, queue_id = pending.queue
+        item = pending.item
+        opaque = channel.next_opaque()
+        try:
+            try:
+                template = self._templates[broker_name][topic][item.code]
+            except KeyError:
+                template = self._new_template(topic, broker_name, item.code)
+            frame = template.frame(item, queue_id, opaque)
+        except Exception as error:
+            # The caller may be writing others after this one. End it in a later call, as below.
+            code, reason = ResponseCode.MESSAGE_ILLEGAL, f"cannot be encoded: {error!r}"
+            failure = SendFailed(code, reason, pending.attempts, False)
+            self._loop.call_soon(self.finish, pending, None, failure)
+            return
+        pending.channel = channel
+        pending.opaque = opaque
+        pending.attempts += 1
+        pending.sent_at = self.now() if now is None else now
+        channel.outstanding[opaque] = pending
+        if not channel.write(frame):
+            # It closed a moment ago, and its close callback has not run yet. Handle this in a
+            # later call: the caller is in the middle of its own bookkeeping.
+            channel.forget(opaque)
+            pending.attempts -= 1
+            pending.failed_attempt(pending.code, f"{channel.address} closed", False)
+            self._loop.call_soon(self._unwritten, channel, pending)
+
+    def _resumed(self, pending: Pending, channel: Channel) -> bool:
+        """Resume an earlier attempt over this connection that is still unanswered; return whether
+        there is one. It has arrived, or will, so another one would be stored a second time."""
+        assert pending.earlier is not None
+        for number, (earlier, opaque) in enumerate(pending.earlier):
+            if earlier is channel and opaque in channel.outstanding:
+                del pending.earlier[number]
+                pending.channel = channel
+                pending.opaque = opaque
+                pending.sent_at = self.now()
+                channel.outstanding[opaque] = channel.outstanding.pop(opaque)  # oldest first
+                return True
+        return False
+
+    def _new_template(self, topic: str, broker_name: str, code: int) -> Template:
+        credentials = self._instance.config.credentials
+        template = template_for(credentials, self._producer_group, topic, broker_name, code)
+        self._templates.setdefault(broker_name, {}).setdefault(topic, {})[code] = template
+        return template
+
+    def expire(self, pending: Pending, now: float) -> bool:
+        if not pending.done and pending.deadline <= now:
+            self.finish(pending, None, pending.error())
+        return pending.done
+
+    def doubt(self, group: ReplicaGroup, address: str, hint: str | None) -> None:
+        self.fault.failed(group.name, self.now() * 1000)
+        if self._instance.running:
+            self._instance.directory.doubt(group, address, hint)
+
+    def accepted(self, group: ReplicaGroup, address: str) -> None:
+        logger.info("leader_found group=%s address=%s", group.name, address)
+        self._instance.directory.accepted(group, address)
+
+    def ask_route(self) -> None:
+        self._instance.directory.refresh_groups_soon()
+
+    def spawn_search(self, lane: Lane) -> None:
+        if not self.stopped:
+            self._instance.spawn(lane.search(), f"leader search {lane.group.name}")
+
+    # ---- answers
+
+    def finish(
+        self, pending: Pending, result: SendResult | None, error: ClientError | None
+    ) -> None:
+        """Decide `pending`, once."""
+        if pending.done:
+            return
+        pending.done = True
+        self.in_flight -= 1
+        self.in_flight_bytes -= len(pending.item.body)
+        if pending.channel is not None:
+            pending.channel.forget(pending.opaque)
+        if pending.earlier is not None:
+            for channel, opaque in pending.earlier:
+                channel.forget(opaque)
+        if pending.scout is not None and not pending.scout.done():
+            pending.scout.set_result(False)
+        if self._room is not None:
+            room, self._room = self._room, None
+            if not room.done():
+                room.set_result(None)
+        try:
+            pending.callback(result, error)
+        except Exception:
+            logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+
+    def _stored_plainly(self, channel: Channel, pending: Pending, answer: StoredAnswer) -> bool:
+        """Do what `_answered` does, faster, for a send whose first attempt was answered OK and that
+        is not a probe. Returns False, having changed nothing, for any other."""
+        item = pending.item
+        if (
+            pending.done
+            or pending.channel is not channel
+            or pending.earlier is not None
+            or pending.scout is not None
+            or self._room is not None
+            or item.code == SEND_REPLY_MESSAGE_V2
+        ):
+            return False
+        place, queue = answer.place, pending.queue
+        if place.queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, place.queue_id)
+        now = self.now()
+        latency_ms = (now - pending.sent_at) * 1000
+        if latency_ms >= SLOW_MS or not self.fault.quiet:
+            self.fault.answered(queue.broker_name, latency_ms, now * 1000)
+        del channel.outstanding[answer.opaque]
+        pending.done = True
+        self.in_flight -= 1
+        self.in_flight_bytes -= len(item.body)
+        result = SendResult(
+            SendStatus.OK,
+            item.unique_key,
+            place.message_id,
+            queue,
+            place.queue_offset,
+            pending.attempts,
+            place.recall_handle,
+        )
+        try:
+            pending.callback(result, None)
+        except Exception:
+            logger.exception("send_callback_failed")  # the user's mistake must not stop the others
+        return True
+
+    def _answered(
+        self, channel: Channel, pending: Pending, code: int, remark: str, ext: dict[str, str]
+    ) -> None:
+        if pending.done:
+            return
+        if code in STORED:
+            self._stored(channel, pending, code, ext)
+            return
+        if pending.channel is not channel:
+            return  # a late refusal of an attempt that was given up
+        verdict = judge(code, remark, ext)
+        unknown = verdict is Verdict.UNKNOWN
+        pending.failed_attempt(code, f"{channel.address}: {remark or code}", unknown)
+        lane = self.lane(pending.queue.broker_name)
+        if verdict is Verdict.NOT_LEADER:
+            hint = ext.get("leaderAddr") or None
+            if pending.scout is not None:
+                lane.waiting.appendleft(pending)
+                _settle(pending.scout, False)
+            lane.lost(channel, hint)
+            if pending.scout is None:
+                self._again(lane, [pending])
+            return
+        _settle(pending.scout, True)
+        if verdict is Verdict.REFUSED:
+            refused = SendFailed(code, pending.reason, pending.attempts, False)
+            self.finish(pending, None, pending.error() if pending.unknown else refused)
+        elif unknown and not self.config.retry_unknown:
+            self.finish(pending, None, pending.error())
+        else:
+            self.fault.failed(pending.queue.broker_name, self.now() * 1000)
+            self._later(pending)
+
+    def _stored(self, channel: Channel, pending: Pending, code: int, ext: dict[str, str]) -> None:
+        if pending.scout is not None:
+            _settle(pending.scout, pending.channel is channel)
+        queue = pending.queue
+        if pending.channel is not channel:
+            queue = self._queue_of_late_answer(pending, channel)
+        if pending.item.code == SEND_REPLY_MESSAGE_V2:  # forwarded; brokers need not store it
+            ext = {"queueId": str(queue.queue_id), "queueOffset": "-1", "msgId": "", **ext}
+        try:
+            queue_id = int(ext["queueId"])
+            queue_offset = int(ext["queueOffset"])
+            offset_msg_id = ext["msgId"]
+        except (KeyError, ValueError) as error:
+            pending.failed_attempt(code, f"{channel.address}: broken answer {error!r}", True)
+            self.finish(pending, None, pending.error())
+            return
+        if queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
+        latency_ms = (self.now() - pending.sent_at) * 1000
+        if latency_ms >= SLOW_MS or not self.fault.quiet:
+            self.fault.answered(queue.broker_name, latency_ms, self.now() * 1000)
+        key = pending.item.unique_key
+        status = STORED[code]
+        self.finish(
+            pending,
+            SendResult(
+                status,
+                key,
+                offset_msg_id,
+                queue,
+                queue_offset,
+                pending.attempts,
+                ext.get("recallHandle", ""),
+            ),
+            None,
+        )
+
+    def _queue_of_late_answer(self, pending: Pending, channel: Channel) -> MessageQueue:
+        """Return the queue of an abandoned attempt that succeeded after all, perhaps in another
+        group."""
+        for name, lane in self._lanes.items():
+            if channel.address in lane.group.addresses:
+                return pending.queue._replace(broker_name=name)
+        return pending.queue
+
+    def _lost(self, channel: Channel, pendings: list[Pending]) -> None:
+        """Handle a connection's end: sends outstanding there have an unknown outcome."""
+        if self._channels.get(channel.address) is channel:
+            del self._channels[channel.address]
+        if self.stopped:
+            for pending in pendings:
+                self.finish(pending, None, pending.error())
+            return
+        for lane in self._lanes.values():
+            if channel.address in lane.group.addresses:
+                lane.lost(channel)
+        self._give_up(channel, [p for p in pendings if p.channel is channel and not p.done])
+
+    def _unwritten(self, channel: Channel, pending: Pending) -> None:
+        lane = self.lane(pending.queue.broker_name)
+        lane.lost(channel)
+        if pending.done:
+            return
+        if pending.scout is not None:
+            lane.waiting.appendleft(pending)
+            _settle(pending.scout, False)
+        else:
+            self._again(lane, [pending])
+
+    def unanswered(self, pending: Pending, channel: Channel) -> None:
+        if not pending.done and pending.channel is channel:
+            channel.abandon(pending)
+            self._give_up(channel, [pending])
+
+    def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
+        return self._pulses.take(channel.address, timeout_s)
+
+    def _give_up(self, channel: Channel, pendings: list[Pending]) -> None:
+        """Stop waiting for attempts over `channel`, and repeat them."""
+        by_lane: dict[str, list[Pending]] = {}
+        for pending in pendings:
+            pending.failed_attempt(CODE_TIMEOUT, f"{channel.address} did not answer", True)
+            if not self.config.retry_unknown:
+                self.finish(pending, None, pending.error())
+                continue
+            if pending.scout is not None:
+                self.lane(pending.queue.broker_name).waiting.appendleft(pending)
+                _settle(pending.scout, False)
+            else:
+                by_lane.setdefault(pending.queue.broker_name, []).append(pending)
+        for name, items in by_lane.items():
+            self._again(self.lane(name), items)
+
+    def _again(self, lane: Lane, pendings: Sequence[Pending]) -> None:
+        """Repeat sends, elsewhere or here."""
+        now = self.now()
+        stay = [p for p in pendings if not self.expire(p, now) and not self._elsewhere(p)]
+        if stay:
+            lane.again(stay)
+
+    def _elsewhere(self, pending: Pending) -> bool:
+        """Repeat a send in another group, if that is allowed and one is fit; return whether."""
+        queue = None if pending.fixed else self._alternative(pending)
+        if queue is None:
+            return False
+        pending.queue = queue
+        self.lane(queue.broker_name).submit(pending)
+        return True
+
+    def _later(self, pending: Pending) -> None:
+        """Repeat a send, elsewhere at once or here after a pause."""
+        if self._elsewhere(pending):
+            return
+        pause_ms = min(
+            self.config.busy_pause_ms * 2 ** min(pending.attempts - 1, 8),
+            self.config.busy_pause_ms_max,
+        )
+        when = min(self.now() + pause_ms / 1000, pending.deadline)
+        self._loop.call_at(when, self._resume, pending)
+
+    def _resume(self, pending: Pending) -> None:
+        if not self.stopped and not self.expire(pending, self.now()):
+            self.lane(pending.queue.broker_name).submit(pending)
+        elif self.stopped:
+            self.finish(pending, None, pending.error())
+
+    def _leader_changed(self, group: ReplicaGroup) -> None:
+        lane = self._lanes.get(group.name)
+        if lane is not None:
+            lane.leader_changed()
+
+    # ---- time
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.sweep_interval_ms / 1000)
+            if self.in_flight:
+                self._sweep_once(self.now())
+
+    def _sweep_once(self, now: float) -> None:
+        for pending in self.parked.overdue(now):
+            self.finish(pending, None, pending.error())
+        for lane in self._lanes.values():
+            lane.drop_expired(now)
+        current = {lane.channel for lane in self._lanes.values()}
+        for channel in list(self._channels.values()):
+            self._sweep_channel(channel, now, channel in current)
+
+    def _sweep_channel(self, channel: Channel, now: float, current: bool) -> None:
+        """Sweep a channel's attempts, oldest first; stop at the first one younger than
+        LOOK_FROM_S."""
+        silence = self.config.silence_ms / 1000
+        patience = self.config.attempt_timeout_ms / 1000 if current else silence / 2
+        overdue: list[Pending] = []
+        expired: list[Pending] = []
+        silent = False
+        for pending in channel.outstanding.values():
+            if pending.deadline <= now:
+                expired.append(pending)
+                continue
+            if pending.channel is not channel:
+                continue  # given up before; kept for a late answer
+            age = now - pending.sent_at
+            if age < LOOK_FROM_S:
+                break
+            silent = silent or age >= silence
+            if age >= patience and pending.scout is None:
+                overdue.append(pending)
+        for pending in expired:
+            self.expire(pending, now)
+        if silent and current:
+            self._pulses.watch(channel.address, silence)
+        if overdue and current and self._pulses.heard_within(channel.address, 2 * silence):
+            overdue = []  # slow but alive: it will answer, or another will lead
+        if silent and now - self._asked_route_at >= 0.1:
+            self._asked_route_at = now
+            self.ask_route()
+        if overdue:
+            for pending in overdue:
+                channel.abandon(pending)
+            logger.warning("sends_unanswered address=%s count=%d", channel.address, len(overdue))
+            self._give_up(channel, overdue)
+
+
+def _settle(scout: asyncio.Future[bool] | None, leads: bool) -> None:
+    if scout is not None and not scout.done():
+        scout.set_result(leads)

@@ -1,0 +1,1 @@
+"""One running replica: it drives the Raft algorithm from asyncio."""

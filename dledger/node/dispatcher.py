@@ -1,0 +1,107 @@
+"""The inbox takes what a member's links report and hands it to the part that handles it.
+
+While the log is recovered and mended, only repair and group ids are dealt with: this node neither
+votes nor acknowledges. From `open` on everything else reaches the core, and the pump performs what
+the core wants behind each read of a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..raft.errors import MessageRefused, OtherHistory
+from ..raft.messages import NodeId
+from ..transport.wire import PeerMessage
+from .ready_loop import Life, Pump
+
+log = logging.getLogger("raftmq.dledger.node.node")
+
+Takers = Mapping[type, Callable[[Any], None]]  # by the type of the message
+
+
+class Inbox:
+    """Receives the events of one member's links (a LinkHandler)."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        life: Life,
+        takers: Takers,
+        *,
+        opened: Callable[[NodeId], None],
+        refuse: Callable[[NodeId, str], None],
+        part: Callable[[NodeId, str], None],
+        fail: Callable[[str, BaseException], None],
+        disk_failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """`takers` handle their messages from now on; `opened(peer)` is called when a link begins,
+        `refuse(peer, reason)` for a message that breaks Raft's rules, `part` for one that shows
+        that the peer's log is another group's, `fail` if handling one breaks an invariant,
+        `disk_failed` if it needs the disk and that fails."""
+        self._node_id = node_id
+        self._life = life
+        self._early = self._takers = dict(takers)
+        self._opened = opened
+        self._refuse = refuse
+        self._part = part
+        self._fail = fail
+        self._disk_failed = disk_failed
+        self._pump: Pump | None = None
+
+    def open(self, pump: Pump, takers: Takers) -> None:
+        """Begin to hand messages to the core, and to these `takers` too."""
+        self._pump = pump
+        self._takers = {**self._early, **takers}
+
+    def on_messages(self, messages: list[PeerMessage]) -> None:
+        """Hand each message to its taker or to the core, then perform what the core wants."""
+        pump = self._pump
+        try:
+            if pump is not None and self._life.running:
+                takers, step, now_ms = self._takers, pump.core.step, pump.core_ms()
+                if now_ms >= pump.core_ms.turn_wanted_ms:
+                    pump.alarm.now()  # so that the process need not be woken for it
+                for message in messages:
+                    take = takers.get(type(message))
+                    if take is None:
+                        step(message, now_ms)  # type: ignore[arg-type]  # all others are the core's
+                    else:
+                        take(message)
+            elif self._life.failure is None:
+                for message in messages:
+                    self._early.get(type(message), _ignore)(message)
+        except OtherHistory as other:
+            self._part(other.sender, other.reason)
+        except MessageRefused as refused:
+            self._refuse(refused.sender, refused.reason)
+        except OSError as error:
+            self._disk_failed("the disk failed at a message", error)
+            return
+        except Exception as error:  # ring boundary: a broken promise stops the node
+            self._fail("a message broke an invariant", error)
+            return
+        if pump is not None:
+            pump.run()
+
+    def on_opened(self, peer: NodeId) -> None:
+        log.info("peer_opened node=%s peer=%s", self._node_id, peer)
+        self._opened(peer)
+        pump = self._pump
+        if pump is not None:
+            pump.drive(pump.link_opened, peer)
+
+    def on_closed(self, peer: NodeId) -> None:
+        log.info("peer_closed node=%s peer=%s", self._node_id, peer)
+        pump = self._pump
+        if pump is not None:
+            pump.drive(pump.core.peer_closed, peer, pump.core_ms())
+            pump.alarm.soon()  # a follower whose leader is gone has an earlier deadline
+
+    def on_failed(self, error: BaseException) -> None:
+        self._fail("a peer link's task ended", error)
+
+
+def _ignore(message: PeerMessage) -> None:
+    """Drop a message that comes too early."""

@@ -1,0 +1,250 @@
+"""Handing leadership over: to a preferred leader, away from a full or slow disk, before a planned
+stop.
+
+Before a stop the leader goes on taking proposals until a follower is *able*: a recovered
+voter, connected, heard a moment ago, and nearly caught up. So the time in which nobody takes
+proposals is that of one transfer (thesis 3.10: the last frames, a vote, a no-op) and no more.
+Afterwards the former leader stays until it knows who leads, has told its application so (the core
+may be ahead of what the disk lets the member do), and has applied what it had proposed itself,
+because its senders are owed that answer. Bounded: if nobody is able in time, or connected, it
+leaves without a successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..raft.core import RaftCore
+from ..raft.errors import RaftError
+from ..raft.leader_relief import Relief
+from ..raft.messages import NodeId, Role
+from ..raft.pace import Paces
+from ..raft.preferred_leader import Preference, Seen
+from ..raft.progress import Progress
+from ..snapshot.transfer import Installer
+from .ready_loop import Pump
+
+log = logging.getLogger("raftmq.dledger.node.leadership_transfer")
+
+LAG_FRAMES_MAX = 16  # twice what is in flight under full load: sent within a round trip or two
+HEARD_HEARTBEATS = 3  # a follower silent for longer is frozen, or its link is
+POLL_S = 0.002  # a fraction of the transfer itself, for a moment at a process's end
+
+
+@dataclass(slots=True, eq=False)
+class Succession:
+    """Decides who leads after one member, and hands leadership over."""
+
+    pump: Pump
+    installer: Installer
+    preference: Preference
+    paces: Paces
+    clock_ms: Callable[[], float]
+    relief: Relief = field(default_factory=Relief)
+    _leaving: bool = field(default=False, init=False)  # for a planned stop
+
+    def transfer(self, target: NodeId) -> None:
+        """Begin to hand leadership to `target`. Raises NotLeader, UnknownTarget, Busy."""
+        self.pump.ask(self.pump.core.transfer, target, self.pump.core_ms())
+
+    def objection(self, target: NodeId) -> str:
+        """Return why `target` would hand leadership back as soon as it had it; "" if it would
+        not, as far as this leader knows."""
+        core = self.pump.core
+        progress = core.progress.get(target)
+        if progress is None or not progress.no_room:
+            return ""
+        # It goes on leading where nobody else should lead, either.
+        others = core.is_willing or with_room(core, self.pump.links.is_open)
+        return unwilling(target) if others else ""
+
+    def best(self) -> NodeId | None:
+        """Return the follower that could lead at once and has most of the log, one with room on its
+        disk first; None if nobody could."""
+        return best_successor(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
+
+    # -- while this member works ----------------------------------------------------------------
+
+    def preferred(self) -> NodeId | None:
+        """Return the preferred leader if this leader should transfer to it now, else None."""
+        core = self.pump.core
+        preferred = core.membership.configurations.current.preferred or ""
+        ready = core.role is Role.LEADER and self.pump.roles.serving
+        hindrance, at_hand = "", False
+        if ready and preferred not in ("", core.node_id):
+            hindrance, at_hand = hindrance_of(
+                preferred, core, self.pump.links.is_open, self.pump.core_ms()
+            )
+        seen = Seen(
+            core.node_id,
+            core.term,
+            core.leader,
+            preferred,
+            ready,
+            core.transfer_target is not None,
+            hindrance,
+            self._busy() if ready else "",
+            at_hand,
+        )
+        return self.preference.look(seen, self.clock_ms())
+
+    def with_room(self, wanted: bool, faster: bool) -> NodeId | None:
+        """Return the replica to which this leader should transfer because its own disk is full or
+        slow (`wanted`), else None; `faster`: only a replica with a lower cost
+        (dledger/raft/pace.py)."""
+        core, is_open = self.pump.core, self.pump.links.is_open
+        roomy: list[NodeId] = []
+        able: list[Progress] = []
+        wanted = wanted and core.role is Role.LEADER and self.pump.roles.serving
+        wanted = wanted and not self._leaving
+        if wanted:
+            roomy = with_room(core, is_open)
+            if faster:
+                roomy = [peer for peer in roomy if self.paces.is_faster(peer)]
+            able = [
+                progress
+                for progress in able_successors(core, is_open, self.pump.core_ms())
+                if progress.recovering is not None and progress.peer in roomy
+            ]
+            able.sort(key=lambda progress: (-progress.match_index, -progress.heard_ms))
+        transferring = core.transfer_target is not None
+        best = [progress.peer for progress in able]
+        return self.relief.look(wanted, transferring, roomy, best, self.clock_ms())
+
+    def _busy(self) -> str:
+        """Return what this leader is busy with that a successor would have to begin anew; "" if
+        nothing."""
+        core = self.pump.core
+        if (
+            core.membership.configurations.index > core.commit_index
+            or self.pump.proposer.change_waits
+        ):
+            return "the members are being changed"
+        refilled = self.installer.refilled()
+        if refilled:
+            return f"{', '.join(refilled)} is being refilled"
+        return f"{core.node_id} is leaving" if self._leaving else ""
+
+    # -- before a planned stop ------------------------------------------------------------------
+
+    async def hand_over(self, timeout_ms: float) -> NodeId | None:
+        """Transfer leadership to the able follower that has most of the log (one with room on its
+        disk first). Return the new leader; None if nobody took over, with the reason logged.
+        Harmless on a replica that does not lead."""
+        core = self.pump.core
+        self._leaving = True
+        if core.role is not Role.LEADER:
+            return None
+        deadline_ms = self.clock_ms() + timeout_ms
+        outcome = "nobody is within reach"
+        while core.role is Role.LEADER and self.pump.life.running:
+            if not self._is_connected():
+                break
+            if self.clock_ms() >= deadline_ms:
+                outcome = "nobody took over in time"
+                break
+            if core.transfer_target is None and not core.wants_noop:
+                self._begin()
+            await asyncio.sleep(POLL_S)
+        else:
+            outcome = "no news of a successor"
+            if await self._is_through(core.last_index, deadline_ms):
+                log.info("handed_over node=%s to=%s", core.node_id, core.leader)
+                return core.leader
+        log.warning("not_handed_over node=%s reason=%s", core.node_id, outcome)
+        return None
+
+    async def _is_through(self, last_index: int, deadline_ms: float) -> bool:
+        """Wait until the new leader is known and this node's own frames are applied; return whether
+        that happened in time."""
+        core, roles = self.pump.core, self.pump.roles
+        while self.pump.life.running and self._is_connected() and self.clock_ms() < deadline_ms:
+            known = core.leader not in (None, core.node_id) and roles.told_leader == core.leader
+            if known and self.pump.applier.applied_index >= last_index:
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    def _is_connected(self) -> bool:
+        return any(self.pump.links.is_open(peer) for peer in self.pump.core.membership.peers)
+
+    def _begin(self) -> None:
+        """Start a transfer if a follower is able now."""
+        best = self.best()
+        if best is None:
+            return
+        try:
+            self.transfer(best)
+        except RaftError as error:  # its standing changed just now: look again
+            log.info("transfer_refused target=%s: %s", best, error)
+
+
+def hindrance_of(
+    peer: NodeId, core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
+) -> tuple[str, bool]:
+    """Return why a leader's follower could not lead now, "" if it could; and whether it lacks at
+    most LAG_FRAMES_MAX frames. It may lack more for a moment without any hindrance."""
+    progress = core.progress.get(peer)
+    if progress is None or peer not in core.membership.voters:
+        return f"{peer} is no other voter of this group", False
+    words = ""
+    lag_bytes = core.lag_bytes(progress)
+    if not is_open(peer):
+        words = f"{peer} is not connected"
+    elif progress.recovering is None:
+        words = f"{peer} has not been heard yet"
+    elif progress.recovering:
+        words = f"{peer} is recovering"
+    elif progress.heard_ms < now_ms - core.config.election_ms_min:
+        words = f"{peer} is silent"
+    elif lag_bytes > core.config.learner_lag_bytes_max:
+        words = f"{peer} lacks {lag_bytes} bytes of the log"
+    elif progress.no_room:
+        words = unwilling(peer)
+    return words, core.last_index - progress.match_index <= LAG_FRAMES_MAX
+
+
+def unwilling(peer: NodeId) -> str:
+    """Return the words for a peer that has said that it should not lead."""
+    return f"{peer} should not lead: its disk is short of room or slow, or its clock is wrong"
+
+
+def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
+    """Return a leader's connected voters whose disks may have room and be fast, including those
+    not heard yet."""
+    return [
+        progress.peer
+        for progress in core.progress.values()
+        if progress.peer in core.membership.voters
+        and not progress.recovering
+        and not progress.no_room
+        and is_open(progress.peer)
+    ]
+
+
+def best_successor(
+    core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
+) -> NodeId | None:
+    """Return which of the `able_successors` should lead; None if nobody could."""
+    able = able_successors(core, is_open, now_ms)
+    best = max(able, key=lambda p: (not p.no_room, p.match_index, p.heard_ms), default=None)
+    return None if best is None else best.peer
+
+
+def able_successors(
+    core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
+) -> list[Progress]:
+    """Return the leader's followers that could lead at once. `now_ms` is the core's time."""
+    heard_since_ms = now_ms - HEARD_HEARTBEATS * core.config.heartbeat_ms
+    return [
+        progress
+        for progress in core.progress.values()
+        if progress.peer in core.membership.voters
+        and not progress.recovering
+        and is_open(progress.peer)
+        and progress.heard_ms >= heard_since_ms
+        and core.last_index - progress.match_index <= LAG_FRAMES_MAX
+    ]

@@ -1,0 +1,737 @@
+"""RaftMember: one running replica. Drives the pure core from asyncio; the broker's view of Raft.
+
+Everything runs on one loop; only fdatasync (and allocating the next segment) runs in threads. A
+member's parts are made in two steps: those that recover and mend the log at once, those that need
+the core when the log is recovered (`_build`). dispatcher.py takes what comes from the peers,
+ready_loop.py performs what the core wants, in the order persist → send → acknowledge, ticker.py
+keeps the clock, and leadership_transfer.py finds successors.
+
+A failed write or fdatasync, and any broken assertion, ends this member for good (`Pump.fail`): the
+connections are cut so that the peers elect another leader at once, and `on_fatal` is called. A
+disk that fails a leader still lets it name its successor first. While the disk stalls or is full
+this member neither leads nor tries to (disk_health.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
+
+from ..raft.clock import StallAwareClock
+from ..raft.config import Random
+from ..raft.configuration import Change, Configurations
+from ..raft.core import RaftCore
+from ..raft.errors import NotLeader, StateTooOld
+from ..raft.log_index import LogIndex
+from ..raft.messages import TERM_MAX, HardState, NodeId, Role
+from ..raft.pace import Pace, Paces
+from ..raft.preferred_leader import Preference
+from ..raft.recollection import Recollection
+from ..raft.repair import RepairRequest, RepairResponse
+from ..raft.snapshot_install import (
+    InstallChunk,
+    InstallMessage,
+    InstallOffer,
+    InstallRequest,
+)
+from ..repair.repairer import Healer
+from ..settings import MemberConfig
+from ..snapshot.marker import pending
+from ..snapshot.transfer import Installer, SnapshotSource
+from ..storage.durations import Durations
+from ..storage.hard_state import Owner
+from ..storage.hard_state_writer import HardStateSaver
+from ..storage.log_flusher import FlushMode, LogFlusher
+from ..storage.log_reads import FrameReads
+from ..storage.log_storage import RaftLog
+from ..storage.log_writer import FrameWriter
+from ..storage.startup_state import Promises
+from ..storage.two_slot_file import SlotFile
+from ..transport.group_id import GroupIdentity, file_of
+from ..transport.outbound import now_ms
+from ..transport.peer_auth_enforcement import ENFORCED_FILE, Enforcement
+from ..transport.transport import PeerLinks
+from ..transport.wire import (
+    CIRCUMSTANCES_VERSION,
+    LANDMARK_VERSION,
+    PACE_VERSION,
+    RECOLLECTION_VERSION,
+    Circumstances,
+    GroupAnnounced,
+    Introduction,
+    Milestone,
+    encode_message,
+)
+from .applier import Application, Applier
+from .disk_health import DiskHealth
+from .dispatcher import Inbox
+from .founders import Settings
+from .leadership_transfer import Succession
+from .milestones import Milestones
+from .peer_addresses import Roster, members_of
+from .peer_info import Surroundings
+from .proposals import Proposals, command_bytes_max
+from .proposer import Proposer
+from .reads import Reads
+from .ready_loop import Life, Pump
+from .refusals import Refusals
+from .roles import Roles
+from .rollback_detection import NOTES_FILE, OldStores
+from .standstill import Extent, Standstill, compared
+from .status import repairing_status, status_of
+from .ticker import Chores
+
+log = logging.getLogger("raftmq.dledger.node.node")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a member that exist once its log is recovered."""
+
+    pump: Pump
+    flusher: LogFlusher
+    installer: Installer
+    chores: Chores
+    succession: Succession
+    refusals: Refusals
+
+
+class RaftMember:
+    """One replica of a group. `start` before anything else; `stop` in the end, even after a
+    failure."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        commitlog: CommitLog,
+        application: Application,
+        *,
+        rng: Random,
+        clock_ms: Callable[[], float],
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[str], None],
+        listen_socket: socket.socket | None = None,
+        source: SnapshotSource | None = None,
+        settings: Callable[[], Settings] = dict,
+    ) -> None:
+        """`clock_ms` never goes back; `wall_ms` stamps frames. `on_fatal(reason)` is called at
+        most once; the process should end then. `listen_socket` is bound already (tests).
+        Without a `source` no snapshot install is sent or taken. `settings()` returns those that
+        should be alike on all replicas (peer_info.py)."""
+        assert not pending(disk, config.directory), "a snapshot install is to be carried out first"
+        directory = config.directory
+        disk_failed = partial(self._fail, disk=True)
+        self.config = config
+        self.life = Life()
+        self._disk = disk
+        self._application = application
+        self._rng = rng
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._on_fatal = on_fatal
+        self._source = source
+        self._settings = settings
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raft-housekeeping")
+        self._trimming = asyncio.Lock()
+        self._promises = Promises(
+            disk,
+            directory,
+            config.flush is FlushMode.ASYNC,
+            lambda: Owner(config.node_id, self.identity.group_id),
+        )
+        trim = SlotFile(disk, f"{directory}/trim")
+        self.log = RaftLog(commitlog, trim, config.log_cache_bytes_max)
+        commitlog.served = FrameReads(self.log)
+        self.identity = GroupIdentity(file_of(disk, directory), self._is_empty, disk_failed)
+        self.identity.tell(self._promises.note_owner)
+        enforced = SlotFile(disk, f"{directory}/{ENFORCED_FILE}")
+        gate = config.links.gate
+        admissions = None if gate is None else gate.admissions
+        self._enforcement = Enforcement(enforced, admissions, disk_failed)
+        self._roster = Roster(config, disk, disk_failed)
+        self.healer = Healer(
+            config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed
+        )
+        notes = SlotFile(disk, f"{directory}/{NOTES_FILE}")
+        self.oldstores = OldStores(
+            notes, send=partial(self._tell, RECOLLECTION_VERSION), on_failed=disk_failed
+        )
+        self.inbox = Inbox(
+            config.node_id,
+            self.life,
+            {
+                RepairRequest: self.healer.on_message,
+                RepairResponse: self.healer.on_message,
+                GroupAnnounced: self._announced,
+                Introduction: self._introduced,
+                Recollection: self.oldstores.on_message,
+            },
+            opened=self._opened,
+            refuse=self._refuse,
+            part=self._other_history,
+            fail=self._fail,
+            disk_failed=disk_failed,
+        )
+        self.links = PeerLinks(
+            config.node_id,
+            config.group,
+            config.peers,
+            self.inbox,
+            rng,
+            config.links,
+            listen_socket,
+            identity=self.identity,
+        )
+        self._parts: Parts | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, listen, dial, and take part. While the log is damaged this waits for the peers
+        (`status` says what for). Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after
+        it has raised or was cancelled."""
+        loop = asyncio.get_running_loop()
+        loads = (self._roster, self.identity, self._enforcement, self.oldstores)
+        for load in [part.load for part in loads]:
+            await loop.run_in_executor(self._pool, load)
+        self.identity.start(self._pool)
+        self._roster.before_the_core(self.links, self.healer)
+        hard_state = await self._recover()
+        starting = partial(self._roster.starting, self.log)
+        configurations = await loop.run_in_executor(self._pool, starting)
+        if self.recovering is not None:
+            log.warning("recovering node=%s reason=%s", self.config.node_id, self.recovering)
+        application = self._application
+        applied = await loop.run_in_executor(self._pool, lambda: application.applied_index)
+        index = self.log.index
+        if index.last_term > TERM_MAX:
+            raise StoreDamaged(index.end_position, f"a term above {TERM_MAX} in the log")
+        if applied < index.first_index - 1:
+            raise StateTooOld(
+                f"the state ends at frame {applied}, the log begins at {index.first_index}"
+            )
+        self._parts = self._build(configurations, hard_state, applied)
+        await self._take_part(self._parts)
+
+    async def _take_part(self, parts: Parts) -> None:
+        """Start the parts that need the core, and let the peers reach it."""
+        pump, take = parts.pump, parts.installer.on_message
+        core, applier = pump.core, pump.applier
+        sync_failed = partial(pump.fail, "fdatasync of the log failed", disk=True)
+        applier.start(pump.applied, pump.apply_failed)
+        self.inbox.open(
+            pump,
+            {
+                InstallOffer: take,
+                InstallRequest: take,
+                InstallChunk: take,
+                Milestone: parts.chores.milestones.take,
+                Circumstances: parts.chores.surroundings.take,
+                Pace: parts.chores.paces.take,
+            },
+        )
+        self.life.running = True
+        self._roster.follow(core, self.links, self.healer)
+        self.oldstores.open(core, self._lose_promises)
+        parts.flusher.start(pump.durable, sync_failed)
+        self.healer.start(self._pool, core, lambda: applier.commit_index, applier.resume)
+        await self._open_links()
+        parts.chores.start()
+        if core.commit_index > applier.applied_index:
+            applier.advance(core.commit_index)
+        pump.run()
+
+    async def _recover(self) -> HardState:
+        """Open the log, mended if need be, and return the hard state to start from."""
+        given_up: list[HardState] = []
+
+        def give_up(reason: str) -> None:
+            if not given_up:
+                self.start_recovering(reason)
+                given_up.append(self._promises.open(False))
+
+        last_term = self._promises.last_term
+        await self.healer.recover(self._pool, self._open_links, give_up, last_term)
+        return given_up[0] if given_up else self._promises.open(self.log.last_index == 0)
+
+    async def _open_links(self) -> None:
+        if not self.links.started:
+            await self.links.start()
+
+    def _build(
+        self, configurations: Configurations, hard_state: HardState, applied_index: int
+    ) -> Parts:
+        """Return the parts that need the core, of a log that is recovered."""
+        config, clock_ms = self.config, self._clock_ms
+        core_ms = StallAwareClock(clock_ms, config.core.heartbeat_ms)
+        core = RaftCore(
+            config.node_id,
+            configurations,
+            config.core,
+            self.log.index,
+            hard_state,
+            self._rng,
+            core_ms(),
+            applied_index,
+            incarnation=_new_incarnation(),
+            segment_end=self.log.segment_end,
+            crc_of=self.log.header_crc,
+        )
+        flushes = Durations(clock_ms, lambda: 0.0)  # the wait for the loop is part of a flush
+        flusher = LogFlusher(self.log, config.flush, config.flush_interval_ms, flushes)
+        pump = self._make_pump(core, core_ms, flusher, applied_index)
+        refusals = Refusals(core)
+        installer = Installer(
+            config,
+            self._disk,
+            self.log,
+            core,
+            self._pool,
+            clock_ms,
+            self._source,
+            send=self._send,
+            silence=pump.silence,
+            refuse=lambda peer, reason: refusals.note(peer, reason, clock_ms()),
+            # Not `_fail`: this member is silent by then, and the process has to begin again.
+            on_failed=lambda reason, error: self._on_fatal(f"{reason}: {error!r}"),
+        )
+        paces = Paces(
+            config.node_id,
+            core.membership,
+            pump.writer.durations.period,
+            flushes.period if config.flush is FlushMode.SYNC else None,
+            clock_ms,
+            partial(self._tell, PACE_VERSION),
+        )
+        chores = Chores(
+            pump,
+            flusher,
+            self.healer,
+            installer,
+            self._roster,
+            self._enforcement,
+            self.oldstores,
+            Milestones(
+                core,
+                self.log,
+                lambda: pump.applier.commit_index,
+                partial(self._tell, LANDMARK_VERSION),
+            ),
+            Surroundings(
+                core,
+                self.log,
+                self._settings,
+                self._wall_ms,
+                self.links.version,
+                partial(self._tell, CIRCUMSTANCES_VERSION),
+                self._founders_differ,
+            ),
+            paces,
+            Standstill(core, self._extents, self._is_there),
+            self._pool,
+            clock_ms,
+        )
+        succession = Succession(pump, installer, Preference(config.preference), paces, clock_ms)
+        return Parts(pump, flusher, installer, chores, succession, refusals)
+
+    def _make_pump(
+        self, core: RaftCore, core_ms: StallAwareClock, flusher: LogFlusher, applied_index: int
+    ) -> Pump:
+        """Return the pump with the parts through which it performs what the core wants."""
+        config, application = self.config, self._application
+        saver = HardStateSaver(self._promises.hard_state)
+        proposals = Proposals(
+            config.commands_waiting_max,
+            config.commands_waiting_bytes_max,
+            config.command_timeout_ms,
+            command_bytes_max(self.log.commitlog.segment_size_bytes),
+        )
+        proposer = Proposer(
+            core,
+            self.log,
+            application,
+            proposals,
+            self._clock_ms,
+            self._wall_ms,
+            config.frames_in_flight_max,
+            self.links.is_at,
+        )
+        alone = len(config.peers) == 1
+        return Pump(
+            life=self.life,
+            core=core,
+            core_ms=core_ms,
+            log=self.log,
+            writer=FrameWriter(self.log, Durations(self._clock_ms)),
+            promises=self._promises,
+            saver=saver,
+            disk=DiskHealth(core, self.log, flusher, saver, config.sync_stall_ms, alone),
+            links=self.links,
+            applier=Applier(self.log, application, proposals, applied_index),
+            proposer=proposer,
+            reads=Reads(),
+            roles=Roles(config.node_id, application, proposer),
+            on_members=self._members_changed,
+            on_fatal=self._on_fatal,
+        )
+
+    async def stop(self) -> None:
+        """Hand leadership over if a follower can take it, then close everything."""
+        clean, parts = self.life.running, self._parts
+        if self.life.failure is None:
+            await self.hand_over()
+        self.life.running = False
+        if parts is not None:
+            parts.chores.cancel()
+            parts.pump.stop()
+        await self.links.stop()
+        await self.healer.stop()
+        if parts is not None:
+            await parts.installer.stop()
+        await self._roster.stop()
+        await self.identity.stop()
+        await self._enforcement.stop()
+        await self.oldstores.stop()
+        if parts is not None:
+            await parts.pump.saver.stop()
+            await parts.flusher.stop()
+            await parts.chores.stop()
+        self._pool.shutdown()
+        self._promises.close(clean and parts is not None and parts.flusher.all_durable)
+        self.log.close()
+
+    def abandon(self, reason: str) -> None:
+        """Stop sending and receiving at once, as after a failed disk; `stop` has to follow."""
+        self._fail("abandoned", RuntimeError(reason))
+
+    def _fail(self, reason: str, error: BaseException, disk: bool = False) -> None:
+        """End this member for good, as `Pump.fail` does; before that, end its recovery."""
+        if self._parts is not None:
+            self._parts.pump.fail(reason, error, disk)
+        elif self.life.failure is None:
+            self.life.failure = f"{reason}: {error!r}"
+            self.healer.abandon(error)  # `start` then raises it
+
+    # -- for the broker -----------------------------------------------------------------------
+
+    @property
+    def log_index(self) -> LogIndex:
+        """The index of the log, once that is recovered."""
+        return self.log.index
+
+    @property
+    def durable_index(self) -> int:
+        """The last frame proven durable by fdatasync, in ASYNC_FLUSH too."""
+        return self.log.durable_index
+
+    @property
+    def parts(self) -> Parts:
+        """The parts that need the core. Not to be asked for before the log is recovered."""
+        assert self._parts is not None, "the log is not recovered yet"
+        return self._parts
+
+    @property
+    def has_core(self) -> bool:
+        """True from the moment on that the log is recovered."""
+        return self._parts is not None
+
+    @property
+    def core(self) -> RaftCore:
+        """The core. Not to be asked for before the log is recovered."""
+        return self.parts.pump.core
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended this member; None if it has not failed."""
+        return self.life.failure
+
+    def request_cut(self, at_once: bool = False) -> None:
+        """Note that the application has something to propose. Cheap: one `cut` per turn of the loop
+        follows, with what other connections bring in the same turn. With `at_once` it follows at
+        once if the peers have little to do (else more is gathered into a larger frame while they
+        write what they have)."""
+        if self._parts is not None:
+            self._parts.pump.request_cut(at_once)
+
+    def propose_command(self, payload: bytes) -> asyncio.Future[int]:
+        """Replicate a command frame; the future gives its index once it is applied here.
+
+        Raises, or the future fails with: NotLeader, Busy, CommandTooLarge (certainly not stored),
+        OutcomeUnknown (may be stored, now or later)."""
+        pump = self._leading()
+        future = pump.proposer.submit(payload)
+        pump.run_soon()
+        return future
+
+    def read_barrier(self) -> asyncio.Future[int]:
+        """Prove that this node leads; the future is done once it is proven and all is applied
+        that was committed when it was asked: a read served then is linearizable. Raises, or the
+        future fails with, NotLeader and Busy."""
+        return self._leading().read()
+
+    def transfer(self, target: NodeId) -> None:
+        """Begin to hand leadership to `target`; a RoleEvent tells how it went.
+
+        Raises NotLeader, UnknownTarget, Busy."""
+        if self._parts is None:
+            raise NotLeader(None)
+        self._parts.succession.transfer(target)
+
+    def objection(self, target: NodeId, *, anyhow: bool = False) -> str:
+        """Return why `target` would hand leadership back as soon as it had it; "" if it would
+        not, as far as this leader knows. `anyhow`: only if its clock is wrong, since what it does
+        until then cannot be undone."""
+        if not self.life.running:
+            return ""
+        if self.parts.chores.surroundings.is_wrong_at(target):
+            return (
+                f"{target} should not lead: its clock is wrong, and timer messages would come early"
+                " or late; correct the clock"
+            )
+        return "" if anyhow else self.parts.succession.objection(target)
+
+    def successor(self) -> NodeId | None:
+        """Return the follower to which this leader should `transfer` if it is asked to hand over to
+        whoever is best; None if nobody could lead at once."""
+        return self.parts.succession.best() if self.life.running else None
+
+    def preferred_successor(self) -> NodeId | None:
+        """Return the preferred leader if this leader should `transfer` to it now, else None. To be
+        called a few times a second, on every replica (dledger/raft/preferred_leader.py)."""
+        return self.parts.succession.preferred() if self.life.running else None
+
+    def be_willing(self, is_willing: bool) -> None:
+        """Note whether this replica should lead: its disk has room for what a leader writes, and
+        takes it in time, and its clock is right. One that is not willing leads only if nobody else
+        can, and tells its leader so."""
+        if self.life.running:
+            self.core.is_willing = is_willing
+
+    def willing_successor(self, wanted: bool, *, faster: bool = False) -> NodeId | None:
+        """Return the replica to which this leader should `transfer` now because it is not willing
+        itself (`wanted`), else None; `faster`: only a replica under which commits are made sooner
+        (dledger/raft/pace.py). To be called a few times a second, on every replica
+        (dledger/raft/leader_relief.py)."""
+        return self.parts.succession.with_room(wanted, faster) if self.life.running else None
+
+    @property
+    def clock_is_wrong(self) -> bool:
+        """True if this replica's clock is apart from those of a majority (peer_info.py)."""
+        return self.life.running and self.parts.chores.surroundings.clock_is_wrong
+
+    @property
+    def clock_is_confirmed(self) -> bool:
+        """True if a majority of other voters agrees with this replica's clock (peer_info.py)."""
+        return self.life.running and self.parts.chores.surroundings.clock_is_confirmed
+
+    def doubt_clock(self, lead_ms: int) -> None:
+        """Note by how much this replica's clock is ahead of its log's own time; 0: they agree."""
+        if self.life.running:
+            self.parts.chores.surroundings.doubt_clock(lead_ms)
+
+    @property
+    def slow_reason(self) -> str:
+        """The reason why commits are slow under this replica as leader; "" if they are not, next to
+        other leaders (dledger/raft/pace.py)."""
+        return self.parts.chores.paces.reason if self.life.running else ""
+
+    @property
+    def hopes_for_room(self) -> bool:
+        """True if a willing replica may take over soon, as of the last `willing_successor`."""
+        return self._parts is not None and self._parts.succession.relief.hoped
+
+    @property
+    def full_voters(self) -> list[NodeId]:
+        """The replicas whose disks are full, if this leader can commit nothing because of them."""
+        return self.core.full_voters(self.parts.pump.core_ms()) if self.life.running else []
+
+    async def hand_over(self) -> NodeId | None:
+        """Hand leadership over before a planned `stop`, as soon as a follower can take it, within
+        `transfer_on_stop_ms`. Return the new leader, as leadership_transfer.py says."""
+        if not self.life.running:
+            return None
+        return await self.parts.succession.hand_over(self.config.transfer_on_stop_ms)
+
+    def agree_expired(self, position: int) -> int:
+        """Note up to which CommitLog offset this log has expired by this replica's clock and
+        settings (0: nothing has); return up to which a majority of voters agrees
+        (peer_info.py)."""
+        return self.parts.chores.surroundings.agree(position) if self.life.running else 0
+
+    async def delete_before(self, position: int) -> int:
+        """Delete whole segments below the CommitLog offset `position`, applied frames only
+        (retention). Return the new first offset. Raises OSError."""
+        async with self._trimming:
+            if self.life.running:
+                await self._trim(position)
+        return self.log.commitlog.min_offset
+
+    async def _trim(self, position: int) -> None:
+        core, index = self.core, self.log.index
+        settled = min(self.applied_index, core.commit_index, self.log.durable_index)
+        settled = self._roster.may_go(core, settled)
+        if settled < index.first_index:
+            return
+        trim = self.log.plan_trim(min(position, index.end_of(settled)))
+        if trim is None:
+            return
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, self.log.note_trim, trim)
+        if self.life.running:  # else the next start removes it
+            try:
+                self.log.trim(trim)
+            finally:  # what the log forgot is sent to nobody, whether or not its file is gone
+                core.trim(index.first_index)
+
+    @property
+    def refilled(self) -> list[NodeId]:
+        """Followers being refilled from this log: retention should delete nothing of it."""
+        return self.parts.installer.refilled() if self.life.running else []
+
+    def frame_is_damaged(self, position: int) -> bool:
+        """Return whether the frame that holds this CommitLog offset is damaged; if so, it is
+        fetched again from a peer."""
+        index = self.log.index.last_ending_by(position) + 1
+        return self.life.running and self.log.check(index) is not None
+
+    def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
+        """Note that a read for a consumer failed; `again` repeats it (disk_health.py)."""
+        if self._parts is not None:
+            self._parts.pump.read_failed(error, again)
+
+    @property
+    def recovering(self) -> str | None:
+        """The reason why this replica may have lost promises; None if it has recovered."""
+        return self._promises.recovering
+
+    def start_recovering(self, reason: str) -> None:
+        """Note that frames this replica once had durable are gone: it counts neither in elections
+        nor for commit until it is recovered. Before `start`, or during it until the log is
+        open."""
+        self._promises.give_up(reason)
+
+    @property
+    def leader(self) -> NodeId | None:
+        """The leader, as far as this node knows."""
+        return self.core.leader if self.life.running else None
+
+    @property
+    def applied_index(self) -> int:
+        """The last frame applied; 0 before the log is recovered."""
+        return 0 if self._parts is None else self._parts.pump.applier.applied_index
+
+    def status(self) -> dict[str, object]:
+        """Return this node's own view, for the admin API and the runtime info."""
+        config, parts, group = self.config, self._parts, self.links.group_status()
+        healing = self.healer.status()
+        if parts is None:
+            view = repairing_status(config, self.log, self.links, self.life.failure, healing)
+            return view | group
+        surroundings = parts.chores.surroundings
+        healing |= parts.installer.status()
+        view = status_of(config, parts.pump, surroundings, parts.chores.paces, healing)
+        takes_none = parts.refusals.why(self._clock_ms())
+        reason = parts.succession.preference.reason
+        view |= {"preferred_reason": reason, "takes_no_frames": takes_none}
+        return view | {"standstill": parts.chores.standstill.reason} | group
+
+    def change_members(self, change: Change) -> asyncio.Future[int]:
+        """Change the group; the future gives the frame's index once it is committed and applied
+        here. One change at a time; dledger/raft/membership.py says what else is refused.
+
+        Raises, or the future fails with: NotLeader, Busy, ChangeRefused (nothing has happened),
+        OutcomeUnknown."""
+        pump = self._leading()
+        future = pump.proposer.ask_change(change)
+        pump.run_soon()
+        return future
+
+    @property
+    def members(self) -> list[dict[str, object]]:
+        """The members of the group, as this node knows them (roster.members_of)."""
+        return [] if self._parts is None else members_of(self._parts.pump.core)
+
+    def _leading(self) -> Pump:
+        """Return a leader's pump. Raises NotLeader."""
+        if not self.life.running or self.core.role is not Role.LEADER:
+            raise NotLeader(self.leader)
+        return self.parts.pump
+
+    # -- for the parts ------------------------------------------------------------------------
+
+    def _is_empty(self) -> bool:
+        return self._parts is not None and self.core.last_index == 0
+
+    def _members_changed(self) -> None:
+        core = self.core
+        configurations = core.membership.configurations
+        log.warning(
+            "members_changed node=%s index=%d committed=%s voters=%s members=%s",
+            core.node_id,
+            configurations.index,
+            configurations.index <= core.commit_index,
+            ",".join(sorted(core.membership.voters)),
+            ",".join(sorted(configurations.current.ids)),
+        )
+        self._roster.follow(self.core, self.links, self.healer)
+
+    def _announced(self, message: GroupAnnounced) -> None:
+        self.links.on_announced(message)
+
+    def _introduced(self, message: Introduction) -> None:
+        """Dial a peer back that this replica has not heard of: it may be the leader, to which every
+        answer has to go."""
+        if self._roster.introduced(message) and self.has_core:
+            self._roster.follow(self.core, self.links, self.healer)
+
+    def _opened(self, peer: NodeId) -> None:
+        self.links.introduce(peer)
+        self.oldstores.opened(peer)
+        if self._parts is not None:
+            self._parts.chores.surroundings.opened(peer)  # first: it may be the last that passes
+            self._parts.chores.milestones.opened(peer)
+
+    def _lose_promises(self, reason: str) -> None:
+        self.parts.pump.lose_promises(_new_incarnation(), reason)
+
+    def _tell(self, version: int, message: Recollection | Milestone | Circumstances | Pace) -> None:
+        """Send this to its receiver if that speaks the version that knows it."""
+        if self.links.version(message.to) >= version:
+            self.links.send(message.to, encode_message(message), droppable=False)
+
+    def _refuse(self, peer: NodeId, reason: str) -> None:
+        self.parts.refusals.note(peer, reason, self._clock_ms())
+        self.links.refuse(peer, reason)
+
+    def _other_history(self, peer: NodeId, reason: str) -> None:
+        extents = self._extents()
+        of_two = {node: extents[node] for node in (self.config.node_id, peer) if node in extents}
+        self.links.part(peer, f"{reason}; {compared(of_two)}")
+
+    def _extents(self) -> dict[NodeId, Extent]:
+        surroundings = self.parts.chores.surroundings
+        return surroundings.extents | {self.config.node_id: surroundings.own_extent}
+
+    def _is_there(self, peer: NodeId) -> bool:
+        return self.links.is_open(peer) or peer in self.links.parted
+
+    def _founders_differ(self, peer: NodeId, text: str) -> None:
+        self.identity.founders_differ(peer, text, now_ms())
+
+    def _send(self, message: RepairRequest | RepairResponse | InstallMessage) -> None:
+        self.links.send(message.to, encode_message(message), droppable=True)
+
+
+def _new_incarnation() -> int:
+    return 1 + secrets.randbelow(1 << 62)

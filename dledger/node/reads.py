@@ -1,0 +1,88 @@
+"""Linearizable reads (ReadIndex): they wait for a proof of leadership, and until the commit index
+of that moment is applied.
+
+All reads asked for within one turn of the loop share one token, thus one confirmation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ..raft.errors import Busy, NotLeader, RaftError
+from ..raft.messages import NodeId
+
+READS_WAITING_MAX = 16_384
+
+
+class Reads:
+    """Futures of waiting reads; each resolves with the index it may be served at."""
+
+    def __init__(self, waiting_max: int = READS_WAITING_MAX) -> None:
+        self._waiting_max = waiting_max
+        self._waiting = 0
+        self._token = 0
+        self._gathering: list[asyncio.Future[int]] = []
+        self._asked: dict[int, list[asyncio.Future[int]]] = {}
+        self._confirmed: deque[tuple[int, list[asyncio.Future[int]]]] = deque()
+
+    def add(self, ask: Callable[[int], None]) -> asyncio.Future[int]:
+        """Add a read. `ask(token)` starts a confirmation; it may raise RaftError, which fails the
+        reads. Raises Busy at the limit."""
+        if self._waiting >= self._waiting_max:
+            raise Busy(f"{self._waiting} reads wait already")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        if not self._gathering:
+            loop.call_soon(self._start, ask)
+        self._gathering.append(future)
+        self._waiting += 1
+        return future
+
+    def confirmed(self, token: int, index: int, applied_index: int) -> None:
+        """Note that leadership is proven: the reads are served when `index` is applied."""
+        self._confirmed.append((index, self._asked.pop(token)))
+        self.applied(applied_index)
+
+    def failed(self, token: int, leader: NodeId | None) -> None:
+        """Fail the reads of `token`: leadership was lost before it was proven."""
+        self._fail(self._asked.pop(token), lambda: NotLeader(leader))
+
+    def applied(self, index: int) -> None:
+        """Serve the reads that waited for frames up to `index` to be applied."""
+        confirmed = self._confirmed
+        while confirmed and confirmed[0][0] <= index:
+            at, futures = confirmed.popleft()
+            self._waiting -= len(futures)
+            for future in futures:
+                if not future.done():
+                    future.set_result(at)
+
+    def close(self) -> None:
+        """Fail all reads: the member ends."""
+        waiting = [self._gathering, *self._asked.values(), *(f for _, f in self._confirmed)]
+        self._gathering = []
+        self._asked.clear()
+        self._confirmed.clear()
+        for futures in waiting:
+            self._fail(futures, lambda: NotLeader(None))
+
+    def _start(self, ask: Callable[[int], None]) -> None:
+        futures, self._gathering = self._gathering, []
+        if not futures:
+            return  # closed meanwhile
+        self._token += 1
+        self._asked[self._token] = futures
+        try:
+            ask(self._token)
+        except RaftError as error:
+            kind, text, leader = type(error), str(error), getattr(error, "leader", None)
+            self._asked.pop(self._token)
+            self._fail(futures, lambda: NotLeader(leader) if kind is NotLeader else kind(text))
+
+    def _fail(self, futures: list[asyncio.Future[int]], error: Callable[[], RaftError]) -> None:
+        self._waiting -= len(futures)
+        for future in futures:
+            if not future.done():
+                future.set_exception(error())

@@ -1,0 +1,68 @@
+"""Tells the application which role its member has, as soon as the application may know it.
+
+The core's RoleEvents are passed on at once, except one that says `leader_ready`: it waits until
+everything is applied that was committed when it came. A lost leadership fails what waits for it
+before the application hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..raft.messages import NodeId, Role, RoleEvent
+from .applier import Application
+from .proposer import Proposer
+
+log = logging.getLogger("raftmq.dledger.node.node")
+
+
+class Roles:
+    """The role of one member, as its application knows it."""
+
+    def __init__(self, node_id: NodeId, application: Application, proposer: Proposer) -> None:
+        self.serving = False  # the application knows that it leads
+        self.told_leader: NodeId | None = None  # who leads, as the application knows
+        self._node_id = node_id
+        self._application = application
+        self._proposer = proposer
+        self._was_leader = False
+        self._due: tuple[RoleEvent, int] | None = None  # to deliver once this frame is applied
+
+    def changed(self, event: RoleEvent, commit_index: int, applied_index: int) -> None:
+        """Note the core's new role, and tell the application now or when it has caught up."""
+        log.info(
+            "role_changed node=%s role=%s term=%s leader=%s ready=%s reason=%s",
+            self._node_id,
+            event.role.value,
+            event.term,
+            event.leader,
+            event.leader_ready,
+            event.reason,
+        )
+        leads = event.role is Role.LEADER
+        if self._was_leader and not leads:
+            self.serving = False
+            self._proposer.leadership_lost(event.leader)
+        self._was_leader = leads
+        self._due = None
+        if event.leader_ready and applied_index < commit_index:
+            self._due = event, commit_index
+        else:
+            self._deliver(event)
+
+    def applied(self, applied_index: int) -> None:
+        """Tell the application what waited for this frame to be applied."""
+        if self._due is not None and applied_index >= self._due[1]:
+            (event, _), self._due = self._due, None
+            self._deliver(event)
+
+    def end(self, term: int, reason: str) -> None:
+        """Tell the application that this member does not lead, and never will again."""
+        self._application.role_changed(RoleEvent(Role.FOLLOWER, term, None, False, reason))
+
+    def _deliver(self, event: RoleEvent) -> None:
+        if event.leader_ready and not self.serving:
+            self.serving = True
+            self._proposer.cut_wanted = True  # sends may have come while we were not ready
+        self.told_leader = event.leader
+        self._application.role_changed(event)

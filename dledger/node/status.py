@@ -1,0 +1,132 @@
+"""A member's own view of its group, as plain data for the admin API and the runtime info."""
+
+from __future__ import annotations
+
+from ..raft.messages import NodeId
+from ..raft.pace import Paces
+from ..settings import MemberConfig
+from ..storage.log_storage import RaftLog
+from ..transport.transport import PeerLinks
+from .peer_addresses import members_of, standing_in_group
+from .peer_info import Surroundings
+from .ready_loop import Pump
+
+
+def status_of(
+    config: MemberConfig,
+    pump: Pump,
+    surroundings: Surroundings,
+    paces: Paces,
+    healing: dict[str, object],
+) -> dict[str, object]:
+    """Return the view of a member whose core runs, by key:
+
+    - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
+    - `recovered`: False while this replica may have lost promises; `recovering` then says why
+      (dledger/raft/recovery.py). `set_back`: whether this process has found its store to be older
+      than what the replica had promised (dledger/raft/recollection.py), recovered since or not.
+    - of each peer `match`, `next`, `state`, `recovered`, `room` (whether its disk has some) and
+      `behind_bytes` (of the part of the log that is still here), all None on a node that does not
+      lead, and what a peer has to tell None until it has answered this leader; `inflight`, the
+      number of requests; `contact_ms`, how long ago it was heard last (a follower knows that of
+      its leader). `ahead_ms`, `first_position` and `settings_differ` are what the peer told
+      (peer_info.py).
+    - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`
+      (dledger/repair/repairer.py) and
+      `installing`, `behind_bytes` (dledger/snapshot/transfer.py).
+    - `preferred`: the preferred leader, if any.
+    - `election_backoff`: the election back-off, the factor on the configured election time-outs
+      (dledger/raft/election_backoff.py); `election_halved`, whether they are halved
+      (dledger/raft/election_halving.py)."""
+    core, log = pump.core, pump.log
+    state, reason = pump.disk.reported(paces.reason if paces.disk_is_slow else "")
+    configurations = core.membership.configurations
+    return {
+        "node_id": core.node_id,
+        "group": config.group,
+        "role": core.role.value,
+        "term": core.term,
+        "leader": core.leader,
+        "leader_ready": pump.roles.serving,
+        "commit_index": core.commit_index,
+        "applied_index": pump.applier.applied_index,
+        "first_index": log.index.first_index,
+        "last_index": core.last_index,
+        "durable_index": log.durable_index,
+        "voted_for": core.ballot.voted_for,
+        "election_backoff": core.timer.back_off.factor,
+        "election_halved": core.timer.halving.holds,
+        "flush": config.flush.value,
+        "failure": pump.life.failure,
+        "recovered": core.recovered,
+        "recovering": pump.promises.recovering,
+        "set_back": pump.promises.set_back,
+        "disk_state": state.value,
+        "disk_reason": reason,
+        **healing,
+        "commands_waiting": pump.proposer.waiting,
+        "membership": standing_in_group(core),
+        "configuration_index": configurations.index,
+        "configuration_committed": configurations.index <= core.commit_index,
+        "members": members_of(core),
+        "preferred": configurations.current.preferred or None,
+        "peers": {
+            peer: _peer_status(pump, peer) | surroundings.status(peer)
+            for peer in core.membership.peers
+        },
+    }
+
+
+def _peer_status(pump: Pump, peer: NodeId) -> dict[str, object]:
+    core, links = pump.core, pump.links
+    progress = core.progress.get(peer)
+    match = progress.match_told if progress else None
+    return {
+        "connected": links.is_open(peer),
+        "error": links.last_error(peer),
+        "dropped": links.dropped(peer),
+        "match": match,
+        "next": progress.next_index if progress else None,
+        "state": progress.state.value if progress else None,
+        "recovered": progress.recovered_told if progress else None,
+        "room": None if match is None else not (progress and progress.no_room),
+        "inflight": len(progress.inflight) if progress else 0,
+        "inflight_bytes": progress.inflight_bytes if progress else 0,
+        "contact_ms": core.silent_ms(peer, pump.core_ms()),
+        "behind_bytes": None if match is None else _behind_bytes(pump.log, match),
+    }
+
+
+def _behind_bytes(log: RaftLog, match_index: int) -> int:
+    index = log.index
+    if match_index >= index.last_index:
+        return 0
+    return index.end_position - index.end_of(max(match_index, index.first_index - 1))
+
+
+def repairing_status(
+    config: MemberConfig,
+    log: RaftLog,
+    links: PeerLinks,
+    failure: str | None,
+    healing: dict[str, object],
+) -> dict[str, object]:
+    """Return the view of a member whose core does not run yet: its log is being recovered or
+    mended."""
+    return {
+        "node_id": config.node_id,
+        "group": config.group,
+        "role": "repairing" if healing["repairing"] else "starting",
+        "leader": None,
+        "leader_ready": False,
+        "first_index": log.index.first_index,
+        "last_index": log.index.last_index,
+        "flush": config.flush.value,
+        "failure": failure,
+        **healing,
+        "peers": {
+            peer: {"connected": links.is_open(peer), "error": links.last_error(peer)}
+            for peer in config.peers
+            if peer != config.node_id
+        },
+    }

@@ -1,0 +1,547 @@
+"""The leader's behaviour: Raft 5.3 and 5.4.2, ReadIndex (thesis 6.4), transfer (3.10). Pure.
+
+A `Leading` lives as long as one leadership: whatever it knows of followers, reads and a transfer
+goes with it. The leader writes and sends at the same time; its own copy counts, like every other,
+only once it is durable. Frames of an earlier term are committed by committing one of its own term
+(Raft 5.4.2, figure 8): the no-op that opens the term. Limits: bytes and messages in flight per
+peer, bytes uncommitted, reads waiting, bytes a second for followers that are far behind
+(append_throttle.py).
+
+Where a method returns a reason, the leader cannot go on, and its caller ends the leadership.
+"""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field
+
+from raftmq.store.frame import Frame, FrameKind
+
+from .append_throttle import NEVER_DUE_MS, AppendThrottle
+from .config import CoreConfig
+from .configuration import Change, ChangeKind, Configuration
+from .election_timer import ElectionTimer
+from .errors import Busy, ChangeRefused, MessageRefused, UnknownTarget
+from .leadership_transfer import Transfer
+from .membership import Membership
+from .messages import (
+    AppendOrder,
+    AppendResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    NodeId,
+    Role,
+    RoleEvent,
+    TimeoutNow,
+)
+from .progress import PROBE, STRANDED, Progress
+from .quorum import Tally, majority
+from .raft_log import CoreLog
+from .read_index import ReadIndex
+from .ready import Outbox
+from .recovery import Recovery
+from .term_and_vote import Ballot
+from .tracker import Tracker
+
+
+@dataclass(slots=True, eq=False)
+class Leading:
+    """One leadership. `ready`: its no-op is committed. `wants_noop`: a no-op must be proposed
+    next. `round`: the last heartbeat round."""
+
+    _node_id: NodeId
+    _config: CoreConfig
+    _ballot: Ballot
+    _log: CoreLog
+    _membership: Membership
+    _timer: ElectionTimer
+    _outbox: Outbox
+    tally: InitVar[Tally]  # the votes that elected it
+    ready: bool = False
+    wants_noop: bool = True
+    round: int = 0
+    _appends_due: bool = False
+    _heartbeat_due_ms: float = 0.0
+    _first_index: int = field(init=False)  # only from there on acks commit
+    tracker: Tracker = field(init=False)
+    progress: dict[NodeId, Progress] = field(init=False)  # the tracker's
+    _recovery: Recovery = field(init=False)
+    _throttle: AppendThrottle = field(init=False)
+    _reads: ReadIndex = field(init=False)
+    transfer: Transfer = field(init=False)
+
+    def __post_init__(self, tally: Tally) -> None:
+        config = self._config
+        self._first_index = self._log.index.last_index + 1
+        self.tracker = Tracker(self._node_id, config)
+        self.progress = self.tracker.progress
+        self._recovery = Recovery(
+            self._node_id,
+            self._ballot,
+            self._log,
+            self._membership,
+            self.tracker,
+            self._first_index,
+            tally.granted,
+            provisional=not tally.by_majority,
+        )
+        self._throttle = AppendThrottle(config.catch_up_bytes_per_s)
+        self._reads = ReadIndex(config.reads_waiting_max)
+        self.transfer = Transfer(config.transfer_ms)
+
+    def begin(self, now_ms: float) -> None:
+        """Assert leadership."""
+        self.configure(now_ms)
+        self._tell_role("elected")
+        self._send_heartbeats(now_ms)
+
+    def end(self) -> None:
+        """Fail what waits for this leadership, which is over."""
+        self._outbox.failed_reads.extend(self._reads.fail())
+
+    def held(self) -> dict[NodeId, int]:
+        """Return by replica up to where it holds the committed frames, durably and recovered. Of
+        those only that have a frame of this term: so it is not less than under an earlier leader.
+        """
+        log = self._log
+        own = log.durable_index if self._ballot.recovered else 0
+        reached = {self._node_id: own}
+        reached |= {peer: one.recovered_index for peer, one in self.progress.items()}
+        held = {peer: min(index, log.commit_index) for peer, index in reached.items()}
+        return {peer: index for peer, index in held.items() if index >= self._first_index}
+
+    def _tell_role(self, reason: str) -> None:
+        term, leader = self._ballot.term, self._node_id
+        self._outbox.tell_role(RoleEvent(Role.LEADER, term, leader, self.ready, reason))
+
+    def configure(self, now_ms: float) -> None:
+        """Follow the configuration in force."""
+        membership, last_index = self._membership, self._log.index.last_index
+        new = self.tracker.configure(
+            membership.configurations.current, max(self._first_index, last_index), now_ms
+        )
+        if self._first_index <= last_index:  # else `begin` sends it
+            for progress in new:
+                self._send_heartbeat(progress)
+        membership.speak_with(self.progress)
+        target = self.transfer.target
+        assert target is None or target in membership.voters, target
+
+    # -- proposals --------------------------------------------------------------------------
+
+    @property
+    def can_propose(self) -> bool:
+        """True if `propose` takes a frame now, whatever its size."""
+        return (
+            self.transfer.target is None
+            and not self.wants_noop
+            and self._membership.is_voter
+            and self._log.uncommitted_bytes < self._config.uncommitted_bytes_max
+        )
+
+    def propose(self, frame: Frame, now_ms: float) -> None:
+        """Append the leader's next frame. Raises Busy; nothing has happened then."""
+        log = self._log
+        if self.wants_noop:
+            assert frame.kind == FrameKind.NOOP, frame
+        else:
+            self.transfer.check_none()
+            if not self._membership.is_voter:
+                raise Busy("this leader is leaving the group")
+            if log.uncommitted_bytes >= self._config.uncommitted_bytes_max:
+                raise Busy(f"{log.uncommitted_bytes} bytes are not committed yet")
+        assert frame.term == self._ballot.term, (frame, self._ballot.term)
+        log.append(frame)
+        self.wants_noop = False
+        self._appends_due = True
+        if frame.kind == FrameKind.CONFIGURATION:
+            if self._membership.append(frame, log.commit_index):
+                self.configure(now_ms)
+
+    def configuration_after(self, change: Change, now_ms: float, there: bool) -> Configuration:
+        """Return the configuration to propose for `change`; `there`: the member to be moved is at
+        its new address (membership.py). Raises Busy, ChangeRefused."""
+        self.transfer.check_none()
+        if not self.ready or self.wants_noop:
+            raise ChangeRefused(f"no frame of term {self._ballot.term} is committed yet")
+        after = self._membership.after(change)
+        if change.kind is ChangeKind.PROMOTE:
+            self._check_learner(self.progress[change.node_id], now_ms)
+        voters = counted = after.voters
+        if change.kind is ChangeKind.MOVE and not there and len(voters) > 1:
+            counted = voters - {change.node_id}
+        good = int(self._node_id in counted and self._ballot.recovered)
+        good += self.tracker.good(counted, now_ms)
+        count, needed = len(voters), majority(len(voters))
+        if good < needed:
+            why = f"{good} of {count} voters would be recovered and answer, {needed} are needed"
+            if counted != voters:
+                why += f" without {change.node_id}, which was not found at {change.address}"
+            raise ChangeRefused(why)
+        return after
+
+    def _check_learner(self, progress: Progress, now_ms: float) -> None:
+        if not self.tracker.answers(progress, now_ms):
+            raise ChangeRefused(f"{progress.peer} does not answer")
+        if progress.recovering or progress.recovering is None:
+            raise ChangeRefused(f"{progress.peer} is recovering")
+        lag_bytes = self._log.lag_bytes(progress.match_index)
+        if lag_bytes > self._config.learner_lag_bytes_max:
+            raise ChangeRefused(f"{progress.peer} lacks {lag_bytes} bytes of the log still")
+
+    # -- appends ----------------------------------------------------------------------------
+
+    def send_due(self, now_ms: float) -> None:
+        """Start a read round and send frames, if that is due; called once for each Ready."""
+        if self._reads:
+            self._start_read_round(now_ms)
+        if self._appends_due:
+            self._appends_due = False
+            last_index = self._log.index.last_index
+            for progress in self.progress.values():
+                while progress.next_index <= last_index and progress.may_send():
+                    if not self._order_append(progress, now_ms):
+                        break
+
+    def _order_append(self, progress: Progress, now_ms: float) -> bool:
+        """Send frames into a follower's append window. Return False if none may be sent now."""
+        config, commit_index, log = self._config, self._log.commit_index, self._log.index
+        first = progress.next_index
+        if first < log.first_index:
+            progress.strand()
+            return False
+        bytes_max = config.append_bytes_max
+        if progress.inflight:
+            bytes_max = min(bytes_max, progress.window_bytes())
+        position = log.position_of(first)
+        last, end_position = log.last_index, log.end_position
+        if end_position - position > bytes_max:
+            far = end_position - position > config.inflight_bytes_max
+            last = log.last_within(first, bytes_max)
+            end_position = log.end_of(last)
+            if far and last <= commit_index:  # append_throttle.py
+                if not self._throttle.may_send(now_ms):
+                    return False
+                self._throttle.sent(end_position - position)
+        prev_index, term = first - 1, self._ballot.term
+        own = prev_index >= self._first_index  # nearly always: spares a search
+        prev_term = term if own else log.term_at(prev_index)
+        self._outbox.messages.append(
+            AppendOrder(progress.peer, term, prev_index, prev_term, first, last, commit_index)
+        )
+        progress.sent(last, end_position - position, now_ms)
+        return True
+
+    def _want_appends(self, progress: Progress) -> None:
+        """Send the follower what it lacks, with the next Ready."""
+        if progress.next_index <= self._log.index.last_index:
+            self._appends_due = self._outbox.dirty = True
+
+    def take_append_response(self, response: AppendResponse, now_ms: float) -> None:
+        """Take a follower's answer in this term. Raises MessageRefused."""
+        progress = self.progress.get(response.sender)
+        if progress is None:
+            return  # no member of this group
+        if response.success:
+            self._check_match(progress, response.match_index)
+        elif response.conflict_index > response.prev_index:
+            what = f"refuses frames behind {response.prev_index} for {response.conflict_index}"
+            raise MessageRefused(response.sender, what)
+        progress.heard_ms = now_ms
+        if response.success:
+            if progress.believes(response.recovering):
+                self._take_match(progress, response.match_index, now_ms)
+                if not response.recovering:
+                    if progress.recovering:  # it has taken its certificate
+                        progress.recovering = progress.certified = 0
+                    self._count_recovered(progress, response.match_index)
+                if response.recovering or self._recovery.provisional:
+                    if self._recovery.is_pressing(progress, response.match_index):
+                        self._send_heartbeat(progress)
+        elif progress.rejected(response.prev_index):
+            self._back_off(progress, response)
+
+    def _check_match(self, progress: Progress, match_index: int) -> None:
+        """Check that the follower acknowledges only frames that this log has. Raises
+        MessageRefused."""
+        last_index = self._log.index.last_index
+        if match_index > last_index:
+            what = f"acknowledges frame {match_index} of a log that ends at {last_index}"
+            raise MessageRefused(progress.peer, what)
+
+    def _take_match(self, progress: Progress, match_index: int, now_ms: float) -> None:
+        last_index = self._log.index.last_index
+        assert match_index <= last_index, (progress, match_index, self._log.index)
+        if progress.acknowledged(match_index, now_ms):
+            progress.match_round = self.round
+            if self.transfer.target == progress.peer:
+                self._hand_over_if_caught_up()
+        if progress.next_index <= last_index:
+            self._appends_due = self._outbox.dirty = True
+
+    def _back_off(self, progress: Progress, response: AppendResponse) -> None:
+        """Probe from the last frame here that may equal the follower's: Raft 5.3, faster, because
+        both sides skip whole terms."""
+        assert response.conflict_index <= response.prev_index, response
+        log = self._log.index
+        at = log.last_at_most(response.conflict_index - 1, response.conflict_term)
+        progress.probe_from(max(progress.match_index, at) + 1)
+        self._appends_due = self._outbox.dirty = True
+
+    # -- commit -----------------------------------------------------------------------------
+
+    def durable(self) -> str:
+        """Count this replica's own frames, more of which are durable now. Return a reason to end,
+        or ""."""
+        if self._log.durable_index > self._log.commit_index:
+            self._advance_commit()
+        return self._certify() if self._recovery.provisional or not self._ballot.recovered else ""
+
+    def _count_recovered(self, progress: Progress, match_index: int) -> None:
+        """Count a recovered follower's acknowledgement up to `match_index` for commit."""
+        if match_index > progress.recovered_index:
+            progress.recovered_index = match_index
+            if match_index > self._log.commit_index:
+                self._advance_commit()
+
+    def _advance_commit(self) -> None:
+        """Commit what a majority has made durable, by frames of the leader's own term only (Raft
+        5.4.2)."""
+        log, membership = self._log, self._membership
+        own = log.durable_index if self._ballot.recovered else 0
+        candidate = self.tracker.committed(own if membership.is_voter else None)
+        if candidate > log.commit_index and candidate >= self._first_index:
+            log.commit(candidate)
+            membership.commit(candidate)
+            if not self.ready:
+                self.ready = True
+                self._tell_role("the term's no-op is committed")
+                self._reads.release(self.round + 1, candidate)
+
+    def _certify(self) -> str:
+        """Bring recovery forward (recovery.py). Return a reason to end, or ""."""
+        forgetful = self._recovery.forgetful()
+        if forgetful is not None:
+            return f"{forgetful} may not know its vote"
+        counts, followers = self._recovery.certify()
+        for progress in followers:
+            self._send_heartbeat(progress)
+        if counts:
+            self._advance_commit()
+        return ""
+
+    # -- heartbeats, quorum check -----------------------------------------------------------
+
+    def _send_heartbeats(self, now_ms: float) -> None:
+        """Send a heartbeat round to everybody: it asserts leadership, carries commit progress, and
+        confirms reads."""
+        self.round += 1
+        self._heartbeat_due_ms = now_ms + self._config.heartbeat_ms
+        for progress in self.progress.values():
+            self._send_heartbeat(progress)
+
+    def _send_heartbeat(self, progress: Progress) -> None:
+        self._outbox.send(
+            Heartbeat(
+                self._node_id,
+                progress.peer,
+                self._ballot.term,
+                min(self._log.commit_index, progress.match_index),
+                self.round,
+                progress.certified,
+            )
+        )
+
+    def take_heartbeat_response(self, response: HeartbeatResponse, now_ms: float) -> str:
+        """Take a follower's answer in this term. Return a reason to end, or "". Raises
+        MessageRefused."""
+        progress = self.progress.get(response.sender)
+        if progress is None:
+            return ""
+        self._check_match(progress, response.match_index)
+        if response.round > self.round:
+            raise MessageRefused(response.sender, f"answers round {response.round}, not begun yet")
+        progress.heard_ms = now_ms
+        progress.no_room, progress.no_room_told = progress.no_room_told, False
+        progress.full, progress.full_told = progress.full_told, False
+        if response.round >= progress.round:
+            reason = self._note_standing(progress, response)
+            if reason:
+                return reason
+        if not progress.believes(bool(response.recovering)):
+            return ""  # from before it lost its memory
+        if response.match_index > progress.match_index or (
+            progress.paused and response.match_index >= progress.probe_last
+        ):
+            self._take_match(progress, response.match_index, now_ms)  # its answer got lost
+        if response.round > progress.round:
+            self._note_round(progress, response)
+        log = self._log.index
+        if progress.state is STRANDED and response.last_index >= log.first_index - 1:
+            self._try_stranded(progress, response.last_index)
+        if progress.stalled(now_ms, response.verified_index):
+            progress.back_off_resend(self._config.resend_ms_max)
+            known = min(response.verified_index, log.last_index)
+            progress.probe_from(max(progress.match_index, known) + 1)
+        if self.transfer.target == progress.peer:
+            self._hand_over_if_caught_up()  # again: the first TimeoutNow may be lost
+        self._want_appends(progress)
+        return ""
+
+    def _note_standing(self, progress: Progress, response: HeartbeatResponse) -> str:
+        """Note the standing that a follower's newest heartbeat response reports. Return a reason
+        to end, or ""."""
+        recovering = response.recovering
+        if recovering and recovering != progress.recovering:
+            if self._recovery.meet(progress, recovering, response.last_index):
+                self.wants_noop = True
+            self._want_appends(progress)
+        if not recovering:
+            progress.recovering = progress.certified = 0
+            self._count_recovered(progress, response.match_index)
+        progress.reported_index = response.match_index
+        if recovering or self._recovery.provisional or not self._ballot.recovered:
+            return self._certify()
+        return ""
+
+    def _note_round(self, progress: Progress, response: HeartbeatResponse) -> None:
+        """Note the answer to a round that the follower had not answered yet."""
+        progress.round = response.round
+        if not response.recovering:
+            progress.recovered_round = response.round
+        if self._reads:
+            self._confirm_reads()
+        has = response.match_index if response.recovering else response.last_index
+        if response.round > progress.match_round and has < progress.match_index:
+            # This round was sent after it had acknowledged more: its disk lost frames (a
+            # reordered answer of an earlier round proves nothing).
+            progress.regressed(min(response.last_index, self._log.index.last_index))
+
+    def _try_stranded(self, progress: Progress, last_index: int) -> None:
+        """Probe a stranded follower whose log is now long enough to meet ours. If its frames are
+        other ones the probe strands it again, and it is not tried before its log has changed
+        (snapshot_install.py)."""
+        if progress.tried_last == last_index:
+            return
+        progress.tried_last = last_index
+        log = self._log.index  # with a frame to send, so that there is an answer
+        start = max(min(last_index + 1, log.last_index), log.first_index)
+        progress.probe_from(max(progress.match_index + 1, start))
+
+    @property
+    def next_deadline_ms(self) -> float:
+        """The time of the next `tick`."""
+        # The quorum is checked at each heartbeat.
+        return min(self._heartbeat_due_ms, self._throttle.due_ms, self.transfer.due_ms)
+
+    def tick(self, now_ms: float) -> str:
+        """Do what is due. Return a reason to end, or ""."""
+        if now_ms >= self.transfer.due_ms:
+            self._abort_transfer("time-out")
+        # CheckQuorum: when a majority has not been heard for a whole election time-out.
+        own = now_ms if self._membership.is_voter else None
+        longest_ms = self._timer.longest_ms
+        quorum_due_ms = self.tracker.heard_ms(own) + longest_ms
+        if now_ms >= quorum_due_ms:
+            self._timer.give_up([progress.peer for progress in self.tracker.voting], now_ms)
+            return "no majority answers"
+        if now_ms >= self._throttle.due_ms:
+            self._throttle.due_ms = NEVER_DUE_MS
+            self._appends_due = self._outbox.dirty = True
+        if now_ms >= self._heartbeat_due_ms:
+            if self._recovery.is_stuck(now_ms - self._config.election_ms_max):
+                return "too few replicas have recovered"
+            if self._timer.back_off.tried:
+                self._timer.back_off.heard(now_ms, now_ms - quorum_due_ms + longest_ms)
+            self._send_heartbeats(now_ms)
+            self._let_go(now_ms)
+        return ""
+
+    def _let_go(self, now_ms: float) -> None:
+        """Stop sending to removed members: this round's heartbeat was the last message to them."""
+        configurations = self._membership.configurations
+        if self.tracker.let_go(self._log.commit_index, configurations.index, now_ms):
+            self.configure(now_ms)
+            self._outbox.configuration_changed = self._outbox.dirty = True
+
+    # -- reads ------------------------------------------------------------------------------
+
+    def read_index(self, token: int) -> None:
+        """Ask to confirm that this replica still leads. Raises Busy."""
+        self._reads.check_room()
+        self._outbox.dirty = True
+        if self.ready:  # only a round that starts from now on proves leadership for it
+            self._reads.ask(token, self.round + 1, self._log.commit_index)
+        else:
+            self._reads.hold(token)
+
+    def _start_read_round(self, now_ms: float) -> None:
+        """Send a heartbeat round for new reads, unless one is in flight: then they share the
+        next."""
+        if self._reads.newest_round > self.round:
+            if not self.tracker.voting:
+                self.round += 1  # a group of one needs nobody's confirmation
+                self._confirm_reads()
+            elif self._reads.oldest_round > self.round:
+                self._send_heartbeats(now_ms)
+
+    def _confirm_reads(self) -> None:
+        own = self.round if self._ballot.recovered else 0
+        confirmed = self.tracker.confirmed_round(own if self._membership.is_voter else None)
+        self._outbox.reads.extend(self._reads.confirm(confirmed))
+        self._outbox.dirty = True  # the next round may start
+
+    # -- transfer ---------------------------------------------------------------------------
+
+    def full_voters(self, now_ms: float) -> list[NodeId]:
+        """Return the followers whose disks are full if nothing can be committed because of them."""
+        return self.tracker.full(self._membership.is_voter, now_ms)
+
+    def hand_to(self, target: NodeId, now_ms: float) -> None:
+        """Hand leadership to `target` once it has every frame. Raises UnknownTarget, Busy."""
+        if target == self._node_id:
+            raise UnknownTarget(f"{target} leads already")
+        progress = self.progress.get(target)
+        if progress is None or target not in self._membership.voters:
+            raise UnknownTarget(f"{target} is no other voter of this group")
+        if progress.recovering:
+            raise Busy(f"{target} is recovering")
+        self.transfer.begin(target, now_ms)
+        self._hand_over_if_caught_up()
+
+    def _hand_over_if_caught_up(self) -> None:
+        target = self.transfer.target
+        assert target is not None
+        caught_up = self.progress[target].match_index == self._log.index.last_index
+        if caught_up and not self.wants_noop:
+            self._outbox.send(TimeoutNow(self._node_id, target, self._ballot.term))
+
+    def _abort_transfer(self, reason: str) -> None:
+        target = self.transfer.target
+        self.transfer.give_up()
+        self._tell_role(f"transfer to {target} given up: {reason}")
+
+    # -- connections ------------------------------------------------------------------------
+
+    def peer_closed(self, peer: NodeId, now_ms: float) -> None:
+        """Treat what was in flight to `peer` as lost; send no more until it is heard again."""
+        progress = self.progress[peer]
+        progress.link_round = self.round
+        if progress.state is not STRANDED:
+            progress.probe_from(progress.match_index + 1)
+            progress.paused = True
+            progress.probe_last = self._log.index.last_index
+            progress.moved_ms = now_ms - progress.resend_after_ms
+        if self.transfer.target == peer:
+            self._abort_transfer("its connection closed")
+
+    def peer_opened(self, peer: NodeId) -> None:
+        """Note that messages to `peer` go out again; send it what it lacks."""
+        progress = self.progress.get(peer)
+        if progress is None:
+            return
+        progress.link_round = self.round
+        progress.tried_last = -1
+        if progress.state is PROBE:
+            progress.paused = False
+        self._send_heartbeat(progress)
+        self._want_appends(progress)

@@ -1,0 +1,207 @@
+"""The leader's view of one follower, and how much it may send to it. Pure.
+
+PROBE: where the logs meet is not known; one request at a time. REPLICATE: it is known; requests
+are pipelined, bounded by messages and by bytes in flight. STRANDED: retention deleted the frames
+the follower needs; it gets heartbeats only, until its own log reaches ours again
+(snapshot_install.py).
+
+Invariants: match_index < next_index; what is in flight lies between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .messages import NodeId
+
+
+class PeerState(Enum):
+    """The state of replication to one follower, as the module explains it."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    STRANDED = "stranded"
+
+
+PROBE = PeerState.PROBE
+REPLICATE = PeerState.REPLICATE
+STRANDED = PeerState.STRANDED
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """One follower, as its leader sees it during one leadership."""
+
+    peer: NodeId
+    next_index: int
+    heard_ms: float  # last answer of this leadership
+    _messages_max: int
+    _bytes_max: int
+    _resend_ms: float
+    voter: bool = True  # counts; a learner, and one that is being removed, do not
+    departs_ms: float | None = None  # until when a removed one is told of its removal
+    state: PeerState = PROBE
+    match_index: int = 0
+    match_round: int = 0  # the last round sent before `match_index` was acknowledged
+    verified_index: int = 0  # written there, durable or not, as of its last heartbeat response
+    tried_last: int = -1  # STRANDED: its last index when it was last probed all the same
+    paused: bool = False  # PROBE: a request is out, none may follow before its answer
+    probe_last: int = 0  # the last index that request proves when it succeeds
+    inflight: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes) of each
+    inflight_bytes: int = 0
+    moved_ms: float = field(init=False)  # when it last advanced, or had nothing left to do
+    resend_after_ms: float = field(init=False)  # doubles while nothing comes back
+    round: int = 0  # highest heartbeat round it answered
+    link_round: int = -1  # the last one begun when a link with it was opened or closed
+    recovered_index: int = 0  # acknowledged while recovered: counts for commit
+    recovered_round: int = 0  # highest heartbeat round it answered while recovered
+    recovering: int | None = None  # 0: recovered; else the incarnation; None: not heard yet
+    reported_index: int = 0  # match_index of its newest heartbeat response
+    barrier_index: int = 0  # a recovering one is recovered once it has this frame (recovery.py)
+    certified: int = 0  # the incarnation that has been found to be recovered
+    no_room_told: bool = False  # it has said so, ahead of its next heartbeat response
+    no_room: bool = False  # as of its last heartbeat response: its disk is short of room
+    full_told: bool = False
+    full: bool = False  # the same: it takes no frames
+    regressions: int = 0  # times it lost frames that it had acknowledged (ASYNC_FLUSH only)
+
+    def __post_init__(self) -> None:
+        self.moved_ms = self.heard_ms
+        self.resend_after_ms = self._resend_ms
+
+    @property
+    def match_told(self) -> int | None:
+        """`match_index`, or None while it means nothing: the follower has not answered yet."""
+        unheard = self.recovering is None and not self.match_index
+        return None if unheard else self.match_index
+
+    @property
+    def recovered_told(self) -> bool | None:
+        """Whether it is recovered; None while it has not said."""
+        return None if self.recovering is None else not self.recovering
+
+    def may_send(self) -> bool:
+        """Return whether a request with frames may be sent now. One always may when none is in
+        flight."""
+        if self.state is REPLICATE:
+            return not self.inflight or (
+                len(self.inflight) < self._messages_max and self.inflight_bytes < self._bytes_max
+            )
+        return self.state is PROBE and not self.paused
+
+    def window_bytes(self) -> int:
+        """Return how many bytes still fit into the append window."""
+        return max(0, self._bytes_max - self.inflight_bytes)
+
+    def sent(self, last: int, size_bytes: int, now_ms: float) -> None:
+        """Note a request that carries frames next_index..last (none if last < next_index)."""
+        if self.state is REPLICATE:
+            if not self.inflight:
+                self.moved_ms = now_ms
+            self.inflight.append((last, size_bytes))
+            self.inflight_bytes += size_bytes
+            self.next_index = last + 1
+        else:
+            self.paused = True
+            self.probe_last = last
+            self.moved_ms = now_ms
+
+    def acknowledged(self, match_index: int, now_ms: float) -> bool:
+        """Take an acknowledgement; return whether `match_index` is news."""
+        inflight = self.inflight
+        while inflight and inflight[0][0] <= match_index:
+            self.inflight_bytes -= inflight.popleft()[1]
+        news = match_index > self.match_index
+        if news:
+            self.match_index = match_index
+            self.verified_index = max(self.verified_index, match_index)
+            self.moved_ms = now_ms
+            self.resend_after_ms = self._resend_ms
+            if self.next_index <= match_index:
+                self.next_index = match_index + 1
+        if self.state is not REPLICATE and match_index >= self.match_index:
+            self.state = REPLICATE  # where the logs meet is proven: the pipeline may start
+            self.next_index = self.match_index + 1
+            self.paused = False
+        return news
+
+    def probe_from(self, next_index: int) -> None:
+        """Forget what is in flight and send one request at `next_index` (above match)."""
+        assert next_index > self.match_index, (self.peer, next_index, self.match_index)
+        self.state = PROBE
+        self.next_index = next_index
+        self.paused = False
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def rejected(self, prev_index: int) -> bool:
+        """Return whether a refusal of the request at `prev_index` is news and not an echo.
+
+        At or below match it is older than what is proven. While probing only the one request
+        in flight can be refused: a pipeline's refusals behind the first are echoes.
+        """
+        if prev_index <= self.match_index:
+            return False
+        return self.state is REPLICATE or (self.paused and prev_index == self.next_index - 1)
+
+    def stalled(self, now_ms: float, verified_index: int) -> bool:
+        """Return whether a request in flight is lost, judged by a heartbeat response.
+
+        Frames that the follower has written but not made durable are not lost, only slow.
+        """
+        if verified_index > self.verified_index:
+            self.verified_index = verified_index
+            self.moved_ms = now_ms
+        if self.state is REPLICATE:
+            waiting = bool(self.inflight) and verified_index < self.next_index - 1
+        else:
+            waiting = self.state is PROBE and self.paused and verified_index < self.probe_last
+        return waiting and now_ms - self.moved_ms >= self.resend_after_ms
+
+    def back_off_resend(self, after_ms_max: float) -> None:
+        """Double the wait before the next resend, so that a dead pipeline is not fed for ever."""
+        self.resend_after_ms = min(self.resend_after_ms * 2, after_ms_max)
+
+    def regressed(self, last_index: int) -> None:
+        """Start over from `last_index`: the follower holds less than it acknowledged, because its
+        disk lost frames."""
+        self.regressions += 1
+        self.match_index = 0
+        self.recovered_index = 0
+        self.verified_index = 0
+        self.probe_from(last_index + 1)
+
+    def forget(self, last_index: int) -> None:
+        """Forget all that the follower acknowledged, and probe at its end: it has lost its
+        memory."""
+        self.match_index = 0
+        self.recovered_index = 0
+        self.verified_index = 0
+        self.reported_index = 0
+        self.tried_last = -1
+        if self.state is not STRANDED:
+            self.probe_from(last_index + 1)
+
+    def believes(self, recovering: bool) -> bool:
+        """Return whether an acknowledgement still counts: one that claims to be recovered while the
+        follower is known to recover was sent before it lost its memory."""
+        return recovering or not self.recovering or self.certified == self.recovering
+
+    @property
+    def said_recovered(self) -> bool:
+        """True if it has said that it is recovered, in a heartbeat response or, before the first of
+        them, with an acknowledgement."""
+        return self.recovering == 0 or (self.recovering is None and self.recovered_index > 0)
+
+    def strand(self) -> None:
+        """Note that retention deleted the frames that this follower needs next."""
+        self.probe_from(self.next_index)
+        self.state = STRANDED
+
+    def __repr__(self) -> str:
+        return (
+            f"<Progress {self.peer} {self.state.value} match {self.match_index} "
+            f"next {self.next_index} inflight {len(self.inflight)}>"
+        )

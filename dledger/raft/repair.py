@@ -1,0 +1,600 @@
+"""Repair of damaged frames from the peers: messages, a peer's answer, and which peer to ask. Pure.
+
+A frame of one index and term is the same bytes at the same position in every log that has it, and
+so is everything before it (log matching, Raft 5.3). So bytes from a peer may replace damaged ones
+as soon as it is proven that they are *those* frames:
+
+- the term of the damaged frame is known (its header is intact, or it was read once before): a
+  frame of that index and term, from anybody, committed or not;
+- its term is not known, but the frame before it is the same here and there, and
+  - the peer's frame is committed: if another one stood here it was never committed, or
+  - the frame that stands intact *behind* the damage is, by index and term, the next one in the
+    peer's log, or has the same term as the peer's last frame in between: then the frames between
+    are the same, too, or
+  - the peer leads, in a term T no lower than any that this replica was ever in (`StartRepair`'s
+    `term`, from the vote file). What this replica acknowledged in T came from that log and is in
+    it; what it acknowledged before is there, too, or is not committed and never will be (Raft
+    5.4.3). So that log may replace this one from the damage on, as with an AppendRequest, and
+    where it ends or differs from this one the rest is truncated (`Patch.last`): no promise is
+    lost. Without that rule there could be a deadlock: a leader that needs this very replica to
+    commit, because another one recovers, and a repair that waits for the leader to commit.
+
+Committed frames alone prove nothing about the frames that stand behind them here: frames of a
+leader that never knew them may fit by position, index and rising term. A frame that is not proven
+to follow a patch counts as damaged in its turn (`Patch.proven`).
+
+`StartRepair` mends a log before its replica takes part; `FrameRepair` mends single known frames
+while it does. Both ask through an `Asker`: every peer, then the one that had something, and every
+peer again later, less and less often. Received frames are checked here (both checksums, position,
+index, term); the shell writes them, and syncs them before anything is built upon them.
+
+When nobody can help: `GiveUp`. A ready leader has every committed frame. If it has none there, or
+another, or retention deleted it, then the frames behind the damage cannot be trusted and come from
+the leader. Without a leader, and with too few recovered replicas to elect one, the same is done
+once every peer has answered for `give_up_ms` that it cannot help: the group then goes on from the
+best log that survived. A replica that gives up has lost promises: it must recover (see
+HardState.recovered) before it votes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import (
+    HEADER_SIZE_BYTES,
+    PAYLOAD_SIZE_BYTES_MAX,
+    Frame,
+    FrameError,
+    parse_frame,
+    parse_header,
+)
+from raftmq.store.record import BLANK_SIZE_BYTES
+
+from .log_index import LogIndex
+from .messages import TERM_MAX, NodeId, Role
+from .quorum import majority
+
+RESPONSE_BYTES_MAX = 1 << 20
+FRAMES_WANTED_MAX = 4096  # known damage while running; more is found again when it is read
+
+
+class Outcome(IntEnum):
+    """A peer's answer about a damaged frame."""
+
+    FRAMES = 1  # here they are
+    LATER = 2  # not now: not committed yet, or damaged or not known here, too
+    LACKS = 3  # its log ends before
+    TRIMMED = 4  # retention deleted them
+    CONFLICT = 5  # it has other frames there than the asker, and they will stay
+
+
+class Standing(IntEnum):
+    """The standing of the answering replica."""
+
+    RECOVERED = 0
+    LEADS = 1  # a ready leader: everything that was ever committed is committed there
+    RECOVERING = 2  # takes part, but its vote does not count
+    REPAIRS = 3  # does not take part
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """Asks for frame `index`, which stands behind one of `prev_term`, and maybe what follows it.
+    `term` is the frame's own, 0 if not known. `offset`: how many of its bytes are there already.
+    `number` comes back in the answer."""
+
+    sender: NodeId
+    to: NodeId
+    number: int
+    index: int
+    prev_term: int
+    term: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResponse:
+    """A peer's answer. `data`: whole frames from `index` on, or, of a frame that is larger than a
+    response, its bytes from the request's offset on. `next_term`: of the frame behind them in that
+    log, 0 for none. Frames up to `commit_index` are committed. `term`: the sender's, 0 while it
+    repairs."""
+
+    sender: NodeId
+    to: NodeId
+    number: int
+    index: int
+    outcome: Outcome
+    standing: Standing
+    commit_index: int
+    next_term: int
+    data: bytes
+    term: int
+
+
+def standing_of(role: Role, leader_ready: bool, recovered: bool) -> Standing:
+    """Return the standing of a replica whose core runs."""
+    if role is Role.LEADER and leader_ready:
+        return Standing.LEADS
+    return Standing.RECOVERED if recovered else Standing.RECOVERING
+
+
+# -- the answering side ----------------------------------------------------------------------------
+
+
+def answer(
+    request: RepairRequest,
+    log: LogIndex,
+    commit_index: int,
+    standing: Standing,
+    read: Callable[[int, int, int], Sequence[Frame]],
+    term: int,
+) -> RepairResponse:
+    """Return the answer of this replica, `request.to`. `read(first, last, bytes_max)` is
+    `RaftLog.frames`; while it repairs itself `log` is the part recovered so far, and `term` 0."""
+    outcome, frames = Outcome.LATER, tuple[Frame, ...]()
+    try:
+        # A leader truncates nothing of its log, committed or not.
+        settled_index = log.last_index if standing is Standing.LEADS else commit_index
+        outcome, frames = _find(request, log, settled_index, read)
+    except StoreDamaged:
+        pass  # damaged here as well, which this replica repairs on its own
+    if standing is Standing.REPAIRS and outcome is not Outcome.FRAMES:
+        outcome = Outcome.LATER  # it knows too little to say more
+    data, next_term = b"", 0
+    if frames:
+        last = frames[-1].index
+        next_term = log.term_at(last + 1) if last < log.last_index else 0
+        data = b"".join([frame.data for frame in frames])
+        data = data[request.offset : request.offset + RESPONSE_BYTES_MAX]
+    return RepairResponse(
+        request.to,
+        request.sender,
+        request.number,
+        request.index,
+        outcome,
+        standing,
+        commit_index,
+        next_term,
+        data,
+        term,
+    )
+
+
+def _find(
+    request: RepairRequest,
+    log: LogIndex,
+    settled_index: int,
+    read: Callable[[int, int, int], Sequence[Frame]],
+) -> tuple[Outcome, tuple[Frame, ...]]:
+    index = request.index
+    if index < log.first_index:
+        return Outcome.TRIMMED, ()
+    if index > log.last_index:
+        return Outcome.LACKS, ()
+    if request.term:
+        if log.term_at(index) == request.term:
+            return Outcome.FRAMES, tuple(read(index, index, RESPONSE_BYTES_MAX))
+        return Outcome.CONFLICT if index <= settled_index else Outcome.LATER, ()
+    if log.term_at(index - 1) != request.prev_term:
+        return Outcome.CONFLICT if index - 1 <= settled_index else Outcome.LATER, ()
+    if request.offset:
+        return Outcome.FRAMES, tuple(read(index, index, RESPONSE_BYTES_MAX))
+    last = log.last_within(index, RESPONSE_BYTES_MAX)
+    return Outcome.FRAMES, tuple(read(index, last, RESPONSE_BYTES_MAX))
+
+
+# -- the asking side -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The known properties of a damaged frame.
+
+    It stands at `position`; with `term` 0 it may also stand at the next segment's first byte,
+    behind a blank record at `position`. `size_bytes` is 0 if not known."""
+
+    index: int
+    prev_term: int
+    term: int
+    position: int
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepairTiming:
+    """Intervals of a repair, in milliseconds."""
+
+    retry_ms: float = 200  # several round trips
+    retry_ms_max: float = 2_000
+    give_up_ms: float = 5_000  # several elections: nobody leads, and nobody will
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Verdict: write these frames. `proven`: the intact frames behind them belong there. `last`:
+    nothing belongs behind them, and nothing is lost by truncating there; `frames` may be empty."""
+
+    frames: tuple[Frame, ...]
+    proven: bool
+    peer: NodeId
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Verdict: truncate the log where the damage begins, and recover."""
+
+    reason: str
+
+
+class DamagedLog(Protocol):
+    """The log under repair, as the repair sees it."""
+
+    def segment_end(self, position: int) -> int:
+        """Return the offset behind the segment of `position`."""
+        ...
+
+    def following(self, position: int) -> tuple[int, int] | None:
+        """Return (index, term) of the frame whose intact header stands behind a frame that ends at
+        `position`; None if there is none."""
+        ...
+
+
+class BadPatch(Exception):
+    """A peer's bytes are not the wanted frames."""
+
+
+def checked_frames(
+    data: bytes, wanted: Wanted, segment_end: Callable[[int], int]
+) -> tuple[Frame, ...]:
+    """Return the frames in `data`, each checked and known to follow the one before. Raises
+    BadPatch."""
+    frames: list[Frame] = []
+    at, position, index, term = 0, wanted.position, wanted.index, wanted.prev_term
+    while at < len(data):
+        try:
+            frame = parse_frame(data, at)
+        except FrameError as error:
+            raise BadPatch(f"{error.reason} at byte {at}") from error
+        if frame.index != index or not term <= frame.term <= TERM_MAX:
+            raise BadPatch(f"{frame!r} where {index} behind term {term} belongs")
+        ends = segment_end(position)
+        if frame.position == ends:
+            ends = segment_end(frame.position)
+        elif frame.position != position:
+            raise BadPatch(f"{frame!r} does not stand at {position} or {ends}")
+        if frame.end + BLANK_SIZE_BYTES > ends:
+            raise BadPatch(f"{frame!r} goes beyond its segment")
+        frames.append(frame)
+        at += frame.size_bytes
+        position, index, term = frame.end, index + 1, frame.term
+    if not frames:
+        raise BadPatch("no frame")
+    if wanted.term:
+        first = frames[0]
+        fits = (first.term, first.position) == (wanted.term, wanted.position)
+        if not fits or wanted.size_bytes not in (0, first.size_bytes) or len(frames) > 1:
+            raise BadPatch(f"{first!r} is not the one of term {wanted.term} at {wanted.position}")
+    return tuple(frames)
+
+
+class Asker:
+    """Asks the peers for one frame at a time, all of them until one has it.
+
+    `first_number` begins a range that no earlier asker of this node used: a late answer to an
+    earlier asker may not fit this node's log any more."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        voters: AbstractSet[NodeId],
+        timing: RepairTiming,
+        first_number: int,
+    ) -> None:
+        self.node_id = node_id
+        self.peers = tuple(sorted(voters - {node_id}))
+        self.wanted: Wanted | None = None
+        self.answers: dict[NodeId, RepairResponse] = {}  # of the round under way
+        self.due_ms = 0.0  # when the round is over
+        self._timing = timing
+        self._retry_ms = timing.retry_ms
+        self._number = first_number
+        self._asked: tuple[NodeId, ...] = ()
+        self._helper: NodeId | None = None  # the peer that had something last time
+        self._have = b""  # of a frame that comes in parts
+        self._out: list[RepairRequest] = []
+
+    def set_members(self, members: AbstractSet[NodeId]) -> None:
+        """Ask these members from the next round on: the group has changed."""
+        self.peers = tuple(sorted(members - {self.node_id}))
+
+    def begin(self, wanted: Wanted, now_ms: float) -> None:
+        """Ask for this frame from now on."""
+        self.wanted = wanted
+        self._retry_ms = self._timing.retry_ms
+        self._ask(() if self._helper is None else (self._helper,), now_ms)
+
+    def end(self) -> None:
+        """Ask nobody any more."""
+        self.wanted = None
+        self._out.clear()
+
+    def requests(self) -> list[RepairRequest]:
+        """Return the requests to send; each is handed out once."""
+        out, self._out = self._out, []
+        return out
+
+    def tick(self, now_ms: float) -> None:
+        """Ask all peers again if the round is over."""
+        if self.wanted is not None and now_ms >= self.due_ms:
+            self._retry_ms = min(2 * self._retry_ms, self._timing.retry_ms_max)
+            self._ask((), now_ms)
+
+    def take(self, response: RepairResponse, now_ms: float) -> bytes | None:
+        """Note an answer; return the bytes of whole frames if it completes them."""
+        wanted = self.wanted
+        if wanted is None or response.number != self._number:
+            return None  # an answer to an earlier question
+        if response.sender not in self._asked or response.index != wanted.index:
+            return None
+        if response.outcome is not Outcome.FRAMES:
+            self.refuse(response, now_ms)
+            return None
+        self.answers[response.sender] = response
+        data = self._have + response.data
+        try:
+            _, _, _, _, _, _, payload_length, *_ = parse_header(data)
+        except FrameError:
+            self.refuse(response, now_ms)
+            return None
+        size = HEADER_SIZE_BYTES + payload_length
+        if len(data) < size:
+            assert size <= HEADER_SIZE_BYTES + PAYLOAD_SIZE_BYTES_MAX
+            if not response.data:
+                self.refuse(response, now_ms)
+                return None
+            self._ask((response.sender,), now_ms, data)
+            return None
+        self._helper = response.sender
+        return data
+
+    def refuse(self, response: RepairResponse, now_ms: float) -> None:
+        """Count the peer as unable to help in this round: its answer is of no use."""
+        self.answers[response.sender] = response
+        if self._helper == response.sender:
+            self._helper = None
+        if len(self._asked) < len(self.peers):
+            self._ask((), now_ms)
+
+    @property
+    def unanimous(self) -> bool:
+        """True if all peers have answered in this round."""
+        return all(peer in self.answers for peer in self.peers)
+
+    def _ask(self, whom: tuple[NodeId, ...], now_ms: float, have: bytes = b"") -> None:
+        assert self.wanted is not None
+        wanted = self.wanted
+        self._number += 1
+        self._have = have
+        self._asked = whom or self.peers
+        self.answers = {}
+        self.due_ms = now_ms + self._retry_ms
+        for peer in self._asked:
+            self._out.append(
+                RepairRequest(
+                    self.node_id,
+                    peer,
+                    self._number,
+                    wanted.index,
+                    wanted.prev_term,
+                    wanted.term,
+                    len(have),
+                )
+            )
+
+
+class StartRepair:
+    """Mends a log before its replica takes part.
+
+    Call `begin` at each damaged place; then pass answers to `step`, which returns the verdict, and
+    time to `tick`. After each of these send what the `asker` requests."""
+
+    def __init__(
+        self, asker: Asker, voters: AbstractSet[NodeId], timing: RepairTiming, log: DamagedLog
+    ) -> None:
+        self.term = 0  # the highest this replica was ever in; no matter if its votes are lost
+        self.asker = asker
+        self.patched_frames = 0
+        self.patched_bytes = 0
+        self._voters = voters
+        self._timing = timing
+        self._log = log
+        self._hopeless_since_ms: float | None = None
+
+    def begin(self, wanted: Wanted, now_ms: float) -> None:
+        """Ask the peers for this frame from now on."""
+        self._hopeless_since_ms = None
+        self.asker.begin(wanted, now_ms)
+
+    def tick(self, now_ms: float) -> None:
+        """Ask again if it is time to."""
+        asker = self.asker
+        if now_ms >= asker.due_ms and not asker.unanimous:
+            self._hopeless_since_ms = None  # somebody does not answer: it may know more
+        asker.tick(now_ms)
+
+    def step(self, response: RepairResponse, now_ms: float) -> Patch | GiveUp | None:
+        """Take an answer; return the verdict, if there is one. After a Patch or GiveUp nothing is
+        asked before the next `begin`."""
+        asker = self.asker
+        wanted = asker.wanted
+        data = asker.take(response, now_ms)
+        if data is not None and wanted is not None:
+            patch = self._patch(response, data, wanted)
+            if patch is not None:
+                self.patched_frames += len(patch.frames)
+                self.patched_bytes += sum(frame.size_bytes for frame in patch.frames)
+                asker.end()
+                return patch
+            asker.refuse(response, now_ms)
+        verdict = self._void() or self._hopeless(now_ms)
+        if verdict is not None:
+            asker.end()
+        return verdict
+
+    def _patch(self, response: RepairResponse, data: bytes, wanted: Wanted) -> Patch | None:
+        """Return a patch of those frames that are proven to belong here (the module's docstring
+        says why); None if none is."""
+        try:
+            frames = checked_frames(data, wanted, self._log.segment_end)
+        except BadPatch:
+            return None
+        if wanted.term:
+            return Patch(frames, True, response.sender)
+        terms = [frame.term for frame in frames[1:]] + [response.next_term]
+        for count, (frame, next_term) in enumerate(zip(frames, terms, strict=True), 1):
+            following = self._log.following(frame.end)
+            if following is not None and following[0] == frame.index + 1:
+                if following[1] in (frame.term, next_term):
+                    return Patch(frames[:count], True, response.sender)
+        if self._governs(response):
+            return Patch(frames, False, response.sender, response.next_term == 0)
+        committed = tuple(f for f in frames if self._is_committed(f, response))
+        return Patch(committed, False, response.sender) if committed else None
+
+    def _is_committed(self, frame: Frame, response: RepairResponse) -> bool:
+        return frame.index <= response.commit_index
+
+    def _governs(self, response: RepairResponse) -> bool:
+        """Return whether the peer's log may replace this one: it leads, in a term no lower than
+        this replica's."""
+        return response.standing is Standing.LEADS and response.term >= self.term
+
+    def _void(self) -> Patch | None:
+        """Return a patch that only truncates, if a leader whose log governs lacks the damaged
+        frame: then it is not needed."""
+        for peer, response in self.asker.answers.items():
+            if self._governs(response) and response.outcome in (Outcome.LACKS, Outcome.CONFLICT):
+                return Patch((), False, peer, last=True)
+        return None
+
+    def _hopeless(self, now_ms: float) -> GiveUp | None:
+        answers = self.asker.answers
+        for peer, response in answers.items():
+            if response.standing is Standing.LEADS and response.outcome in (
+                Outcome.LACKS,
+                Outcome.TRIMMED,
+                Outcome.CONFLICT,
+            ):
+                return GiveUp(f"{peer} leads: {response.outcome.name.lower()}")
+        if not self.asker.unanimous:
+            return None
+        # A leader of an earlier term than this replica's is one that may not commit any more.
+        recovered = [
+            r for r in answers.values() if r.standing in (Standing.RECOVERED, Standing.LEADS)
+        ]
+        voters = sum(response.sender in self._voters for response in recovered)
+        if any(map(self._governs, recovered)) or voters >= majority(len(self._voters)):
+            self._hopeless_since_ms = None  # there is a leader, or there will be one
+            return None
+        if self._hopeless_since_ms is None:
+            self._hopeless_since_ms = now_ms
+        if now_ms - self._hopeless_since_ms < self._timing.give_up_ms:
+            return None
+        return GiveUp("nobody has it, and too few replicas have recovered to elect a leader")
+
+
+class FrameRepair:
+    """Mends frames whose index, term, position and size are known, one after the other."""
+
+    def __init__(self, asker: Asker, timing: RepairTiming) -> None:
+        self.asker = asker
+        self.patched_frames = 0
+        self.dropped = 0  # not noted at the limit
+        self._wanted: OrderedDict[int, Wanted] = OrderedDict()  # by index; the first one is asked
+        self._hopeless_since_ms: dict[int, float] = {}  # nobody had it, round after round
+        self._timing = timing
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._wanted
+
+    def indexes(self) -> list[int]:
+        """Return the damaged frames, in the order in which they are asked for."""
+        return list(self._wanted)
+
+    def add(self, wanted: Wanted) -> bool:
+        """Note a damaged frame; False if it is known already or there are too many."""
+        assert wanted.term > 0, wanted
+        if wanted.index in self._wanted:
+            return False
+        if len(self._wanted) >= FRAMES_WANTED_MAX:
+            self.dropped += 1
+            return False
+        self._wanted[wanted.index] = wanted
+        return True
+
+    def forget(self, index: int) -> None:
+        """Forget a frame that is intact again, or gone: truncated, or deleted by retention."""
+        self._wanted.pop(index, None)
+        self._hopeless_since_ms.pop(index, None)
+        current = self.asker.wanted
+        if current is not None and current.index == index:
+            self.asker.end()
+
+    def prune(self, is_there: Callable[[int, int], bool]) -> None:
+        """Forget the frames (index, term) that are not in the log any more."""
+        gone = [w.index for w in self._wanted.values() if not is_there(w.index, w.term)]
+        for index in gone:
+            self.forget(index)
+
+    def tick(self, now_ms: float) -> None:
+        """Ask for the next frame; after a round without success it is another frame's turn."""
+        asker, wanted = self.asker, self._wanted
+        if asker.wanted is not None and now_ms >= asker.due_ms:
+            if not asker.unanimous:
+                self._hopeless_since_ms.pop(asker.wanted.index, None)
+            else:
+                self._hopeless_since_ms.setdefault(asker.wanted.index, now_ms)
+        if asker.wanted is None:
+            if wanted:
+                asker.begin(next(iter(wanted.values())), now_ms)
+        elif now_ms >= asker.due_ms:
+            if len(wanted) > 1:
+                wanted.move_to_end(asker.wanted.index)
+                asker.begin(next(iter(wanted.values())), now_ms)
+            else:
+                asker.tick(now_ms)
+
+    def hopeless(self, now_ms: float) -> list[int]:
+        """Return the frames that no peer has had for `give_up_ms`, though all answered. A
+        committed frame will be available again; an uncommitted one may have been on this replica
+        only, and then this replica must not go on with it: it can neither lead nor follow past
+        it."""
+        since = now_ms - self._timing.give_up_ms
+        return [index for index, at in self._hopeless_since_ms.items() if at <= since]
+
+    def step(
+        self, response: RepairResponse, now_ms: float, segment_end: Callable[[int], int]
+    ) -> Frame | None:
+        """Take an answer; return the frame to write, if the answer holds it. Call `forget` once it
+        is written."""
+        wanted = self.asker.wanted
+        data = self.asker.take(response, now_ms)
+        if data is None or wanted is None:
+            return None
+        try:
+            frame = checked_frames(data, wanted, segment_end)[0]
+        except BadPatch:
+            self.asker.refuse(response, now_ms)
+            return None
+        self.patched_frames += 1
+        return frame

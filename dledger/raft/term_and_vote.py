@@ -1,0 +1,85 @@
+"""The ballot: this replica's term, its vote in that term, and whether it may have forgotten earlier
+promises. Raft 5.1, 5.2. Pure.
+
+Invariants: the term never falls; there is one vote a term, and it is never changed. Every change is
+put into the outbox as a HardState, which the shell makes durable before any message of the same
+Ready leaves.
+"""
+
+from __future__ import annotations
+
+from .messages import HardState, NodeId
+from .ready import Outbox
+
+
+class Ballot:
+    """The promises of one replica. `recovered`: it has forgotten none, or has recovered
+    (recovery.py). `incarnation`: a number above 0 that no earlier process of this node has used,
+    nor this one before it lost promises."""
+
+    __slots__ = ("_outbox", "_voted_incarnation", "incarnation", "recovered", "term", "voted_for")
+
+    def __init__(
+        self, hard_state: HardState, incarnation: int, last_term: int, outbox: Outbox
+    ) -> None:
+        """`last_term`: of the log's last frame."""
+        assert incarnation > 0, incarnation
+        self._outbox = outbox
+        self.incarnation = incarnation
+        self.recovered = hard_state.recovered
+        self.term = hard_state.term
+        self.voted_for = hard_state.voted_for
+        self._voted_incarnation = 0  # of the candidate voted for in this term; 0: not known
+        if last_term > self.term:
+            # A crash between writing the first frames of a new term and its hard state. No
+            # message of that term has left this replica, so it has not voted in it.
+            self.enter(last_term)
+
+    @property
+    def recovering(self) -> int:
+        """The `recovering` field of this replica's messages: 0 if recovered, else its
+        incarnation."""
+        return 0 if self.recovered else self.incarnation
+
+    def enter(self, term: int) -> None:
+        """Enter a higher term, with no vote in it yet."""
+        assert term > self.term, (term, self.term)
+        self.term = term
+        self.voted_for = None
+        self._voted_incarnation = 0
+        self._changed()
+
+    def is_free_for(self, candidate: NodeId, incarnation: int) -> bool:
+        """Return whether the one vote of this term is free, or was given to this same candidacy.
+        The same candidate in another incarnation does not get it, because it has lost its memory
+        and may have led this term already."""
+        return self.voted_for is None or (
+            self.voted_for == candidate and self._voted_incarnation == incarnation
+        )
+
+    def vote_for(self, candidate: NodeId, incarnation: int) -> None:
+        """Give the vote of this term to the candidate, again if it has it already."""
+        assert self.voted_for in (None, candidate), (self.voted_for, candidate)
+        self._voted_incarnation = incarnation
+        if self.voted_for is None:
+            self.voted_for = candidate
+            self._changed()
+
+    def mark_recovered(self, leader: NodeId) -> None:
+        """Note that all forgotten promises are recovered, in the term of `leader`."""
+        assert not self.recovered
+        self.recovered = True
+        if self.voted_for is None:
+            self.vote_for(leader, 0)
+        self._changed()
+
+    def lose(self, incarnation: int) -> None:
+        """Note that promises of the past may be lost. Those of the future are another
+        `incarnation`'s."""
+        self.recovered = False
+        self.incarnation = incarnation
+        self._changed()
+
+    def _changed(self) -> None:
+        self._outbox.hard_state = HardState(self.term, self.voted_for, self.recovered)
+        self._outbox.dirty = True

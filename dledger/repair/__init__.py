@@ -1,0 +1,1 @@
+"""The repair of damaged frames, and the scrubber that finds them."""

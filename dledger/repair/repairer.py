@@ -1,0 +1,415 @@
+"""Healer: repairs damage in one member's log. The shell of dledger.raft.repair.
+
+Before the core starts, `recover` reads the log to its end: it asks the peers for damaged frames,
+writes them in place, syncs them and goes on, until the log is what it was. Then the replica has
+lost nothing. Nor has it if what cannot be mended is missing in the leader's log too, and is
+truncated. If nobody can help, the healer gives up (dledger.raft.repair says when): it first notes
+the replica as recovering, then copies what stands behind the good part aside, then truncates it.
+
+While the core runs, damage that a read or the scrubber meets is mended frame by frame while
+everything else goes on: reads of that frame wait or are repeated.
+
+Limits: one question at a time, one frame in memory, FRAMES_WANTED_MAX known damaged frames,
+ASIDE_FILES_MAX copies of at most ASIDE_BYTES_MAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.commitlog.log_sync import SyncTicket
+from raftmq.store.disk import Disk
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import Frame
+
+from ..raft.core import RaftCore
+from ..raft.errors import FrameDamaged
+from ..raft.log_index import LogIndex
+from ..raft.messages import NodeId
+from ..raft.repair import (
+    Asker,
+    FrameRepair,
+    GiveUp,
+    Patch,
+    RepairRequest,
+    RepairResponse,
+    Standing,
+    StartRepair,
+    Wanted,
+    answer,
+    standing_of,
+)
+from ..settings import MemberConfig
+from ..storage.log_storage import RaftLog
+from .scrubber import Scrubber
+
+log = logging.getLogger("raftmq.dledger.repair.repairer")
+Result = TypeVar("Result")
+
+ASIDE_FILES_MAX = 4
+ASIDE_BYTES_MAX = 256 << 20  # of one copy: for a look by hand, not a backup
+_ASIDE_PREFIX = "damaged-"
+_COPY_BYTES = 1 << 20
+_NOTHING = LogIndex()
+
+
+class Healer:
+    """Repairs one member's log. All methods run on the loop; blocking work runs in `pool`."""
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        raft_log: RaftLog,
+        clock_ms: Callable[[], float],
+        *,
+        send: Callable[[RepairRequest | RepairResponse], None],
+        on_failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """`on_failed` is called when the disk fails."""
+        self._config = config
+        self._disk = disk
+        self._log = raft_log
+        self._clock_ms = clock_ms
+        self._send = send
+        self._on_failed = on_failed
+        voters = frozenset(config.peers)
+        # Drawn, so that an answer to an earlier process is not taken for one to this.
+        numbers = [secrets.randbelow(1 << 60) for _ in range(2)]
+        askers = [Asker(config.node_id, voters, config.repair, number) for number in numbers]
+        self._start = StartRepair(askers[0], voters, config.repair, raft_log)
+        self._frames = FrameRepair(askers[1], config.repair)
+        self._scrubber = Scrubber(
+            raft_log,
+            config.scrub_bytes_per_s,
+            config.scrub_pause_ms,
+            self._scrub_failed,
+            self._blank_damaged,
+        )
+        self._pool: Executor | None = None
+        self._core: RaftCore | None = None  # once it runs
+        self._committed: Callable[[], int] = lambda: 0
+        self._on_mended: Callable[[], None] = lambda: None
+        self._log_is_busy = False  # a thread works on it, before it is open
+        self._verdict: asyncio.Future[Patch | GiveUp] | None = None
+        self._wanted: Wanted | None = None
+        self._regions = 0
+        self._syncing: set[asyncio.Future[None]] = set()
+        self._stopping = False
+        self._failure: BaseException | None = None
+
+    def set_members(self, members: frozenset[NodeId]) -> None:
+        """Set the members to ask from now on."""
+        self._start.asker.set_members(members)
+        self._frames.asker.set_members(members)
+
+    # -- before the core runs -------------------------------------------------------------------
+
+    async def recover(
+        self,
+        pool: Executor,
+        open_links: Callable[[], Awaitable[None]],
+        give_up: Callable[[str], None],
+        last_term: Callable[[], int],
+    ) -> None:
+        """Open the log, and mend it if need be. `give_up(reason)` makes it durable that this
+        replica has lost promises; `last_term` reads the term in which it made the last ones; both
+        run in `pool`.
+
+        Raises StoreDamaged if damage is found in a group of one, OSError."""
+        self._pool = pool
+        wanted = await self._in_pool(self._log.recover)
+        voted = self._disk.exists(f"{self._config.directory}/hardstate")
+        if self._log.may_lack_its_end and voted:  # else it is blank, and recovers anyway
+            await self._in_pool(partial(give_up, "how far the log was durable is not known"))
+        if wanted is None:
+            return
+        position, reason = wanted.position, self._log.damage_reason
+        if not self._start.asker.peers:
+            raise StoreDamaged(position, f"{reason}; and there is no peer to repair it from")
+        self._start.term = await self._in_pool(last_term)
+        await open_links()
+        followed = 0  # the frame that would go on with the region under repair
+        while wanted is not None:
+            self._wanted = wanted
+            if wanted.index != followed:
+                self._note_region(wanted)
+            verdict = await self._ask(wanted)
+            if isinstance(verdict, GiveUp):
+                await self._give_up(wanted, verdict.reason, give_up)
+                break
+            followed = wanted.index + len(verdict.frames)
+            if verdict.last:
+                log.warning("log_ends node=%s index=%d", self._config.node_id, followed - 1)
+            mend = partial(self._log.mend, verdict.frames, verdict.proven, verdict.last)
+            wanted = await self._in_pool(mend)
+        self._wanted = None
+        log.warning(
+            "repair_done node=%s regions=%d frames=%d bytes=%d last=%d",
+            self._config.node_id,
+            self._regions,
+            self._start.patched_frames,
+            self._start.patched_bytes,
+            self._log.last_index,
+        )
+
+    def abandon(self, error: BaseException) -> None:
+        """Make `recover` raise `error`: there is no use in waiting for an answer."""
+        self._failure = error
+        if self._verdict is not None and not self._verdict.done():
+            self._verdict.set_exception(error)
+
+    def _note_region(self, wanted: Wanted) -> None:
+        self._regions += 1
+        log.warning(
+            "log_damaged node=%s position=%d index=%d reason=%s",
+            self._config.node_id,
+            wanted.position,
+            wanted.index,
+            self._log.damage_reason,
+        )
+
+    async def _ask(self, wanted: Wanted) -> Patch | GiveUp:
+        """Ask the peers until an answer decides what to do."""
+        repair = self._start
+        repair.begin(wanted, self._clock_ms())
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            verdict: asyncio.Future[Patch | GiveUp] = asyncio.get_running_loop().create_future()
+            self._verdict = verdict
+            self._send_requests(repair.asker)
+            wait_ms = max(1.0, repair.asker.due_ms - self._clock_ms())
+            await asyncio.wait([verdict], timeout=wait_ms / 1000)
+            if verdict.done():
+                return verdict.result()
+            repair.tick(self._clock_ms())
+
+    async def _give_up(self, wanted: Wanted, reason: str, give_up: Callable[[str], None]) -> None:
+        reason = f"damaged at {wanted.position} ({self._log.damage_reason}); {reason}"
+
+        def cut() -> str:
+            give_up(reason)
+            commitlog = self._log.commitlog
+            aside = set_aside(self._disk, self._config.directory, commitlog, wanted.position)
+            self._log.cut_damaged()
+            return aside
+
+        aside = await self._in_pool(cut)
+        log.error(
+            "log_cut node=%s position=%d index=%d aside=%s reason=%s",
+            self._config.node_id,
+            wanted.position,
+            wanted.index,
+            aside,
+            reason,
+        )
+
+    async def _in_pool(self, work: Callable[[], Result]) -> Result:
+        """Run blocking work on a log that is not open; nobody else reads the log meanwhile."""
+        assert self._pool is not None
+        self._log_is_busy = True
+        task = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if not task.done():  # cancelled: but a thread cannot be stopped
+                await asyncio.wait([task])
+            self._log_is_busy = False
+
+    # -- while it runs --------------------------------------------------------------------------
+
+    def start(
+        self,
+        pool: Executor,
+        core: RaftCore,
+        committed: Callable[[], int],
+        on_mended: Callable[[], None],
+    ) -> None:
+        """Start to watch for damage: the log is open and the core runs. `committed()` is the last
+        frame in the log's files that is committed: the core may be ahead of them
+        (Applier.commit_index). `on_mended` is called when a frame is readable again."""
+        self._pool, self._core, self._on_mended = pool, core, on_mended
+        self._committed = committed
+        self._log.tell_damage(self._damaged)
+        self._scrubber.start(pool)
+
+    async def stop(self) -> None:
+        """Take no more answers; wait for the work in flight in a thread."""
+        self._stopping = True
+        await self._scrubber.stop()
+        if self._syncing:
+            await asyncio.wait(self._syncing)
+
+    def tick(self, now_ms: float, busy: bool) -> None:
+        """Ask for damaged frames, again if need be, and scrub; `busy` holds the scrubber back."""
+        self._frames.prune(self._is_there)
+        self._frames.tick(now_ms)
+        self._send_requests(self._frames.asker)
+        for index in self._frames.hopeless(now_ms):
+            if self._core is not None and index > self._core.commit_index:
+                # The next start gives it up, and recovers: see dledger.raft.repair.
+                damage = StoreDamaged(self._log.index.position_of(index), f"frame {index}")
+                self._on_failed("nobody else has an uncommitted frame", damage)
+                return
+        self._scrubber.tick(now_ms, busy)
+
+    def has_work(self, now_ms: float) -> bool:
+        """Return whether a frame is known to be damaged, or the scrubber does not pause."""
+        return bool(self._frames) or self._scrubber.has_work(now_ms)
+
+    def on_message(self, message: RepairRequest | RepairResponse) -> None:
+        """Take a repair message, before the core runs or while it does."""
+        if isinstance(message, RepairRequest):
+            self._send(self._answer(message))
+        elif self._verdict is not None and not self._log.is_open:
+            verdict = self._start.step(message, self._clock_ms())
+            if verdict is not None and not self._verdict.done():
+                self._verdict.set_result(verdict)
+            self._send_requests(self._start.asker)
+        elif self._log.is_open and not self._stopping:
+            frame = self._frames.step(message, self._clock_ms(), self._log.segment_end)
+            if frame is not None:
+                self._frames.forget(frame.index)
+                if self._is_there(frame.index, frame.term):
+                    self._mend(frame)
+            self._send_requests(self._frames.asker)
+
+    def _mend(self, frame: Frame) -> None:
+        try:
+            ticket = self._log.overwrite(frame)
+        except OSError as error:
+            self._on_failed("mending a frame failed", error)
+            return
+        log.warning("frame_mended node=%s frame=%r", self._config.node_id, frame)
+        self._sync(ticket)
+        self._on_mended()
+
+    def _answer(self, request: RepairRequest) -> RepairResponse:
+        core, frames = self._core, self._log.frames
+        if core is not None:
+            standing = standing_of(core.role, core.leader_ready, core.recovered)
+            settled = min(self._committed(), self._log.last_index)
+            return answer(request, self._log.index, settled, standing, frames, core.term)
+        index = _NOTHING if self._log_is_busy else self._log.index
+        return answer(request, index, 0, Standing.REPAIRS, frames, 0)
+
+    def _is_there(self, index: int, term: int) -> bool:
+        """Return whether the frame is still in the log: neither truncated nor deleted by
+        retention."""
+        there = self._log.index
+        return there.first_index <= index <= there.last_index and there.term_at(index) == term
+
+    def _damaged(self, damage: FrameDamaged) -> None:
+        if not self._frames.add(self._log.wanted(damage.index)):
+            return
+        log.error(
+            "frame_damaged node=%s index=%d position=%d reason=%s",
+            self._config.node_id,
+            damage.index,
+            damage.position,
+            damage.reason,
+        )
+        self._frames.tick(self._clock_ms())
+        self._send_requests(self._frames.asker)
+
+    def _blank_damaged(self, index: int) -> None:
+        ticket = self._log.overwrite_blank(index)
+        if ticket is not None:
+            log.error("blank_mended node=%s behind=%d", self._config.node_id, index)
+            self._sync(ticket)
+
+    def _scrub_failed(self, error: BaseException) -> None:
+        self._on_failed("reading the log failed", error)
+
+    def _send_requests(self, asker: Asker) -> None:
+        for request in asker.requests():
+            self._send(request)
+
+    def _sync(self, ticket: SyncTicket) -> None:
+        """Make a patch durable. Nobody waits for that: should it not become durable, the frame is
+        still damaged on disk, and would be found so again."""
+        assert self._pool is not None
+        syncing = asyncio.get_running_loop().run_in_executor(self._pool, ticket.run)
+        self._syncing.add(syncing)
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._syncing.discard(syncing)
+            error = future.exception()
+            if error is not None:
+                self._on_failed("fdatasync of a mended frame failed", error)
+            else:
+                self._log.commitlog.finish_sync(ticket)
+
+        syncing.add_done_callback(done)
+
+    # -- for the status -------------------------------------------------------------------------
+
+    @property
+    def repairing(self) -> dict[str, object] | None:
+        """The repair that must finish before the core can start, for the status; None if there is
+        none."""
+        wanted = self._wanted
+        if wanted is None:
+            return None
+        return {
+            "index": wanted.index,
+            "position": wanted.position,
+            "reason": self._log.damage_reason,
+            "regions": self._regions,
+            "patched_frames": self._start.patched_frames,
+            "patched_bytes": self._start.patched_bytes,
+            "answers": {
+                peer: f"{response.standing.name.lower()}: {response.outcome.name.lower()}"
+                for peer, response in self._start.asker.answers.items()
+            },
+        }
+
+    def status(self) -> dict[str, object]:
+        """Return the damage known now, what was mended since the start, and how far the scrubber
+        is."""
+        return {
+            "repairing": self.repairing,
+            "damaged": self._frames.indexes()[:100],
+            "damaged_count": len(self._frames),
+            "mended": self._frames.patched_frames + self._start.patched_frames,
+            "scrub": self._scrubber.status(),
+        }
+
+
+def set_aside(disk: Disk, directory: str, commitlog: CommitLog, position: int) -> str:
+    """Copy the log from `position` on, without the zeros at its end, to `damaged-<position>` in
+    `directory`, for a look by hand. Returns the file's path, or why there is none."""
+    disk.makedirs(directory)
+    old = [name for name in disk.listdir(directory) if name.startswith(_ASIDE_PREFIX)]
+    name = f"{_ASIDE_PREFIX}{position:020d}"
+    path = f"{directory}/{name}"
+    for spare in [n for n in old if n != name][: max(0, len(old) - ASIDE_FILES_MAX + 1)]:
+        disk.remove(f"{directory}/{spare}")
+    end = min(commitlog.max_offset, position + ASIDE_BYTES_MAX)
+    try:
+        file = disk.open(path)
+        try:
+            file.truncate(0)
+            for data, at in _pieces(commitlog, position, end):
+                if data.count(0) < len(data):
+                    file.pwrite(at - position, data)
+        finally:
+            file.close()
+    except OSError as error:  # a full or failing disk: the replica's life does not hang on this
+        return f"not copied: {error}"
+    return path
+
+
+def _pieces(commitlog: CommitLog, position: int, end: int) -> Iterator[tuple[bytes, int]]:
+    while position < end:
+        data = commitlog.read(position, min(_COPY_BYTES, end - position))
+        yield data, position
+        position += len(data)

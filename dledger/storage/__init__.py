@@ -1,0 +1,1 @@
+"""The Raft log and the small files beside it, on disk."""

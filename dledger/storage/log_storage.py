@@ -1,0 +1,520 @@
+"""RaftLog: the CommitLog as the Raft log. One frame is one entry, at the position it names.
+
+Keeps a `LogIndex` in step with what is written, and the latest frames in memory, so that
+replication and apply read the file only for replicas that are far behind. Frames read from the
+file are verified again (both checksums).
+
+Damage. At start `recover` stops at each damaged place; `mend` writes the frames that belong there,
+`cut_damaged` truncates everything behind the good part. Later, a read that meets a bad frame calls
+the function given to `tell_damage` and raises FrameDamaged; `overwrite` writes the frame in its
+place again.
+
+Durability is by ticket, as in the CommitLog: `begin_sync` on the loop, `ticket.run()` in a thread,
+`finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for
+nothing here, and the next one proves durability in its place.
+
+Retention removes the frames below a position. The first index left, the term of the frame before
+it, and where the log begins now are kept in a `SlotFile`, because no file of the log says so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from errno import EIO
+from typing import NamedTuple
+
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.commitlog.log_sync import SyncTicket
+from raftmq.store.commitlog.recovery import FrameHeader, FrameRecovery
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.frame import (
+    HEADER_SIZE_BYTES,
+    Frame,
+    FrameError,
+    FrameKind,
+    is_whole,
+    parse_frame,
+)
+from raftmq.store.record import BLANK, MAGIC_BLANK
+from raftmq.store.transient_errors import passes
+
+from ..raft.errors import FrameDamaged
+from ..raft.log_index import LogIndex
+from ..raft.repair import Wanted
+from .two_slot_file import SlotFile
+
+CACHE_BYTES_MAX = 8 << 20  # as much as the core keeps in flight to one peer
+READ_BYTES_MAX = 4 << 20  # one read of the file; a larger single frame is read alone
+_NO_CACHE = 1 << 62  # above every index: while the log is not open, the file is read
+_TRIM = struct.Struct(">qqq")  # first index, term of the frame before it, where the log begins
+
+
+def trim_note(first_index: int, previous_term: int, start: int) -> bytes:
+    """Return the trim file's content for a log that begins at byte `start` with frame
+    `first_index`, behind one of `previous_term`."""
+    return _TRIM.pack(first_index, previous_term, start)
+
+
+def read_trim_note(content: bytes) -> tuple[int, int, int]:
+    """Return the (first_index, previous_term, start) that `trim_note` was given."""
+    first_index, previous_term, start = _TRIM.unpack(content)
+    return first_index, previous_term, start
+
+
+class Trim(NamedTuple):
+    """The beginning of a log that retention removes: the frames before index `first`, and the
+    segments before offset `start`. `note`: the trim file's content."""
+
+    first: int
+    start: int
+    note: bytes
+
+
+class LogSyncTicket:
+    """One fdatasync of the log to be done: `run` it in a thread, then hand it to `finish_sync`."""
+
+    __slots__ = ("_ticket", "epoch", "last_index")
+
+    def __init__(self, ticket: SyncTicket, last_index: int, epoch: int) -> None:
+        self._ticket = ticket
+        self.last_index = last_index
+        self.epoch = epoch
+
+    def run(self) -> None:
+        """Run the fdatasync. Blocking. Raises OSError: then the frames that it was to make durable
+        can never count as durable."""
+        self._ticket.run()
+
+
+class RaftLog:
+    """The Raft log. For one caller (the loop), except `LogSyncTicket.run`."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        trim: SlotFile | None = None,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
+    ) -> None:
+        """If `trim` is None, the log can be used, but retention cannot delete from it."""
+        self.commitlog = commitlog
+        self.index = LogIndex()
+        self.durable_index = 0
+        self._trim = trim
+        self._cache: dict[int, Frame] = {}  # contiguous: _cache_first .. last_index
+        self._cache_first = 1
+        self._cache_bytes = 0
+        self._cache_bytes_max = cache_bytes_max
+        self.epoch = 0  # how often frames were dropped from the end
+        self.reads_from_file = 0  # stays as it is in the steady state
+        self._on_damage: Callable[[FrameDamaged], None] | None = None
+        self.configuration_indexes: list[int] = []  # frames of that kind, as `recover` met them
+        self._recovery: FrameRecovery | None = None  # until the log is open
+        self._first = 1  # of the log, as retention noted it
+        self._previous_term = 0
+        self._noted = False  # the trim file exists
+
+    # -- recovery -----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Recover, for an owner that cannot mend. Raises StoreDamaged; nothing is truncated
+        then."""
+        damage = self.recover()
+        if damage is not None:
+            assert self._recovery is not None and self._recovery.damage is not None
+            raise StoreDamaged(damage.position, self._recovery.damage.reason)
+
+    def recover(self) -> Wanted | None:
+        """Build the index from the frames of the CommitLog, which its owner has opened; find its
+        end if that was not done yet. Blocking. All frames are durable afterwards.
+
+        A torn tail is truncated. Returns None if the log is open then, or else the first frame that
+        is damaged although it was durable once: go on with `mend` or `cut_damaged`. Raises OSError,
+        SlotsDamaged."""
+        log = self.commitlog
+        assert log.settled or log.segments(), "the CommitLog is not open"
+        start = 0
+        noted = None if self._trim is None else self._trim.load()
+        self._noted = noted is not None
+        if noted is not None:
+            self._first, self._previous_term, start = read_trim_note(noted)
+            log.restore_front(start)
+            log.delete_before(start)  # killed between noting and removing
+            if not log.segments() and start > log.min_offset:
+                log.start_at(
+                    start
+                )  # installed (dledger.snapshot.marker), and nothing written since
+        elif log.segments() or log.durable_hint:
+            log.restore_front(start)
+        self.index = LogIndex(self._first, self._previous_term, log.min_offset)
+        self._cache_first = _NO_CACHE
+        self._recovery = FrameRecovery(log, 0, self._add, self._first)
+        self._recovery.run()
+        return self._recovered()
+
+    def mend(self, frames: Sequence[Frame], proven: bool, last: bool = False) -> Wanted | None:
+        """Write these frames durably where the damage begins, and go on recovering; returns what
+        `recover` does.
+
+        `proven`: the intact frames behind them are known to follow them; `last`: nothing follows.
+        Blocking."""
+        assert self._recovery is not None
+        self._recovery.patch(frames, proven, last)
+        return self._recovered()
+
+    def cut_damaged(self) -> None:
+        """Truncate everything from the damage on; the log is open then. Blocking."""
+        assert self._recovery is not None
+        self._recovery.cut()
+        assert self._recovered() is None
+
+    @property
+    def is_open(self) -> bool:
+        """True if the log is recovered to its end."""
+        return self._recovery is None
+
+    @property
+    def may_lack_its_end(self) -> bool:
+        """True if whole segments may be missing from the log's end without a trace, because the
+        note of how far it was durable is lost."""
+        return self.commitlog.mark_was_lost
+
+    @property
+    def damage_reason(self) -> str:
+        """The reason why `recover` stopped; empty once the log is open."""
+        recovery = self._recovery
+        return recovery.damage.reason if recovery is not None and recovery.damage else ""
+
+    def _add(self, header: FrameHeader) -> None:
+        if header.index == self._first:
+            self.index = LogIndex(self._first, self._previous_term, header.position)
+        self.index.add(header.index, header.term, header.position, header.size_bytes)
+        if header.kind == FrameKind.CONFIGURATION:
+            self.configuration_indexes.append(header.index)
+
+    def _recovered(self) -> Wanted | None:
+        recovery = self._recovery
+        assert recovery is not None
+        index, damage = self.index, recovery.damage
+        if damage is not None:
+            header = damage.header
+            if header is not None:
+                term, position, size_bytes = header.term, header.position, header.size_bytes
+            else:
+                term, position, size_bytes = 0, damage.end, 0
+            return Wanted(index.last_index + 1, index.last_term, term, position, size_bytes)
+        self._recovery = None
+        self._cache_first = index.last_index + 1
+        ticket = self.commitlog.begin_sync()
+        if ticket is not None:
+            ticket.run()
+            self.commitlog.finish_sync(ticket)
+        self.durable_index = index.last_index
+        self._reserve_note()
+        return None
+
+    def _reserve_note(self) -> None:
+        """Make the trim file while the disk has room for it: on a full disk it could not be made,
+        and nothing could be deleted."""
+        if self._trim is None or self._noted:
+            return
+        try:
+            start = self.commitlog.min_offset
+            self._trim.save(trim_note(self._first, self._previous_term, start))
+        except OSError as error:
+            if not passes(error):
+                raise
+
+    # DamagedLog, for dledger.raft.repair
+
+    def segment_end(self, position: int) -> int:
+        """Return the offset behind the segment of `position`."""
+        return self.commitlog.segment_end(position)
+
+    def following(self, position: int) -> tuple[int, int] | None:
+        """Return (index, term) of the frame whose intact header stands behind a frame that ends at
+        `position`; None if there is none. Only while the log is not open."""
+        assert self._recovery is not None
+        header = self._recovery.neighbour(position)
+        return None if header is None else (header.index, header.term)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    @property
+    def last_index(self) -> int:
+        """The last frame written; `first_index - 1` if there is none."""
+        return self.index.last_index
+
+    def frames(self, first: int, last: int, bytes_max: int | None = None) -> tuple[Frame, ...]:
+        """Return frames first..last; fewer if they exceed `bytes_max` together or one of them is
+        damaged, but at least one (none if first > last).
+
+        Raises FrameDamaged if frame `first` is damaged."""
+        if first > last:
+            return ()
+        if first == last and first >= self._cache_first:
+            return (self._cache[first],)
+        if bytes_max is not None:
+            last = min(last, self.index.last_within(first, bytes_max))
+        if first >= self._cache_first:
+            cache = self._cache
+            return tuple([cache[i] for i in range(first, last + 1)])
+        found: list[Frame] = []
+        in_file = min(last, self._cache_first - 1)
+        while first <= in_file:
+            run, damage = self._read_run(first, in_file)
+            found += run
+            first += len(run)
+            if damage is not None:
+                if found:
+                    return tuple(found)
+                raise damage
+        found += [self._cache[i] for i in range(first, last + 1)]
+        return tuple(found)
+
+    def header_crc(self, index: int) -> int | None:
+        """Return the checksum of frame `index`'s header; None if the frame is not in the log, or
+        damaged."""
+        if not self.index.first_index <= index <= self.index.last_index:
+            return None
+        try:
+            (frame,) = self.frames(index, index)
+        except FrameDamaged:
+            return None
+        return frame.header_crc
+
+    def _read_run(self, first: int, last: int) -> tuple[list[Frame], FrameDamaged | None]:
+        """Read contiguous frames of one segment from `first` on. Return them and None, or those
+        before the first damaged one and its damage."""
+        index = self.index
+        start = index.position_of(first)
+        last = min(last, index.last_within(first, READ_BYTES_MAX))
+        last = min(last, index.first_from(self.segment_end(start)) - 1)
+        data = self._read(start, index.end_of(last) - start)
+        self.reads_from_file += 1
+        if not data:  # one sector spoils the whole read
+            last, data = first, self._read(start, index.size_of(first))
+        frames: list[Frame] = []
+        for at in range(first, last + 1):
+            frame, reason = self._parse(at, data, index.position_of(at) - start)
+            if frame is None:
+                return frames, self.damaged(at, reason)
+            frames.append(frame)
+        return frames, None
+
+    def tell_damage(self, mender: Callable[[FrameDamaged], None]) -> None:
+        """Call `mender` for each damaged frame from now on, maybe again for the same one."""
+        self._on_damage = mender
+
+    @property
+    def has_mender(self) -> bool:
+        """True if somebody is told of damaged frames (`tell_damage`)."""
+        return self._on_damage is not None
+
+    def check(self, index: int) -> FrameDamaged | None:
+        """Read frame `index` from the file, past the cache; return its damage, None if it is
+        intact or not in the log."""
+        log = self.index
+        if not log.first_index <= index <= log.last_index:
+            return None
+        data = self._read(log.position_of(index), log.size_of(index))
+        frame, reason = self._parse(index, data, 0)
+        return self.damaged(index, reason) if frame is None else None
+
+    def checked(self, first: int, frames: Sequence[tuple[int, int, int]]) -> bytes:
+        """Return the bytes of frames first.., which stand in one segment, as they are in the file.
+        `frames`: term, position and size of each (`LogIndex.spans`). Raises FrameDamaged if the
+        checksums of one do not fit, OSError."""
+        start = frames[0][1]
+        data = self.commitlog.read(start, frames[-1][1] + frames[-1][2] - start)
+        for at, (term, position, size) in enumerate(frames, first):
+            if not is_whole(data, position - start, size, (at, term, position)):
+                raise self.damaged(at, "its bytes do not fit its checksums")
+        return data
+
+    @property
+    def memory_start(self) -> int:
+        """The position from which on all frames are in memory, too."""
+        frame = self._cache.get(self._cache_first)
+        return self.index.end_position if frame is None else frame.position
+
+    def damaged(self, index: int, reason: str) -> FrameDamaged:
+        """Return the error for a damaged frame, and report the damage."""
+        damage = FrameDamaged(index, self.index.position_of(index), reason)
+        if self._on_damage is not None:
+            self._on_damage(damage)
+        return damage
+
+    def _parse(self, index: int, data: bytes, offset: int) -> tuple[Frame | None, str]:
+        """Return frame `index`, parsed from bytes read from the log, or None and what is wrong."""
+        if not data:
+            return None, "cannot be read"
+        try:
+            frame = parse_frame(data, offset)
+        except FrameError as error:
+            return None, error.reason
+        log = self.index
+        if (frame.index, frame.term, frame.position) != (
+            index,
+            log.term_at(index),
+            log.position_of(index),
+        ):
+            return None, f"{frame!r} where frame {index} was written"
+        return frame, ""
+
+    def _read(self, position: int, size: int) -> bytes:
+        """Read the file. Return b"" if a sector cannot be read (EIO): that is damage, not a failing
+        disk."""
+        try:
+            return self.commitlog.read(position, size)
+        except OSError as error:
+            if error.errno != EIO:
+                raise
+            return b""
+
+    def wanted(self, index: int) -> Wanted:
+        """Return what is known of frame `index`, which must be present, to ask the peers for it."""
+        log = self.index
+        return Wanted(
+            index,
+            log.term_at(index - 1),
+            log.term_at(index),
+            log.position_of(index),
+            log.size_of(index),
+        )
+
+    def overwrite(self, frame: Frame) -> SyncTicket:
+        """Write a frame that was found damaged in its place again. Readable at once; durable when
+        the returned ticket has run, which then goes to `commitlog.finish_sync`. Raises OSError."""
+        index = self.index
+        there = (index.term_at(frame.index), index.position_of(frame.index))
+        assert (frame.term, frame.position) == there, (frame, there)
+        assert frame.size_bytes == index.size_of(frame.index), (frame, index.size_of(frame.index))
+        return self.commitlog.patch(frame.position, frame.data)
+
+    def overwrite_blank(self, index: int) -> SyncTicket | None:
+        """Write the blank record behind frame `index` in its place again, as `overwrite` does;
+        return None if no blank record belongs there (any more)."""
+        log = self.index
+        if not log.first_index <= index < log.last_index:
+            return None
+        end = log.end_of(index)
+        remaining = log.position_of(index + 1) - end
+        if not remaining:
+            return None
+        return self.commitlog.patch(end, BLANK.pack(remaining, MAGIC_BLANK))
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def place(self, payload_length: int) -> int:
+        """Return the position of the next frame with that much payload. Raises RecordTooLarge."""
+        return self.commitlog.place(HEADER_SIZE_BYTES + payload_length)
+
+    def append(self, frames: Sequence[Frame]) -> None:
+        """Write frames at their positions, into the page cache: those that stand one behind the
+        other by one call, so that a replica which is behind does not wait for a slow disk once for
+        each. Raises OSError: then the state of the file is not known, and the node must stop."""
+        index, cache = self.index, self._cache
+        for run in (frames,) if len(frames) == 1 else _runs(frames):
+            self.commitlog.write_many(run[0].position, [frame.data for frame in run])
+            for frame in run:
+                index.append(frame)
+                cache[frame.index] = frame
+                self._cache_bytes += len(frame.data)
+        while self._cache_bytes > self._cache_bytes_max and len(cache) > 1:
+            self._cache_bytes -= len(cache.pop(self._cache_first).data)
+            self._cache_first += 1
+
+    def truncate(self, from_index: int) -> None:
+        """Drop frame `from_index` and all behind it; durable on return. Raises OSError."""
+        index = self.index
+        assert index.first_index <= from_index <= index.last_index, (from_index, index)
+        self.epoch += 1
+        for at in range(max(from_index, self._cache_first), index.last_index + 1):
+            self._cache_bytes -= len(self._cache.pop(at).data)
+        self._cache_first = min(self._cache_first, from_index)
+        index.truncate(from_index)
+        self.durable_index = min(self.durable_index, from_index - 1)
+        # Down to the end of the frame before, so that a blank record behind it goes, too: the new
+        # leader's frame may be small enough for the segment that the truncated one had closed.
+        self.commitlog.truncate(index.end_position)
+
+    @property
+    def wants_next_segment(self) -> bool:
+        """True if the last segment is more than half full."""
+        log = self.commitlog
+        return (log.max_offset - self.segment_start(log.max_offset)) * 2 > log.segment_size_bytes
+
+    def segment_start(self, offset: int) -> int:
+        """Return the first byte of the segment of `offset`."""
+        log = self.commitlog
+        return offset - (offset - log.min_offset) % log.segment_size_bytes
+
+    # -- durability ---------------------------------------------------------------------------
+
+    def begin_sync(self) -> LogSyncTicket | None:
+        """Return a ticket for all frames written so far; None if they are durable. Raises
+        SyncFailed."""
+        ticket = self.commitlog.begin_sync()
+        if ticket is None:
+            return None
+        return LogSyncTicket(ticket, self.index.last_index, self.epoch)
+
+    def finish_sync(self, ticket: LogSyncTicket) -> int | None:
+        """Take a ticket that has run; return the last durable index, or None if frames were
+        truncated meanwhile. Raises SyncFailed."""
+        self.commitlog.finish_sync(ticket._ticket)
+        if ticket.epoch != self.epoch:
+            return None
+        if ticket.last_index > self.durable_index:
+            self.durable_index = ticket.last_index
+        return self.durable_index
+
+    # -- retention ----------------------------------------------------------------------------
+
+    def plan_trim(self, position: int) -> Trim | None:
+        """Return how to remove the whole segments that end at or below `position`, which must be
+        committed; None if there are none. `note_trim` and then `trim` do it."""
+        index = self.index
+        keep_from = self.segment_start(min(position, self.commitlog.durable_offset))
+        if keep_from <= self.commitlog.min_offset:
+            return None
+        first = min(index.first_from(keep_from), self.durable_index + 1)
+        return Trim(first, keep_from, trim_note(first, index.term_at(first - 1), keep_from))
+
+    def note_trim(self, trim: Trim) -> None:
+        """Note durably what is to be removed: killed in between, it is at the next start. Blocking,
+        for a thread of the pool; one at a time. Raises OSError."""
+        assert self._trim is not None, "this log has no place to note what was cut"
+        self._trim.save(trim.note)
+
+    def trim(self, trim: Trim) -> None:
+        """Remove what `note_trim` noted. Raises OSError: the frames are forgotten then, and the
+        same may be planned again for their files."""
+        self._forget_before(trim.first)
+        self.commitlog.delete_before(trim.start)
+
+    def _forget_before(self, first: int) -> None:
+        self.index.trim(first)
+        for at in range(self._cache_first, min(first, self.index.last_index + 1)):
+            self._cache_bytes -= len(self._cache.pop(at).data)
+        self._cache_first = max(self._cache_first, first)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close what this log opened itself; the CommitLog is its owner's to close."""
+        if self._trim is not None:
+            self._trim.close()
+
+
+def _runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+    """Yield the frames in groups without a gap, which a new segment makes."""
+    run: list[Frame] = []
+    for frame in frames:
+        if run and frame.position != run[-1].end:
+            yield run
+            run = []
+        run.append(frame)
+    if run:
+        yield run

@@ -1,0 +1,57 @@
+"""Writes frames into the log, and keeps those that cannot be written for now.
+
+On a full disk the allocation of a segment fails (what is allocated can be written), and without a
+free descriptor its opening: before any byte of the frame was written, and with the log unchanged.
+After such a shortage (store.transient_errors) frames are held here, in memory, until they can be
+written: they are not acknowledged, not sent, and not applied. The core takes no more frames
+meanwhile (`RaftCore.disk_fails`), so at most the frames of one message, or of one proposal, are
+held. Any other error of the disk is raised: the node ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raftmq.store.frame import Frame
+from raftmq.store.transient_errors import passes
+
+from .durations import Durations
+from .log_storage import RaftLog
+
+
+class FrameWriter:
+    """Writes one member's frames into its log."""
+
+    def __init__(self, log: RaftLog, durations: Durations) -> None:
+        self.held: list[Frame] = []
+        self.durations = durations
+        self._log = log
+
+    def append(self, frames: Sequence[Frame]) -> OSError | None:
+        """Write `frames`. After a shortage hold the rest and return the error. Raises OSError for
+        any other error."""
+        if self.held:
+            self.held += frames
+            return None
+        self.durations.begin()
+        try:
+            self._log.append(frames)
+        except OSError as error:
+            if not passes(error):
+                raise
+            self.held = [frame for frame in frames if frame.index > self._log.last_index]
+            return error
+        self.durations.end()
+        return None
+
+    def truncate(self, from_index: int) -> None:
+        """Truncate the frames held, then the log, as RaftLog.truncate does. Raises OSError."""
+        self.held = [frame for frame in self.held if frame.index < from_index]
+        if from_index <= self._log.last_index:
+            self._log.truncate(from_index)
+
+    def retry(self) -> bool:
+        """Try again to write the frames held; return whether none is held any more. Raises
+        OSError."""
+        held, self.held = self.held, []
+        return self.append(held) is None

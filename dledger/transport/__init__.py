@@ -1,0 +1,1 @@
+"""The links between replicas: bytes, connections, peer authentication and the group id."""

@@ -1,0 +1,85 @@
+"""Makes the links between replicas: plain TCP here; TLS and the like are other `Network`s, and
+peer_auth.py can put a gate before any of them. Shell.
+
+A link is an asyncio transport in any case: the data sent over it does not pass through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from raftmq.ops.connect import dial
+from raftmq.ops.keepalive import Keepalive
+from raftmq.ops.listening import Listening, PlainListening, listen_plain
+
+from ..raft.messages import NodeId
+
+# Marks a log record that a peer can cause any number of times (ops.logs bounds those).
+FROM_PEER = {"from_peer": True}
+
+Factory = Callable[[], asyncio.Protocol]
+
+
+class Network(Protocol):
+    """Listens, dials, and checks whether a peer is what it claims to be."""
+
+    async def listen(
+        self, factory: Factory, host: str, port: int, bound: socket.socket | None
+    ) -> Listening:
+        """Listen, on the socket `bound` if there is one. Raises OSError."""
+        ...
+
+    async def dial(
+        self, factory: Factory, host: str, port: int, peer: NodeId
+    ) -> asyncio.BaseProtocol:
+        """Connect, and return the connected protocol; `peer` should be at the other end. Raises
+        OSError; may be cancelled."""
+        ...
+
+    def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
+        """Return why the other end of an accepted connection cannot be the replica at `host`, as it
+        claims; "" if it can."""
+        ...
+
+
+class PlainNetwork:
+    """Plain TCP. Every peer is believed."""
+
+    async def listen(
+        self, factory: Factory, host: str, port: int, bound: socket.socket | None
+    ) -> PlainListening:
+        return await listen_plain(factory, host, port, bound)
+
+    async def dial(
+        self, factory: Factory, host: str, port: int, peer: NodeId
+    ) -> asyncio.BaseProtocol:
+        return await dial(factory, host, port)
+
+    def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
+        return ""
+
+
+def other_end(transport: asyncio.BaseTransport | None) -> str:
+    """Return the address of a connection's other end, as host:port; "None" if it has none."""
+    name = transport and transport.get_extra_info("peername")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple | list) else str(name)
+
+
+def ip_of(transport: asyncio.BaseTransport | None) -> str:
+    """Return the IP address of a connection's other end; "" if it has none."""
+    return other_end(transport).rpartition(":")[0].removeprefix("::ffff:")
+
+
+def tune(transport: asyncio.Transport, unacknowledged_ms_max: int) -> None:
+    """Turn Nagle off, and let TCP give up on a silent peer in seconds, not in minutes.
+
+    After a partition TCP waits for its own back-off (up to minutes) before it tries again; a new
+    connection is there in milliseconds."""
+    raw = transport.get_extra_info("socket")
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    Keepalive(idle_s=2, interval_s=1, probes=3, unacknowledged_ms_max=unacknowledged_ms_max).apply(
+        raw
+    )

@@ -1,0 +1,295 @@
+"""The links between the replicas of a group, over asyncio's Protocol classes.
+
+Each node dials every other member of its group; the members may change (`set_peers`). The
+connection a node dialled carries its messages to that peer and nothing else but the answer to its
+hello; so a directed link is one TCP connection, and losing either direction is noticed at once on
+both ends. Names are resolved anew at each dial. Replicas of different groups disconnect, even if
+the groups have one name (group_id.py).
+
+Limits: the bytes waiting for a peer that does not read are bounded (beyond it messages are
+dropped: Raft sends again); the size of a received message is bounded by `wire`; connections that
+have not said hello are bounded in number and in time. Malformed input closes that one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from raftmq.ops.listening import Listening
+
+from ..raft.config import Random
+from ..raft.configuration import place_of
+from ..raft.errors import ONE_ID
+from ..raft.messages import NodeId
+from .group_id import GroupIdentity
+from .inbound import WAS_REMOVED, Accepted, Incoming
+from .link import LinkConfig, LinkHandler, PeerAddress, Reader
+from .network import FROM_PEER
+from .outbound import Dialer, Local, now_ms, why_not_at
+from .wire import (
+    INTRODUCTION_VERSION,
+    MESSAGE_SIZE_BYTES_MAX,
+    GroupAnnounced,
+    Introduction,
+    MessageReader,
+    encode_message,
+)
+
+__all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
+
+log = logging.getLogger("raftmq.dledger.transport.transport")
+
+# Room for votes and heartbeats behind a full buffer of frames and the one largest message.
+CONTROL_RESERVE_BYTES = MESSAGE_SIZE_BYTES_MAX + (1 << 20)
+
+
+class PeerLinks:
+    """All links of one node. `start` listens and dials; `stop` closes everything it opened."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        group: str,
+        peers: Mapping[NodeId, PeerAddress],
+        handler: LinkHandler,
+        rng: Random,
+        config: LinkConfig | None = None,
+        listen_socket: socket.socket | None = None,
+        make_reader: Callable[[NodeId, NodeId], Reader] = MessageReader,
+        identity: GroupIdentity | None = None,
+    ) -> None:
+        """`peers` includes this node itself: it listens at that address, unless a bound socket is
+        given. `make_reader(sender, this node)` makes the reader of a peer's messages. Without an
+        `identity` this node's group id is never known."""
+        assert node_id in peers, (node_id, list(peers))
+        identity, config = identity or GroupIdentity(), config or LinkConfig()
+        local = self.local = Local(node_id, group, peers[node_id], config, identity)
+        identity.tell(self._group_known)
+        self._handler = handler
+        self._rng = rng
+        self._listen_socket = listen_socket
+        self._dialers = local.dialers
+        for peer, address in peers.items():
+            if peer != node_id:
+                self._dial(address)
+        self._retired: list[Dialer] = []
+        self._reached_itself: PeerAddress | None = None  # it may be dialled there
+        self._incoming = Incoming(local, handler, make_reader)
+        self.started = False  # listens and dials
+        self._server: Listening | None = None
+
+    def _dial(self, address: PeerAddress) -> Dialer:
+        dialer = Dialer(self.local, address, self._rng, self._handler)
+        self._dialers[address.node_id] = dialer
+        return dialer
+
+    async def start(self) -> None:
+        """Listen, then dial; anew after a `stop`. Raises OSError if the port is taken."""
+        bound, self._listen_socket = self._listen_socket, None
+        config, address = self.local.config, self.local.address
+        self._incoming.is_shut = False
+        self._server = await config.network.listen(
+            lambda: Accepted(self.local, self._incoming),
+            config.listen_host or address.host,
+            address.port,
+            bound,
+        )
+        self.started = True
+        for dialer in self._dialers.values():
+            dialer.start()
+
+    def set_peers(
+        self, peers: Mapping[NodeId, PeerAddress], removed: Collection[NodeId] = ()
+    ) -> None:
+        """Dial these peers, and nobody else, from now on; what waits for the others is still sent.
+        A `removed` replica is told so when it dials."""
+        self._retired = [dialer for dialer in self._retired if not dialer.is_over]
+        for peer, dialer in list(self._dialers.items()):
+            if peers.get(peer) != dialer.address:
+                dialer.retire()
+                self._retired.append(dialer)
+                del self._dialers[peer]
+        for peer, address in peers.items():
+            if peer != self.local.node_id and peer not in self._dialers:
+                dialer = self._dial(address)
+                if self.started and not self._incoming.is_shut:
+                    dialer.start()
+        self._incoming.remove(removed)
+
+    def set_spares(self, spares: Mapping[NodeId, PeerAddress]) -> None:
+        """Dial peers that are not reached at these addresses, too, from now on."""
+        for peer, dialer in self._dialers.items():
+            spare = spares.get(peer)
+            dialer.spare = None if spare == dialer.address else spare
+
+    async def stop(self, linger_ms: int = 200) -> None:
+        """Close all links and stop reporting; buffered data gets `linger_ms` to be sent."""
+        self._incoming.is_shut = True
+        if self._server is not None:
+            self._server.close()
+        dialers = [*self._dialers.values(), *self._retired]
+        for dialer in dialers:
+            await dialer.stop()
+        lines = self._incoming.lines()
+        lines += [d.connection.line for d in dialers if d.connection is not None]
+        for line in lines:
+            line.close()
+        if lines:
+            await asyncio.wait([line.lost for line in lines], timeout=linger_ms / 1000)
+            for line in lines:
+                line.abort()
+            await asyncio.wait([line.lost for line in lines])
+        if self._server is not None:
+            await self._server.wait_closed()
+            self._server = None
+
+    def abort(self) -> None:
+        """Abort every connection now, so that the peers notice at once that this node is gone.
+
+        Stops reporting; `stop` is still to be called."""
+        self._incoming.is_shut = True
+        if self._server is not None:
+            self._server.close()
+        for dialer in (*self._dialers.values(), *self._retired):
+            dialer.cut()
+        for line in self._incoming.lines():
+            line.abort()
+
+    def send(self, peer: NodeId, buffers: Sequence[bytes], *, droppable: bool) -> bool:
+        """Write buffers to `peer` in one call; return False if they were dropped.
+
+        They are dropped without an open link, for a stranger, and when too much is waiting;
+        `droppable` says that the buffers carry frames, which are dropped first."""
+        dialer = self._dialers.get(peer)
+        transport = None if dialer is None else dialer.transport
+        if dialer is None or transport is None:
+            return False
+        limit = self.local.config.send_buffer_bytes_max
+        if transport.get_write_buffer_size() >= (
+            limit if droppable else limit + CONTROL_RESERVE_BYTES
+        ):
+            dialer.dropped += 1
+            return False
+        transport.writelines(buffers)
+        return True
+
+    def is_open(self, peer: NodeId) -> bool:
+        """Return whether the link to `peer` is open, so that messages go out."""
+        dialer = self._dialers.get(peer)
+        return dialer is not None and dialer.transport is not None
+
+    def is_at(self, node_id: NodeId, address: str) -> bool:
+        """Return whether that replica is reached at this address (host:port) now; for this replica,
+        whether it listens there or has reached itself there (`why_not_at`)."""
+        known = [self.local.address, self._reached_itself]
+        if node_id != self.local.node_id:
+            known = [self._dialers[node_id].at] if self.is_open(node_id) else []
+        return place_of(address) in [place_of(f"{at.host}:{at.port}") for at in known if at]
+
+    async def why_not_at(self, node_id: NodeId, address: str) -> str:
+        """Return why that replica is not reached at this address (host:port); "" if it is."""
+        host, port = place_of(address)
+        at = PeerAddress(node_id, host, int(port))
+        if node_id != self.local.node_id:
+            return "" if self.is_at(node_id, address) else await why_not_at(self.local, at)
+        met = self._incoming.met_itself
+        why = await why_not_at(self.local, at)  # this replica refuses itself (`Incoming.refusal`)
+        if self._incoming.met_itself == met:
+            return why or "another process answers there"
+        self._reached_itself = at
+        return ""
+
+    def dropped(self, peer: NodeId) -> int:
+        """Return how many writes to `peer` were dropped at the buffer's limit."""
+        dialer = self._dialers.get(peer)
+        return 0 if dialer is None else dialer.dropped
+
+    def last_error(self, peer: NodeId) -> str:
+        """Return why the last attempt to reach `peer` failed; empty if it did not."""
+        dialer = self._dialers.get(peer)
+        return "" if dialer is None else dialer.error
+
+    def version(self, peer: NodeId) -> int:
+        """Return the protocol version spoken on the last connection to `peer`; 0: there was
+        none."""
+        dialer = self._dialers.get(peer)
+        return 0 if dialer is None else dialer.version
+
+    def refuse(self, peer: NodeId, reason: str) -> None:
+        """Close the connection over which `peer` sent a message that breaks Raft's rules. It may
+        dial again."""
+        self._incoming.refused()
+        total = self.refused
+        if total & (total - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+            words = "peer_breaks_rules peer=%s total=%d %s"
+            log.error(words, peer, total, reason, extra=FROM_PEER)
+        self._incoming.abort(peer)
+
+    def part(self, peer: NodeId, reason: str) -> None:
+        """Neither hear nor tell a peer of another history, for a while (GroupIdentity.part)."""
+        self.local.identity.part(peer, reason, now_ms())
+        self._part(peer)
+
+    @property
+    def refused(self) -> int:
+        """Connections refused, or closed for malformed or illegal messages."""
+        return self._incoming.refusals
+
+    @property
+    def told_removed(self) -> bool:
+        """True if a peer refuses this node because it was removed. For operators only: the core
+        relies on its log alone."""
+        return any(WAS_REMOVED in dialer.error for dialer in self._dialers.values())
+
+    @property
+    def parted(self) -> set[NodeId]:
+        """The peers with which this node has parted for their other history, or that say so."""
+        told = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
+        return told | self.local.identity.parted(now_ms())
+
+    def introduce(self, peer: NodeId) -> None:
+        """Tell a peer where this node can be dialled, unless it is too old to know what that is."""
+        own = self.local.address
+        if self.version(peer) >= INTRODUCTION_VERSION and own.host:
+            message = Introduction(self.local.node_id, peer, own.port, own.host.encode())
+            self.send(peer, encode_message(message), droppable=False)
+
+    # -- the group's id (group_id.py) --
+
+    def on_announced(self, message: GroupAnnounced) -> None:
+        """Note the group id of a peer that learned it after it had connected."""
+        line = self._incoming.line(message.sender)
+        if line is None:
+            return
+        line.group_id = message.group_id
+        if self.local.identity.group_id and self.local.judge(line, message.sender, False):
+            self._part(message.sender)
+
+    def group_status(self) -> dict[str, object]:
+        """Return what is known of the group's id and the parted peers, for the status."""
+        return self.local.identity.status(now_ms()) | {"parted": sorted(self.parted)}
+
+    def _group_known(self) -> None:
+        """Act on this node's group id, which has just become known: close the links to peers of
+        another group, announce the id to the others, and dial the rest without delay."""
+        if self._incoming.is_shut:
+            return
+        for peer, line in self._incoming.by_peer():
+            if self.local.judge(line, peer, False):
+                self._part(peer)
+        for peer, dialer in self._dialers.items():
+            opened = dialer.connection if dialer.transport is not None else None
+            if opened is not None and self.local.judge(opened.line, peer, True):
+                self._part(peer)
+            elif opened is not None:
+                dialer.announce()
+            dialer.hurry()
+
+    def _part(self, peer: NodeId) -> None:
+        dialer = self._dialers.get(peer)
+        self._incoming.abort(peer)
+        if dialer is not None and dialer.connection is not None:
+            dialer.connection.line.abort()

@@ -1,0 +1,340 @@
+"""`mqadmin checkMove`: asks an old cluster what would go wrong in a move (docs/moving.md).
+
+It changes and copies nothing. Each finding says for which ways of moving it counts: taking over the
+store, a slave, or side by side by traffic. A question that a broker does not answer is a finding,
+too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raftmq.broker.config import APACHE_KEYS, OPTIONS
+from raftmq.client.admin import Admin, headless
+from raftmq.client.admin.bodies import TopicOffset
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.instance import successful
+from raftmq.client.message import MessageQueue
+from raftmq.ops.foreign_keys import REFUSED, separate
+from raftmq.ops.options import ConfigError, Setting, find, parse_settings
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.names import name_problem, topic_name_problem
+
+from .command import Arguments, CommandError, Part, Table
+from .copy_definitions import is_own, strange_attributes
+from .targets import AT_ONCE_MAX, nobody_leads
+
+OK, LOOK, STOP = "ok", "look", "stop"
+STORE, SLAVE, TRAFFIC = "store", "slave", "traffic"
+ALL, IN_PLACE, BESIDE = (STORE, SLAVE, TRAFFIC), (STORE, SLAVE), (TRAFFIC,)
+TESTED = re.compile(r"V4_9|V5_[0-3]")
+# Keys that must be as they were (docs/moving.md); the other sizes are read from the store.
+KEPT = ("brokerName", "mappedFileSizeCommitLog", "maxMessageSize", "messageDelayLevel")
+DELAYED = "scheduleMessageOffset_"  # runtime information, by level: next offset, end
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+TRANSACTIONS = ("RMQ_SYS_TRANS_HALF_TOPIC", "CID_RMQ_SYS_TRANS")
+REVIVE_PREFIX, REVIVE_GROUP = "rmq_sys_REVIVE_LOG_", "CID_RMQ_SYS_REVIVE_GROUP"
+GET_TIMER_METRICS, AUTH_LIST_USER = 61, 3005  # of Apache's 5.x brokers
+KEEP = "keep the old broker running until they are delivered or ended"
+NAMED_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `figure`: a count, or a text where nothing is counted."""
+
+    state: str
+    what: str
+    figure: int | str
+    says: str = ""
+    ways: tuple[str, ...] = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """A broker group of the old cluster, and what its leader answered."""
+
+    name: str
+    address: str
+    config: Mapping[str, str]  # 26
+    runtime: Mapping[str, str]  # 28
+    topics: Mapping[str, Mapping[str, Any]]  # 21
+    offsets: Mapping[MessageQueue, TopicOffset]  # 202, of all topics
+    counts: Mapping[str, int]  # of messages, by topic
+    progress: Sequence[Mapping[str, Any]] | None  # of groups (317); None: not told
+    own: frozenset[str]  # names of brokers and clusters
+
+
+async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+    info = await admin.cluster.info()
+    wanted, way = arguments.text("brokerName"), arguments.text("way")
+    if wanted and wanted not in info.brokers:
+        known = ", ".join(sorted(info.brokers)) or "none"
+        raise CommandError(f"there is no broker group {wanted!r}; known: {known}")
+    rows: list[dict[str, Any]] = []
+    queues: list[dict[str, Any]] = []
+    groups: list[Mapping[str, Any]] = []
+    own = frozenset((*info.brokers, *info.clusters))
+
+    def add(broker: str, finding: Finding) -> None:
+        if not way or way in finding.ways:
+            ways = "" if finding.ways == ALL else ", ".join(finding.ways)
+            row = {"state": finding.state, "broker": broker, "what": finding.what}
+            rows.append(row | {"figure": finding.figure, "for": ways, "says": finding.says})
+
+    for name in headless(info.brokers):
+        if wanted in ("", name):
+            add(name, Finding(STOP, "leader", 0, nobody_leads([name])))
+    for name, address in info.leaders.items():
+        if wanted not in ("", name):
+            continue
+        old = await _asked(admin, name, address, own)
+        for what, check in CHECKS.items():
+            try:
+                found = await check(admin, old)
+            except ClientError as error:
+                found = [Finding(LOOK, what, "?", f"the broker does not tell: {error.message}")]
+            for finding in found:
+                add(name, finding)
+        queues += _queue_rows(old)
+        groups += old.progress or ()
+    columns = ("state", "broker", "what", "figure", "for", "says")
+    stopped = any(row["state"] == STOP for row in rows)
+    return [
+        Table(queues, "queues", ("broker", "topic", "queue", "minOffset", "maxOffset")),
+        Table(groups, "groups", ("broker", "group", "topic", "committed", "behind")),
+        Table(rows, "findings", columns, complete=not stopped),
+    ]
+
+
+async def _asked(admin: Admin, name: str, address: str, own: frozenset[str]) -> Old:
+    topics = await admin.topic.configs(address)
+    turn = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def offsets(topic: str) -> Mapping[MessageQueue, TopicOffset]:
+        async with turn:
+            try:
+                return await admin.topic.offsets_at(address, topic)
+            except BrokerRefused as error:
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:  # deleted meanwhile
+                    raise
+                return {}
+
+    found: dict[MessageQueue, TopicOffset] = {}
+    for part in await asyncio.gather(*map(offsets, sorted(topics))):
+        found |= part
+    counts = Counter[str]()
+    for queue, span in found.items():
+        counts[queue.topic] += span.max_offset - span.min_offset
+    config, runtime = await admin.broker.config(address), await admin.broker.runtime_info(address)
+    try:
+        progress = await _progress(admin, name, address)
+    except ClientError:
+        progress = None
+    return Old(name, address, config, runtime, topics, found, counts, progress, own)
+
+
+async def _version(admin: Admin, old: Old) -> list[Finding]:
+    version = old.runtime.get("brokerVersionDesc", "")
+    if TESTED.match(version):
+        return [Finding(OK, "version", version)]
+    return [Finding(LOOK, "version", version, "tested are moves from 4.9 and 5.0 to 5.3")]
+
+
+async def _configuration(admin: Admin, old: Old) -> list[Finding]:
+    """Check the broker's keys as `mqbroker config check` does. A side-by-side move has a new
+    file."""
+    settings = [Setting(key, value, "") for key, value in old.config.items()]
+    parted = separate(OPTIONS, settings, APACHE_KEYS)
+    wrong = [(setting.key, why) for setting, kind, why in parted.foreign if kind == REFUSED]
+    without_effect, differ = len(parted.foreign) - len(wrong), []
+    for setting in parted.own:
+        declared = find(OPTIONS, setting)
+        if declared is None:  # what Apache's broker derives from others is among its keys
+            without_effect += 1
+            continue
+        try:
+            values, _ = parse_settings(OPTIONS, [setting])
+        except ConfigError as error:
+            wrong.append((setting.key, str(error)))
+        else:
+            if setting.key not in KEPT and values[declared.name] != declared.default:
+                differ.append(f"{setting.key}={declared.shown(setting.value)}")
+    found = [Finding(STOP, "configuration", key, why, IN_PLACE) for key, why in wrong]
+    if old.config.get("enableDLegerCommitLog") == "true":
+        words = "its files are DLedger's: move side by side"
+        found.append(Finding(STOP, "configuration", "enableDLegerCommitLog", words, IN_PLACE))
+    kept = [f"{key}={old.config[key]}" for key in KEPT if key in old.config]
+    found.append(Finding(OK, "keys to keep", len(kept), "; ".join(kept), IN_PLACE))
+    if differ:
+        words = f"are not this program's defaults: {', '.join(sorted(differ))}"
+        found.append(Finding(LOOK, "keys that differ", len(differ), words, IN_PLACE))
+    words = "`mqbroker config convert broker.conf` names those that the file sets"
+    return [*found, Finding(OK, "keys without effect", without_effect, words, IN_PLACE)]
+
+
+async def _log(admin: Admin, old: Old) -> list[Finding]:
+    begin, end = (int(old.runtime.get(f"commitLog{m}Offset", -1)) for m in ("Min", "Max"))
+    if min(begin, end) < 0:
+        return [Finding(LOOK, "log", "?", "the broker does not tell its begin and end", IN_PLACE)]
+    words = f"bytes {begin} to {end}; a slave is sent all of them, unless syncFromLastFile=true"
+    found = [Finding(OK, "log", end - begin, words, IN_PLACE)]
+    if behind := int(old.runtime.get("dispatchBehindBytes", 0)):
+        found.append(Finding(LOOK, "log", behind, "bytes are not in the queues yet: wait"))
+    return found
+
+
+async def _topics(admin: Admin, old: Old) -> list[Finding]:
+    topics = {name: bean for name, bean in old.topics.items() if not is_own(name, old.own)}
+    found = [Finding(OK, "topics", len(topics))]
+    strange = sorted(name for name, bean in topics.items() if strange_attributes(bean))
+    if strange:
+        words = f"have attributes that brokers here do not act by: {_named(strange)}"
+        found.append(Finding(STOP, "topics", len(strange), words))
+    empty = [
+        n for n, b in topics.items() if not (b.get("readQueueNums") or b.get("writeQueueNums"))
+    ]
+    refused = sorted({*empty, *(name for name in topics if topic_name_problem(name))})
+    if refused:
+        words = f"have no queue, or a name that is refused, and are not copied: {_named(refused)}"
+        found.append(Finding(STOP, "topics", len(refused), words, BESIDE))
+    if empty:
+        words = f"have no queue, and take no message: {_named(empty)}"
+        found.append(Finding(LOOK, "topics", len(empty), words, IN_PLACE))
+    if kept := sorted(name for name in topics if name_problem("topic name", name)):
+        words = f"have names that are not taken: {_named(kept)}"
+        found.append(Finding(LOOK, "topics", len(kept), words, IN_PLACE))
+    return found
+
+
+async def _messages(admin: Admin, old: Old) -> list[Finding]:
+    count = sum(count for topic, count in old.counts.items() if not is_own(topic, old.own))
+    return _left("messages", count, "stay on the old broker, and are consumed from there")
+
+
+async def _groups(admin: Admin, old: Old) -> list[Finding]:
+    groups = await admin.group.configs(old.address)
+    found = [Finding(OK, "groups", len(groups))]
+    if old.progress is None:
+        return [*found, Finding(LOOK, "not consumed yet", "?", "the broker does not tell")]
+    behind = sum(row["behind"] for row in old.progress)
+    return found + _left("not consumed yet", behind, "deliveries are left to the old broker")
+
+
+async def _delays(admin: Admin, old: Old) -> list[Finding]:
+    levels = [text.split(",") for key, text in old.runtime.items() if key.startswith(DELAYED)]
+    waiting = sum(int(end) - int(offset) for offset, end in levels)
+    return _left("delayed messages", waiting, KEEP, "messageDelayLevel must stay as it is")
+
+
+async def _timers(admin: Admin, old: Old) -> list[Finding]:
+    text = old.runtime.get("timerWaiting")
+    waiting, words = int(text or 0), ""
+    if text is None and (waiting := old.counts.get(TIMER_TOPIC, 0)):
+        answer = await admin.invoke(old.address, GET_TIMER_METRICS)
+        if answer.code == ResponseCode.SUCCESS:
+            counts = loads_object(answer.body).get("timingCount") or {}
+            waiting = sum(int(metric.get("count", 0)) for metric in counts.values())
+        else:
+            words = "at most, for the broker tells no figure; "
+    return _left("timer messages", waiting, KEEP, f"{words}stop the old broker in order")
+
+
+async def _transactions(admin: Admin, old: Old) -> list[Finding]:
+    open_max = await _unconsumed(admin, old, *TRANSACTIONS)
+    words = "at most; the new broker asks their producers, which must be running"
+    return _left("open transactions", open_max, KEEP, words)
+
+
+async def _pops(admin: Admin, old: Old) -> list[Finding]:
+    topics = [topic for topic in old.topics if topic.startswith(REVIVE_PREFIX)]
+    count = sum([await _unconsumed(admin, old, topic, REVIVE_GROUP) for topic in topics])
+    words = "entries, at most: stop pop consumers, and wait for their longest invisible time"
+    return [Finding(LOOK if count else OK, "pops", count, words if count else "", IN_PLACE)]
+
+
+async def _accounts(admin: Admin, old: Old) -> list[Finding]:
+    if "true" in (old.config.get(f"{key}Enabled") for key in ("authentication", "authorization")):
+        answer = await admin.ask(old.address, AUTH_LIST_USER, {"filter": ""})
+        users = len(loads_object(b'{"users":%b}' % (answer.body or b"[]"))["users"])
+        words = (
+            "users of ACL 2.0 are not taken: write a plain_acl.yml, and set aclEnable and aclFile"
+        )
+        return [Finding(STOP, "accounts", users, words)]
+    if old.config.get("aclEnable") != "true":
+        return [Finding(OK, "accounts", 0, "clients need no account: see bindAddress")]
+    answer = await admin.ask(old.address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+    accounts = loads_object(answer.body).get("plainAccessConfigs") or []
+    return [Finding(LOOK, "accounts", len(accounts), "copy plain_acl.yml, and name it: aclFile")]
+
+
+CHECKS: Mapping[str, Callable[[Admin, Old], Awaitable[list[Finding]]]] = {
+    "version": _version,
+    "configuration": _configuration,
+    "log": _log,
+    "topics": _topics,
+    "messages": _messages,
+    "groups": _groups,
+    "delayed messages": _delays,
+    "timer messages": _timers,
+    "open transactions": _transactions,
+    "pops": _pops,
+    "accounts": _accounts,
+}
+
+
+def _left(what: str, count: int, beside: str, in_place: str = "") -> list[Finding]:
+    """Return the findings about messages that a move by traffic leaves to the old broker."""
+    if not count:
+        return [Finding(OK, what, 0)]
+    return [
+        Finding(OK, what, count, in_place, IN_PLACE),
+        Finding(LOOK, what, count, beside, BESIDE),
+    ]
+
+
+async def _unconsumed(admin: Admin, old: Old, topic: str, group: str) -> int:
+    """Return how many messages of a topic of the system's a group of it has not dealt with."""
+    count = 0
+    for queue, span in old.offsets.items():
+        if queue.topic == topic:
+            ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue.queue_id)}
+            code = RequestCode.QUERY_CONSUMER_OFFSET
+            answer = await admin.invoke(old.address, code, ext)
+            offset = span.min_offset
+            if answer.code != ResponseCode.QUERY_NOT_FOUND:
+                offset = int((successful(answer, old.address).ext or {}).get("offset", offset))
+            count += max(0, span.max_offset - max(offset, span.min_offset))
+    return count
+
+
+def _queue_rows(old: Old) -> list[dict[str, Any]]:
+    return [
+        {"broker": old.name, "topic": queue.topic, "queue": queue.queue_id}
+        | {"minOffset": span.min_offset, "maxOffset": span.max_offset}
+        for queue, span in sorted(old.offsets.items())
+        if not is_own(queue.topic, old.own, derived=False)
+    ]
+
+
+async def _progress(admin: Admin, name: str, address: str) -> list[Mapping[str, Any]]:
+    """Return how far each group is in each topic."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for group, parts in sorted((await admin.broker.consume_stats(address)).items()):
+        for queue, progress in (pair for part in parts for pair in part.queues.items()):
+            place = {"broker": name, "group": group, "topic": queue.topic}
+            row = found.setdefault((group, queue.topic), place | {"committed": 0, "behind": 0})
+            row["committed"] += progress.consumer_offset
+            row["behind"] += progress.behind
+    return list(found.values())
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

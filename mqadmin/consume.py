@@ -1,0 +1,351 @@
+"""`mqadmin consume`: prints messages of a topic, those it has, and those that come.
+
+Without a group it pulls as a tool, and makes and commits nothing. What is there already is printed
+in the order in which it was stored, over all queues; then, with --follow, what comes, as it comes.
+In memory are at most one pull of each queue and FOLLOWED_MAX more. With a group it is one of the
+group's consumers: it commits what it has printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raftmq.client.admin import Admin
+from raftmq.client.consumer.lite_pull_consumer import LitePullConfig, LitePullConsumer
+from raftmq.client.consumer.offsets import ConsumeFrom
+from raftmq.client.errors import ClientError
+from raftmq.client.message import MessageExt, MessageQueue
+
+from .command import Arguments, CommandError, parse_time
+from .durations import parse_duration_ms
+from .message_format import Show, show_as
+from .terminal import Terminal
+
+PULL_COUNT = 256
+WAIT_MS = 10_000  # so long a broker holds a pull that finds nothing
+SHORT_WAIT_MS = 500  # where it should find something
+FOLLOWED_MAX = 4  # pulls that wait to be printed
+TRIES_MAX = 20  # pulls in a row that bring a queue no further, though it has more
+PAUSE_S = 1.0  # before a broker that did not answer is asked again
+LOOK_S = 30.0  # how often new queues are looked for
+POLL_MS = 1_000
+FIRST, LAST = "first", "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Where to begin: `from_ms` (a time), else `back` (messages before the end of each queue; None:
+    at the first message)."""
+
+    from_ms: int | None = None
+    back: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to print."""
+
+    topic: str
+    queues: Sequence[str]
+    begin: Begin
+    expression: str
+    expression_type: str
+    follow: bool
+    count: int | None
+
+    def lets_pass(self, message: MessageExt) -> bool:
+        """Return whether the message has one of the tags; brokers compare only their hashes."""
+        tags = {tag.strip() for tag in self.expression.split("||")}
+        return self.expression_type != "TAG" or "*" in tags or message.tags in tags
+
+
+class Printer:
+    """Prints messages, at most `count_max` of them."""
+
+    def __init__(self, terminal: Terminal, show: Show, count_max: int | None) -> None:
+        self.count = 0
+        self._terminal = terminal
+        self._show = show
+        self._count_max = count_max
+        self._began_s = time.monotonic()
+
+    @property
+    def full(self) -> bool:
+        return self._count_max is not None and self.count >= self._count_max
+
+    def print(self, message: MessageExt) -> None:
+        if not self.full:
+            self._terminal.write(self._show(message))
+            self.count += 1
+
+    def flush(self) -> None:
+        """Bring out what was printed; say how many there were, where they are not seen."""
+        self._terminal.flush()
+        if not self._terminal.is_terminal:
+            per_s = self.count / max(time.monotonic() - self._began_s, 0.001)
+            self._terminal.progress(f"{self.count:,} messages, {per_s:,.0f}/s")
+
+
+async def consume(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
+    wanted = wanted_of(arguments, time.time_ns() // 1_000_000)
+    form, template = arguments.text("format"), arguments.exact("template")
+    show = show_as(form, template, terminal=terminal.is_terminal)
+    printer = Printer(terminal, show, wanted.count)
+    group = arguments.text("group")
+    try:
+        if group:
+            await _consume_in(group, admin, wanted, printer)
+        else:
+            await _read(admin, wanted, printer, terminal)
+    except asyncio.CancelledError:  # Ctrl-C
+        if not wanted.follow and not group:
+            raise
+    finally:
+        terminal.end_progress()
+    return 0
+
+
+def wanted_of(arguments: Arguments, now_ms: int) -> Wanted:
+    """Return what the flags ask for. Raises CommandError."""
+    tag, sql = arguments.text("tag"), arguments.text("sql")
+    if tag and sql:
+        raise CommandError("--tag or --sql, not both", usage=True)
+    queues, follow = arguments.texts("queue"), arguments.on("follow")
+    if arguments.text("group") and queues:
+        raise CommandError("--queue is for reading without --group", usage=True)
+    count = arguments.integer("count")
+    if count is not None and count < 1:
+        raise CommandError("--count is at least 1", usage=True)
+    text = arguments.text("from") or (LAST if follow else FIRST)
+    try:
+        begin = parse_begin(text, now_ms)
+    except ValueError as error:
+        raise CommandError(f"--from: {error}", usage=True) from error
+    return Wanted(
+        arguments.text("topic"),
+        queues,
+        begin,
+        sql or tag or "*",
+        "SQL92" if sql else "TAG",
+        follow,
+        count,
+    )
+
+
+def parse_begin(text: str, now_ms: int) -> Begin:
+    """Parse the value of --from. Raises ValueError."""
+    if text == FIRST:
+        return Begin()
+    if text == LAST:
+        return Begin(back=0)
+    if text.startswith("-") and text[1:].isdigit():
+        return Begin(back=int(text[1:]))
+    try:
+        return Begin(from_ms=now_ms - parse_duration_ms(text))
+    except ValueError:
+        try:
+            return Begin(from_ms=parse_time(text, now_ms))
+        except ValueError as error:
+            raise ValueError(f"first, last, -N, how long ago (15m), or a time; {error}") from None
+
+
+# ---- without a group
+
+
+class Cursor:
+    """Reads one queue from `offset` on; `end`: where the queue ended when it was looked at."""
+
+    def __init__(
+        self, admin: Admin, queue: MessageQueue, wanted: Wanted, offset: int, end: int
+    ) -> None:
+        self.queue = queue
+        self.end = end
+        self.waiting: deque[MessageExt] = deque()
+        self._admin = admin
+        self._wanted = wanted
+        self._offset = offset
+
+    async def next(self) -> MessageExt | None:
+        """Return the next message before `end`; None if there is none. Raises ClientError,
+        CommandError."""
+        tries = 0
+        while not self.waiting and self._offset < self.end:
+            before = self._offset
+            found = await self.pull(SHORT_WAIT_MS)
+            self.waiting.extend(message for message in found if message.queue_offset < self.end)
+            tries = 0 if self._offset > before else tries + 1
+            if tries == TRIES_MAX:
+                name = f"{self.queue.broker_name}:{self.queue.queue_id}"
+                raise CommandError(f"queue {name} gives nothing from offset {before} on")
+        return self.waiting.popleft() if self.waiting else None
+
+    async def pull(self, wait_ms: int) -> list[MessageExt]:
+        """Return messages from the offset on, and move it past them."""
+        wanted, offset = self._wanted, self._offset
+        found, following = await self._admin.message.pull(
+            self.queue, offset, PULL_COUNT, wanted.expression, wanted.expression_type, wait_ms
+        )
+        # A replica that lags may name an offset before this one.
+        self._offset = max(offset, following)
+        return [m for m in found if m.queue_offset >= offset and wanted.lets_pass(m)]
+
+
+async def _read(admin: Admin, wanted: Wanted, printer: Printer, terminal: Terminal) -> None:
+    queues = chosen((await admin.cluster.route(wanted.topic)).read_queues(wanted.topic), wanted)
+    cursors = await asyncio.gather(*(_cursor(admin, queue, wanted) for queue in queues))
+    await _print_past(cursors, printer)
+    if wanted.follow and not printer.full:
+        await _Follower(admin, wanted, printer, terminal).follow(cursors)
+
+
+def chosen(queues: Sequence[MessageQueue], wanted: Wanted) -> list[MessageQueue]:
+    """Return the queues that are meant. Raises CommandError."""
+    if not wanted.queues:
+        return sorted(queues)
+    found: set[MessageQueue] = set()
+    for text in wanted.queues:
+        broker, _, number = text.rpartition(":")
+        named = [
+            queue
+            for queue in queues
+            if str(queue.queue_id) == number and broker in ("", queue.broker_name)
+        ]
+        if not named:
+            there = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in sorted(queues))
+            raise CommandError(f"topic {wanted.topic} has no queue {text}; there are {there}")
+        found.update(named)
+    return sorted(found)
+
+
+async def _cursor(admin: Admin, queue: MessageQueue, wanted: Wanted) -> Cursor:
+    end, first = await admin.offset.max(queue), await admin.offset.min(queue)
+    begin = wanted.begin
+    if begin.from_ms is not None:
+        first = await admin.offset.search(queue, begin.from_ms)
+    elif begin.back is not None:
+        first = max(first, end - begin.back)
+    return Cursor(admin, queue, wanted, first, end)
+
+
+async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
+    """Print what the queues had when they were looked at, in the order of the store times."""
+    heap: list[tuple[int, MessageQueue, int, MessageExt, Cursor]] = []
+
+    async def put(cursor: Cursor) -> None:
+        message = await cursor.next()
+        if message is not None:
+            place = (message.store_timestamp_ms, cursor.queue, message.queue_offset)
+            heapq.heappush(heap, (*place, message, cursor))
+
+    await asyncio.gather(*(put(cursor) for cursor in cursors))
+    while heap and not printer.full:
+        *_, message, cursor = heapq.heappop(heap)
+        printer.print(message)
+        if not cursor.waiting:  # before a broker is asked
+            printer.flush()
+        await put(cursor)
+    printer.flush()
+
+
+class _Follower:
+    """Prints what comes, from all queues at once."""
+
+    def __init__(self, admin: Admin, wanted: Wanted, printer: Printer, terminal: Terminal) -> None:
+        self._admin = admin
+        self._wanted = wanted
+        self._printer = printer
+        self._terminal = terminal
+        self._came: asyncio.Queue[list[MessageExt] | BaseException] = asyncio.Queue(FOLLOWED_MAX)
+
+    async def follow(self, cursors: Sequence[Cursor]) -> None:
+        """Print until there are enough. Raises ClientError for what asking again does not mend."""
+        known = {cursor.queue for cursor in cursors}
+        tasks = [asyncio.create_task(self._pull(cursor)) for cursor in cursors]
+        tasks.append(asyncio.create_task(self._look(known, tasks)))
+        try:
+            while not self._printer.full:
+                came = await self._came.get()
+                if isinstance(came, BaseException):
+                    raise came
+                for message in came:
+                    self._printer.print(message)
+                self._printer.flush()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pull(self, cursor: Cursor) -> None:
+        silent = False
+        while True:
+            try:
+                found = await cursor.pull(WAIT_MS)
+                silent = False
+            except ClientError as error:
+                if not error.retriable:
+                    await self._came.put(error)
+                    return
+                if not silent:
+                    self._terminal.say(f"mqadmin: {error.message}; asking again")
+                silent = True
+                await asyncio.sleep(PAUSE_S)
+                continue
+            except Exception as error:  # a bug, which has to end the command
+                await self._came.put(error)
+                return
+            if found:
+                await self._came.put(found)
+
+    async def _look(self, known: set[MessageQueue], tasks: list[asyncio.Task[None]]) -> None:
+        """Look for queues that are added meanwhile, and read them from their first message on."""
+        while not self._wanted.queues:
+            await asyncio.sleep(LOOK_S)
+            try:
+                route = await self._admin.cluster.route(self._wanted.topic)
+                for queue in sorted(set(route.read_queues(self._wanted.topic)) - known):
+                    first = await self._admin.offset.min(queue)
+                    cursor = Cursor(self._admin, queue, self._wanted, first, first)
+                    tasks.append(asyncio.create_task(self._pull(cursor)))
+                    known.add(queue)
+            except ClientError:  # the next look may find them
+                continue
+
+
+# ---- with a group
+
+
+async def _consume_in(group: str, admin: Admin, wanted: Wanted, printer: Printer) -> None:
+    begin, consume_from, from_ms = wanted.begin, ConsumeFrom.FIRST_OFFSET, 0
+    if begin.from_ms is not None:
+        consume_from, from_ms = ConsumeFrom.TIMESTAMP, begin.from_ms
+    elif begin.back == 0:
+        consume_from = ConsumeFrom.LAST_OFFSET
+    elif begin.back is not None:
+        raise CommandError("--from -N is for reading without --group", usage=True)
+    config = LitePullConfig(
+        auto_commit_interval_ms=1_000,
+        consume_from=consume_from,
+        consume_from_timestamp_ms=from_ms,
+    )
+    consumer = LitePullConsumer(
+        group,
+        list(admin.name_servers),
+        config=config,
+        instance_config=admin.instance_config,
+    )
+    await admin.cluster.route(wanted.topic)  # a topic that does not exist is told at once
+    consumer.subscribe(wanted.topic, wanted.expression, wanted.expression_type)
+    async with consumer:
+        # Each poll, and the consumer's stop, commit what earlier polls returned: that was printed.
+        # What could not be printed is not committed.
+        while not printer.full:
+            left = PULL_COUNT if wanted.count is None else wanted.count - printer.count
+            for message in await consumer.poll(POLL_MS, min(left, PULL_COUNT)):
+                printer.print(message)
+            printer.flush()
+        await consumer.commit()

@@ -1,0 +1,350 @@
+"""The cluster as the calls see it: routes, requests to leaders, what brokers know of topics and
+groups.
+
+A request goes to the leader of its broker group, wherever that has moved, for as long as the
+caller has time. An unanswered one is sent again: so only those that may be repeated go this way,
+and sends do not (`sends`). What any broker group of a topic can say is asked of all of them if the
+first is silent: one that hangs, or has no leader, holds up nobody who consumes from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raftmq.client.errors import BrokerRefused, ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.retry import RetryPolicy
+from raftmq.client.route import TopicRouteData
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.pop_headers import PopHeader
+from raftmq.remoting.topic_attributes import MESSAGE_TYPE, NORMAL
+from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from .access import Access
+from .cache import Remembered, Spawn
+from .caller import Caller
+from .protocol.messaging_pb2 import Code
+from .status_codes import Refusal, refusal_of, refused_by
+
+# Of a request that a broker answers at once. Its leader is doubted then, whatever time the caller
+# has: another one may lead, or sends back here.
+ATTEMPT_MS = 1_000
+TELL_MS = 3_000
+MARGIN_S = 0.1  # of the caller's time, for the way back
+ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
+LATE_MS = 10_000  # so long after its time a pop's answer is still taken, to be given back
+PATIENCE_S = 0.25  # with one broker group, before the topic's others are asked, too
+ABSENT_S = 1.0  # likewise with the silent ones, once another knows of no such thing
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What a consumer group's configuration says to its clients."""
+
+    orderly: bool = False
+    retry_times_max: int = 16
+
+
+class Brokers:
+    """Asks name servers and brokers for callers."""
+
+    def __init__(self, instance: ClientInstance, access: Access, spawn: Spawn) -> None:
+        self._instance = instance
+        self._access = access
+        self._types = Remembered(spawn, NORMAL)
+        self._groups = Remembered(spawn, GroupSettings())
+
+    # ---- routes
+
+    async def route(self, caller: Caller, topic: str) -> TopicRouteData:
+        """Return the topic's route. Raises Refusal."""
+        known = self._instance.directory.route_if_known(topic)
+        if known is not None:
+            return known
+        return await self._in_time(caller, topic, self._instance.directory.route)
+
+    async def check_broker(self, caller: Caller, topic: str, broker_name: str) -> None:
+        """Raise Refusal unless the topic's route has the broker group that a handle names."""
+        route = await self.route(caller, topic)
+        if any(broker.broker_name == broker_name for broker in route.brokers):
+            return
+        route = await self._in_time(caller, topic, self._instance.directory.refresh)
+        if not any(broker.broker_name == broker_name for broker in route.brokers):
+            words = f"{topic} has no broker {broker_name[:100]}"
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+
+    async def _in_time(
+        self, caller: Caller, topic: str, ask: Callable[[str], Awaitable[TopicRouteData]]
+    ) -> TopicRouteData:
+        try:
+            async with asyncio.timeout_at(caller.deadline_s - MARGIN_S):
+                return await ask(topic)
+        except ClientError as error:
+            raise refusal_of(error) from error
+        except TimeoutError as error:
+            raise Refusal(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
+
+    def addresses(self, topics: set[str]) -> tuple[str, ...]:
+        """Return the replicas of all broker groups of these topics, as far as they are known."""
+        directory = self._instance.directory
+        found: dict[str, None] = {}
+        for topic in topics:
+            route = directory.route_if_known(topic)
+            for broker in () if route is None else route.brokers:
+                found.update(dict.fromkeys(directory.group(broker.broker_name).addresses))
+        return tuple(found)
+
+    def broker_at(self, topic: str, address: str) -> str | None:
+        """Return the name of the topic's broker group that has a replica at this address."""
+        directory = self._instance.directory
+        route = directory.route_if_known(topic)
+        for broker in () if route is None else route.brokers:
+            if address in directory.group(broker.broker_name).addresses:
+                return broker.broker_name
+        return None
+
+    # ---- requests
+
+    def permit(
+        self, caller: Caller, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
+    ) -> None:
+        """Raise Refusal unless the caller has the rights that a request needs."""
+        self._access.permit(caller.account, RemotingCommand.request(code, dict(ext), body))
+
+    async def ask(
+        self,
+        caller: Caller,
+        broker_name: str,
+        code: RequestCode,
+        ext: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        unknown_again: bool = True,
+    ) -> RemotingCommand:
+        """Return the leader's answer, whatever its code, if it has one in time. Raises Refusal."""
+        self.permit(caller, code, ext, body)
+        end_s = caller.deadline_s - MARGIN_S
+
+        async def once() -> RemotingCommand:
+            command = RemotingCommand.request(code, dict(ext), body)
+            return await self._once(
+                caller, broker_name, command, ATTEMPT_MS, unknown_again=unknown_again
+            )
+
+        return await self._repeated(broker_name, once, end_s, end_s)
+
+    async def pop(self, caller: Caller, broker_name: str, header: PopHeader) -> RemotingCommand:
+        """Return the leader's answer to a pop, whatever its code; it may be up to LATE_MS later
+        than the caller waits. A leader that is asked again waits only for what is left of the
+        time: what still waited then would take messages that nobody reads. One that is silent is
+        left when another one leads. Raises Refusal."""
+        self.permit(caller, RequestCode.POP_MESSAGE, header.to_ext())
+        loop = asyncio.get_running_loop()
+        now, directory = loop.time, self._instance.directory
+        group = directory.group(broker_name)
+        end_s = caller.deadline_s - MARGIN_S - ANSWER_MS / 1000
+        poll_end_s = min(now() + header.poll_ms / 1000, end_s)
+
+        async def once() -> RemotingCommand:
+            left_ms = max(0, round((poll_end_s - now()) * 1000))
+            ext = header._replace(poll_ms=left_ms).to_ext()
+            command = RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
+            # Others need not ask it, too, if it is frozen; this pop's messages may yet come.
+            patience_s = (left_ms + ATTEMPT_MS) / 1000
+            silent = loop.call_later(patience_s, directory.doubt, group, group.target or "")
+            try:
+                return await self._once(
+                    caller, broker_name, command, left_ms + LATE_MS, following=True
+                )
+            finally:
+                silent.cancel()
+
+        return await self._repeated(broker_name, once, end_s, caller.deadline_s + LATE_MS / 1000)
+
+    async def _once(
+        self,
+        caller: Caller,
+        broker_name: str,
+        command: RemotingCommand,
+        timeout_ms: int,
+        *,
+        following: bool = False,
+        unknown_again: bool = True,
+    ) -> RemotingCommand:
+        command.language = caller.language
+        response = await self._instance.ask_leader_once(
+            broker_name, command, timeout_ms, following=following
+        )
+        refusal = BrokerRefused(response.code, response.remark or "", broker_name)
+        if refusal.outcome_unknown and unknown_again:
+            refusal.retriable = True
+            raise refusal
+        return response
+
+    async def _repeated(
+        self,
+        broker_name: str,
+        once: Callable[[], Awaitable[RemotingCommand]],
+        end_s: float,
+        limit_s: float,
+    ) -> RemotingCommand:
+        """Return what `once` does, which is called until `end_s` as long as its error is retriable,
+        and ended at `limit_s`. Raises Refusal."""
+        loop = asyncio.get_running_loop()
+        refusal = Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
+        try:
+            async with asyncio.timeout_at(limit_s):
+                try:
+                    return await once()
+                except ClientError as error:
+                    if not error.retriable:
+                        raise
+                    refusal = refusal_of(error)
+                left_ms = (end_s - loop.time()) * 1000
+                if left_ms <= 0:
+                    raise refusal
+                policy = RetryPolicy(10, 100, 1.5, 10, time_ms_max=left_ms)
+                async for attempt in policy.while_retriable():
+                    with attempt:
+                        return await once()
+        except ClientError as error:
+            raise refusal_of(error) from error
+        except TimeoutError as error:
+            raise refusal from error
+        raise AssertionError("the retry loop returns or raises")
+
+    async def stored_at(
+        self, caller: Caller, broker_name: str, position: int
+    ) -> MessageRecord | None:
+        """Return the message at a position of a broker group's log; None if none begins there. It
+        is read with the proxy's own rights: whether the caller may know of it is not asked. Raises
+        Refusal."""
+        if position < 0:
+            return None
+        asked = {"offset": str(position)}
+        response = await self.ask(caller, broker_name, RequestCode.VIEW_MESSAGE_BY_ID, asked)
+        if response.code == ResponseCode.SYSTEM_ERROR:
+            return None
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        try:
+            return decode_record(response.body, check_body=False)
+        except RecordError as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+
+    async def tell(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
+        """Send one replica a request that is not repeated; return whether it was accepted."""
+        try:
+            response = await self._instance.remoting.invoke(address, command, TELL_MS)
+        except RemotingError:
+            return False  # it is dead, or is told again soon
+        return response.code == ResponseCode.SUCCESS
+
+    # ---- what brokers know
+
+    async def message_type(self, caller: Caller, topic: str) -> str:
+        """Return the kind of messages that a topic is for (remoting.topic_attributes). Raises
+        Refusal."""
+        code, ext = RequestCode.GET_TOPIC_CONFIG, {"topic": topic}
+        self.permit(caller, code, ext)
+
+        async def ask(caller: Caller) -> str | None:
+            bean = await self._bean(caller, topic, "", code, ext)
+            return None if bean is None else _type_of(bean)
+
+        return await self._types.get(topic, caller, ask)
+
+    async def group_settings(
+        self, caller: Caller, topic: str, group: str, broker_name: str = ""
+    ) -> GroupSettings:
+        """Return a group's settings, by a broker that has the topic; `broker_name`: the one to ask
+        first. Raises Refusal."""
+        code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
+        self.permit(caller, code, ext)
+
+        async def ask(caller: Caller) -> GroupSettings | None:
+            bean = await self._bean(caller, topic, broker_name, code, ext)
+            return None if bean is None else _settings_of(bean)
+
+        return await self._groups.get(group, caller, ask)
+
+    async def _bean(
+        self, caller: Caller, topic: str, first: str, code: RequestCode, ext: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """Return what the first broker group of the topic says that knows something: `first` is
+        asked before the others. None: those that answer know of no such thing. Raises Refusal if
+        none answers."""
+        route = await self.route(caller, topic)
+        names = sorted((one.broker_name for one in route.brokers), key=lambda name: name != first)
+        loop = asyncio.get_running_loop()
+        asked: list[asyncio.Task[dict[str, Any] | None]] = []
+        open_asks: set[asyncio.Task[dict[str, Any] | None]] = set()
+        refusal: Refusal | None = None
+        absent = False
+        try:
+            for some, patience_s in ((names[:1], PATIENCE_S), (names[1:], None)):
+                fresh = [loop.create_task(self._bean_of(caller, name, code, ext)) for name in some]
+                asked += fresh
+                open_asks.update(fresh)
+                while open_asks:
+                    done, open_asks = await asyncio.wait(
+                        open_asks,
+                        timeout=patience_s or (ABSENT_S if absent else None),
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if not done:
+                        break
+                    for task in done:
+                        try:
+                            bean = task.result()
+                        except Refusal as error:
+                            refusal = refusal or error
+                            continue
+                        if bean is not None:
+                            return bean
+                        absent = True
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        if refusal is not None and not absent:
+            raise refusal
+        return None
+
+    async def _bean_of(
+        self, caller: Caller, broker_name: str, code: RequestCode, ext: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """Return what one broker group says; None if it knows of no such thing. Raises Refusal."""
+        response = await self.ask(caller, broker_name, code, ext)
+        if response.code == ResponseCode.SUCCESS:
+            try:
+                return loads_object(response.body)
+            except RemotingError as error:
+                raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+        if response.code in (
+            ResponseCode.TOPIC_NOT_EXIST,
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            ResponseCode.SYSTEM_ERROR,
+        ):
+            return None
+        raise refused_by(response)
+
+
+def _type_of(bean: Mapping[str, Any]) -> str:
+    attributes = bean.get("attributes")
+    found = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
+    return str(found or NORMAL)
+
+
+def _settings_of(bean: Mapping[str, Any]) -> GroupSettings:
+    try:
+        times_max = int(bean.get("retryMaxTimes", 16))
+    except (TypeError, ValueError):
+        times_max = 16
+    return GroupSettings(bean.get("consumeMessageOrderly") is True, max(0, times_max))

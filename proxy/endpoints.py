@@ -1,0 +1,149 @@
+"""Names and places as clients see them. Pure.
+
+A receipt handle is that of `remoting.pop_headers` with a ninth part, the position of the message in
+the broker's log, as Apache's proxies add it. A transaction id is
+
+    base64url(broker name SP offset in the half topic SP position in the log SP UNIQ_KEY)
+
+without padding. So a handle or an id is all that any proxy needs to find the message.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import NamedTuple
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from raftmq.remoting.errors import HeaderError
+from raftmq.remoting.fields import parse_integer
+from raftmq.remoting.names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SYSTEM_TOPICS,
+    pop_retry_topic,
+    topic_name_problem,
+)
+from raftmq.remoting.pop_headers import HANDLE_SIZE_MAX, Handle
+
+from .protocol.messaging_pb2 import Code, Resource
+from .status_codes import Refusal
+
+TRANSACTION_ID_SIZE_MAX = 1_024  # characters
+SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")  # of Apache's own topics and groups
+
+
+def ms_of(moment: Timestamp | Duration) -> int:
+    """Return a time or a duration in ms. Raises Refusal for what is none."""
+    try:
+        return int(moment.ToMilliseconds())
+    except (ValueError, OverflowError) as error:
+        raise Refusal(Code.BAD_REQUEST, f"not a time: {error}") from error
+
+
+def wrapped(resource: Resource) -> str:
+    """Return a topic's or a group's name with its namespace, as brokers know it: dead letters and
+    retries have it in the group's name, and the brokers' own topics and groups have none."""
+    space, name = resource.resource_namespace, resource.name
+    derived, own = _divided(name)
+    if not space or not own or _is_system(name) or own.startswith(f"{space}%"):
+        return name
+    return f"{derived}{space}%{own}"
+
+
+def resource_of(name: str, space: str) -> Resource:
+    """Return the resource of a broker's name for a client of this namespace."""
+    derived, own = _divided(name)
+    shown = derived + own.removeprefix(f"{space}%") if space else name
+    return Resource(resource_namespace=space, name=shown)
+
+
+def _divided(name: str) -> tuple[str, str]:
+    """Return what makes a name one of retries or dead letters, if it is, and the group's name."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name.removeprefix(prefix)
+    return "", name
+
+
+def topic_of(resource: Resource) -> str:
+    """Return the topic's name. Raises Refusal."""
+    name = wrapped(resource)
+    if problem := topic_name_problem(name):
+        raise Refusal(Code.ILLEGAL_TOPIC, problem)
+    if _is_system(name):
+        raise Refusal(Code.ILLEGAL_TOPIC, f"{name} is a system topic, which clients may not use")
+    return name
+
+
+def group_of(resource: Resource) -> str:
+    """Return the consumer group's name. Raises Refusal."""
+    name = wrapped(resource)
+    if problem := topic_name_problem(name):
+        raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, problem.replace("topic", "group"))
+    if _is_system(name):
+        raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
+    return name
+
+
+def _is_system(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name.startswith(SYSTEM_PREFIXES)
+
+
+class Receipt(NamedTuple):
+    """A receipt handle: the broker's, and the message's position in its log (-1: not told)."""
+
+    handle: Handle
+    position: int
+
+    def encode(self) -> str:
+        return f"{self.handle.encode()} {self.position}"
+
+    @classmethod
+    def decode(cls, text: str) -> Receipt:
+        """Parse a handle. Raises Refusal."""
+        if len(text) > HANDLE_SIZE_MAX:
+            words = f"the receipt handle has more than {HANDLE_SIZE_MAX} characters"
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+        try:
+            handle = Handle.decode(text)
+            parts = text.split(" ")
+            position = parse_integer(parts[8], "handle") if len(parts) > 8 else -1
+        except HeaderError as error:
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, str(error)) from error
+        if handle.offset < 0:
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, "the receipt handle has no offset")
+        return cls(handle, position)
+
+    def stored_in(self, topic: str, group: str) -> str:
+        """Return the topic in which the message is stored: its own, or the one for retries."""
+        return pop_retry_topic(topic, group) if self.handle.retry else topic
+
+
+class TransactionId(NamedTuple):
+    """A decoded transaction id."""
+
+    broker_name: str
+    half_offset: int
+    position: int
+    unique_key: str
+
+    def encode(self) -> str:
+        text = f"{self.broker_name} {self.half_offset} {self.position} {self.unique_key}"
+        return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, text: str) -> TransactionId:
+        """Parse an id. Raises Refusal."""
+        try:
+            if len(text) > TRANSACTION_ID_SIZE_MAX:
+                raise ValueError("too long")
+            padded = text + "=" * (-len(text) % 4)
+            broker_name, half_offset, position, key = (
+                urlsafe_b64decode(padded.encode()).decode().split(" ")
+            )
+            return cls(broker_name, int(half_offset), int(position), key)
+        except ValueError as error:
+            words = f"not a transaction id of this cluster: {text[:100]!r}"
+            raise Refusal(Code.INVALID_TRANSACTION_ID, words) from error

@@ -1,0 +1,284 @@
+"""Messages between the two protocols: a gRPC message and the properties, flags and body that
+brokers store. Pure.
+
+A body that its producer compressed stays as it is if clients can inflate it (zlib, which their
+protocol calls GZIP); others are inflated here. The digest is that of the body as it is told.
+Numbers of a stored message that the protocol cannot hold are told as the nearest that it can: its
+producer wrote what it liked, and the messages beside it must not suffer for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from raftmq.client.compression import COMPRESSION_MASK, CompressionType, decompress
+from raftmq.client.errors import UnsupportedCompression
+from raftmq.client.message import properties_text
+from raftmq.client.producer.send_frame import TRANSACTION_PREPARED
+from raftmq.remoting.topic_attributes import PRIORITY, SHARDING_KEY, TRAN_MSG, type_of
+from raftmq.store.properties import ADDED_PROPERTIES, decode_properties
+from raftmq.store.record import SYS_COMPRESSED, Host, MessageRecord, RecordError
+
+from .config import ProxyConfig
+from .endpoints import Receipt, ms_of, resource_of, topic_of
+from .protocol.messaging_pb2 import (
+    Code,
+    DeadLetterQueue,
+    Digest,
+    DigestType,
+    Encoding,
+    Message,
+    MessageType,
+    SystemProperties,
+)
+from .status_codes import Refusal
+from .validation import id_of
+
+# The limits of Apache's proxy.
+PROPERTIES_MAX = 128  # of users, of one message
+USER_BYTES_MAX = 16_384  # of its users' properties, its tag and its keys together
+MESSAGE_GROUP_BYTES_MAX = 63
+RECOVERY_S_MAX = 3_600
+PROPERTIES_BYTES_MAX = 32_767  # of all, as records have it
+INT32_MAX = 0x7FFF_FFFF
+TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999  # a Timestamp: years 1 to 9999
+BORN_HOST, BORN_TIME = "__BORNHOST", "BORN_TIMESTAMP"
+TRACE_CONTEXT = "TRACE_CONTEXT"
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+DELIVER_TIME = "TIMER_DELIVER_MS"
+DLQ_TOPIC, DLQ_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
+# Properties that are the protocol's, not the user's. As at Apache's proxy, `__SHARDINGKEY` and
+# `__transactionId__` are none: consumers get them, and may forward what they got.
+RESERVED = ADDED_PROPERTIES - {"__transactionId__"} | {
+    *(BORN_HOST, BORN_TIME, TRACE_CONTEXT, IMMUNITY, DLQ_TOPIC, DLQ_MESSAGE_ID),
+    *(PRIORITY, "KEYS", "TAGS", "ORIGIN_GROUP", "POP_CK", "POP_CK_OFFSET"),
+    *("1ST_POP_TIME", "BUYER_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "INNER_NUM"),
+    *("INNER_BASE", "DUP_INFO", "MSG_TYPE", "ARRIVE_TIME", "PUSH_REPLY_TIME", "IDEMPOTENT"),
+    *("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "REPLY_TO_CLIENT", "DLQ_ORIGIN_BROKER"),
+    *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL", "__CRC32#"),
+}
+_TYPES = {
+    "NORMAL": MessageType.NORMAL,
+    "FIFO": MessageType.FIFO,
+    "DELAY": MessageType.DELAY,
+    "TRANSACTION": MessageType.TRANSACTION,
+    "PRIORITY": MessageType.PRIORITY,
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some of them separate properties
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """A message to send. `message_group` "": any queue will do; `delayed`: it names a time."""
+
+    topic: str
+    body: bytes
+    unique_key: str
+    properties: str
+    sys_flag: int
+    born_ms: int
+    message_group: str
+    transactional: bool
+    delayed: bool
+
+
+def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int) -> Outbound:
+    """Read a message that a client sends. Raises Refusal."""
+    system, size_max = message.system_properties, config.message_size_max
+    topic = topic_of(message.topic)
+    if not message.body:
+        raise Refusal(Code.MESSAGE_BODY_EMPTY, "the message has no body")
+    if len(message.body) > size_max:
+        words = f"a body of {len(message.body)} bytes; the most are {size_max}"
+        raise Refusal(Code.MESSAGE_BODY_TOO_LARGE, words)
+    if not system.message_id.strip():
+        raise Refusal(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+    id_of(system.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
+    transactional = system.message_type == MessageType.TRANSACTION
+    properties = _user_properties(message)
+    properties |= _system_properties(system, peer_host)
+    if system.HasField("delivery_timestamp"):
+        deliver_ms = _deliver_ms(system)
+        if deliver_ms - now_ms > config.delay_ms_max > 0:
+            words = f"a message is delivered at most {config.delay_ms_max} ms after it was sent"
+            raise Refusal(Code.ILLEGAL_DELIVERY_TIME, f"{words} (maxDelayTimeMills)")
+        properties[DELIVER_TIME] = str(deliver_ms)
+    if transactional:
+        properties |= {TRAN_MSG: "true", "PGROUP": topic}
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = ms_of(system.orphaned_transaction_recovery_duration) // 1000
+            if seconds > RECOVERY_S_MAX:
+                words = f"a transaction is asked about after at most {RECOVERY_S_MAX} s"
+                raise Refusal(Code.BAD_REQUEST, f"{words}, not {seconds}")
+            properties[IMMUNITY] = str(max(1, seconds))
+    sys_flag = SYS_COMPRESSED if system.body_encoding == Encoding.GZIP else 0
+    if transactional:
+        sys_flag |= TRANSACTION_PREPARED
+    try:
+        text = properties_text(properties)
+    except ValueError as error:
+        raise Refusal(Code.BAD_REQUEST, str(error)) from error
+    if len(text.encode()) > PROPERTIES_BYTES_MAX:
+        words = f"the properties take more than {PROPERTIES_BYTES_MAX} bytes"
+        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+    born_ms = ms_of(system.born_timestamp) if system.HasField("born_timestamp") else 0
+    return Outbound(
+        topic,
+        message.body,
+        system.message_id,
+        text,
+        sys_flag,
+        born_ms if born_ms > 0 else now_ms,
+        system.message_group or properties.get(SHARDING_KEY, ""),
+        transactional,
+        DELIVER_TIME in properties,
+    )
+
+
+def _user_properties(message: Message) -> dict[str, str]:
+    found = dict(message.user_properties)
+    if len(found) > PROPERTIES_MAX:
+        words = f"{len(found)} properties; the most are {PROPERTIES_MAX}"
+        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+    for name, value in found.items():
+        if name in RESERVED or not name or not _is_plain(name):
+            words = f"{name[:100]!r} is no name of a property"
+            raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+        if not value or not _is_plain(value):
+            words = f"the property {name[:100]!r} is empty, or has control characters"
+            raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+    system = message.system_properties
+    texts = (*found.keys(), *found.values(), system.tag, *system.keys)
+    size = sum(len(text.encode()) for text in texts)
+    if size > USER_BYTES_MAX:
+        words = f"properties, tag and keys have {size} bytes; the most are {USER_BYTES_MAX}"
+        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+    return found
+
+
+def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, str]:
+    properties = {"UNIQ_KEY": system.message_id}
+    if system.tag:
+        if system.tag.isspace() or "|" in system.tag or not _is_plain(system.tag):
+            raise Refusal(Code.ILLEGAL_MESSAGE_TAG, f"{system.tag[:100]!r} is no tag")
+        properties["TAGS"] = system.tag
+    for key in system.keys:
+        if not key or key.isspace() or not _is_plain(key):
+            raise Refusal(Code.ILLEGAL_MESSAGE_KEY, f"{key[:100]!r} is no key")
+    if system.keys:
+        properties["KEYS"] = " ".join(system.keys)
+    group = system.message_group
+    if group:
+        size = len(group.encode())
+        if group.isspace() or size > MESSAGE_GROUP_BYTES_MAX or not _is_plain(group):
+            words = f"{group[:100]!r} is no message group: blank, with control characters, or with"
+            words += f" more than {MESSAGE_GROUP_BYTES_MAX} bytes"
+            raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, words)
+        properties[SHARDING_KEY] = group
+    elif system.message_type == MessageType.FIFO:
+        raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message without a message group")
+    if system.message_type == MessageType.DELAY and not system.HasField("delivery_timestamp"):
+        raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "a delayed message without a delivery time")
+    if system.HasField("priority"):
+        properties[PRIORITY] = str(system.priority)
+    if system.trace_context:
+        properties[TRACE_CONTEXT] = system.trace_context
+    if host := system.born_host or peer_host:
+        properties[BORN_HOST] = _CONTROL.sub("", host)
+    if system.HasField("born_timestamp"):
+        properties[BORN_TIME] = str(ms_of(system.born_timestamp))
+    return properties
+
+
+def _deliver_ms(system: SystemProperties) -> int:
+    if system.message_group:
+        words = "a message has a message group or a delivery time, not both"
+        raise Refusal(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
+    deliver_ms = ms_of(system.delivery_timestamp)
+    if deliver_ms <= 0:
+        raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
+    return deliver_ms
+
+
+def inbound(
+    record: MessageRecord,
+    topic: str,
+    namespace: str,
+    receipt: Receipt | None,
+    *,
+    times: int,
+    invisible_ms: int = 0,
+) -> Message:
+    """Return a stored message as clients are told it. `topic`: the one that they know it by;
+    `times`: how often it was delivered before."""
+    properties = decode_properties(record.properties)
+    body, encoding = _told_body(record)
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    message = Message(
+        topic=resource_of(topic, namespace),
+        body=body,
+        user_properties={name: v for name, v in properties.items() if name not in RESERVED},
+    )
+    system = message.system_properties
+    system.message_id = properties.get("UNIQ_KEY", "")
+    system.body_digest.CopyFrom(Digest(type=DigestType.MD5, checksum=digest))
+    system.body_encoding = encoding
+    system.message_type = _TYPES[type_of(properties)]
+    system.born_timestamp.FromMilliseconds(_time_ms(record.born_timestamp_ms))
+    system.born_host = properties.get(BORN_HOST) or _text_of(record.born_host)
+    system.store_timestamp.FromMilliseconds(_time_ms(record.store_timestamp_ms))
+    system.store_host = _text_of(record.store_host)
+    system.queue_id = record.queue_id
+    system.queue_offset = record.queue_offset
+    system.delivery_attempt = min(times + 1, INT32_MAX)
+    if tag := properties.get("TAGS"):
+        system.tag = tag
+    system.keys.extend(properties.get("KEYS", "").split())
+    if group := properties.get(SHARDING_KEY):
+        system.message_group = group
+    if (priority := properties.get(PRIORITY, "")).isdecimal():
+        system.priority = min(int(priority), INT32_MAX) if len(priority) < 11 else INT32_MAX
+    if trace := properties.get(TRACE_CONTEXT):
+        system.trace_context = trace
+    deliver = properties.get(DELIVER_TIME) or properties.get("TIMER_OUT_MS") or ""
+    if deliver.isdecimal() and len(deliver) < 15:
+        system.delivery_timestamp.FromMilliseconds(int(deliver))
+    if origin := properties.get(DLQ_TOPIC):
+        told = DeadLetterQueue(topic=origin, message_id=properties.get(DLQ_MESSAGE_ID, ""))
+        system.dead_letter_queue.CopyFrom(told)
+    if (seconds := properties.get(IMMUNITY, "")).isdecimal() and len(seconds) < 10:
+        system.orphaned_transaction_recovery_duration.FromSeconds(int(seconds))
+    if receipt is not None:
+        system.receipt_handle = receipt.encode()
+        system.invisible_duration.FromMilliseconds(invisible_ms)
+    return message
+
+
+def _time_ms(ms: int) -> int:
+    return min(max(ms, TIME_MS_MIN), TIME_MS_MAX)
+
+
+def _told_body(record: MessageRecord) -> tuple[bytes, Encoding]:
+    """Return the body for a client, and how it is to be read. One that cannot be inflated is told
+    as it is: that is its producer's mistake, and must not hold up the messages behind it."""
+    body = bytes(record.body)
+    if not record.sys_flag & SYS_COMPRESSED:
+        return body, Encoding.IDENTITY
+    if record.sys_flag & COMPRESSION_MASK in (0, CompressionType.ZLIB.value):
+        return body, Encoding.GZIP
+    try:
+        return decompress(body, record.sys_flag), Encoding.IDENTITY
+    except (RecordError, UnsupportedCompression):
+        return body, Encoding.IDENTITY
+
+
+def _text_of(host: Host) -> str:
+    address, port = host
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text has no control characters."""
+    return _CONTROL.search(text) is None

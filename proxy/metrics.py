@@ -1,0 +1,151 @@
+"""What a proxy counts as it happens, and its /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import Metric
+
+from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
+from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from raftmq.remoting.process_tls import ProcessTls
+from raftmq.remoting.tls_metrics import tell
+
+from .protocol.messaging_pb2 import Code
+
+TIMED = ("SendMessage", "AckMessage")  # what brokers answer at once
+
+
+class Counts:
+    """Answers by call and code, and how long they took."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, int], int] = {}
+        self.received = 0  # messages told to consumers
+        self.timings = {name: Timings() for name in TIMED}
+
+    def answered(self, call: str, code: int, seconds: float) -> None:
+        key = (call, code)
+        self.answers[key] = self.answers.get(key, 0) + 1
+        timings = self.timings.get(call)
+        if timings is not None:
+            timings.observe(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The state of a proxy at a scrape."""
+
+    calls: int
+    refused: Mapping[str, int]
+    connections: int
+    connections_refused: int
+    clients: int
+    lines: int
+    kept_bytes: int
+    sends: int
+    send_bytes: int
+    answer_bytes: int
+    given_back: int
+    asked: int
+    unasked: int
+    unauthorized: int
+
+
+class ProxyMetrics:
+    """The metrics of one proxy. Call `start` once it serves."""
+
+    def __init__(self, counts: Counts, figures: Callable[[], Figures], tls: ProcessTls) -> None:
+        self._counts = counts
+        self._figures = figures
+        self._tls = tls
+        self._lag = LoopLag(Timings(LAG_BOUNDS_S))
+        self._exposition = Exposition(self._collect)
+
+    def start(self) -> None:
+        self._lag.start()
+
+    def stop(self) -> None:
+        self._lag.stop()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its content type. `accept`: the request's Accept header."""
+        return self._exposition.render(accept)
+
+    def _collect(self) -> Iterable[Metric]:
+        families = Families(())
+        counts, now = self._counts, self._figures()
+        families.counters(
+            "rocketmq_proxy_calls_total",
+            "Calls answered, by the code of the answer; Telemetry: streams that ended.",
+            ("call", "code"),
+            [
+                ((call, Code.Name(code) if code in Code.values() else str(code)), n)
+                for (call, code), n in sorted(counts.answers.items())
+            ],
+        )
+        families.gauge("rocketmq_proxy_calls", "Calls of known callers in progress.", now.calls)
+        families.counters(
+            "rocketmq_proxy_calls_ended_total",
+            "Calls that were ended unread at a bound, by which it was; unfinished: by time.",
+            ("bound",),
+            [((bound,), n) for bound, n in now.refused.items()],
+        )
+        families.counter(
+            "rocketmq_proxy_messages_received_total",
+            "Messages that consumers were told.",
+            counts.received,
+        )
+        for call, timings in counts.timings.items():
+            families.histogram(
+                f"rocketmq_proxy_{'send' if call == 'SendMessage' else 'ack'}_seconds",
+                f"How long calls of {call} took.",
+                timings,
+            )
+        families.gauge("rocketmq_proxy_connections", "Connections of clients.", now.connections)
+        families.counter(
+            "rocketmq_proxy_connections_refused_total",
+            "Connections of clients that were too many, of all or of one address.",
+            now.connections_refused,
+        )
+        families.gauge("rocketmq_proxy_clients", "Clients heard of lately.", now.clients)
+        families.gauge("rocketmq_proxy_telemetry_streams", "Open Telemetry streams.", now.lines)
+        families.gauge(
+            "rocketmq_proxy_kept_bytes",
+            "What clients said of themselves, and commands that wait for them.",
+            now.kept_bytes,
+        )
+        families.gauge("rocketmq_proxy_sends", "Messages being sent to brokers.", now.sends)
+        families.gauge("rocketmq_proxy_send_bytes", "Their bytes.", now.send_bytes)
+        families.gauge(
+            "rocketmq_proxy_answer_bytes",
+            "Bytes of messages on their way to consumers.",
+            now.answer_bytes,
+        )
+        families.counter(
+            "rocketmq_proxy_messages_given_back_total",
+            "Messages that were received, could not be told to their client, and were given back.",
+            now.given_back,
+        )
+        families.counters(
+            "rocketmq_proxy_transaction_checks_total",
+            "What brokers asked about transactions, by whether a producer was there to be asked.",
+            ("asked",),
+            [(("true",), now.asked), (("false",), now.unasked)],
+        )
+        families.counter(
+            "rocketmq_proxy_unauthorized_total",
+            "Calls refused for want of an account, a right signature or a permission.",
+            now.unauthorized,
+        )
+        tell(families, "rocketmq_proxy", self._tls)
+        families.counter(
+            "rocketmq_proxy_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
+        )
+        families.histogram(
+            "rocketmq_proxy_event_loop_lag_seconds",
+            "By how much the event loop is late for its timers.",
+            self._lag.timings,
+        )
+        return families.all

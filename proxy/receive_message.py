@@ -1,0 +1,525 @@
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
+
+A receive is one pop at one broker group. With `auto_renew` the broker itself renews what was
+received while the client's heartbeats arrive. What was popped and cannot be told to its client,
+because the client has gone meanwhile, waits no longer or does not read, is given back: its time
+ends at once. What comes when there is no room for it rests for a while, so that other receives that
+wait already do not pop it in vain, one after the other, until it is a dead letter. Messages whose
+tag the subscription does not name are acknowledged silently, for brokers compare hash codes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from google.protobuf.duration_pb2 import Duration
+
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.errors import RemotingError
+from raftmq.remoting.headers import SendBackHeader
+from raftmq.remoting.pop_headers import (
+    ACKS_MAX,
+    COUNT_MAX,
+    INIT_MAX,
+    AckHeader,
+    ChangeHeader,
+    ChangeResponseHeader,
+    Handle,
+    PopHeader,
+    PopResponseHeader,
+    by_queue,
+    handle_told,
+    kind_of,
+)
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import MessageRecord, RecordError, decode_record
+
+from .cache import Spawn
+from .caller import Caller
+from .clients import Clients
+from .cluster import ANSWER_MS, MARGIN_S, Brokers
+from .config import ProxyConfig
+from .endpoints import Receipt, group_of, ms_of, topic_of
+from .message_conversion import inbound
+from .protocol.messaging_pb2 import (
+    AckMessageEntry,
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleDurationRequest,
+    ChangeInvisibleDurationResponse,
+    Code,
+    FilterExpression,
+    FilterType,
+    ForwardMessageToDeadLetterQueueRequest,
+    ForwardMessageToDeadLetterQueueResponse,
+    Message,
+    ReceiveMessageRequest,
+)
+from .receive_stream import Room, Telling, Who, Write
+from .status_codes import Refusal, refused_by, status_of
+from .validation import expression_of, id_of
+
+log = logging.getLogger("raftmq.proxy.receive_message")
+
+RENEWED_MS = 60_000  # how long what is renewed is hidden at first
+UNNAMED_MS = 1500  # for the answer to a receive that names no wait: half a client's time-out
+GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
+CROWDED_MS = 10_000  # and what there was no room for
+GIVE_BACK_S = 5.0
+READ_S_MIN = 5.0  # that a client has to read its answer, whatever the call's deadline
+EVERYTHING = "*"
+CROWDED = "too many messages are on their way to clients"
+
+
+class Popped(NamedTuple):
+    """A popped message. `times`: how often it was delivered before."""
+
+    record: MessageRecord
+    receipt: Receipt
+    times: int
+    invisible_ms: int
+
+
+class Receives:
+    """The handlers; one per proxy. `spawn(work, name)` runs what outlives its call."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        brokers: Brokers,
+        clients: Clients,
+        spawn: Spawn,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._brokers = brokers
+        self._clients = clients
+        self._spawn = spawn
+        self._stopping = stopping
+        self._room = Room(config.answer_bytes_max)
+        self.given_back_count = 0  # messages
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of messages on their way to clients."""
+        return self._room.held_bytes
+
+    # ---- receives
+
+    async def receive(self, caller: Caller, request: ReceiveMessageRequest, write: Write) -> int:
+        """Pop, and write what was found; return how many messages. Raises Refusal if nothing was
+        written yet; Unread."""
+        topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+        wanted = {"topic": topic, "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.POP_MESSAGE, wanted)
+        if not self._room.has(_who(caller)):
+            raise Refusal(Code.TOO_MANY_REQUESTS, CROWDED)
+        self._clients.used(caller.client_id, caller.owner, topic)
+        named = request.message_queue.broker.name
+        settings = await self._brokers.group_settings(caller, topic, group, named)
+        header = self._header(caller, request, topic, group, orderly=settings.orderly)
+        broker_name = await self._broker(caller, topic, named)
+        found = await self._popped(caller, broker_name, header)
+        tell, filtered = _divided(found, request.filter_expression)
+        for one in filtered:
+            self._spawn(self._drop(caller, topic, group, one), "silent ack")
+        dead = [one for one in tell if settings.orderly and one.times > settings.retry_times_max]
+        for one in dead:
+            self._spawn(self._bury(caller, topic, group, one), "dead letter")
+            tell.remove(one)
+        if not tell:
+            raise Refusal(Code.MESSAGE_NOT_FOUND, "no new message")
+        return await self._tell(caller, topic, group, tell, write)
+
+    def _header(
+        self,
+        caller: Caller,
+        request: ReceiveMessageRequest,
+        topic: str,
+        group: str,
+        *,
+        orderly: bool,
+    ) -> PopHeader:
+        if not 0 < request.batch_size:
+            raise Refusal(Code.BAD_REQUEST, "batch_size is not positive")
+        kind, expression = expression_of(request.filter_expression)
+        invisible_ms = RENEWED_MS
+        if not request.auto_renew:
+            low = self._config.invisible_ms_min
+            invisible_ms = self._invisible_ms(request.invisible_duration, low)
+        queue_id = request.message_queue.id
+        return PopHeader(
+            group,
+            topic,
+            queue_id if orderly and request.auto_renew and queue_id >= 0 else -1,
+            min(request.batch_size, COUNT_MAX),
+            invisible_ms,
+            self._poll_ms(caller, request),
+            init_mode=INIT_MAX,
+            expression_type=kind,
+            expression=expression,
+            order=orderly,
+            attempt_id=id_of(request.attempt_id, "attempt_id"),
+            renewed_by=caller.client_id if request.auto_renew else "",
+        )
+
+    def _invisible_ms(self, duration: Duration, low: int = 0) -> int:
+        """Return a duration in ms. Raises Refusal, in the words that clients' tests look for."""
+        invisible_ms, high = ms_of(duration), self._config.invisible_ms_max
+        if invisible_ms < low:
+            words = f"the invisibleTime is too small: {invisible_ms} ms, the least is {low} ms"
+            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        if invisible_ms > high:
+            words = f"the invisibleTime is too large: {invisible_ms} ms, the most is {high} ms"
+            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+        return invisible_ms
+
+    def _poll_ms(self, caller: Caller, request: ReceiveMessageRequest) -> int:
+        """Return how long the broker may wait for messages. Raises Refusal."""
+        now_s = asyncio.get_running_loop().time()
+        left_ms = round((caller.deadline_s - MARGIN_S - now_s) * 1000) - ANSWER_MS
+        wanted_ms = left_ms - UNNAMED_MS
+        if request.HasField("long_polling_timeout"):
+            wanted_ms = ms_of(request.long_polling_timeout)
+        low, high = self._config.poll_ms_min, self._config.poll_ms_max
+        poll_ms = min(max(wanted_ms, low), high)
+        if poll_ms > left_ms:
+            if left_ms < low:
+                words = f"the call's deadline leaves {left_ms} ms; a receive takes {low}"
+                raise Refusal(Code.ILLEGAL_POLLING_TIME, words)
+            poll_ms = left_ms
+        return poll_ms
+
+    async def _broker(self, caller: Caller, topic: str, name: str) -> str:
+        """Return the broker group to pop from: the one that the client names. Raises Refusal."""
+        if name:
+            await self._brokers.check_broker(caller, topic, name)
+            return name
+        queues = (await self._brokers.route(caller, topic)).read_queues(topic)
+        if not queues:
+            raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be read")
+        return queues[0].broker_name
+
+    async def _popped(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
+        """Return what is popped; nothing at once if the proxy stops. What this does not return,
+        because nobody waits for it any more, is given back. Raises Refusal."""
+        pop = self._spawn(self._pop(caller, broker_name, header), "pop")
+        stop = self._spawn(self._stopping.wait(), "stop of a receive")
+        left_s = caller.deadline_s - MARGIN_S - asyncio.get_running_loop().time()
+        first = asyncio.FIRST_COMPLETED
+        returned = False
+        try:
+            await asyncio.wait((pop, stop), timeout=max(0.0, left_s), return_when=first)
+            if pop.done():
+                found: list[Popped] = pop.result()
+                returned = True
+                return found
+        finally:
+            stop.cancel()
+            if not returned:  # it may be done all the same: a cancel can come in that very turn
+                pop.add_done_callback(
+                    lambda done: self._gone(caller, header.consumer_group, header.topic, done)
+                )
+        if self._stopping.is_set():
+            raise Refusal(Code.MESSAGE_NOT_FOUND, "the proxy stops")
+        raise Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
+
+    async def _pop(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
+        response = await self._brokers.pop(caller, broker_name, header)
+        if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+            return []
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        try:
+            return popped(response, broker_name)
+        except (RemotingError, RecordError, LookupError) as error:
+            log.error("pop_answer_broken broker=%s error=%r", broker_name, error)
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+
+    async def _tell(
+        self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
+    ) -> int:
+        """Write the messages; return how many. What was not written, because the client has gone or
+        does not read, is given back; but not what cannot be told at all, for that would come again
+        at once. Raises Unread; Refusal if there is no room, and nothing was written."""
+        who, size = _who(caller), sum(len(one.record.body) for one in found)
+        if not self._room.take(who, size):
+            self._give_back(caller, topic, group, found, CROWDED_MS)
+            raise Refusal(Code.TOO_MANY_REQUESTS, CROWDED)
+        loop = asyncio.get_running_loop()
+        telling = Telling(found, lambda one: _told_if_possible(one, topic, caller.namespace), write)
+        writing = loop.create_task(telling.run(), name="tell")
+        left: Sequence[Popped] = ()
+        try:
+            limit_s = max(caller.deadline_s - loop.time(), READ_S_MIN)
+            await asyncio.wait((writing,), timeout=limit_s)
+            if not writing.done():
+                # gRPC does not take back a message that it was given: that one stays held until it
+                # is read or its connection ends, and only then the call ends.
+                telling.end()
+                left = telling.left
+                self._give_back(caller, topic, group, left)
+                held = sum(len(one.record.body) for one in left[:1])
+                self._room.give_back(who, size - held)
+                size = held
+            await writing
+            return telling.written
+        finally:
+            writing.cancel()
+            self._room.give_back(who, size)
+            if not left and telling.left:
+                self._give_back(caller, topic, group, telling.left)
+            await asyncio.gather(writing, return_exceptions=True)
+
+    # ---- what could not be told
+
+    def _gone(
+        self, caller: Caller, group: str, topic: str, done: asyncio.Task[list[Popped]]
+    ) -> None:
+        if not done.cancelled() and done.exception() is None and done.result():
+            self._give_back(caller, topic, group, done.result())
+
+    def _give_back(
+        self,
+        caller: Caller,
+        topic: str,
+        group: str,
+        found: Sequence[Popped],
+        after_ms: int = GIVEN_BACK_MS,
+    ) -> None:
+        self.given_back_count += len(found)
+        log.info("given_back client=%s count=%d", caller.client_id, len(found))
+        late = self._later(caller)
+        for one in found:
+            work = self._change(late, topic, group, one.receipt, after_ms)
+            self._spawn(_quietly(work), "give back")
+
+    async def _drop(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
+        await _quietly(self._ack(self._later(caller), topic, group, one.receipt))
+
+    async def _bury(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
+        message_id = decode_properties(one.record.properties).get("UNIQ_KEY", "")
+        work = self._to_dead_letters(self._later(caller), topic, group, one.receipt, message_id)
+        await _quietly(work)
+
+    def _later(self, caller: Caller) -> Caller:
+        """Return the caller with more time: it does not wait for this."""
+        return replace(caller, deadline_s=asyncio.get_running_loop().time() + GIVE_BACK_S)
+
+    # ---- what clients do with messages
+
+    async def ack(self, caller: Caller, request: AckMessageRequest) -> AckMessageResponse:
+        """Acknowledge messages. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        if not 0 < len(request.entries) <= ACKS_MAX:
+            raise Refusal(Code.BAD_REQUEST, f"a call acknowledges 1 to {ACKS_MAX} messages")
+
+        async def one(entry: AckMessageEntry) -> AckMessageResultEntry:
+            try:
+                await self._ack(caller, topic, group, Receipt.decode(entry.receipt_handle))
+                status = status_of(Code.OK)
+            except Refusal as refusal:
+                status = refusal.status
+            return AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+            )
+
+        entries = await asyncio.gather(*(one(entry) for entry in request.entries))
+        codes = {entry.status.code for entry in entries}
+        code = codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS
+        # Java's client throws the status's text: the code's name, by which users tell them apart.
+        return AckMessageResponse(status=status_of(code), entries=entries)
+
+    async def change(
+        self, caller: Caller, request: ChangeInvisibleDurationRequest
+    ) -> ChangeInvisibleDurationResponse:
+        """Change how long a message is hidden; answer with its new handle. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        invisible_ms = self._invisible_ms(request.invisible_duration)
+        receipt = Receipt.decode(request.receipt_handle)
+        fresh = await self._change(caller, topic, group, receipt, invisible_ms)
+        return ChangeInvisibleDurationResponse(
+            status=status_of(Code.OK), receipt_handle=fresh.encode()
+        )
+
+    async def forward(
+        self, caller: Caller, request: ForwardMessageToDeadLetterQueueRequest
+    ) -> ForwardMessageToDeadLetterQueueResponse:
+        """Make a message a dead letter of its group. Raises Refusal."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        receipt = Receipt.decode(request.receipt_handle)
+        message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
+        await self._to_dead_letters(caller, topic, group, receipt, message_id)
+        return ForwardMessageToDeadLetterQueueResponse(status=status_of(Code.OK))
+
+    async def _ack(self, caller: Caller, topic: str, group: str, receipt: Receipt) -> None:
+        handle = receipt.handle
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        stored_in = receipt.stored_in(topic, group)
+        header = AckHeader(group, stored_in, handle.queue_id, handle.encode(), handle.offset)
+        response = await self._brokers.ask(
+            caller, handle.broker_name, RequestCode.ACK_MESSAGE, header.to_ext()
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+
+    async def _change(
+        self, caller: Caller, topic: str, group: str, receipt: Receipt, invisible_ms: int
+    ) -> Receipt:
+        handle = receipt.handle
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        header = ChangeHeader(
+            group,
+            receipt.stored_in(topic, group),
+            handle.queue_id,
+            handle.encode(),
+            handle.offset,
+            invisible_ms,
+        )
+        response = await self._brokers.ask(
+            caller,
+            handle.broker_name,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+            header.to_ext(),
+            unknown_again=False,
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        try:
+            changed = ChangeResponseHeader.parse(response.ext)
+        except RemotingError as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+        fresh = handle._replace(
+            start=handle.start if handle.order else handle.offset,
+            pop_ms=changed.pop_ms,
+            invisible_ms=changed.invisible_ms,
+        )
+        return Receipt(fresh, receipt.position)
+
+    async def _check_position(
+        self, caller: Caller, topic: str, group: str, receipt: Receipt
+    ) -> None:
+        """Raise Refusal unless the handle's message is where it says: a client that makes up
+        positions would have others' messages put where it reads."""
+        handle = receipt.handle
+        record = await self._brokers.stored_at(caller, handle.broker_name, receipt.position)
+        if record is not None:
+            found = (record.topic, record.queue_id, record.queue_offset)
+            if found == (receipt.stored_in(topic, group), handle.queue_id, handle.offset):
+                return
+        words = "the receipt handle does not say where the message is"
+        raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+
+    async def _to_dead_letters(
+        self, caller: Caller, topic: str, group: str, receipt: Receipt, message_id: str
+    ) -> None:
+        """Have the broker store a dead letter, and acknowledge the message. It is read by its
+        position with the proxy's own rights, so the caller's are asked for first."""
+        handle = receipt.handle
+        named = {"topic": receipt.stored_in(topic, group), "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.ACK_MESSAGE, named)
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        await self._check_position(caller, topic, group, receipt)
+        header = SendBackHeader(
+            receipt.position, group, -1, message_id, topic, max_reconsume_times=0
+        )
+        response = await self._brokers.ask(
+            caller, handle.broker_name, RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()
+        )
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        await self._ack(caller, topic, group, receipt)
+
+
+def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
+    """Read the messages of a broker's answer to a pop. Raises HeaderError, RecordError, KeyError,
+    IndexError."""
+    head = PopResponseHeader.parse(response.ext)
+    starts = by_queue(head.starts)
+    times = _times(head.order_counts)
+    found: list[Popped] = []
+    body = response.body
+    at = 0
+    while at < len(body):
+        record = decode_record(body, at)
+        at += int.from_bytes(body[at : at + 4], "big")
+        properties = decode_properties(record.properties)
+        handle = handle_told(properties, head, record.queue_id, record.queue_offset)
+        if handle is None:
+            kind = kind_of(record.topic)
+            handle = Handle(
+                starts[kind, record.queue_id][0],
+                head.pop_ms,
+                head.invisible_ms,
+                head.revive_queue,
+                kind == "1",
+                broker_name,
+                record.queue_id,
+                record.queue_offset,
+            )
+        before = times.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
+        receipt = Receipt(handle, record.physical_offset)
+        found.append(Popped(record, receipt, before, head.invisible_ms))
+    return found
+
+
+def told(one: Popped, topic: str, namespace: str) -> Message:
+    """Return a popped message as its client is told it."""
+    return inbound(
+        one.record,
+        topic,
+        namespace,
+        one.receipt,
+        times=one.times,
+        invisible_ms=one.invisible_ms,
+    )
+
+
+def _who(caller: Caller) -> Who:
+    return caller.owner, caller.client_id
+
+
+def _told_if_possible(one: Popped, topic: str, namespace: str) -> Message | None:
+    try:
+        return told(one, topic, namespace)
+    except Exception as error:  # whatever is stored there, the messages behind it are told
+        log.info("not_told topic=%s position=%d: %r", topic, one.receipt.position, error)
+        return None
+
+
+def _times(text: str) -> dict[str, int]:
+    """Read how often the messages of a pop in order were popped before."""
+    found: dict[str, int] = {}
+    for part in text.split(";") if text else ():
+        fields = part.split(" ")
+        if len(fields) == 3 and fields[2].isdecimal():
+            found[fields[1]] = int(fields[2])
+    return found
+
+
+def _divided(found: list[Popped], wanted: FilterExpression) -> tuple[list[Popped], list[Popped]]:
+    """Return the messages whose tag is wanted, and the others."""
+    expression = wanted.expression or EVERYTHING
+    if wanted.type == FilterType.SQL or expression == EVERYTHING:
+        return list(found), []
+    tags = {tag.strip() for tag in expression.split("||")}
+    kept: list[Popped] = []
+    others: list[Popped] = []
+    for one in found:
+        tag = decode_properties(one.record.properties).get("TAGS")
+        (kept if tag in tags else others).append(one)
+    return kept, others
+
+
+async def _quietly(work: Awaitable[Any]) -> None:
+    """Await what nobody waits for: if it fails, the message comes again after its time."""
+    try:
+        await work
+    except Refusal as refusal:
+        log.info("not_done: %s", refusal)

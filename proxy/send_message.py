@@ -1,0 +1,231 @@
+"""SendMessage and RecallMessage.
+
+A message goes to a queue in turn, or to its message group's; a failed attempt is repeated inside,
+with the same UNIQ_KEY and on whichever replica leads, for as long as the caller has time, by the
+producer's own engine. What may have been stored and was not acknowledged in time is answered
+MASTER_PERSISTENCE_TIMEOUT; the client then decides about sending it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+
+from raftmq.client.errors import ClientError
+from raftmq.client.instance import ClientInstance
+from raftmq.client.message import MessageQueue, SendResult
+from raftmq.client.producer.pending_send import Pending
+from raftmq.client.producer.producer import IDEMPOTENT_SUFFIX, Publication, remember
+from raftmq.client.producer.send_frame import SEND_MESSAGE_V2, OutgoingSend
+from raftmq.client.producer.sender import SendConfig, SendEngine
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.command import RemotingCommand
+from raftmq.remoting.recall_handle import RecallHandle
+
+from .access import Access
+from .caller import Caller
+from .clients import Clients
+from .cluster import MARGIN_S, Brokers
+from .config import ProxyConfig
+from .endpoints import TransactionId, topic_of
+from .message_conversion import Outbound, outbound
+from .protocol.messaging_pb2 import (
+    Code,
+    RecallMessageRequest,
+    RecallMessageResponse,
+    SendMessageRequest,
+    SendMessageResponse,
+    SendResultEntry,
+    Status,
+)
+from .selection import group_index
+from .status_codes import (
+    BY_SEND_STATUS,
+    Refusal,
+    refusal_of,
+    refused_by,
+    status_of,
+)
+
+PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
+MESSAGES_MAX = 1_024  # of one call
+
+
+class Sends:
+    """The handlers; one per proxy."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        instance: ClientInstance,
+        brokers: Brokers,
+        clients: Clients,
+        access: Access,
+    ) -> None:
+        self._config = config
+        self._brokers = brokers
+        self._clients = clients
+        self._access = access
+        self._publications: dict[str, Publication] = {}
+        limits = SendConfig(
+            in_flight_max=config.sends_max,
+            in_flight_bytes_max=config.send_bytes_max,
+            idempotent=config.idempotent_sends,
+        )
+        self._suffix = IDEMPOTENT_SUFFIX if config.idempotent_sends else ""
+        self.engine = SendEngine(instance, PRODUCER_GROUP, limits, self._alternative)
+
+    async def send(self, caller: Caller, request: SendMessageRequest) -> SendMessageResponse:
+        """Send messages of one topic. Raises Refusal if nothing is sent."""
+        now_ms = int(time.time() * 1000)
+        if not 0 < len(request.messages) <= MESSAGES_MAX:
+            code = Code.BAD_REQUEST if request.messages else Code.MESSAGE_CORRUPTED
+            raise Refusal(code, f"a call has 1 to {MESSAGES_MAX} messages")
+        config = self._config
+        items = [outbound(message, caller.host, config, now_ms) for message in request.messages]
+        topic = items[0].topic
+        if any(item.topic != topic for item in items):
+            raise Refusal(Code.MESSAGE_CORRUPTED, "the messages of one call have one topic")
+        command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, {"b": topic})
+        self._access.permit(caller.account, command)
+        publication = await self._publication(caller, topic)
+        self._clients.used(caller.client_id, caller.owner, topic)
+        sends = [self._start(caller, publication, item) for item in items]
+        entries = [await _entry(item, sent) for item, sent in zip(items, sends, strict=True)]
+        return SendMessageResponse(status=_together(entries), entries=entries)
+
+    async def recall(self, caller: Caller, request: RecallMessageRequest) -> RecallMessageResponse:
+        """Cancel the delivery of a delayed message. Raises Refusal."""
+        topic = topic_of(request.topic)
+        try:
+            handle = RecallHandle.decode(request.recall_handle)
+        except ValueError as error:
+            raise Refusal(Code.BAD_REQUEST, f"no recall handle: {error}") from error
+        await self._brokers.check_broker(caller, topic, handle.broker_name)
+        ext = {"producerGroup": topic, "topic": topic, "recallHandle": request.recall_handle}
+        code = RequestCode.RECALL_MESSAGE
+        response = await self._brokers.ask(caller, handle.broker_name, code, ext)
+        if response.code != ResponseCode.SUCCESS:
+            raise refused_by(response)
+        message_id = (response.ext or {}).get("msgId", "")
+        return RecallMessageResponse(status=status_of(Code.OK), message_id=message_id)
+
+    async def _publication(self, caller: Caller, topic: str) -> Publication:
+        """Return the queues that the topic's messages go to. Raises Refusal."""
+        try:
+            route = await self._brokers.route(caller, topic)
+        except Refusal:
+            self._publications.pop(topic, None)  # the topic was deleted
+            raise
+        known = self._publications.get(topic)
+        if known is None or known.route is not route:
+            queues = route.write_queues(topic)
+            if not queues:
+                raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be written")
+            known = remember(self._publications, topic, Publication(queues, route))
+        return known
+
+    def _start(
+        self, caller: Caller, publication: Publication, item: Outbound
+    ) -> asyncio.Future[SendResult]:
+        """Begin to send a message; return the future of its result."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[SendResult] = loop.create_future()
+        future.add_done_callback(_seen)
+
+        def settle(result: SendResult | None, error: ClientError | None) -> None:
+            if future.done():
+                return  # the caller has gone
+            if result is not None:
+                future.set_result(result)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        queue, fixed = self._queue(publication, item)
+        send = OutgoingSend(
+            SEND_MESSAGE_V2,
+            item.body,
+            item.unique_key,
+            orjson.dumps(item.properties + self._suffix),
+            item.sys_flag,
+            0,
+            item.born_ms,
+        )
+        pending = Pending(send, queue, fixed, caller.deadline_s - MARGIN_S, settle)
+        try:
+            self.engine.admit(pending)
+        except ClientError as error:
+            future.set_exception(error)
+        else:
+            self.engine.submit(pending)
+        return future
+
+    def _queue(self, publication: Publication, item: Outbound) -> tuple[MessageQueue, bool]:
+        """Return the message's queue, and whether it may go to no other broker group."""
+        queues = publication.queues
+        if item.message_group:
+            return queues[group_index(item.message_group, len(queues))], True
+        if self._suffix:  # the same queue if it is sent again: only its broker group knows of it
+            return queues[group_index(item.unique_key, len(queues))], False
+        fault = self.engine.fault
+        if publication.single_group or fault.quiet:
+            return publication.next(), False
+        now_ms = self.engine.now() * 1000
+        fit = publication.next_fit(lambda name: fault.available(name, now_ms))
+        return fit or publication.next(), False
+
+    def _alternative(self, pending: Pending) -> MessageQueue | None:
+        """Return a queue of another, healthy broker group; None if there is none, and for an
+        idempotent message that its own group may have stored."""
+        if self._suffix and pending.unknown:
+            return None
+        publication = self._publications.get(pending.queue.topic)
+        if publication is None or publication.single_group:
+            return None
+        failed, engine = pending.queue.broker_name, self.engine
+        now_ms = engine.now() * 1000
+        return publication.next_fit(
+            lambda name: (
+                name != failed and engine.is_open(name) and engine.fault.available(name, now_ms)
+            )
+        )
+
+
+def _seen(done: asyncio.Future[SendResult]) -> None:
+    """Look at the error, if any: if its caller has gone, nobody else does."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResultEntry:
+    try:
+        result = await sent
+    except ClientError as error:
+        refusal = refusal_of(error)
+        if item.delayed and refusal.code == Code.BAD_REQUEST:  # the rest was checked here
+            refusal = Refusal(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
+        return SendResultEntry(status=refusal.status, message_id=item.unique_key)
+    entry = SendResultEntry(
+        status=status_of(BY_SEND_STATUS[result.status]),
+        message_id=item.unique_key,
+        transaction_id=item.unique_key,
+        offset=result.queue_offset,
+        recall_handle=result.recall_handle,
+    )
+    if item.transactional:
+        position = int(result.offset_msg_id[-16:], 16)
+        place = TransactionId(
+            result.queue.broker_name, result.queue_offset, position, item.unique_key
+        )
+        entry.transaction_id = place.encode()
+    return entry
+
+
+def _together(entries: list[SendResultEntry]) -> Status:
+    """Return the status of a call with these entries."""
+    if len({entry.status.code for entry in entries}) == 1:
+        return entries[0].status
+    return status_of(Code.MULTIPLE_RESULTS)

@@ -1,0 +1,269 @@
+"""Telemetry, Heartbeat and NotifyClientTermination: clients say what they are, and brokers are told
+that they are there.
+
+A client is registered at every replica of the broker groups of its topics, under its own id, so
+that whoever leads knows it: the broker renews what a push consumer received for as long as its
+heartbeats arrive. A producer is registered with the names of its topics as its groups, as Apache's
+proxies do, because gRPC knows no producer groups.
+
+Clients wait 3 s for an answer, and a replica that hangs is told of them, too: an answer waits
+TOLD_S for the replicas', and what is late goes on without it, LATE_MAX of it at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.command import RemotingCommand
+
+from .access import Access
+from .cache import Spawn
+from .caller import Caller
+from .clients import Client, Clients
+from .cluster import Brokers, GroupSettings
+from .config import ProxyConfig
+from .endpoints import group_of, topic_of
+from .protocol.messaging_pb2 import (
+    ClientType,
+    Code,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    NotifyClientTerminationRequest,
+    NotifyClientTerminationResponse,
+    Settings,
+    TelemetryCommand,
+)
+from .status_codes import Refusal, status_of
+from .validation import check_settings, expression_of
+
+log = logging.getLogger("raftmq.proxy.telemetry")
+
+SEND_ATTEMPTS = 3
+SEND_BACKOFF_MS = (10, 1_000, 2.0)  # first, longest, growth
+TOLD_S = 0.3
+LATE_MAX = 1_000
+BATCH_MAX = 32  # messages of one receive
+# The waits before a message comes again that its consumer could not process: the delay levels.
+RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600,
+                 7_200)  # fmt: skip
+CONSUMERS = (
+    ClientType.PUSH_CONSUMER,
+    ClientType.SIMPLE_CONSUMER,
+    ClientType.PULL_CONSUMER,
+    ClientType.LITE_PUSH_CONSUMER,
+    ClientType.LITE_SIMPLE_CONSUMER,
+)
+
+
+class Presence:
+    """The handlers; one per proxy."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        brokers: Brokers,
+        clients: Clients,
+        access: Access,
+        spawn: Spawn,
+    ) -> None:
+        self._config = config
+        self._brokers = brokers
+        self._clients = clients
+        self._access = access
+        self._spawn = spawn
+        self._late: set[asyncio.Task[bool]] = set()
+
+    # ---- settings
+
+    async def settings(self, caller: Caller, told: Settings) -> TelemetryCommand:
+        """Take in a client's settings; return the answer, with what holds here. Raises Refusal."""
+        check_settings(told)
+        topics = [topic_of(topic) for topic in told.publishing.topics]
+        subscriptions = {
+            topic_of(entry.topic): expression_of(entry.expression)
+            for entry in told.subscription.subscriptions
+        }
+        is_producer = told.HasField("publishing")
+        group = "" if is_producer else group_of(told.subscription.group)
+        client = self._clients.seen(caller.client_id, caller.owner)
+        client.namespace = caller.namespace
+        client.access_key, client.host = caller.access_key, caller.host
+        for topic in topics or subscriptions:
+            client.uses(topic)
+        answer = Settings()
+        answer.CopyFrom(told)
+        answer.metric.on = False
+        if is_producer:
+            client.kind = ClientType.PRODUCER
+            self._tell_producer(answer)
+        else:
+            client.kind = told.client_type if told.client_type in CONSUMERS else CONSUMERS[0]
+            client.group = group
+            client.subscribes(subscriptions, int(time.time() * 1000))
+            self._tell_consumer(answer, await self._group_settings(caller, client))
+        await self._greet(caller, client)
+        return TelemetryCommand(status=status_of(Code.OK), settings=answer)
+
+    def _tell_producer(self, answer: Settings) -> None:
+        answer.publishing.max_body_size = self._config.message_size_max
+        answer.publishing.validate_message_type = True
+        first_ms, longest_ms, growth = SEND_BACKOFF_MS
+        backoff = answer.backoff_policy
+        backoff.max_attempts = SEND_ATTEMPTS
+        backoff.exponential_backoff.initial.FromMilliseconds(first_ms)
+        backoff.exponential_backoff.max.FromMilliseconds(longest_ms)
+        backoff.exponential_backoff.multiplier = growth
+
+    def _tell_consumer(self, answer: Settings, group: GroupSettings) -> None:
+        subscription = answer.subscription
+        subscription.fifo = group.orderly
+        subscription.receive_batch_size = BATCH_MAX
+        subscription.long_polling_timeout.FromMilliseconds(self._config.poll_ms_max)
+        backoff = answer.backoff_policy
+        backoff.max_attempts = group.retry_times_max + 1
+        waits = backoff.customized_backoff
+        del waits.next[:]
+        for seconds in RETRY_WAITS_S:
+            waits.next.add().FromSeconds(seconds)
+
+    async def _group_settings(self, caller: Caller, client: Client) -> GroupSettings:
+        for topic in client.subscriptions:
+            try:
+                return await self._brokers.group_settings(caller, topic, client.group)
+            except Refusal as refusal:
+                if refusal.code != Code.TOPIC_NOT_FOUND:
+                    raise
+        return GroupSettings()  # it subscribes to nothing yet
+
+    # ---- calls
+
+    async def heartbeat(self, caller: Caller, request: HeartbeatRequest) -> HeartbeatResponse:
+        """Tell the brokers that a client is there. Raises Refusal."""
+        client = self._clients.seen(caller.client_id, caller.owner)
+        client.namespace = caller.namespace
+        if client.kind == ClientType.CLIENT_TYPE_UNSPECIFIED:
+            # It spoke to another proxy before, and tells what it is without being asked.
+            if request.client_type == ClientType.CLIENT_TYPE_UNSPECIFIED:
+                words = "neither this heartbeat nor settings say what the client is"
+                raise Refusal(Code.UNRECOGNIZED_CLIENT_TYPE, words)
+            client.kind = request.client_type
+        if request.HasField("group") and not client.is_producer:
+            client.group = group_of(request.group)
+        await self._greet(caller, client)
+        return HeartbeatResponse(status=status_of(Code.OK))
+
+    async def terminated(
+        self, caller: Caller, request: NotifyClientTerminationRequest
+    ) -> NotifyClientTerminationResponse:
+        """Tell the brokers that a client leaves. Raises Refusal."""
+        client = self._clients.find(caller.client_id)
+        if client is not None:
+            self._clients.seen(caller.client_id, caller.owner)
+            if request.HasField("group") and not client.is_producer:
+                client.group = group_of(request.group)
+            self._clients.forget(client.client_id)
+            addresses = self._brokers.addresses(set(client.topics))
+            farewells = [
+                RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, ext)
+                for ext in _farewells(client)
+            ]
+            for farewell in farewells:
+                self._access.permit(caller.account, farewell)
+            await self._tell(caller, addresses, farewells)
+        return NotifyClientTerminationResponse(status=status_of(Code.OK))
+
+    async def _greet(self, caller: Caller, client: Client) -> None:
+        """Send a heartbeat to every replica that the client has to do with. Raises Refusal."""
+        for topic in list(client.topics):
+            try:
+                await self._brokers.route(caller, topic)
+            except Refusal as refusal:
+                log.debug("no_route topic=%s: %s", topic, refusal)
+        addresses = self._brokers.addresses(set(client.topics))
+        body = orjson.dumps(_heartbeat(client))
+        command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
+        self._access.permit(caller.account, command)
+        if addresses and not await self._tell(caller, addresses, [command]):
+            log.info("no_broker_told client=%s", client.client_id)
+
+    async def _tell(
+        self, caller: Caller, addresses: Sequence[str], commands: Sequence[RemotingCommand]
+    ) -> bool:
+        """Send replicas some commands; return whether one of them was accepted in time."""
+        tells: list[asyncio.Task[bool]] = [
+            self._spawn(self._brokers.tell(caller, address, _copy(command)), "tell")
+            for address in addresses
+            for command in commands
+        ]
+        if not tells:
+            return False
+        try:
+            done, _ = await asyncio.wait(tells, timeout=TOLD_S)
+        finally:
+            for tell in tells:
+                if tell.done():
+                    continue
+                if len(self._late) >= LATE_MAX:
+                    tell.cancel()
+                else:
+                    self._late.add(tell)
+                    tell.add_done_callback(self._late.discard)
+        return any(not tell.cancelled() and tell.result() for tell in done)
+
+
+def _heartbeat(client: Client) -> dict[str, Any]:
+    """Return Apache's HeartbeatData."""
+    producers: list[dict[str, Any]] = []
+    consumers: list[dict[str, Any]] = []
+    if client.is_producer:
+        producers = [{"groupName": topic} for topic in client.topics]
+    elif client.group:
+        push = client.kind == ClientType.PUSH_CONSUMER
+        consumers = [
+            {
+                "groupName": client.group,
+                "consumeType": "CONSUME_PASSIVELY" if push else "CONSUME_ACTIVELY",
+                "messageModel": "CLUSTERING",
+                "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+                "unitMode": False,
+                "subscriptionDataSet": [
+                    {
+                        "topic": topic,
+                        "subString": expression,
+                        "expressionType": kind,
+                        "tagsSet": [],
+                        "codeSet": [],
+                        "subVersion": client.version,
+                        "classFilterMode": False,
+                    }
+                    for topic, (kind, expression) in client.subscriptions.items()
+                ],
+            }
+        ]
+    return {
+        "clientID": client.client_id,
+        "producerDataSet": producers,
+        "consumerDataSet": consumers,
+        "heartbeatFingerprint": 0,
+        "withoutSub": False,
+    }
+
+
+def _farewells(client: Client) -> list[dict[str, str]]:
+    own = {"clientID": client.client_id}
+    if client.is_producer:
+        return [own | {"producerGroup": topic} for topic in client.topics]
+    return [own | {"consumerGroup": client.group}] if client.group else []
+
+
+def _copy(command: RemotingCommand) -> RemotingCommand:
+    """Return the command once more: each connection numbers and signs its own."""
+    ext = None if command.ext is None else dict(command.ext)
+    return RemotingCommand.request(command.code, ext, command.body)

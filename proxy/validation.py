@@ -1,0 +1,60 @@
+"""The lengths of what a call may say, where the wire has none. Pure.
+
+What a client says is kept while it is known, told to every replica of its broker groups, and
+repeated in answers; so everything in it has a length. Names of topics and groups have theirs in
+`places`, messages in `contents`.
+"""
+
+from __future__ import annotations
+
+from .protocol.messaging_pb2 import (
+    Code,
+    Endpoints,
+    FilterExpression,
+    FilterType,
+    Settings,
+)
+from .status_codes import Refusal
+
+ID_CHARS_MAX = 255  # of a client, a namespace, a message, an attempt; brokers take no more
+EXPRESSION_CHARS_MAX = 16_384  # as brokers have it for SQL92
+SETTINGS_BYTES_MAX = 256 * 1024
+SUBSCRIPTIONS_MAX = 900  # of one client; each topic has to have room among those that it uses
+ENDPOINTS_BYTES_MAX = 4_096  # each queue of an answered route has them all
+
+
+def expression_of(expression: FilterExpression) -> tuple[str, str]:
+    """Return a filter's kind as brokers know it, and its text. Raises Refusal."""
+    text = expression.expression
+    if len(text) > EXPRESSION_CHARS_MAX:
+        words = f"the expression has {len(text)} characters, allowed are {EXPRESSION_CHARS_MAX}"
+        raise Refusal(Code.ILLEGAL_FILTER_EXPRESSION, words)
+    return ("SQL92" if expression.type == FilterType.SQL else "TAG"), text or "*"
+
+
+def id_of(text: str, what: str, code: Code = Code.BAD_REQUEST) -> str:
+    """Return an id, or a word like one. Raises Refusal with `code`."""
+    if len(text) > ID_CHARS_MAX or not text.isprintable():
+        raise Refusal(code, f"{what} is longer than {ID_CHARS_MAX} characters, or not printable")
+    return text
+
+
+def check_settings(told: Settings) -> None:
+    """Raise Refusal for settings that say too much."""
+    size, count = told.ByteSize(), len(told.subscription.subscriptions)
+    if size > SETTINGS_BYTES_MAX:
+        words = f"the settings have {size} bytes; the most are {SETTINGS_BYTES_MAX}"
+        raise Refusal(Code.PAYLOAD_TOO_LARGE, words)
+    if count > SUBSCRIPTIONS_MAX:
+        words = f"{count} subscriptions; the most are {SUBSCRIPTIONS_MAX}"
+        raise Refusal(Code.BAD_REQUEST, words)
+
+
+def check_endpoints(endpoints: Endpoints) -> None:
+    """Raise Refusal for what cannot be the addresses of proxies."""
+    if not endpoints.addresses:
+        raise Refusal(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
+    size = endpoints.ByteSize()
+    if size > ENDPOINTS_BYTES_MAX:
+        words = f"the endpoints have {size} bytes; the most are {ENDPOINTS_BYTES_MAX}"
+        raise Refusal(Code.ILLEGAL_ACCESS_POINT, words)

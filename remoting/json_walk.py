@@ -1,0 +1,149 @@
+"""Reads a large JSON object a part at a time, so that it is read in turns. Pure.
+
+A decoder of JSON works until it has read all of its input, and holds the interpreter's lock
+meanwhile: 16 MiB stop a loop for 200 ms, also from a thread. A walk decodes one value at a time, of
+at most VALUE_BYTES_MAX characters. Objects in which it looks for names may have any size. Values
+that nobody asks for are skipped without being decoded; only their brackets and strings are matched,
+which also reads fastjson's number keys.
+
+A name that occurs twice in an object is refused: two readers of such an object see different
+values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .errors import BodyError
+from .fair_scheduling import Steps
+
+VALUE_BYTES_MAX = 64 * 1024
+NAME_CHARS_MAX = 1024
+USUAL_CHARS = 512  # most values are shorter; a longer one is read again from its beginning
+DEPTH_MAX = 64
+SKIPPED_PER_STEP = 256  # brackets and strings
+_CLOSING = {"{": "}", "[": "]"}
+_SPACE = re.compile(r"[ \t\r\n]*+")
+_TOKEN = re.compile(r'[^"{}\[\]]*+(?P<one>"(?:[^"\\]|\\.)*+"|[{}\[\]])', re.DOTALL)
+_PLAIN = re.compile(r"[^,}\]]*+")  # a number or a word
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name occurs twice in one object")
+    return fields
+
+
+_read = json.JSONDecoder(object_pairs_hook=_object).raw_decode
+
+
+class JsonWalk:
+    """A position in a text, which moves forward only. Raises BodyError."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        """`what` names the text in errors."""
+        self._what = what
+        self._at = 0
+        # A character for each byte: names are ASCII, and other text may not take four times as much
+        # memory.
+        self._text = data.decode("latin-1")
+
+    @property
+    def position(self) -> int:
+        return self._at
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the object that begins here. The caller reads or skips the value of
+        each before it asks for the next."""
+        self._take("{")
+        if self._is_next("}"):
+            self._at += 1
+            return
+        seen: set[str] = set()
+        while True:
+            if not self._is_next('"'):
+                raise self._damaged("a name expected")
+            try:
+                name, length = _read(self._text[self._at : self._at + NAME_CHARS_MAX])
+            except ValueError as error:
+                raise self._damaged(f"no name of at most {NAME_CHARS_MAX} characters") from error
+            self._at += length
+            if name in seen:
+                raise self._damaged(f"{name[:100]!r} occurs twice in one object")
+            seen.add(name)
+            self._take(":")
+            yield name
+            if self._is_next("}"):
+                self._at += 1
+                return
+            self._take(",")
+
+    def value(self) -> Any:
+        """Decode the value that begins here."""
+        start = self._skip_space()
+        for size in (USUAL_CHARS, VALUE_BYTES_MAX):
+            try:
+                value, length = _read(self._text[start : start + size])
+            except (ValueError, RecursionError) as error:
+                problem = str(error)
+                continue
+            if length < size:  # else a number might go on behind
+                self._at = start + length
+                return value
+            problem = "it is too long"
+        raise self._damaged(f"not a value of at most {VALUE_BYTES_MAX} characters: {problem}")
+
+    def skipping(self) -> Steps[None]:
+        """Skip the value that begins here, in steps. It may have any size, its parts may not."""
+        start = self._skip_space()
+        closing: list[str] = []
+        count = 0
+        if self._text[start : start + 1] not in ('"', "{", "["):
+            self._match(_PLAIN)
+            return
+        while True:
+            token = self._match(_TOKEN)["one"]
+            if token in _CLOSING:
+                closing.append(_CLOSING[token])
+                if len(closing) > DEPTH_MAX:
+                    raise self._damaged(f"more than {DEPTH_MAX} values within each other")
+            elif token in ("}", "]") and closing.pop() != token:
+                raise self._damaged("its brackets do not match")
+            if not closing:
+                return
+            count += 1
+            if count % SKIPPED_PER_STEP == 0:
+                yield
+
+    def end(self) -> None:
+        """Check that nothing follows."""
+        if self._skip_space() != len(self._text):
+            raise self._damaged("something follows its end")
+
+    def _skip_space(self) -> int:
+        self._match(_SPACE)
+        return self._at
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """Move behind what matches here, which has at most VALUE_BYTES_MAX characters."""
+        match = pattern.match(self._text, self._at, self._at + VALUE_BYTES_MAX)
+        if match is None:
+            raise self._damaged(f"no part of at most {VALUE_BYTES_MAX} characters")
+        self._at = match.end()
+        return match
+
+    def _is_next(self, character: str) -> bool:
+        start = self._skip_space()
+        return self._text[start : start + 1] == character
+
+    def _take(self, character: str) -> None:
+        if not self._is_next(character):
+            raise self._damaged(f"{character!r} expected")
+        self._at += 1
+
+    def _damaged(self, problem: str) -> BodyError:
+        return BodyError(f"the {self._what} is not JSON: {problem} (at {self._at})")

@@ -1,0 +1,95 @@
+"""TLS for the links between replicas: both sides show certificates of the group's CA. Shell.
+
+It takes the place of dledger's `PlainNetwork`, and knows nothing of what is sent.
+
+Authentication: the dialling replica checks the certificate against the host that it dialled. The
+other one checks that the CA signed the certificate and that it is valid for the host of the replica
+that the peer claims to be. So one certificate, for the replica's host in `dLegerPeers`, serves both
+ways, and a stolen one is valid for its own host only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from raftmq.ops.connect import dial
+
+from .process_tls import PeerTls
+from .tls import TlsMode, words_of
+from .tls_listener import TlsListener
+
+LOG = logging.getLogger("raftmq.remoting.tls")
+
+Factory = Callable[[], asyncio.Protocol]
+
+
+class TlsLinks:
+    """Listens for and dials the links between replicas, with TLS."""
+
+    def __init__(self, tls: PeerTls) -> None:
+        self.listener: TlsListener | None = None
+        self.fallen_back_count = 0  # permissive: dials that went on in the clear
+        self._tls = tls
+        self._permissive = tls.policy.mode is TlsMode.PERMISSIVE
+
+    async def listen(
+        self, factory: Factory, host: str, port: int, bound: socket.socket | None
+    ) -> TlsListener:
+        self.listener = TlsListener(factory, self._tls.policy)
+        await self.listener.listen(host, port, bound=bound)
+        return self.listener
+
+    async def dial(self, factory: Factory, host: str, port: int, peer: str) -> asyncio.BaseProtocol:
+        """Dial a peer. Raises OSError, whose text has TLS's finding. The certificate is checked for
+        `host`; `peer` is not used."""
+        context = self._tls.client.context
+        try:
+            return await dial(factory, host, port, context)
+        except ConnectionRefusedError:
+            raise
+        except (ssl.SSLError, ConnectionError) as error:
+            if not self._permissive:
+                raise ConnectionError(words_of(error)) from error
+            reason = words_of(error)
+        self.fallen_back_count += 1
+        if self.fallen_back_count & (self.fallen_back_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+            LOG.warning("peer_dialled_in_the_clear peer=%s:%d reason=%s", host, port, reason)
+        return await dial(factory, host, port)
+
+    def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
+        certificate = transport.get_extra_info("peercert")
+        if certificate is None:  # plain; with `enforcing` it would have been closed before
+            return ""
+        if valid_for(certificate, host):
+            return ""
+        return f"the certificate shown is not valid for {host}"
+
+
+def valid_for(certificate: dict[str, Any], host: str) -> bool:
+    """Return whether a certificate, in ssl's form, names the host: as an address, a name, or a
+    wildcard name (`*.brokers.example`)."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        name = host.lower().rstrip(".")
+        wild = f"*.{name.partition('.')[2]}"
+        names = {str(v).lower() for kind, v in _names(certificate) if kind == "DNS"}
+        return name in names or (wild in names and wild.count(".") >= 2)
+    return any(kind == "IP Address" and _is(text, address) for kind, text in _names(certificate))
+
+
+def _is(text: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    try:
+        return ipaddress.ip_address(text.strip()) == address
+    except ValueError:  # OpenSSL's text for an address of a wrong length is not an address
+        return False
+
+
+def _names(certificate: dict[str, Any]) -> list[tuple[str, str]]:
+    return list(certificate.get("subjectAltName", ()))

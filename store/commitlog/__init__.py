@@ -1,0 +1,1 @@
+"""The CommitLog: segments, durability, and recovery."""

@@ -1,0 +1,169 @@
+"""GroupFlusher: fdatasync of a log in the pool, one at a time, many appends to each.
+
+SYNC: `request()` after an append starts a sync unless one is running; appends meanwhile are covered
+by the next one, which starts as soon as the first is done (group commit). ASYNC: a sync every
+`interval_ms` if there is anything to sync.
+
+`on_durable(offset)` is called after every sync; `wait(offset)` suspends until that offset is
+durable, for at most `waiting_max` callers at a time (TooManyWaiting beyond).
+
+A failed fdatasync is final. The pages may be gone from the kernel's cache, and the next call would
+report success for data that is nowhere ("fsyncgate"). So: `on_error` once, every waiter gets
+SyncFailed, and no sync is begun any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from enum import Enum
+
+from ..errors import SyncFailed, TooManyWaiting
+from .commitlog import CommitLog
+from .log_sync import SyncTicket
+
+WAITING_MAX = 100_000
+
+
+class FlushMode(Enum):
+    """The flush policy; the values are those of the broker's `flushDiskType`."""
+
+    SYNC = "SYNC_FLUSH"
+    ASYNC = "ASYNC_FLUSH"
+
+
+class GroupFlusher:
+    """Flushes one log, on one loop; the executor should have a thread to itself."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        executor: Executor,
+        mode: FlushMode,
+        *,
+        interval_ms: float,
+        on_durable: Callable[[int], None],
+        on_error: Callable[[BaseException], None],
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
+        """`interval_ms` matters in ASYNC mode only."""
+        self._log = log
+        self._executor = executor
+        self._mode = mode
+        self._interval_s = interval_ms / 1000
+        self._on_durable = on_durable
+        self._on_error = on_error
+        self._waiting_max = waiting_max
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # by offset, then arrival
+        self._arrivals = 0
+        self._running: Future[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._again = False
+        self._started = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.failed: BaseException | None = None
+        self.syncs = 0  # fdatasyncs finished
+
+    def start(self) -> None:
+        """Begin flushing, on the running loop."""
+        assert not self._started
+        self._started = True
+        if self._mode is FlushMode.ASYNC:
+            self._set_timer()
+        else:
+            self.request()
+
+    async def stop(self) -> None:
+        """Wait for the sync in flight; begin no more. Remaining waiters get SyncFailed."""
+        self._started = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._idle.wait()
+        self._fail_waiting(SyncFailed("the flusher was stopped"))
+
+    def request(self) -> None:
+        """Note that new data must become durable. In ASYNC mode the interval takes care of it."""
+        if self._mode is FlushMode.SYNC:
+            self._begin()
+
+    async def wait(self, offset: int) -> None:
+        """Wait until everything below `offset` is durable. Raises SyncFailed, TooManyWaiting."""
+        if self.failed is not None:
+            raise SyncFailed(str(self.failed)) from self.failed
+        if self._log.durable_offset >= offset:
+            return
+        if len(self._waiting) >= self._waiting_max:
+            raise TooManyWaiting(f"{len(self._waiting)} wait for a flush already")
+        self._arrivals += 1
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        bisect.insort(self._waiting, (offset, self._arrivals, waiter))  # mostly at the end
+        self.request()
+        await waiter
+
+    # -- one sync after the other --------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._set_timer()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._running is not None:
+            self._again = True
+            return
+        if not self._started or self.failed is not None:
+            return
+        try:
+            ticket = self._log.begin_sync()
+        except SyncFailed as error:
+            self._fail(error)
+            return
+        if ticket is None:
+            return
+        self._idle.clear()
+        self._again = False
+        self._running = self._executor.submit(ticket.run)
+        loop = asyncio.get_running_loop()
+        self._running.add_done_callback(
+            lambda done: loop.call_soon_threadsafe(self._finished, ticket, done)
+        )
+
+    def _finished(self, ticket: SyncTicket, done: Future[None]) -> None:
+        self._running = None
+        try:
+            done.result()
+            durable = self._log.finish_sync(ticket)
+        except (OSError, SyncFailed) as error:
+            self._fail(error)
+            return
+        finally:
+            self._idle.set()
+        self.syncs += 1
+        count = bisect.bisect_right(self._waiting, durable, key=lambda waiting: waiting[0])
+        served, self._waiting = self._waiting[:count], self._waiting[count:]
+        for _, _, waiter in served:
+            if not waiter.done():  # cancelled while it waited
+                waiter.set_result(None)
+        if self._again and self._mode is FlushMode.SYNC:
+            self._begin()
+        self._on_durable(durable)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failed = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._fail_waiting(SyncFailed(str(error)))
+        self._on_error(error)
+
+    def _fail_waiting(self, error: SyncFailed) -> None:
+        waiting, self._waiting = self._waiting, []
+        for _, _, waiter in waiting:
+            if not waiter.done():
+                waiter.set_exception(error)

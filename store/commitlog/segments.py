@@ -1,0 +1,194 @@
+"""The segments of a CommitLog: their files, and the next one, prepared ahead of its use.
+
+A segment is the file `<directory>/%020d`, named by the offset of its first byte and pre-allocated
+with zeros.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ..disk import Disk, File
+from ..errors import StoreError
+from ..record import BLANK_SIZE_BYTES
+
+NAME_DIGITS = 20
+ZEROS = bytes(1 << 18)  # 256 KiB at a time: short enough not to delay another sync for long
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One segment, for callers. `end` is the offset behind its last byte."""
+
+    start: int
+    end: int
+    path: str
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """An open segment. From `written_end` on, if that is below the segment's end, the file holds
+    only zeros."""
+
+    start: int
+    end: int
+    path: str
+    file: File
+    written_end: int
+
+    def fill(self, begin: int, end: int) -> None:
+        """Overwrite [begin, end) with zeros."""
+        for at in range(begin, end, len(ZEROS)):
+            zeros = memoryview(ZEROS)[: min(len(ZEROS), end - at)]
+            self.file.pwrite(at - self.start, zeros)
+
+
+class SegmentFiles:
+    """The directory of segments."""
+
+    def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.size_bytes = size_bytes
+
+    def starts(self) -> list[int]:
+        """Return the first bytes of the segments that are there, in order. Raises StoreError."""
+        starts = []
+        for name in self.disk.listdir(self.directory):
+            if len(name) != NAME_DIGITS or not name.isdecimal():
+                raise StoreError(f"not a segment: {self.directory}/{name}")
+            starts.append(int(name))
+        return starts
+
+    def path(self, start: int) -> str:
+        return f"{self.directory}/{start:0{NAME_DIGITS}d}"
+
+    def exists(self, start: int) -> bool:
+        return self.disk.exists(self.path(start))
+
+    def open(self, start: int, *, sparse: bool = False) -> Segment:
+        """Open or create a segment. `sparse`: the missing part of the file takes no room before it
+        is written (so a wrong note of the log's beginning does not fill the disk with zeros)."""
+        existed = self.exists(start)
+        try:
+            return self.allocate(start, sparse=sparse)
+        except OSError:
+            if not existed:
+                self.remove(start)  # a full disk: leave no half segment behind
+            raise
+
+    def allocate(self, start: int, *, sparse: bool = False) -> Segment:
+        """Do as `open`, but leave what there is of the file if that fails: somebody else may use
+        it."""
+        path, size = self.path(start), self.size_bytes
+        file = self.disk.open(path, allocate_bytes=None if sparse else size)
+        if file.size_bytes < size:
+            file.truncate(size)
+        return Segment(start, start + size, path, file, start)
+
+    def remove(self, start: int) -> None:
+        """Remove a segment's file, if it is there."""
+        if self.exists(start):
+            self.disk.remove(self.path(start))
+
+    def reopen(self, start: int, *, sparse: bool = False) -> Segment:
+        """Open a segment that may hold anything, or restore it as zeros."""
+        segment = self.open(start, sparse=sparse)
+        segment.written_end = segment.end
+        return segment
+
+    def drop_stray(self, start: int) -> bool:
+        """Remove a last segment that was never written to (prepared, then the log was truncated,
+        then the power was cut). Return False if it holds something."""
+        file = self.disk.open(self.path(start))
+        head = file.pread(0, BLANK_SIZE_BYTES)
+        file.close()
+        if any(head):
+            return False
+        self.disk.remove(self.path(start))
+        return True
+
+
+class NextSegment:
+    """The segment behind the last one. `prepare` runs in the pool, everything else on the loop."""
+
+    def __init__(self, files: SegmentFiles, *, zero_ahead: bool) -> None:
+        self._files = files
+        self._zero_ahead = zero_ahead
+        self._lock = threading.Lock()  # guards what follows
+        self._in_use = False  # the log is open
+        self._start: int | None = None  # where it begins; None: there is none to prepare
+        self._segment: Segment | None = None
+        self._preparing = False
+        self._generation = 0  # of `_start`; `prepare` sees that it changed
+
+    @property
+    def is_prepared(self) -> bool:
+        return self._segment is not None
+
+    def expect(self, start: int | None) -> Segment | None:
+        """Set where the next segment begins, after the last one has come into use or was dropped.
+        Return the one that was prepared before: it is the caller's now."""
+        with self._lock:
+            before, self._segment = self._segment, None
+            self._in_use, self._start = True, start
+            self._generation += 1
+        return before
+
+    def get(self, start: int) -> Segment:
+        """Return the segment, opened now if it was not prepared. It is kept here until `expect`
+        says that it has come into use. Raises OSError."""
+        with self._lock:
+            if self._segment is None or self._segment.start != start:
+                # What fails while `prepare` has the file is left to it: it keeps or removes it.
+                make = self._files.allocate if self._preparing else self._files.open
+                self._segment = make(start)
+            return self._segment
+
+    def prepare(self) -> None:
+        """Create and allocate it, if that is not done. Blocking. Raises OSError."""
+        with self._lock:
+            if self._start is None or self._segment is not None or self._preparing:
+                return
+            self._preparing = True
+            start, generation = self._start, self._generation
+        segment, kept = None, False
+        try:
+            segment = self._files.allocate(start)
+            if self._zero_ahead:
+                self._fill(segment, generation)
+            with self._lock:
+                if self._generation == generation and self._segment is None:
+                    self._segment, kept = segment, True
+        finally:
+            with self._lock:  # the log may roll into the very file meanwhile
+                self._preparing = False
+                if not kept:  # too late, or there was no room
+                    if segment is not None:
+                        segment.file.close()
+                    if self._is_stray(start):
+                        self._files.remove(start)
+
+    def _is_stray(self, start: int) -> bool:
+        """Return whether nobody uses the segment at `start` any more. The caller has the lock."""
+        if not self._in_use or (self._segment is not None and self._segment.start == start):
+            return False
+        return self._start is None or start >= self._start
+
+    def _fill(self, segment: Segment, generation: int) -> None:
+        """Fill a segment with zeros in chunks, until it comes into use: a roll may come first."""
+        for at in range(segment.start, segment.end, len(ZEROS)):
+            with self._lock:
+                if self._generation != generation:
+                    return
+                segment.fill(at, min(at + len(ZEROS), segment.end))
+        segment.file.sync()
+
+    def close(self) -> None:
+        """Forget it, and close its file; the file stays."""
+        segment = self.expect(None)
+        with self._lock:
+            self._in_use = False
+        if segment is not None:
+            segment.file.close()

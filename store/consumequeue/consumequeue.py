@@ -1,0 +1,726 @@
+"""ConsumeQueues: per (topic, queue) a sequence of 20-byte units, one per message in queue order.
+
+    consumequeue/<topic>/<queueId>/%020d   named by the byte position of its first unit
+    unit: int64 CommitLog offset, int32 record size, int64 tags code
+
+Unit n stands at byte n * 20 of the sequence; files hold `units_per_file` (300,000) and are sparse.
+A queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
+
+A queue is derived from the CommitLog and never promises durability of its own. New units stay in a
+tail in memory until a flush has written them, in the pool, or until one tail or all tails together
+reach their bound; reads see file and tail alike. If they cannot be written for a shortage that
+passes (store.transient_errors), they stay longer, and `make_room` writes them later. After a
+restart units that point below the checkpoint's confirmPhyOffset are trusted; every unit at or above
+it is dropped and comes again from the log (`open(confirmed)`). Below it offsets only grow, so the
+end of a queue is found by bisection.
+
+An append below max_offset is skipped (dispatch again after a restart); one that would leave a
+hole is an AssertionError, because being wrong is worse than being down. A queue without a message
+in the log may go on later: the messages between are deleted.
+
+Damage. With a manifest (store.consumequeue.manifest) `open` does not load queues whose files cannot
+be right: files or units it lists are missing, or units stand behind the end that was found. (First
+files are missing rightly if retention removed them after the manifest was written.) These queues
+are listed in `damaged`, and rebuilt from the log (store.consumequeue.repair, in classic mode
+store.commitlog.classic_log). Of a queue whose messages are all deleted from the log, only its files
+and the manifest know how many there were (`begin_where_noted`). Single wrong units are found when
+they are read, by the records they point at, and `rewrite` corrects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ..disk import Disk
+from ..dispatch import UNIT, UNIT_SIZE_BYTES
+from ..file_cache import OPEN_FILES_MAX
+from ..transient_errors import passes
+from .manifest import QueueExtent, read_manifest, write_manifest
+from .queue_files import FlushFiles, QueueFiles, within_files
+
+UNITS_PER_FILE = 300_000
+FILLER_SIZE = 0x7FFFFFFF
+FILLER = UNIT.pack(0, FILLER_SIZE, 0)
+TAIL_UNITS_MAX = 2048  # 40 KiB of one queue; then it is written
+TAILS_BYTES_MAX = 8 << 20  # of all queues; then the oldest are written
+PROBED_UNITS = 410  # two pages behind the end: where one page is gone, units follow
+MANIFEST_QUEUES_MAX = 10_000  # more are listed with every MANIFEST_FLUSHES-th flush only
+MANIFEST_FLUSHES = 12
+
+
+class QueueDamaged(Exception):
+    """The files of a queue cannot be what was written; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """Units not yet in a file. Units are only ever added to one; the queue gets another when they
+    are written. So a flush in the pool always finds `first` and `units` that belong together."""
+
+    first: int  # queue offset of the first unit
+    units: bytearray
+
+
+@dataclass(slots=True, eq=False)
+class ConsumeQueue:
+    """One queue. `max_offset` is the offset the next message gets, `first_offset` the oldest
+    that the CommitLog still has."""
+
+    _files: QueueFiles
+    topic: str
+    queue_id: int
+    _begins: Mapping[str, int]  # of the store
+    path: str = field(init=False)
+    file_starts: list[int] = field(default_factory=list, init=False)  # first unit of each file
+    last_position: int = field(default=0, init=False)  # CommitLog offset in the last unit, or 0
+    first_offset: int = field(default=0, init=False)
+    max_offset: int = field(default=0, init=False)
+    _min_position: int = field(default=-1, init=False)  # of the unit at first_offset; -1: not known
+    _last_loaded: bytes = field(default=b"", init=False)  # the last unit, from `load` to its check
+    has_more: bool = field(default=False, init=False)  # `load` found units to cut
+    _shown_from: int = field(default=0, init=False)  # the CommitLog offset that this is for:
+    _shown_offset: int = field(default=0, init=False)
+    _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
+
+    def __post_init__(self) -> None:
+        self.path = f"{self._files.directory}/{self.topic}/{self.queue_id}"
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the oldest message that is shown: of a topic that was deleted and made
+        again, messages before a CommitLog offset are not."""
+        begin = self._begins.get(self.topic, 0)
+        if not begin:
+            return self.first_offset
+        if begin != self._shown_from:
+            self._shown_from = begin
+            self._shown_offset = self.first_at(lambda at, _: at >= begin, self.first_offset)
+        return max(self.first_offset, self._shown_offset)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of units not yet written to the file."""
+        return len(self._tail.units)
+
+    def units(self, offset: int, count: int) -> bytes:
+        """Return up to `count` units from `offset`; fewer at the end, b"" outside [first, max)."""
+        if not self.first_offset <= offset < self.max_offset or count <= 0:
+            return b""
+        tail = self._tail
+        if offset >= tail.first:
+            at = (offset - tail.first) * UNIT_SIZE_BYTES
+            return bytes(tail.units[at : at + count * UNIT_SIZE_BYTES])
+        end = min(offset + count, self.max_offset)
+        parts = []
+        in_file_end = min(end, tail.first)
+        while offset < in_file_end:
+            take = min(in_file_end, self._file_end(offset)) - offset
+            parts.append(self._files.read(self.path, offset, take))
+            offset += take
+        if offset < end:
+            parts.append(bytes(tail.units[: (end - offset) * UNIT_SIZE_BYTES]))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        """Return (CommitLog offset, size, tags code) of one unit that exists."""
+        return UNIT.unpack(self.units(offset, 1))
+
+    def append(self, first: int, units: bytes) -> None:
+        """Append units, the first of which has queue offset `first`; skip those already there."""
+        assert len(units) % UNIT_SIZE_BYTES == 0
+        if first != self.max_offset:
+            if first < self.max_offset:
+                units = units[(self.max_offset - first) * UNIT_SIZE_BYTES :]
+                if not units:
+                    return
+            else:
+                # Only of an empty queue older messages were deleted.
+                assert self.max_offset == self.first_offset, (self.path, self.max_offset, first)
+                assert not self.tail_bytes, self.path
+                self._begin_at(first)
+        if self._tail.units:
+            self._tail.units.extend(units)
+        else:
+            self._tail = _Tail(self.max_offset, bytearray(units))
+        if self.last_position < self._shown_from:
+            self._shown_from = 0  # these units may not be shown either
+        # In this order: `extent` must not find a new end with an old position.
+        self.last_position = int.from_bytes(units[-UNIT_SIZE_BYTES:-12], "big")
+        self.max_offset += len(units) // UNIT_SIZE_BYTES
+
+    def write_tail(self) -> None:
+        """Write the tail to its files. Raises OSError; then the tail is kept."""
+        per_file = self._files.units_per_file
+        for offset, units in within_files(self._tail.first, bytes(self._tail.units), per_file):
+            self._write(offset, units)
+        self._tail = _Tail(self.max_offset, bytearray())
+
+    def save_tail(self, files: FlushFiles) -> range:
+        """Write the tail as it is now, in the pool, and return the offsets written; `drop_saved`
+        takes them out of memory. Blocking. Raises OSError."""
+        tail = self._tail
+        units = bytes(tail.units)
+        files.write(self.path, tail.first, units)
+        return range(tail.first, tail.first + len(units) // UNIT_SIZE_BYTES)
+
+    def drop_saved(self, saved: range) -> None:
+        """Drop units from the tail that `save_tail` has written."""
+        self.file_starts += self._new_starts(saved)
+        tail = self._tail
+        if saved.stop > tail.first:
+            rest = tail.units[(saved.stop - tail.first) * UNIT_SIZE_BYTES :]
+            self._tail = _Tail(saved.stop, rest)
+
+    def extent(self, saved: range) -> QueueExtent | None:
+        """Return what a manifest notes of the queue after `saved` was written; None if it has no
+        file. For the pool."""
+        end, last_position = self.max_offset, self.last_position  # in this order
+        starts = [*self.file_starts, *self._new_starts(saved)]
+        starts = [start for start in starts if start < end]  # the others are to be cut
+        if not starts:
+            return None
+        return QueueExtent(starts[0], starts[-1], end, last_position, self.queue_id, self.topic)
+
+    def _new_starts(self, saved: range) -> list[int]:
+        """Return the starts of the files that hold `saved` and are not in `file_starts` yet."""
+        if not saved:
+            return []
+        files, last = self._files, self.file_starts[-1] if self.file_starts else -1
+        starts = range(files.start_of(saved.start), saved.stop, files.units_per_file)
+        return [start for start in starts if start > last]
+
+    def rewrite(self, offset: int, unit: bytes) -> bool:
+        """Write the right unit over a damaged one; return False if it is in no file (any more).
+
+        Raises OSError."""
+        if not self.first_offset <= offset < self._tail.first:
+            return False
+        self._write(offset, memoryview(unit))
+        return True
+
+    def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
+        """Return the first offset in [low or min, max] for whose unit (CommitLog offset, size)
+        `is_at` holds, by bisection; it must hold for all units behind it."""
+        low = self.min_offset if low is None else low
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            position, size, _ = self.unit(middle)
+            if is_at(position, size):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # -- used by the store -------------------------------------------------------------------
+
+    def load(
+        self,
+        confirmed: int,
+        clean: bool,
+        noted: QueueExtent | None,
+        log_begin: int,
+        *,
+        suspicious: bool,
+    ) -> None:
+        """Find the queue's end in its files: the first unit that is empty or points at or above
+        `confirmed`. Units behind it are to be cut (`has_more`); with `suspicious`, only after a
+        check that this end is plausible. Raises QueueDamaged."""
+        files = self._files
+        self.file_starts = files.starts(self.path)
+        for previous, start in pairwise(self.file_starts):
+            if start - previous != files.units_per_file:
+                raise QueueDamaged(f"no file between those of unit {previous} and {start}")
+        if noted is not None and max(self.file_starts, default=-1) < noted.last_file:
+            raise QueueDamaged(f"there was a file of unit {noted.last_file} once")
+        if not self.file_starts:
+            return
+        for start in self.file_starts:
+            files.fill_up(self.path, start)
+        self.first_offset = begin = self.file_starts[0]
+        self._end_at(self.file_starts[-1] + files.units_per_file)
+        if noted is not None and begin > noted.first_file and self.unit(begin)[0] > log_begin:
+            raise QueueDamaged(f"there was a file of unit {noted.first_file} once")
+        first, probed = self._plain_end(confirmed, noted) if suspicious else (0, b"")
+        end = plain_end = first + len(probed) // UNIT_SIZE_BYTES
+        if not probed or plain_end - self.first_offset > PROBED_UNITS:
+            end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
+        if probed and end == plain_end:
+            self._end_at(end)
+            self._note_probed(first, probed)
+            return
+        if suspicious:
+            self._check_end(end, confirmed, noted)
+        # After a clean stop nothing stands behind an empty unit. After a power cut there may be
+        # units behind a hole: they must not look valid once the hole is filled.
+        if not clean or (end < self.max_offset and self.unit(end)[1] != 0):
+            self.has_more = True
+        elif end == self.first_offset:
+            self.has_more = True  # a file without a unit
+        self._end_at(end)
+        self._note_last()
+
+    def _plain_end(self, confirmed: int, noted: QueueExtent | None) -> tuple[int, bytes]:
+        """Return the last units, and the offset of the first of them, if the end is near where it
+        was noted, or where the last file begins, with nothing but a hole behind it: so it is
+        mostly, and is found in one read. No units: search. Nothing then stands behind them that
+        would have to be dropped."""
+        files, first = self._files, self.file_starts[-1]
+        if noted is not None:
+            first = max(first, noted.end - 1)
+        units = self.units(first, PROBED_UNITS)
+        count = 0
+        for position, size, _ in UNIT.iter_unpack(units):
+            if size <= 0 or position >= confirmed:
+                break
+            count += 1
+        rest = units[count * UNIT_SIZE_BYTES :]
+        behind = first + len(units) // UNIT_SIZE_BYTES
+        if not count or rest.count(0) < len(rest):
+            return 0, b""
+        if behind < self.max_offset and files.may_have_units(self.path, behind):
+            return 0, b""
+        return first, units[: count * UNIT_SIZE_BYTES]
+
+    def _note_probed(self, first: int, units: bytes) -> None:
+        """Note what the last units say, so that a start with 100,000 queues opens each file
+        once."""
+        self._last_loaded = units[-UNIT_SIZE_BYTES:]
+        self.last_position = UNIT.unpack(self._last_loaded)[0]
+        if first == self.first_offset:
+            position, size, _ = UNIT.unpack_from(units)
+            if size != FILLER_SIZE:
+                self._min_position = position
+
+    def take_last(self) -> bytes:
+        """Return the last unit as `load` read it; once, for the check that follows. b"": it did
+        not."""
+        last, self._last_loaded = self._last_loaded, b""
+        return last
+
+    def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
+        """Check the end that bisection found, which trusts every unit it reads. Raises
+        QueueDamaged."""
+        if noted is not None and end < noted.end and noted.last_position < confirmed:
+            raise QueueDamaged(f"it ends at {end}, and had {noted.end} units once")
+        probes = [(end, PROBED_UNITS)]
+        at, distance = end + PROBED_UNITS, 1
+        while at < self.max_offset:
+            probes.append((at, 1))
+            at += distance
+            distance *= 2
+        for first, count in probes:
+            for position, size, _ in UNIT.iter_unpack(self.units(first, count)):
+                if 0 < size != FILLER_SIZE and 0 <= position < confirmed:
+                    raise QueueDamaged(f"it ends at {end}, but units stand behind {first}")
+
+    def _note_last(self) -> None:
+        empty = self.max_offset <= self.first_offset
+        self.last_position = 0 if empty else self.unit(self.max_offset - 1)[0]
+
+    def cut(self, end: int) -> None:
+        """Drop units from `end` on, in file and memory. Only while no flush is in flight."""
+        assert not self.tail_bytes
+        while self.file_starts and self.file_starts[-1] >= end:
+            self._files.remove(self.path, self.file_starts.pop())
+        if self.file_starts:
+            self._files.cut(self.path, self.file_starts[-1], end)
+        self._end_at(end)
+        self.has_more = False
+        self.first_offset = min(self.first_offset, end)
+        self._shown_from = 0
+        self._min_position, self._last_loaded = -1, b""
+        self._note_last()
+
+    def correct_min(self, commitlog_min: int) -> None:
+        """Move first_offset to the first unit that the CommitLog still has; remove whole files."""
+        if commitlog_min <= self._min_position:
+            return
+        self.first_offset = self.first_at(
+            lambda position, size: position >= commitlog_min and size != FILLER_SIZE,
+            self.first_offset,
+        )
+        self._min_position = -1
+        if self.first_offset < self.max_offset:
+            self._min_position = self.unit(self.first_offset)[0]
+        per_file = self._files.units_per_file
+        while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.first_offset:
+            self._files.remove(self.path, self.file_starts.pop(0))
+
+    def begin_at(self, first: int) -> None:
+        """Let an empty queue's first unit get offset `first` > 0, even after a restart."""
+        per_file = self._files.units_per_file
+        if first % per_file == 0:  # else there would be no file that says so
+            self._write(first - per_file, memoryview(FILLER * per_file))
+        self._begin_at(first)
+
+    def _begin_at(self, first: int) -> None:
+        files = self._files
+        begin = self.max_offset if self.file_starts else files.start_of(first)
+        fillers = FILLER * (first - begin)
+        for offset, units in within_files(begin, fillers, files.units_per_file):
+            self._write(offset, units)
+        self.first_offset = first
+        self._end_at(first)
+
+    def _end_at(self, end: int) -> None:
+        """Set the next unit's offset, with all before it in files."""
+        self.max_offset = end
+        self._tail = _Tail(end, bytearray())
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        """Write units that lie within one file, creating it if need be."""
+        start = self._files.start_of(offset)
+        if not self.file_starts or start > self.file_starts[-1]:
+            self._files.create(self.path, start, first=not self.file_starts)
+            self.file_starts.append(start)
+        self._files.write(self.path, offset, data)
+
+    def _file_end(self, offset: int) -> int:
+        """Return the offset behind the last unit of the file that holds the one at `offset`."""
+        return self._files.start_of(offset) + self._files.units_per_file
+
+
+@dataclass(frozen=True, slots=True)
+class FlushTicket:
+    """A flush of tails, files and directories of ConsumeQueues: `run` it in the pool, then
+    `finish_flush`."""
+
+    files: FlushFiles
+    tails: list[ConsumeQueue]  # that had one when the flush began
+    queues: list[ConsumeQueue]  # all, if a manifest is kept
+    manifest: str | None
+    due: bool  # the manifest is written even if no file was created or removed
+    saved: dict[ConsumeQueue, range] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Write the tails and sync the files. Blocking. Raises OSError: then they are still dirty,
+        and the flush is void."""
+        for queue in self.tails:
+            self.saved[queue] = queue.save_tail(self.files)
+        dirty = self.files.all_dirty()
+        dirty.run()
+        if self.manifest is None:
+            return
+        changed = dirty.directories or (self.due and dirty.paths)
+        if changed or not self.files.disk.exists(self.manifest):
+            nothing = range(0)
+            found = (queue.extent(self.saved.get(queue, nothing)) for queue in self.queues)
+            write_manifest(self.files.disk, self.manifest, filter(None, found))
+
+
+class ConsumeQueueStore:
+    """All queues of a store. One caller (the loop), except `FlushTicket.run`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        units_per_file: int = UNITS_PER_FILE,
+        *,
+        tail_units_max: int = TAIL_UNITS_MAX,
+        tails_bytes_max: int = TAILS_BYTES_MAX,
+        open_files_max: int = OPEN_FILES_MAX,
+        manifest: str | None = None,
+    ) -> None:
+        """`manifest`: the manifest's path; None: none is kept, and damage is not searched for."""
+        self._disk = disk
+        self._files = QueueFiles(disk, directory, units_per_file, open_files_max)
+        self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
+        self.unknown = False  # `open` found neither a queue nor a manifest
+        self.corrected_to = -1  # no unit of any queue points below this, except a damaged one
+        self._manifest = manifest
+        self._noted: dict[tuple[str, int], QueueExtent] = {}  # what it said, until the log is known
+        self._flushes = 0
+        self._tail_bytes_max = tail_units_max * UNIT_SIZE_BYTES
+        self._tails_bytes_max = tails_bytes_max
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
+        self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_units_max
+        self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
+        self._begins: dict[str, int] = {}  # by topic; see show_from
+        self._flushing = False
+
+    def open(
+        self, confirmed: int, *, clean: bool = False, log_begin: int = 0, foreign: bool = False
+    ) -> None:
+        """Load every queue, keeping units that point below CommitLog offset `confirmed`.
+
+        `clean`: the last stop was clean, so nothing stands behind the first empty unit.
+        `log_begin`: where the CommitLog begins; first files of which every unit pointed below it
+        may be missing. `foreign`: so may queues among others, of which another program has deleted
+        the topic.
+
+        Raises OSError; ValueError for a directory that is no queue."""
+        assert not self._queues
+        self._disk.makedirs(self._files.directory)
+        self._files.adopt_size(clean=clean or foreign)
+        noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
+        self._noted = dict(noted)
+        found: list[ConsumeQueue] = []
+        shorter = False
+        for topic in self._disk.listdir(self._files.directory):
+            for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
+                queue = ConsumeQueue(self._files, topic, int(name), self._begins)
+                key = (topic, queue.queue_id)
+                extent = noted.pop(key, None)
+                suspicious = self._manifest is not None
+                try:
+                    queue.load(confirmed, clean, extent, log_begin, suspicious=suspicious)
+                except QueueDamaged as damage:
+                    if not suspicious:
+                        raise AssertionError(f"{queue.path}: {damage.reason}") from damage
+                    self.damaged[key] = damage.reason
+                    continue
+                found.append(queue)
+                shorter |= extent is not None and queue.max_offset < extent.end
+        if foreign and any(queue.file_starts for queue in found):
+            for key in noted:
+                del self._noted[key]
+        else:
+            self.damaged |= dict.fromkeys(noted, "its directory is gone")
+        if shorter:
+            self._note_shorter(found)
+        for queue in found:
+            if queue.has_more:
+                queue.cut(queue.max_offset)
+            if queue.file_starts:
+                self._queues[queue.topic, queue.queue_id] = queue
+        kept = self._manifest is not None and self._disk.exists(self._manifest)
+        self.unknown = not (kept or self._queues or self.damaged)
+
+    def _note_shorter(self, found: Sequence[ConsumeQueue]) -> None:
+        """Note, before units are cut that will be dispatched again, that these queues do not have
+        them: if power is cut before the next flush, they are not missed. Raises OSError, not for a
+        shortage."""
+        assert self._manifest is not None
+        extents = [queue.extent(range(0)) for queue in found]
+        extents += [self._noted[key] for key in self.damaged if key in self._noted]
+        try:
+            write_manifest(self._disk, self._manifest, filter(None, extents))
+        except OSError as error:
+            if not passes(error):
+                raise
+
+    def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
+        """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write. After
+        a shortage the units are kept above the bound: `make_room` is to be called before more."""
+        key = (topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            check_name(topic, queue_id)
+            queue = self._queues[key] = ConsumeQueue(self._files, topic, queue_id, self._begins)
+        before = queue.tail_bytes
+        queue.append(first_queue_offset, units)
+        after = queue.tail_bytes
+        self.tails_bytes += after - before
+        if after:
+            self._with_tail[key] = queue
+        if after >= self._tail_bytes_max:
+            self._overfull[key] = queue
+        elif self.tails_bytes < self._tails_bytes_max:
+            return
+        try:
+            self.make_room()
+        except OSError as error:
+            if not passes(error):
+                raise
+
+    def fill_up_to(self, topic: str, queue_id: int, first: int, gap: int) -> None:
+        """Let a queue that has messages end at `first`: what is missing was lost with a part of the
+        log that begins at CommitLog offset `gap`. Its units point there, and no read takes them for
+        a record's. Raises OSError."""
+        end = self.end_of(topic, queue_id)
+        if first > end and self.has_messages(topic, queue_id):
+            self.append(topic, queue_id, end, UNIT.pack(gap, 1, 0) * (first - end))
+
+    def make_room(self) -> None:
+        """Write the tails that are at their bound. Raises OSError; nothing is lost then."""
+        while self._overfull:
+            self._write_tail(*next(iter(self._overfull.items())))
+        while self.tails_bytes >= self._tails_bytes_max:  # the oldest: not thousands at once
+            self._write_tail(*next(iter(self._with_tail.items())))
+
+    def begin_at(self, topic: str, queue_id: int, first: int) -> None:
+        """Create a queue whose next queue offset is `first` > 0: its older messages are deleted.
+        Raises OSError; ValueError for an invalid name."""
+        key = (topic, queue_id)
+        assert key not in self._queues, key
+        check_name(topic, queue_id)
+        queue = ConsumeQueue(self._files, topic, queue_id, self._begins)
+        queue.begin_at(first)
+        self._queues[key] = queue
+
+    def begin_where_noted(self, log_begin: int, log_end: int = 0, gap: int = -1) -> None:
+        """Let queues that were lost, and have no message in the log from `log_begin` on, go on at
+        the offset where they ended by the manifest; also those whose last messages below `log_end`
+        cannot be read, from CommitLog offset `gap` on. Once damaged ones are rebuilt. Raises
+        OSError."""
+        for (topic, queue_id), noted in self._noted.items():
+            if gap >= 0 and noted.last_position < log_end:
+                self.fill_up_to(topic, queue_id, noted.end, gap)
+            is_lost = noted.last_position < (log_end if gap >= 0 else log_begin)
+            if is_lost and not self.end_of(topic, queue_id) and noted.end:
+                self.discard(topic, queue_id)
+                self.begin_at(topic, queue_id, noted.end)
+        self._noted.clear()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return the queue; None if it never had a message."""
+        return self._queues.get((topic, queue_id))
+
+    def end_of(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset that the next message gets; 0 for a queue without a file."""
+        queue = self.queue(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
+    def has_messages(self, topic: str, queue_id: int) -> bool:
+        """Return whether the CommitLog has a message of the queue."""
+        queue = self.queue(topic, queue_id)
+        return queue is not None and queue.first_offset < queue.max_offset
+
+    def show_from(self, topic: str, begin: int) -> None:
+        """Show the messages of a topic from this CommitLog offset on; 0: all that the log has."""
+        if begin:
+            self._begins[topic] = begin
+        else:
+            self._begins.pop(topic, None)
+
+    def queues(self) -> Iterator[ConsumeQueue]:
+        """Iterate over all queues, in no particular order."""
+        return iter(self._queues.values())
+
+    def topics(self) -> dict[str, list[int]]:
+        """Return the sorted queue ids by topic."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in sorted(self._queues):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
+    # -- flushing ----------------------------------------------------------------------------
+
+    def write_tails(self) -> None:
+        """Write every tail to its file (page cache). Raises OSError."""
+        for key, queue in list(self._with_tail.items()):
+            self._write_tail(key, queue)
+        assert self.tails_bytes == 0
+
+    def begin_flush(self) -> FlushTicket:
+        """Return the ticket to write the tails and to sync all. One at a time. It is the pool that
+        writes: to make a queue's file takes a third of a millisecond, and thousands of queues may
+        have a tail.
+
+        The manifest is written by every flush that syncs anything, and by the first; with many
+        queues, only when files were created or removed, and by every MANIFEST_FLUSHES-th flush,
+        since it is a lower bound anyway."""
+        assert not self._flushing
+        self._flushing = True
+        self._flushes += 1
+        return FlushTicket(
+            self._files.begin_flush(),
+            list(self._with_tail.values()),
+            [] if self._manifest is None else list(self._queues.values()),
+            self._manifest,
+            len(self._queues) <= MANIFEST_QUEUES_MAX or self._flushes % MANIFEST_FLUSHES == 0,
+        )
+
+    def drop_saved(self, ticket: FlushTicket, count: int = 64) -> bool:
+        """Drop the saved units of some tails from memory, after `run` returned; return whether
+        there are more. `finish_flush` does it, too, but thousands of tails take it long."""
+        for _ in range(min(count, len(ticket.saved))):
+            queue, saved = ticket.saved.popitem()
+            before = queue.tail_bytes
+            queue.drop_saved(saved)
+            self.tails_bytes += queue.tail_bytes - before
+            if not queue.tail_bytes:
+                self._with_tail.pop((queue.topic, queue.queue_id), None)
+        return bool(ticket.saved)
+
+    def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
+        """Take a ticket after `run` returned (`synced`) or raised: then its files are dirty
+        again."""
+        assert self._flushing
+        self._flushing = False
+        if not synced:
+            self._files.give_back(ticket.files.all_dirty())
+            return
+        while self.drop_saved(ticket):
+            pass
+
+    def flush(self) -> None:
+        """Do a whole flush, blocking. Raises OSError."""
+        ticket = self.begin_flush()
+        synced = False
+        try:
+            ticket.run()
+            synced = True
+        finally:
+            self.finish_flush(ticket, synced=synced)
+
+    @property
+    def flushing(self) -> bool:
+        """True while a flush is in flight; nothing may be truncated then."""
+        return self._flushing
+
+    # -- following the CommitLog ---------------------------------------------------------------
+
+    def discard(self, topic: str, queue_id: int) -> None:
+        """Forget a queue and remove its files, because it is rebuilt. Before anything is appended
+        to it, and while no flush is in flight. Raises OSError."""
+        assert not self._flushing
+        queue = self._queues.pop((topic, queue_id), None)
+        if queue is not None:
+            self.tails_bytes -= queue.tail_bytes
+            self._with_tail.pop((topic, queue_id), None)
+            self._overfull.pop((topic, queue_id), None)
+        self.damaged.pop((topic, queue_id), None)
+        path = f"{self._files.directory}/{topic}/{queue_id}"
+        for start in self._files.starts(path):
+            self._files.remove(path, start)
+
+    def truncate_to_commitlog(self, max_offset: int) -> None:
+        """Drop units that point at or above `max_offset`. Blocking; not while a flush is in
+        flight."""
+        assert not self._flushing
+        self.write_tails()
+        for queue in self._queues.values():
+            if queue.last_position < max_offset:
+                continue
+            end = queue.first_at(lambda at, _: at >= max_offset, queue.first_offset)
+            if end < queue.max_offset:
+                queue.cut(end)
+
+    def correct_min_offset(self, commitlog_min: int) -> None:
+        """Move every queue's first_offset up to the oldest message the CommitLog still has, and
+        remove files wholly below. Left for the next call while a flush is in flight. Raises
+        OSError."""
+        if self._flushing:
+            return
+        for queue in self._queues.values():
+            queue.correct_min(commitlog_min)
+        self.corrected_to = commitlog_min
+
+    def close(self) -> None:
+        """Close the files; tails not flushed are lost, as in a kill."""
+        self._files.close()
+        self._queues, self._with_tail, self._overfull, self.tails_bytes = {}, {}, {}, 0
+
+    def _write_tail(self, key: tuple[str, int], queue: ConsumeQueue) -> None:
+        size = queue.tail_bytes
+        queue.write_tail()
+        self.tails_bytes -= size
+        self._with_tail.pop(key, None)
+        self._overfull.pop(key, None)
+
+
+def check_name(topic: str, queue_id: int) -> None:
+    """Check that a topic can be a directory name: it must not lead elsewhere. Raises
+    ValueError."""
+    if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
+        raise ValueError(f"not a queue: {topic!r}/{queue_id}")

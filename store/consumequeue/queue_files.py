@@ -1,0 +1,225 @@
+"""The files of the ConsumeQueues: which are open, and which are not durable yet.
+
+A queue's files stand in one directory, `<directory>/<topic>/<queue id>`, each named by the byte
+position of its first unit; store.consumequeue.consumequeue has the format. A file is known here by
+that directory and the offset of its first unit, its `start`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..disk import Disk
+from ..dispatch import UNIT_SIZE_BYTES
+from ..file_cache import OPEN_FILES_MAX, FileCache
+
+# Files and directories synced one by one. Each takes a commit of the file system's journal, which
+# holds up the CommitLog's syncs, too: 10,000 new queues took ten seconds. More are synced by one
+# call, which writes what others have in the page cache, too, and takes a second.
+SYNCS_MAX = 256
+ADOPT_QUEUES = 4  # of a topic, of which the files' sizes are read
+
+log = logging.getLogger("raftmq.store.consumequeue.queue_files")
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyFiles:
+    """Files and directories to sync: `run` it in the pool."""
+
+    disk: Disk
+    directory: str  # in which they all are
+    paths: list[str]
+    directories: list[str]
+
+    def run(self) -> None:
+        """Sync them. Blocking. Raises OSError: then they are still dirty."""
+        many = len(self.paths) + len(self.directories) > SYNCS_MAX
+        if many and self.disk.sync_tree(self.directory):
+            return
+        for path in self.paths:
+            # A separate descriptor: the cache may close its own meanwhile.
+            file = self.disk.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+        for directory in self.directories:
+            self.disk.sync_directory(directory)
+
+
+@dataclass(slots=True)
+class FlushFiles:
+    """Writes and syncs files in the pool, while the loop goes on with QueueFiles of the same
+    directory: they write the same bytes where they meet. For one flush."""
+
+    disk: Disk
+    directory: str
+    units_per_file: int
+    dirty: DirtyFiles  # what the loop wrote since the last flush
+    paths: dict[str, None] = field(default_factory=dict)  # written here, or made
+    directories: dict[str, None] = field(default_factory=dict)
+
+    def write(self, queue: str, offset: int, units: bytes) -> None:
+        """Write units to the files that hold them, made if need be. Blocking. Raises OSError."""
+        for at, part in within_files(offset, units, self.units_per_file):
+            start = at - at % self.units_per_file
+            path = path_of(queue, start)
+            if not self.disk.exists(path):
+                self.disk.makedirs(queue)
+                places = (queue, queue.rpartition("/")[0], self.directory)
+                self.directories |= dict.fromkeys(places)
+            file = self.disk.open(path)
+            try:
+                self.paths[path] = None
+                if file.size_bytes < self.units_per_file * UNIT_SIZE_BYTES:
+                    file.truncate(self.units_per_file * UNIT_SIZE_BYTES)
+                file.pwrite((at - start) * UNIT_SIZE_BYTES, part)
+            finally:
+                file.close()
+
+    def all_dirty(self) -> DirtyFiles:
+        """Return what is to be synced by now, or what is dirty still if that failed."""
+        paths = dict.fromkeys(self.dirty.paths) | self.paths
+        directories = dict.fromkeys(self.dirty.directories) | self.directories
+        return DirtyFiles(self.disk, self.directory, list(paths), list(directories))
+
+
+class QueueFiles:
+    """Reads and writes the files of all queues of a store. For one caller (the loop)."""
+
+    def __init__(
+        self, disk: Disk, directory: str, units_per_file: int, open_files_max: int = OPEN_FILES_MAX
+    ) -> None:
+        self.directory = directory
+        self.units_per_file = units_per_file
+        self._disk = disk
+        self._size_bytes = units_per_file * UNIT_SIZE_BYTES
+        self._open = FileCache(disk, open_files_max)
+        self._dirty_paths: dict[str, None] = {}
+        self._dirty_directories: dict[str, None] = {}
+
+    def adopt_size(self, *, clean: bool) -> None:
+        """Use the size of existing files instead of the configured size. Neither this store nor
+        Apache's broker can read a queue with files of two sizes.
+
+        A file has that size if the next file's name shows it. After a `clean` stop two files of the
+        same size are enough. After a kill or a power cut any file may be shorter."""
+        sizes: set[int] = set()
+        for topic in self._disk.listdir(self.directory):
+            for queue_id in self._disk.listdir(f"{self.directory}/{topic}")[:ADOPT_QUEUES]:
+                queue = f"{self.directory}/{topic}/{queue_id}"
+                starts = self.starts(queue)[:2]
+                for start in starts:
+                    size = self._open.get(path_of(queue, start)).size_bytes
+                    is_shown = start * UNIT_SIZE_BYTES + size == starts[-1] * UNIT_SIZE_BYTES
+                    if (size and is_shown) or (clean and size in sizes):
+                        self._adopt(size)
+                        return
+                    sizes.add(size)
+
+    def _adopt(self, size_bytes: int) -> None:
+        if size_bytes > 0 and size_bytes % UNIT_SIZE_BYTES == 0 and size_bytes != self._size_bytes:
+            log.info("queue_file_size_adopted bytes=%d configured=%d", size_bytes, self._size_bytes)
+            self._size_bytes = size_bytes
+            self.units_per_file = size_bytes // UNIT_SIZE_BYTES
+
+    def start_of(self, offset: int) -> int:
+        """Return the start of the file that holds the unit at `offset`."""
+        return offset - offset % self.units_per_file
+
+    def starts(self, queue: str) -> list[int]:
+        """Return the starts of the files in the queue directory `queue`, in order."""
+        return [int(name) // UNIT_SIZE_BYTES for name in self._disk.listdir(queue)]
+
+    def read(self, queue: str, offset: int, count: int) -> bytes:
+        """Return `count` units from `offset`, all of which lie in one file."""
+        start = self.start_of(offset)
+        size = count * UNIT_SIZE_BYTES
+        file = self._open.get(path_of(queue, start))
+        data = file.pread((offset - start) * UNIT_SIZE_BYTES, size)
+        assert len(data) == size, (queue, offset, count)
+        return data
+
+    def may_have_units(self, queue: str, offset: int) -> bool:
+        """Return False if the file that holds `offset` has no units from there on."""
+        start = self.start_of(offset)
+        file = self._open.get(path_of(queue, start))
+        return file.may_have_data((offset - start) * UNIT_SIZE_BYTES)
+
+    def write(self, queue: str, offset: int, units: bytes | memoryview) -> None:
+        """Write units that lie within one file, which exists. Raises OSError."""
+        start = self.start_of(offset)
+        path = path_of(queue, start)
+        self._open.get(path).pwrite((offset - start) * UNIT_SIZE_BYTES, units)
+        self._dirty_paths[path] = None
+
+    def create(self, queue: str, start: int, *, first: bool) -> None:
+        """Create a file; `first`: it is the queue's only one. Raises OSError."""
+        self._dirty_directories[queue] = None
+        if first:
+            self._disk.makedirs(queue)
+            self._dirty_directories[queue.rpartition("/")[0]] = None
+            self._dirty_directories[self.directory] = None
+        self.fill_up(queue, start)
+
+    def fill_up(self, queue: str, start: int) -> None:
+        """Give a file its size, sparse (most queues stay small): it may be new, or the process was
+        killed between creating and sizing it."""
+        file = self._open.get(path_of(queue, start))
+        if file.size_bytes < self._size_bytes:
+            file.truncate(self._size_bytes)
+
+    def cut(self, queue: str, start: int, end: int) -> None:
+        """Drop the units of a file from queue offset `end` on."""
+        size = (end - start) * UNIT_SIZE_BYTES
+        if size < self._size_bytes:
+            path = path_of(queue, start)
+            file = self._open.get(path)
+            file.truncate(size)
+            file.truncate(self._size_bytes)
+            self._dirty_paths[path] = None
+
+    def remove(self, queue: str, start: int) -> None:
+        path = path_of(queue, start)
+        self._open.forget(path)
+        self._dirty_paths.pop(path, None)
+        self._disk.remove(path)
+        self._dirty_directories[queue] = None
+
+    def take_dirty(self) -> DirtyFiles:
+        """Return what is to be synced; it counts as durable from now on."""
+        paths, self._dirty_paths = list(self._dirty_paths), {}
+        directories, self._dirty_directories = list(self._dirty_directories), {}
+        return DirtyFiles(self._disk, self.directory, paths, directories)
+
+    def begin_flush(self) -> FlushFiles:
+        """Return the files as the pool writes them; what is dirty counts as durable from now on."""
+        return FlushFiles(self._disk, self.directory, self.units_per_file, self.take_dirty())
+
+    def give_back(self, dirty: DirtyFiles) -> None:
+        """Take back what could not be synced."""
+        self._dirty_paths |= dict.fromkeys(dirty.paths)
+        self._dirty_directories |= dict.fromkeys(dirty.directories)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def path_of(queue: str, start: int) -> str:
+    """Return the path of a queue's file that begins with the unit at `start`."""
+    return f"{queue}/{start * UNIT_SIZE_BYTES:020d}"
+
+
+def within_files(
+    offset: int, units: bytes, units_per_file: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Split units from `offset` on into parts that lie within one file; yield each with the offset
+    of its first unit."""
+    data = memoryview(units)
+    while data:
+        take = (units_per_file - offset % units_per_file) * UNIT_SIZE_BYTES
+        yield offset, data[:take]
+        offset += take // UNIT_SIZE_BYTES
+        data = data[take:]

@@ -1,0 +1,239 @@
+"""Rebuilds ConsumeQueues from the CommitLog: single units while the broker runs, whole queues at
+the start.
+
+`QueueRepairs.note` takes a unit that does not fit the record it points at. If the log is damaged
+there, the frame is repaired and not the unit. Else the nearest right units below and above it bound
+a piece of the log; a thread walks it, in steps of STEP_BYTES, and every unit of the queue found
+there is written over the one in the file. Meanwhile the queue's other units can be read, and new
+ones appended.
+
+`mend_queues` discards queues that cannot be right at the start, and reads the whole log once to
+rebuild them. Raft mode only: frames tell where to begin, and damage in frames is repaired elsewhere
+(dledger).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+from ..commitlog.commitlog import CommitLog
+from ..commitlog.log_sync import SegmentHold
+from ..commitlog.recovery import FrameWalk
+from ..dispatch import UNIT, Dispatcher
+from ..errors import OffsetOutOfRange, StoreDamaged
+from ..frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
+from ..record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
+from .consumequeue import ConsumeQueue, ConsumeQueueStore
+from .entry_check import queue_offset_at
+
+logger = logging.getLogger("raftmq.store.queues")
+
+STEP_BYTES = 16 << 20  # of the log, walked by one step in the pool
+WINDOW_BYTES = 1 << 20
+WANTED_MAX = 1_000  # units known to be wrong; more are noted when they are read again
+
+UnitKey = tuple[str, int, int]  # topic, queue id, queue offset
+
+
+@dataclass(slots=True)
+class QueueStep:
+    """A piece of the log to walk for one queue: `run` it in the pool, then `finish` it."""
+
+    topic: str
+    queue_id: int
+    offset: int  # the wrong unit
+    position: int  # where the walk continues
+    end: int
+    segment_end: int
+    hold: SegmentHold
+    dispatcher: Dispatcher  # of this step alone
+    units: dict[int, bytes] = field(default_factory=dict)  # by queue offset
+    bad_position: int | None = None  # where there is no record
+
+    def run(self) -> None:
+        """Walk the piece and collect the queue's units. Blocking. Raises OSError."""
+        topic = self.topic.encode()
+        window, stop = WINDOW_BYTES, min(self.end, self.segment_end, self.position + STEP_BYTES)
+        while self.position < stop:
+            data = self.hold.read(self.position, min(window, self.segment_end - self.position))
+            walk = walk_records(data, self.position, check_body=False)
+            for at, size in walk:
+                position = self.position + at
+                queue_offset = queue_offset_at(data, at, position, size, topic, self.queue_id)
+                if queue_offset >= 0:
+                    found = self.dispatcher.index(data[at : at + size], position)
+                    self.units.update({u.first_queue_offset: u.units for u in found})
+            self.position += walk.end
+            if walk.stop in (StopReason.BLANK, StopReason.ZEROS):
+                self.position = self.segment_end
+            elif walk.stop is StopReason.CUT_SHORT and not walk.end:
+                if window > RECORD_SIZE_BYTES_MAX:
+                    self.bad_position = self.position
+                    return
+                window = RECORD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES + 1
+            elif walk.stop not in (StopReason.END_OF_BUFFER, StopReason.CUT_SHORT):
+                self.bad_position = self.position
+                return
+            else:
+                window = WINDOW_BYTES
+
+
+class QueueRepairs:
+    """The units known to be wrong, and the walk that repairs them. For one caller (the loop),
+    except `QueueStep.run`."""
+
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueStore, delay_levels_ms: tuple[int, ...]
+    ) -> None:
+        self.commitlog = commitlog
+        self._queues = queues
+        self._delay_levels_ms = delay_levels_ms
+        self._noted: dict[UnitKey, int] = {}  # unit → where it points; may be damaged
+        self._wanted: dict[UnitKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
+        self.rewritten = 0
+        self.dropped = 0  # not noted at the limit
+
+    def __len__(self) -> int:
+        return len(self._noted.keys() | self._wanted.keys())
+
+    def note(self, topic: str, queue_id: int, offset: int, position: int) -> None:
+        """Note a unit that does not fit what stands at `position`, to which it points."""
+        if len(self) >= WANTED_MAX:
+            self.dropped += 1
+        else:
+            self._noted[topic, queue_id, offset] = position
+
+    def begin(
+        self, dispatched_offset: int, frame_is_damaged: Callable[[int], bool]
+    ) -> QueueStep | None:
+        """Return the next step of the walk, one at a time; None if there is none.
+        `frame_is_damaged(position)` tells whether the frame there is damaged and has it repaired.
+        Raises OSError."""
+        log = self.commitlog
+        for key, position in self._noted.items():
+            in_log = log.min_offset <= position < log.max_offset
+            if not in_log or not frame_is_damaged(position):
+                self._wanted.setdefault(key, None)
+        self._noted.clear()
+        for key, reached in list(self._wanted.items()):
+            topic, queue_id, offset = key
+            queue = self._queues.queue(topic, queue_id)
+            if queue is None or not queue.first_offset <= offset < queue.max_offset:
+                del self._wanted[key]  # deleted by retention, or truncated
+                continue
+            start, end = reached or self._bounds(queue, offset, dispatched_offset)
+            start = max(start, log.min_offset)
+            if start >= end:
+                del self._wanted[key]
+                continue
+            segment_end, hold = log.segment_end(start), log.hold(start)
+            dispatcher = Dispatcher(self._delay_levels_ms)
+            return QueueStep(topic, queue_id, offset, start, end, segment_end, hold, dispatcher)
+        return None
+
+    def finish(self, step: QueueStep) -> int | None:
+        """Write the units found by `run`. Return where the log itself is damaged, or None; the step
+        is repeated when that is mended. Raises OSError."""
+        self.commitlog.release(step.hold)
+        key = (step.topic, step.queue_id, step.offset)
+        queue = self._queues.queue(step.topic, step.queue_id)
+        if queue is not None:
+            for offset, unit in step.units.items():
+                if queue.units(offset, 1) != unit and queue.rewrite(offset, unit):
+                    self.rewritten += 1
+        if key in self._wanted:
+            if step.position < step.end:
+                self._wanted[key] = (step.position, step.end)
+            else:
+                del self._wanted[key]
+        return step.bad_position
+
+    def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
+        """Return between which log offsets the records of the wrong units around `offset` must
+        be."""
+        below, above = (self._nearest_right(queue, offset, step) for step in (-1, 1))
+        return (
+            below if below >= 0 else self.commitlog.min_offset,
+            above if above >= 0 else dispatched_offset,
+        )
+
+    def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
+        """Search in doubling steps on that side for the nearest right unit; return the log offset
+        to which it points, -1 if none is found."""
+        while queue.first_offset <= offset + step < queue.max_offset:
+            position = self.position_if_right(queue, offset + step)
+            if position >= 0:
+                return position
+            step *= 2
+        return -1
+
+    def position_if_right(self, queue: ConsumeQueue, offset: int, unit: bytes = b"") -> int:
+        """Return where the unit at `offset` points, if a record of that queue and offset is there;
+        else -1. `unit`: if it was read already. Raises OSError."""
+        position, size, _ = UNIT.unpack(unit) if unit else queue.unit(offset)
+        if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
+            return -1
+        try:
+            data = self.commitlog.read(position, size)
+        except OffsetOutOfRange:
+            return -1
+        topic = queue.topic.encode()
+        told = queue_offset_at(data, 0, position, size, topic, queue.queue_id)
+        return position if told == offset else -1
+
+
+def mend_queues(
+    queues: ConsumeQueueStore, repairs: QueueRepairs, dispatcher: Dispatcher, end_offset: int
+) -> bool:
+    """Rebuild, at start, from a log recovered up to `end_offset`, the queues that were not loaded,
+    and those whose last unit points at no record of theirs. Blocking.
+
+    Returns False if the log has a damaged frame that was not found before. These queues are empty
+    then, and everything must be dispatched again (which waits until the frame is mended). Raises
+    OSError."""
+    damaged = dict(queues.damaged)
+    for queue in queues.queues():
+        last = queue.max_offset - 1
+        if last < queue.first_offset:
+            continue
+        if repairs.position_if_right(queue, last, queue.take_last()) < 0:
+            damaged[queue.topic, queue.queue_id] = f"unit {last} points at no record of it"
+    if not damaged:
+        return True
+    for (topic, queue_id), reason in damaged.items():
+        logger.error("queue_damaged topic=%s queue=%d reason=%s", topic, queue_id, reason)
+        queues.discard(topic, queue_id)
+    try:
+        _rebuild(repairs.commitlog, queues, dispatcher, damaged.keys(), end_offset)
+    except StoreDamaged as error:
+        logger.error("queues_not_rebuilt reason=%s: everything is dispatched again", error)
+        for topic, queue_id in damaged:
+            queues.discard(topic, queue_id)
+        return False
+    logger.warning("queues_rebuilt count=%d", len(damaged))
+    return True
+
+
+def _rebuild(
+    commitlog: CommitLog,
+    queues: ConsumeQueueStore,
+    dispatcher: Dispatcher,
+    wanted: Set[tuple[str, int]],
+    end_offset: int,
+) -> None:
+    """Append all units that the log holds for the queues `wanted`. Raises StoreDamaged."""
+    walk = FrameWalk(commitlog, commitlog.min_offset, end_offset)
+    for header in walk:
+        if header.kind != FrameKind.MESSAGES:
+            continue
+        try:
+            frame = parse_frame(commitlog.read(header.position, header.size_bytes))
+        except FrameError as error:
+            raise StoreDamaged(header.position, error.reason) from error
+        for topic, queue_id, first, units in dispatcher.index_frame(frame):
+            if (topic, queue_id) in wanted:
+                queues.append(topic, queue_id, first, units)
+    if walk.end < end_offset and walk.bad_position < end_offset:
+        raise StoreDamaged(walk.bad_position, walk.reason or "the log ends")

@@ -1,0 +1,1 @@
+"""IndexFiles: messages by key."""

@@ -1,0 +1,173 @@
+"""A store of messages: CommitLog, ConsumeQueues, index and checkpoint, and what is done with them.
+
+The order is: persist, then dispatch. In Raft mode the Raft log writes frames into `commitlog`;
+once they are committed, `derived` makes them visible. In classic mode `classic` writes records and
+dispatches them at once. `reads` returns messages, `flushes` makes the files durable, `repairs`
+corrects ConsumeQueues, and `expiry` says which segments are old enough to delete.
+
+Opening, Raft mode: `open()` reads checkpoint and queues; then the caller recovers the log (RaftLog)
+and calls `derived.log_recovered()`. Classic mode: `open()` does all of it.
+
+One caller (the loop). `open`, `flush` and `close` block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from .checkpoint import AbortFile, Checkpoint
+from .commitlog.classic_log import ClassicLog
+from .commitlog.commitlog import CommitLog
+from .commitlog.recovery import recover_records
+from .config import StoreConfig, StoreMode
+from .consumequeue.checked_reads import CheckedReads
+from .consumequeue.consumequeue import ConsumeQueue, ConsumeQueueStore
+from .consumequeue.repair import QueueRepairs
+from .derived_files import DerivedFiles
+from .disk import Disk
+from .errors import StoreDamaged
+from .expiry import Expiry
+from .index.message_index import MessageIndex
+from .message_reads import MessageReads
+from .store_flush import StoreFlusher
+
+logger = logging.getLogger("raftmq.store.message_store")
+
+
+class MessageStore:
+    """The parts of one store, and its life."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StoreConfig,
+        *,
+        on_synced: Callable[[float], None] | None = None,
+    ) -> None:
+        """`on_synced` gets the duration in s of each of the CommitLog's syncs."""
+        raft = config.mode is StoreMode.RAFT
+        self.disk = disk
+        self.config = config
+        self.abort_file = AbortFile(disk, config.path("abort"))
+        self.checkpoint = checkpoint = Checkpoint(disk, config.path("checkpoint"))
+        self.commitlog = log = CommitLog(
+            disk,
+            config.path("commitlog"),
+            config.segment_size_bytes,
+            checkpoint,
+            zero_ahead=config.zero_ahead,
+            on_synced=on_synced,
+        )
+        self.queues = ConsumeQueueStore(
+            disk,
+            config.path("consumequeue"),
+            config.units_per_file,
+            tail_units_max=config.tail_units_max,
+            tails_bytes_max=config.tails_bytes_max,
+            open_files_max=config.open_files_max,
+            manifest=config.path("consumequeue.manifest"),
+        )
+        self.index = (
+            MessageIndex(disk, config.path("index"), log, config.index_limits)
+            if config.index_enable
+            else None
+        )
+        self.repairs = QueueRepairs(log, self.queues, config.delay_levels_ms)
+        self.derived = derived = DerivedFiles(
+            log, checkpoint, self.queues, self.index, self.repairs, config.delay_levels_ms
+        )
+        checked = CheckedReads(log, self.queues, self.repairs if raft else None)
+        self.reads = MessageReads(log, derived, checked, config)
+        self.classic = None if raft else ClassicLog(log, derived)
+        self.flushes = StoreFlusher(log, checkpoint, derived, raft)
+        self.expiry = Expiry(log, derived, checkpoint if raft else None)
+        self.last_stop_clean = True
+
+    @property
+    def files_held(self) -> int:
+        """How many files stay open as long as the store is, besides a few small ones: segments, the
+        next one included, and those of the index."""
+        index_files = 0 if self.index is None else len(self.index.files)
+        return len(self.commitlog.segments()) + 1 + index_files
+
+    def open(self, *, foreign: bool = False) -> None:
+        """Open and, in classic mode, recover. `foreign`: Apache's broker may have had the store
+        since it was open here. Raises StoreError, OSError."""
+        if self.config.directory:
+            self.disk.makedirs(self.config.directory)
+        self.last_stop_clean = clean = not self.abort_file.found()
+        self.abort_file.create()
+        self.checkpoint.open(verify=self.classic is None)
+        self.commitlog.open(restore=self.classic is None)
+        if self.classic is None:
+            self.derived.open(self.checkpoint.fields.confirm_offset, clean=clean)
+            return
+        begin = self.commitlog.min_offset
+        dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
+        self.derived.open(dispatched, clean=clean, foreign=foreign)
+        if clean or not self.queues.topics():
+            # Complete, unless somebody deleted them: the end of the last message tells.
+            dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
+        dispatched = max(dispatched, begin)
+        self.classic.rebuild_damaged(dispatched)
+        self.classic.dispatch_from(dispatched)
+        self.queues.begin_where_noted(begin, self.commitlog.max_offset, self.classic.gap)
+        self.queues.correct_min_offset(begin)
+
+    def flush(self) -> None:
+        """Make log, queues and checkpoint durable. Blocking. Raises OSError, SyncFailed."""
+        ticket = self.commitlog.begin_sync()
+        if ticket is not None:
+            ticket.run()
+            self.commitlog.finish_sync(ticket)
+        flush = self.flushes.begin()
+        synced = False
+        try:
+            flush.run()
+            synced = True
+        finally:
+            self.flushes.finish(flush, synced=synced)
+        self.checkpoint.sync()
+
+    def delete_before(self, offset: int) -> int:
+        """Remove whole segments below `offset`, and adjust the queues. Return how many. In Raft
+        mode use RaftLog.trim and then `derived.correct_min_offset`. Raises OSError."""
+        assert offset <= self.derived.dispatched_offset
+        count = self.commitlog.delete_before(offset)
+        self.derived.correct_min_offset()
+        return count
+
+    def close(self) -> None:
+        """Flush everything and remove the abort file. In classic mode the index is completed first,
+        since an Apache broker would not do it. Raises OSError; then the stop is unclean."""
+        if self.classic is not None:
+            self._complete_index()
+        self.flush()
+        self.checkpoint.sync()
+        self.close_unclean()
+        self.abort_file.remove()
+
+    def _complete_index(self) -> None:
+        """Index everything but what is damaged: nobody repairs a classic log. Raises OSError."""
+        while True:
+            try:
+                self.derived.index_all()
+                return
+            except StoreDamaged as damage:
+                logger.error("index_gap at=%d reason=%s", damage.position, damage.reason)
+                self.derived.pass_damage(damage.position)
+
+    def close_unclean(self) -> None:
+        """Close the files as they are; the abort file stays."""
+        self.derived.close()
+        self.commitlog.close()
+        self.checkpoint.close()
+
+
+def _end_of(queue: ConsumeQueue) -> int:
+    """Return the CommitLog offset behind the last message of a queue; 0 for an empty one."""
+    if queue.max_offset <= queue.first_offset:
+        return 0
+    position, size, _ = queue.unit(queue.max_offset - 1)
+    return position + size if position else 0

@@ -1,0 +1,248 @@
+"""Gives a store directory one owner at a time: a lock that is taken before anything in it is
+opened, by brokers and by every tool that writes there.
+
+The lock is the one that Apache's brokers take (DefaultMessageStore: `tryLock(0, 1, false)` of the
+file `lock`): an exclusive POSIX record lock on the first byte. So neither opens a store that the
+other uses. The kernel releases it when its process ends, however it ends.
+
+    bytes 0 to 3   "lock", as Apache's brokers write; "ours" since a broker of ours had it open
+    then           a line of JSON, which they do not read: {"host": …, "pid": …, "what": …}
+
+POSIX locks have two awkward properties, and both are handled here. They belong to a process: two
+brokers in one process would both get the lock, so a table keeps the locks that this process holds,
+by device and inode. And closing *any* descriptor of the file releases the lock: while it is held
+nobody in this process may open and close that file, and a descriptor that had to be opened
+nevertheless stays open until the lock is released.
+
+A refused attempt changes nothing in the directory. store.identity, not this module, tells one
+node's directory from another's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from .errors import StoreError
+
+log = logging.getLogger("raftmq.store.store_lock")
+
+LOCK_FILE = "lock"
+APACHE_TEXT = b"lock"
+OUR_TEXT = b"ours"
+NOTE_BYTES_MAX = 4096
+DIRECTORY_MODE = 0o750  # messages are not for everybody on this machine to read
+FILE_MODE = 0o640
+_FLOCK = struct.Struct("@hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
+
+Place = tuple[int, int]  # device and inode of a lock file
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a store, as far as known. `what` is "" if it has not said what it is (Apache's
+    brokers do not). `pid` is 0 if it is on another host or in another container, whose pids mean
+    nothing here."""
+
+    host: str
+    pid: int
+    what: str
+
+    def __str__(self) -> str:
+        process = f"process {self.pid}" if self.pid else "a process that cannot be seen from here"
+        if self.what:
+            return f"{self.what}: {process} on {self.host}"
+        return (
+            f"{process} on {self.host or 'this host or another'}, which does not say what it is"
+            " (Apache's brokers do not)"
+        )
+
+
+class StoreInUse(StoreError):
+    """Another process, or another part of this one, owns the directory. Nothing was changed."""
+
+    code = "STORE_IN_USE"
+    retriable = True
+
+    def __init__(self, root: str, owner: Owner) -> None:
+        super().__init__(
+            f"the store {root} is in use by {owner}. A store has one owner: stop that one first, or"
+            " set another storePathRootDir"
+        )
+        self.owner = owner
+
+
+class StoreLock:
+    """The lock on one store; `release` it when every file there is closed. `foreign`: no broker of
+    ours was the last one that had it open."""
+
+    def __init__(
+        self, root: str, place: Place, descriptor: int, owner: Owner, *, foreign: bool
+    ) -> None:
+        self.root = root
+        self.owner = owner
+        self.foreign = foreign
+        self._place = place
+        self._descriptors = [descriptor]
+
+    def release(self) -> None:
+        """Release the lock; harmless if that was done already."""
+        with _guard:
+            if not self._descriptors:
+                return
+            try:
+                os.ftruncate(self._descriptors[0], len(APACHE_TEXT))
+            except OSError as error:  # the note stays; its readers see that nobody has the lock
+                log.warning("lock_note_not_removed root=%s: %s", self.root, error)
+            del _held[self._place]
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def note_opened(self) -> None:
+        """Note that a broker of ours has opened the store."""
+        self.foreign = False
+        try:
+            os.pwrite(self._descriptors[0], OUR_TEXT, 0)
+        except OSError as error:  # then the next start does not know it
+            log.warning("lock_note_not_written root=%s: %s", self.root, error)
+
+    def keep_open(self, descriptor: int) -> None:
+        """Keep a descriptor open that would release the lock if closed now. The caller holds the
+        guard."""
+        self._descriptors.append(descriptor)
+
+
+_guard = threading.Lock()
+_held: dict[Place, StoreLock] = {}  # by this process
+
+
+def lock_store(root: str, what: str) -> StoreLock:
+    """Lock the directory, which is made if missing. `what` describes this process, for those that
+    are refused later. Raises StoreInUse, OSError. Blocking, but not for long: it never waits for
+    the lock."""
+    root = os.path.abspath(root)
+    make_directory(root)
+    path = os.path.join(root, LOCK_FILE)
+    with _guard:
+        while True:
+            _refuse_own(root, _place_at(path))
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            place = _place_of(descriptor)
+            if place in _held:  # the file was put there between the two lines
+                _held[place].keep_open(descriptor)
+                _refuse_own(root, place)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+            except OSError as error:
+                owner = _owner_of(descriptor)
+                os.close(descriptor)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise StoreInUse(root, owner) from None
+                raise OSError(error.errno, f"{path} cannot be locked: {error.strerror}") from error
+            if place == _place_at(path):
+                break
+            os.close(descriptor)  # the directory was emptied meanwhile: it has another file now
+        owner = Owner(socket.gethostname(), os.getpid(), what)
+        text = os.pread(descriptor, len(OUR_TEXT), 0)
+        foreign = text != OUR_TEXT
+        _write_note(descriptor, APACHE_TEXT if foreign else OUR_TEXT, owner, path)
+        _held[place] = found = StoreLock(root, place, descriptor, owner, foreign=foreign)
+        return found
+
+
+def owner_of(root: str) -> Owner | None:
+    """Return who has the lock of a store now, changing nothing; None: nobody. Only Linux tells of
+    other processes. Raises OSError."""
+    path = os.path.join(root, LOCK_FILE)
+    with _guard:
+        place = _place_at(path)
+        if place is None:
+            return None
+        if place in _held:  # which opening and closing the file would release
+            return _held[place].owner
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return None if _locking_pid(descriptor) is None else _owner_of(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_directory(path: str, mode: int = DIRECTORY_MODE) -> None:
+    """Make a directory and its missing parents, each with mode `mode`. Raises OSError."""
+    missing = []
+    at = os.path.abspath(path)
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    for one in reversed(missing):
+        Path(one).mkdir(mode, exist_ok=True)
+
+
+def _refuse_own(root: str, place: Place | None) -> None:
+    """Raise StoreInUse if this process has the lock. The caller holds the guard."""
+    if place is not None and place in _held:
+        raise StoreInUse(root, _held[place].owner)
+
+
+def _place_at(path: str) -> Place | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _place_of(descriptor: int) -> Place:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _write_note(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
+    """Write who has the lock. The lock holds without the note, too: a full disk does not
+    matter."""
+    note = text + b"\n" + orjson.dumps(owner) + b"\n"
+    try:
+        os.pwrite(descriptor, note, 0)
+        os.ftruncate(descriptor, len(note))
+    except OSError as error:
+        log.warning("lock_note_not_written path=%s: %s", path, error)
+
+
+def _owner_of(descriptor: int) -> Owner:
+    """Return who has the lock that was refused: by its note, unless the kernel contradicts it."""
+    pid = _locking_pid(descriptor) or 0
+    here = socket.gethostname()
+    noted = _noted(os.pread(descriptor, NOTE_BYTES_MAX, len(APACHE_TEXT)))
+    if noted is not None and (not pid or (noted.host, noted.pid) == (here, pid)):
+        return noted
+    return Owner(here if pid else "", pid, "")  # the note is of one that was killed
+
+
+def _locking_pid(descriptor: int) -> int | None:
+    """Return the lock holder's pid, 0 if it is not known here; None: nobody has the lock, as far as
+    the kernel tells."""
+    if not sys.platform.startswith("linux"):
+        return None
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))
+
+
+def _noted(text: bytes) -> Owner | None:
+    """Return the owner that a note names; None if there is no note, or not one of ours."""
+    try:
+        found = orjson.loads(text)
+        return Owner(str(found["host"]), int(found["pid"]), str(found["what"]))
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -5,7 +5,7 @@ send only these are parsed, and everything else is looked up: its queue, its num
 its other properties. A send that is not found here, or is unusual in any way, takes the general
 path (`SendPath.admit`, broker.messages.send_request), which knows all forms, reports what is wrong,
 and remembers what is looked up here. Both make the same record of a send
-(tests/broker/sending/test_plainsend.py).
+(tests/broker/send/test_fast_path.py).
 
 Measured on a leader: of 4.5 microseconds a send from its frame to the waiting list, 2.4 are left.
 """

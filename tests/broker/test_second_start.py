@@ -20,7 +20,7 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import PullHeader, SendHeader
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.replication.test_refill_processes import PATIENCE_S, Processes
-from tests.store.test_ownership import digest
+from tests.store.test_store_lock import digest
 
 STARTS = 3
 TRY_AGAIN = 75  # EX_TEMPFAIL

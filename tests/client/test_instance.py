@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from raftmq.client import ClientClosed, Message, Producer, PushConsumer, SimpleConsumer
+from tests.client.consumer.test_push_consumer import Seen, fill
 from tests.client.fakes import FakeCluster
-from tests.client.test_consumer import Seen, fill
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -28,8 +28,8 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendBackHeader, SendHeader
 from raftmq.store.properties import decode_properties
+from tests.client.consumer.test_push_consumer import QUICK, Seen, committed, fill
 from tests.client.fakes import FakeCluster, queue
-from tests.client.test_consumer import QUICK, Seen, committed, fill
 from tests.waiting import until
 
 LOCK = RequestCode.LOCK_BATCH_MQ

@@ -38,8 +38,8 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fast_json import MessageQueue as WireQueue
 from raftmq.remoting.fast_json import dumps, loads_object
 from raftmq.remoting.headers import PullHeader
+from tests.client.consumer.test_push_consumer import QUICK, Seen, committed, fill
 from tests.client.fakes import FakeBroker, FakeCluster, queue
-from tests.client.test_consumer import QUICK, Seen, committed, fill
 from tests.client.test_pure import messages_at
 from tests.waiting import until
 

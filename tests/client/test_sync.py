@@ -38,7 +38,7 @@ from raftmq.client import (
 )
 from raftmq.remoting.codes import RequestCode
 from tests.client.fakes import FakeCluster
-from tests.client.test_transaction import check_back
+from tests.client.producer.test_transaction import check_back
 from tests.steadyloop import SteadyLoop
 from tests.waiting import until
 

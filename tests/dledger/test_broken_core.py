@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.dledger import test_electionbackoff as backoff
-from tests.dledger import test_membership as membership
-from tests.dledger import test_promises as promises
-from tests.dledger import test_repair as repairing
+from tests.dledger.raft import test_election_backoff as backoff
+from tests.dledger.raft import test_membership as membership
+from tests.dledger.raft import test_repair as repairing
 from tests.dledger.script import Script
+from tests.dledger.storage import test_startup_state as promises
 from tests.simulator.cluster import corebreaks as core
 from tests.simulator.cluster import repairbreaks as repair
 from tests.simulator.cluster.planting import Plant
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Terms here and there, what is committed there, how many frames may be taken (test_repair.py).
+# Terms here and there, what is committed there, how many frames may be taken
+# (tests/dledger/raft/test_repair.py).
 UNCOMMITTED = ([1, 1, 3, 3], [1, 2, 4, 4], 0, 0, False)
 
 

@@ -16,7 +16,7 @@ import pytest
 from raftmq.dledger.raft.leader import Leading
 from raftmq.dledger.raft.messages import AppendResponse, HeartbeatResponse, Message
 from tests.dledger.group import Group
-from tests.dledger.test_recovery import led, lose_disk
+from tests.dledger.raft.test_recovery import led, lose_disk
 
 STEPS = 14  # messages of the conversation into which the old answers come
 ASKED = 8  # the step before which a is asked to confirm that it leads

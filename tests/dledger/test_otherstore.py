@@ -13,7 +13,7 @@ import pytest
 from raftmq.dledger.raft.messages import Role
 from raftmq.dledger.storage.log_flusher import FlushMode
 from tests.dledger.members import Group, TroubledDisk
-from tests.dledger.test_member import send_and_wait
+from tests.dledger.node.test_node import send_and_wait
 
 
 def moved(source: Path, target: Path) -> None:

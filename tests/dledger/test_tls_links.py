@@ -21,8 +21,8 @@ from raftmq.remoting.tls import ClientAuth, ClientTls, Renewed, ServerTls, TlsMo
 from raftmq.remoting.tls_links import TlsLinks, valid_for
 from raftmq.remoting.tls_listener import ArrivalLimits, TlsPolicy
 from tests.certificates import Authority
-from tests.dledger.test_peers import Net, beat, big_append
-from tests.dledger.test_peers import dial as raw_dial
+from tests.dledger.transport.test_transport import Net, beat, big_append
+from tests.dledger.transport.test_transport import dial as raw_dial
 from tests.remoting.harness import on_both_loops
 from tests.waiting import until
 

@@ -1,6 +1,6 @@
 """SQL92 expressions: Apache's own parser and evaluator, in a JVM, against ours.
 
-Every expression of tests.broker.consuming.sql92.table is compiled by both and evaluated on every
+Every expression of tests.broker.consume.sql92.table is compiled by both and evaluated on every
 property map there; both say true, false, unknown, or that the values do not compare. Expressions
 that Apache refuses are refused here, and the other way round but for DEPARTURES.
 """
@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 
 from raftmq.broker.consume.sql92 import Sql92Error, compile_expression
 from raftmq.broker.consume.sql92.values import Incomparable
-from tests.broker.consuming.sql92.table import DEPARTURES, EXPRESSIONS, MAPS, random_expressions
+from tests.broker.consume.sql92.table import DEPARTURES, EXPRESSIONS, MAPS, random_expressions
 from tests.interop.apache import IVY_FILE, JARS
 from tests.interop.jvm import Jvm, fetch
 

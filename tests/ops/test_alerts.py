@@ -26,7 +26,7 @@ from raftmq.namesrv.server import NameServer
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.server import ProxyServer
 from tests.broker.cluster import Group
-from tests.broker.popping.consumer import Popper
+from tests.broker.pop.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
 from tests.certificates import Authority
 from tests.ops.scrape import well_named

@@ -1,6 +1,6 @@
 """Faults that the simulator found in the code below it, each as a test of its own.
 
-(The heartbeat answer that seemed to forget is tests/dledger/test_core.py's.)
+(The heartbeat answer that seemed to forget is tests/dledger/raft/test_core.py's.)
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from raftmq.dledger.transport.group_id import file_of
 from raftmq.spark.layout import ItemKind
 from raftmq.store.disk import OsDisk
 from raftmq.store.store_lock import lock_store
-from tests.broker.tables import test_snapshotinstall as replicas
-from tests.broker.tables.test_snapshotinstall import Replica, record, written
+from tests.broker.tables import test_snapshot_install as replicas
+from tests.broker.tables.test_snapshot_install import Replica, record, written
 from tests.dledger.trims import trimmed
 from tests.simulator.disk import SimCrash, SimDisk
 

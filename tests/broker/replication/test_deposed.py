@@ -12,7 +12,7 @@ from raftmq.remoting.headers import PullHeader, SendHeader, SendResponseHeader
 from raftmq.remoting.pop_headers import AckHeader, ChangeHeader
 from raftmq.store.record import decode_offset_message_id
 from tests.broker.cluster import Group
-from tests.broker.popping.consumer import Popper
+from tests.broker.pop.consumer import Popper
 from tests.broker.replication.frozen import SOON, frozen, successor
 from tests.waiting import until
 

@@ -2,7 +2,7 @@
 
 Most are faults that real systems had: 1, 3 and 5 are pysyncobj 0.3.17's, 2 was jraft #1241. 13 to
 17 and 19 take a rule of dledger/raft/recovery.py away. Those of its rules whose want needs more
-losses at a time than the promise covers are tested in tests/dledger/test_recovery.py.
+losses at a time than the promise covers are tested in tests/dledger/raft/test_recovery.py.
 """
 
 from __future__ import annotations

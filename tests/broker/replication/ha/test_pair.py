@@ -25,7 +25,7 @@ from raftmq.store.identity import WrongIdentity
 from raftmq.store.record import decode_record, walk_records
 from raftmq.store.retention import Expired
 from tests.broker.cluster import Group
-from tests.broker.popping.consumer import Popper
+from tests.broker.pop.consumer import Popper
 from tests.broker.replication.ha.pair import SEGMENT, TIMEOUT_MS, Classic, log_bytes
 from tests.waiting import until
 

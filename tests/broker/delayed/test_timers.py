@@ -1,0 +1,583 @@
+"""Delivery of timer messages, by leaders over a hand-made log: what is delivered when."""
+
+import random
+
+import pytest
+
+from raftmq.broker.delayed.timers import (
+    COUNT_MAX,
+    RECALL_MS,
+    RETRY_MS,
+    STEP_HOLD_MS,
+    STEP_MS,
+    TimerService,
+)
+from raftmq.broker.messages.timer_message import Key, recall_message, timed
+from raftmq.broker.scheduler import IDLE_MS
+from raftmq.broker.tables.timer_wheel import NOTHING, TimerWheel
+from raftmq.remoting.recall_handle import RecallHandle
+from raftmq.store.dispatch import TIMER_TOPIC, UNIT
+from raftmq.store.errors import StoreDamaged
+from raftmq.store.properties import decode_properties
+from raftmq.store.record import decode_record
+from tests.broker.delayed import test_delay_levels as test_delay
+from tests.broker.send.test_service import BORN
+
+NOW = 1_800_000_000_000
+KEPT_MS = 7_200_000
+
+
+class Stage(test_delay.Stage):
+    """One leader: sends, queues, tables, delivery. Its messages go to topic T."""
+
+    def __init__(self, **config):
+        super().__init__(file_reserved_time=KEPT_MS // 3_600_000, **config)
+        self.bench.now_ms = NOW
+        self.service = self.leader()
+        self.at = {}  # position → record
+
+    def leader(self):
+        wheel = TimerWheel()
+        self.bench.timers_waiting = lambda: wheel.count
+        return TimerService(self.context(self), self.bench.sends, wheel, self.turns.append)
+
+    def starts_ahead(self, ms):
+        self.bench.now_ms += ms
+        self.service = self.leader()
+
+    def read_failed(self, error, again):
+        self.failed_reads.append((error, again))
+
+    def message_at(self, position, budget=None):
+        if self.unreadable is not None:
+            raise self.unreadable
+        return self.at[position]
+
+    def offset_by_time(self, topic, queue_id, ms):
+        assert (topic, queue_id) == (TIMER_TOPIC, 0)
+        times = [decode_record(r).store_timestamp_ms for r in self.waiting().records]
+        return next((n for n, stored in enumerate(times) if stored >= ms), len(times))
+
+    def waiting(self):
+        return self.queues[TIMER_TOPIC, 0]
+
+    def admit(self, key, delay_ms, body=b"x"):
+        self.bench.send(body, i=f"UNIQ_KEY\x01{key}\x02TIMER_DELAY_MS\x01{delay_ms}\x02")
+
+    def send(self, key, delay_ms, **changes):
+        self.admit(key, delay_ms, **changes)
+        return self.commit()
+
+    def commit(self):
+        """Keys of what the next frame has for consumers; None without a frame."""
+        records = super().commit()
+        self.bench.log.commit_commands()
+        if records is None:
+            return None
+        for record in records:
+            packed = self.queues[record.topic, record.queue_id].records[record.queue_offset]
+            self.at[record.physical_offset] = packed
+        found = [decode_properties(r.properties) for r in records if r.topic == "T"]
+        return [properties["UNIQ_KEY"] for properties in found]
+
+    def loses_leadership(self):
+        self.service.leadership_changed()
+        self.bench.sends.truncated(1)
+        term = self.bench.log.term = self.bench.log.term + 1
+        self.bench.sends.leadership(term, False)
+        self.bench.ends = {key: queue.max_offset for key, queue in self.queues.items()}
+        self.bench.sends.leadership(term, True)
+
+    def recall(self, key, delay_ms):
+        sends, timing = self.bench.sends, self.service.timing
+        handle = RecallHandle("T", "b", self.bench.now_ms + delay_ms, key)
+        message = recall_message(handle, "pg", 1, BORN)
+        message = timed(message, decode_properties(message.properties), timing)
+        over = self.service.recalling(timing.slot_of(handle.deliver_ms), Key("T", key))
+        sends.store([message], b"", lambda *_: over())
+        return over
+
+    @property
+    def timer(self):
+        return self.bench.state.delays.timer
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_comes_once_not_early_and_in_order_whatever_happens_to_leaders(seed):
+    rng = random.Random(seed)
+    stage = Stage()
+    due, delivered, under_way = {}, [], 0
+    for number in range(300):
+        step = rng.randrange(12)
+        if step < 5:
+            delay_ms = rng.choice((1, 5, 40, 900, 20_000))
+            stage.admit(f"K{number}", delay_ms)
+            due[f"K{number}"] = stage.bench.now_ms + delay_ms
+        elif step < 9:
+            for key in stage.commit() or ():
+                assert stage.bench.now_ms >= due[key]
+                delivered.append(key)
+        elif step < 11 or under_way > 3:
+            stage.passes(rng.choice((1, 30, 700, 10_000)))
+        else:
+            under_way += 1
+            lost = {key for key in due if key not in delivered}
+            stage.loses_leadership()
+            waits = {decode_properties(decode_record(r).properties)["UNIQ_KEY"]
+                     for r in (stage.waiting().records if stage.queues else ())}  # fmt: skip
+            for key in lost - waits:
+                del due[key]  # its send was not committed
+            if rng.random() < 0.5:
+                stage.service = stage.leader()  # another replica
+    for _ in range(60):
+        stage.passes(10_000)
+        delivered += stage.commit() or ()
+        delivered += stage.commit() or ()
+    assert sorted(delivered) == sorted(due)
+    assert stage.service.look()[:2] == (0, 0)
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_clock_that_jumps_ahead_is_believed_when_its_peers_could_have_contradicted_it(lasts):
+    stage = Stage()
+    stage.send("soon", 1_000)
+    stage.send("late", 60_000)
+    stage.bench.now_ms += 3_600_000
+    stage.passes(1_000)
+    assert stage.commit() is None
+    stage.bench.now_ms -= 0 if lasts else 3_600_000  # set right again
+    stage.passes(STEP_HOLD_MS - 1)
+    assert stage.commit() is None
+    stage.passes(1)
+    assert stage.commit() == (["soon", "late"] if lasts else ["soon"])
+
+
+def test_a_clock_that_is_slewed_delays_nothing():
+    stage = Stage()
+    for number in range(10):
+        stage.send(f"K{number}", 1_000)
+        stage.bench.now_ms += STEP_MS
+        stage.passes(1_000)
+        assert stage.commit() == [f"K{number}"]
+
+
+def test_a_message_that_is_committed_behind_a_later_ones_delivery_is_late_not_lost():
+    stage = Stage()
+    stage.send("first", 10)
+    stage.admit("second", 5)  # on its way into the log
+    stage.passes(20)
+    assert stage.timer == NOTHING
+    assert stage.commit() == ["first"]  # one frame has both: the delivery and the later message
+    assert stage.timer.end == 1
+    stage.passes(0)
+    assert stage.commit() == ["second"]
+    assert stage.timer[1:3] == (0, 2)
+
+
+def test_a_turn_is_bounded_and_what_is_left_follows_at_once():
+    stage = Stage()
+    for number in range(COUNT_MAX + 5):
+        stage.admit(f"K{number}", 10)
+    stage.commit()
+    stage.passes(10)
+    assert len(stage.commit()) == COUNT_MAX
+    stage.turns.pop()()  # no time passes
+    assert len(stage.commit()) == 5
+    assert stage.service.delivered_count == COUNT_MAX + 5
+
+
+def test_who_does_not_lead_knows_what_waits_and_delivers_nothing():
+    stage = Stage()
+    stage.send("K", 1_000)
+    stage.leading = False
+    stage.passes(5_000)
+    assert stage.commit() is None
+    assert stage.service.look() == (1, 4_000, 0, 1)
+
+
+def test_an_unknown_outcome_is_waited_for():
+    stage = Stage()
+    stage.send("K", 10)
+    stage.passes(10)
+    frame = stage.bench.log.cut(stage.bench.sends)
+    stage.bench.clock_ms += stage.bench.config.outcome_timeout_ms
+    stage.bench.sends.sweep()
+    stage.passes(60_000)
+    assert stage.bench.log.cut(stage.bench.sends) is None
+    stage.bench.state.apply(frame.index, 0, frame.command)  # it was committed after all
+    stage.bench.sends.applied(frame)
+    stage.passes(1)
+    assert stage.service.look().waiting == 0
+    assert stage.bench.log.cut(stage.bench.sends) is None
+
+
+def test_who_is_refused_or_cannot_read_tries_later():
+    stage = Stage()
+    stage.send("K", 10)
+    stage.bench.sends.disk_full = "no room"
+    stage.passes(10)
+    stage.bench.sends.disk_full = ""
+    stage.passes(RETRY_MS - 1)
+    assert stage.commit() is None
+    for error in (OSError("bad sector"), StoreDamaged(0, "no record")):
+        stage.unreadable = error
+        stage.passes(RETRY_MS)
+        assert stage.commit() is None
+    ((error, again),) = stage.failed_reads
+    assert str(error) == "bad sector"
+    with pytest.raises(StoreDamaged):
+        again()
+    stage.unreadable = None
+    again()
+    stage.passes(RETRY_MS)
+    assert stage.commit() == ["K"]
+
+
+def test_a_message_too_large_to_be_stored_keeps_no_others(caplog):
+    stage = Stage(max_message_size=2 << 20)
+    stage.send("A", 10)
+    stage.send("large", 10, body=b"x" * (1 << 20))
+    stage.send("B", 10)
+    delivered = []
+    for _ in range(8):
+        stage.passes(RETRY_MS)
+        delivered += stage.commit() or []
+    assert delivered == ["A", "B"]
+    assert "timer_undeliverable" in caplog.text
+
+
+def test_what_says_no_place_and_what_the_log_lost_is_passed_over(caplog):
+    stage = Stage()
+    for key in "ABC":
+        stage.send(key, 10)
+    record = stage.waiting().records[1].replace(b"REAL_QID\x010", b"REAL_QID\x01x")
+    stage.at[decode_record(record).physical_offset] = record
+    stage.passes(0)
+    stage.waiting().min_offset = 1
+    stage.passes(10)
+    assert stage.commit() == ["C"]
+    assert "timer_lost offset=0" in caplog.text
+    assert "timer_without_target" in caplog.text
+
+
+def test_what_is_due_waits_for_a_recall_that_may_be_refused():
+    stage = Stage()
+    for key in ("before", "doubtful", "behind"):
+        stage.admit(key, 1_000)
+    stage.commit()
+    handle_slot = stage.service.timing.slot_of(stage.bench.now_ms + 1_000)
+    stage.passes(999)
+    refused = stage.service.recalling(handle_slot, Key("T", "doubtful"))
+    stage.passes(1)
+    assert stage.commit() == ["before"]
+    for _ in range(3):
+        stage.passes(RECALL_MS)
+        assert not stage.commit()
+    refused()
+    stage.passes(RECALL_MS)
+    assert stage.commit() == ["doubtful", "behind"]
+
+
+def test_one_is_recalled_also_by_what_is_only_on_its_way_into_the_log():
+    stage = Stage()
+    for key in ("stays", "goes", "goes too"):
+        stage.admit(key, 1_000)
+    stage.commit()
+    stage.recall("goes", 1_000)
+    stage.commit()
+    stage.passes(999)
+    stage.recall("goes too", 1)
+    stage.bench.now_ms += 1
+    stage.service.tick()
+    assert stage.commit() == ["stays"]
+    stage.passes(RECALL_MS)
+    stage.commit()
+    stage.passes(0)
+    assert stage.service.look().waiting == 0
+    assert stage.service.is_delivered(NOW + 999)
+
+
+def test_what_waits_for_long_or_stands_in_retentions_way_is_stored_once_more():
+    stage = Stage()
+    stage.send("far", 3 * KEPT_MS)
+    stage.send("near", 1_000)
+    first = UNIT.unpack(stage.waiting().units(0, 1))[0]
+    second = UNIT.unpack(stage.waiting().units(1, 1))[0]
+    stage.passes(0)
+    assert stage.service.spare(first) == first  # nothing waits before it
+    assert stage.service.spare(second + 1) == first
+    stage.passes(0)
+    assert stage.commit() == []
+    assert stage.timer.floor == 2
+    stage.passes(0)
+    assert stage.service.spare(second + 1) == second + 1
+    assert stage.service.rolled_count == 2
+    stage.passes(2_000)
+    assert stage.commit() == ["near"]
+    rolled = decode_properties(decode_record(stage.waiting().records[2]).properties)
+    assert rolled["TIMER_ROLL_TIMES"] == "1"
+    stage.passes(KEPT_MS // 2 - 5_000)
+    assert stage.commit() is None  # not for so long
+    stage.passes(20_000)
+    assert stage.commit() == []
+    assert (stage.service.rolled_count, stage.timer.floor) == (3, 4)
+    for _ in range(20):
+        stage.passes(KEPT_MS // 4)
+        found = stage.commit()
+        if found:
+            break
+    assert found == ["far"]
+    assert stage.bench.now_ms >= NOW + 3 * KEPT_MS
+    stage.passes(1)
+    assert stage.service.look().waiting == 0
+
+
+def test_units_of_an_apache_broker_hold_no_times_and_are_looked_up():
+    stage = Stage()
+    stage.send("K", 1_000)
+    queue = stage.waiting()
+    at, size, _ = UNIT.unpack(queue.packed)
+    queue.packed = UNIT.pack(at, size, 65)
+    stage.passes(999)
+    assert stage.commit() is None
+    stage.passes(1)
+    assert stage.commit() == ["K"]
+
+
+def test_a_queue_that_lost_its_end_is_read_anew():
+    stage = Stage()
+    stage.send("A", 1_000)
+    stage.send("B", 1_000)
+    stage.passes(1)
+    queue = stage.waiting()
+    queue.records.pop()
+    queue.packed = queue.packed[: UNIT.size]
+    stage.passes(1)
+    assert stage.service.look()[:1] == (1,)
+    assert stage.bench.timers_waiting() == 1  # the send path counts by the same wheel
+
+
+def rest_ms(stage):
+    (chore,) = stage.service.service().chores
+    return chore.rest_ms()
+
+
+def test_it_says_when_the_first_message_is_due():
+    stage = Stage()
+    assert rest_ms(stage) == IDLE_MS
+    stage.send("K", 1_000)
+    assert rest_ms(stage) <= 0, "it is to be taken in"
+    stage.passes(0)
+    left = rest_ms(stage)
+    assert 900 <= left <= 1_000
+    stage.passes(left - 1)
+    assert stage.commit() is None
+    assert rest_ms(stage) == 1
+    stage.passes(1)
+    assert rest_ms(stage) == IDLE_MS, "it is on its way"
+    assert stage.commit() == ["K"]
+    stage.passes(0)
+    assert rest_ms(stage) == IDLE_MS
+    stage.send("L", 10)
+    stage.passes(0)
+    stage.leading = False
+    assert rest_ms(stage) == IDLE_MS
+
+
+HOUR_MS = 3_600_000
+
+
+def comes(stage, rounds=12):
+    """Keys of what comes without more time."""
+    found = []
+    for _ in range(rounds):
+        stage.passes(0)
+        found += stage.commit() or ()
+    return found
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_it(another, caplog):
+    """One message delivered hours ahead made all that came later be delivered at once."""
+    stage = Stage()
+    for number in range(3 * COUNT_MAX):
+        stage.send(f"far{number}", 10 * HOUR_MS)
+    stage.starts_ahead(5 * HOUR_MS)
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= 5 * HOUR_MS
+    if another:
+        stage.loses_leadership()
+        stage.service = stage.leader()
+    stage.send("hours", 4 * HOUR_MS)
+    stage.send("minutes", 600_000)
+    stage.send("seconds", 2_000)
+    assert comes(stage, 30) == []
+    assert caplog.text.count("timers_ahead") == 1
+    assert stage.service.rolled_count > 3 * COUNT_MAX
+    for key, ms in (("seconds", 2_001), ("minutes", 598_000), ("hours", 4 * HOUR_MS)):
+        assert comes(stage) == []
+        stage.passes(ms)
+        assert comes(stage) == [key]
+    assert stage.service.look().waiting == 3 * COUNT_MAX
+    stage.passes(7 * HOUR_MS)
+    assert len(set(comes(stage, 30))) == 3 * COUNT_MAX
+
+
+def test_a_new_leader_begins_anew_at_once_what_the_one_before_did_not():
+    stage = Stage()
+    stage.starts_ahead(5 * HOUR_MS)
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= 5 * HOUR_MS
+    stage.send("hours", 4 * HOUR_MS)
+    stage.service._follow(stage.waiting())  # as a follower
+    assert stage.service._rest_ms() <= 0
+    assert comes(stage) == []
+    assert 0 < stage.service._rest_ms() <= 4 * HOUR_MS
+
+
+def test_a_clock_that_was_a_little_ahead_is_waited_for():
+    stage = Stage()
+    stage.starts_ahead(5_000)
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= 8_000
+    stage.send("late", 6_000)
+    assert comes(stage) == []
+    stage.passes(6_001)
+    assert comes(stage) == ["late"]
+    assert stage.service.rolled_count == 0
+
+
+def far(stage, count, ahead_ms):
+    """Many wait for long; a clock that was ahead by so much has delivered one."""
+    for number in range(count):
+        stage.send(f"far{number}", 10 * HOUR_MS)
+    stage.starts_ahead(ahead_ms)
+    stage.send("ahead", 2_000)
+    stage.passes(3_000)
+    assert comes(stage) == ["ahead"]
+    stage.bench.now_ms -= ahead_ms + 3_000
+
+
+def test_what_is_due_and_recalled_before_all_is_stored_again_does_not_come():
+    stage = Stage()
+    far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
+    stage.send("hours", 4 * HOUR_MS)
+    for number in range(COUNT_MAX + 20):  # more than one delivery
+        stage.send(f"soon{number}", 5_000)
+    stage.send("recalled", 5_000)
+    stage.recall("recalled", 5_000)
+    stage.commit()
+    found = []
+    for _ in range(40):
+        stage.passes(1_000)
+        found += stage.commit() or ()
+    assert sorted(found + comes(stage)) == sorted(f"soon{n}" for n in range(COUNT_MAX + 20))
+
+
+def test_what_is_recalled_does_not_come_where_storing_again_outlasts_the_clock():
+    stage = Stage()
+    far(stage, 3 * COUNT_MAX, 40_000)
+    stage.send("recalled", 60_000)
+    stage.recall("recalled", 60_000)
+    stage.commit()
+    stage.send("late", 38_000)
+    found = []
+    for _ in range(10):  # a delivery takes 20 s
+        stage.passes(20_000)
+        found += stage.commit() or ()
+    assert found + comes(stage) == ["late"]
+
+
+def test_nor_if_its_delivery_is_lost_and_begun_again():
+    stage = Stage()
+    far(stage, 6 * COUNT_MAX, 5 * HOUR_MS)
+    stage.send("hours", 4 * HOUR_MS)
+    stage.send("recalled", 5_000)
+    stage.recall("recalled", 5_000)
+    stage.commit()
+    while not stage.service._popped:
+        stage.passes(1_000)
+        if not stage.service._popped:
+            assert not stage.commit()
+    stage.passes(10)  # in flight
+    stage.loses_leadership()
+    for _ in range(20):
+        stage.passes(1_000)
+        assert not stage.commit()
+
+
+def test_all_is_stored_again_once_though_its_last_move_is_refused():
+    stage = Stage()
+    far(stage, COUNT_MAX, HOUR_MS // 4)
+    stage.send("late", 20_000)
+    stage.passes(0)
+    assert stage.commit() == []  # as many as one delivery takes
+    stage.bench.sends.disk_full = "no room"
+    for _ in range(3):
+        stage.passes(RETRY_MS)
+        assert stage.commit() is None
+    stage.bench.sends.disk_full = ""
+    stage.passes(RETRY_MS)
+    assert comes(stage) == []
+    assert stage.service.rolled_count == COUNT_MAX + 1
+    stage.passes(20_000)
+    assert comes(stage) == ["late"]
+
+
+def test_one_that_cannot_be_read_stops_no_others_after_a_clock_that_was_ahead():
+    stage = Stage()
+    stage.send("rotten", 10 * HOUR_MS)
+    (position,) = stage.at
+    good, stage.at[position] = stage.at[position], None
+    far(stage, 3, HOUR_MS // 2)
+    stage.send("late", 20 * 60_000)
+    stage.send("soon", 5_000)
+    found = []
+    for _ in range(120):
+        stage.passes(15_000)
+        found += stage.commit() or ()
+    assert found == ["late", "soon"]
+    stage.at[position] = good
+    stage.passes(10 * HOUR_MS)
+    assert sorted(comes(stage)) == ["far0", "far1", "far2", "rotten"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
+    rng = random.Random(seed)
+    stage = Stage()
+    due, delivered, recalled = {}, [], set()
+    for number in range(300):
+        step = rng.randrange(12)
+        if step < 5:
+            delay_ms = rng.choice((1, 40, 900, 20_000, HOUR_MS))
+            if stage.send(f"K{number}", delay_ms):
+                break
+            due[f"K{number}"] = stage.bench.now_ms + delay_ms
+            slot_ms = stage.service.timing.slot_of(due[f"K{number}"])
+            if rng.random() < 0.2 and not stage.service.is_delivered(slot_ms):
+                stage.recall(f"K{number}", delay_ms)
+                stage.commit()
+                recalled.add(f"K{number}")
+        elif step < 11:
+            stage.passes(rng.choice((0, 1, 30, 700, 10_000)))
+            for key in comes(stage, 3):
+                assert stage.bench.now_ms >= due[key]
+                delivered.append(key)
+        else:
+            delivered += comes(stage, 3)
+            stage.bench.now_ms += rng.choice((-HOUR_MS, -20_000, -1_000, 1_000, 20_000, HOUR_MS))
+            if rng.random() < 0.5:
+                stage.loses_leadership()
+                stage.service = stage.leader()
+    for _ in range(60):
+        stage.passes(HOUR_MS)
+        delivered += comes(stage, 3)
+    assert sorted(delivered) == sorted(due.keys() - recalled)
+    assert stage.service.look()[:2] == (0, 0)

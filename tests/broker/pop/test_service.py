@@ -1,0 +1,878 @@
+"""Pop consumption over the wire: who gets what, when it comes again, and over failovers."""
+
+import asyncio
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from raftmq.broker.consume.filtered_reads import WORK_MAX
+from raftmq.broker.consume.filters import RECORD_WORK, Filter
+from raftmq.broker.consume.sql92 import compile_expression
+from raftmq.broker.errors import OutcomeUnknown, Refused
+from raftmq.broker.messages.send_request import Outgoing
+from raftmq.broker.pop import revive
+from raftmq.broker.pop.selection import ALL, RETRIES_FIRST, STOPS_MAX, Pop, Taker
+from raftmq.broker.send.callbacks import Ended
+from raftmq.broker.tables.pops import pop_command
+from raftmq.broker.tables.state import reset_offsets
+from raftmq.client.admin.bodies import consume_stats
+from raftmq.dledger.transport.wire import POP_VERSION
+from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.fast_json import MessageQueue, dumps, loads_object
+from raftmq.remoting.headers import PullHeader
+from raftmq.remoting.pop_headers import INIT_MAX, PopHeader
+from raftmq.store.record import decode_record, walk_records
+from tests.broker.cluster import Group
+from tests.broker.delayed.test_delay_group import PATIENT
+from tests.broker.olderreplica import OlderReplica
+from tests.broker.pop.consumer import Popper
+from tests.broker.replication.ha.pair import Classic
+from tests.broker.send.test_frame_builder import batch_body, fields
+from tests.ops.scrape import Scrape
+from tests.waiting import until
+
+SHORT_MS = 400
+FAR_MS = 1 << 50  # a wall clock past all deadlines
+
+
+def bodies(messages):
+    return sorted(int(one.body) for one in messages)
+
+
+async def filled(group, broker, count, queues=4, topic="T"):
+    await group.create_topic(broker, topic, queues)
+    for number in range(count):
+        await group.send(broker, topic, b"%d" % number, queue=number % queues)
+
+
+async def drained(popper, broker, **options):
+    """Pop until nothing is left."""
+    found = []
+    while more := await popper.pop(broker, **options):
+        found += more
+    return found
+
+
+@pytest.fixture
+async def one(tmp_path):
+    async with Group(tmp_path, 1, enablePropertyFilter=True) as group:
+        yield group, await group.leading(), Popper(group)
+
+
+async def test_each_message_goes_to_one_consumer_and_is_done_when_acknowledged(one):
+    group, broker, popper = one
+    await filled(group, broker, 20)
+    first = await popper.pop(broker, count=7)
+    rest = await drained(popper, broker)
+    assert len(first) == 7
+    assert bodies(first + rest) == list(range(20))
+    table = broker.state.pops
+    assert table.in_flight("T", "cg") == 20
+    for message in first:
+        assert await popper.ack(broker, message) == 0
+        assert await popper.ack(broker, message) == 0  # repeated: its answer may be lost
+    assert table.in_flight("T", "cg") == 13
+    assert await popper.batch_ack(broker, rest) == 0
+    assert (table.in_flight("T", "cg"), table.batch_count) == (0, 0)
+    assert await popper.pop(broker) == []
+    other = Popper(group, "other")
+    assert bodies(await drained(other, broker)) == list(range(20))
+
+
+async def test_what_is_not_acknowledged_comes_again_after_its_time(one):
+    group, broker, popper = one
+    await filled(group, broker, 8)
+    popped_s = time.time()
+    messages = await drained(popper, broker, invisible_ms=SHORT_MS)
+    kept = [message for message in messages if int(message.body) % 2]
+    for message in kept:
+        assert await popper.ack(broker, message) == 0
+    again = []
+    while len(again) < 4:
+        again += await popper.pop(broker, poll_ms=30_000)
+    assert time.time() - popped_s >= SHORT_MS / 1000
+    assert bodies(again) == [0, 2, 4, 6]
+    assert {message.topic for message in again} == {"%RETRY%cg_T"}
+    assert {message.times for message in again} == {1}
+    assert {message.properties["RETRY_TOPIC"] for message in again} == {"T"}
+    lost = next(message for message in messages if message not in kept)
+    assert await popper.ack(broker, lost) == ResponseCode.NO_MESSAGE
+    for message in again:
+        assert await popper.ack(broker, message) == 0
+    assert await popper.pop(broker) == []
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_a_message_that_cannot_be_read_keeps_none_from_coming_again_once(one, monkeypatch):
+    """It, too, comes once it can be read."""
+    group, broker, popper = one
+    await filled(group, broker, 4, 1)
+    real, failures = broker.popping.reviver._read, []
+
+    def read(place, offset, *budget):
+        if offset == 1 and len(failures) < 3:
+            failures.append(offset)
+            raise OSError("planted")
+        return real(place, offset, *budget)
+
+    monkeypatch.setattr(revive, "RETRY_MS", 50)
+    monkeypatch.setattr(broker.popping.reviver, "_read", read)
+    messages = await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
+    assert bodies(messages) == [0, 1, 2, 3]
+    again = []
+    while len(again) < 4:
+        again += await popper.pop(broker, poll_ms=30_000)
+    assert bodies(again[:3]) == [0, 2, 3]
+    assert (bodies(again[3:]), len(failures)) == ([1], 3)
+    assert broker.store.queues.end_of("%RETRY%cg_T", 0) == 4
+
+
+async def pulls_as_java(group, broker, store):
+    """Return what a new group gets that begins as Java's clients do (14, and 30 after a 22)."""
+    found = await group.committed(broker, "T", 0)
+    await store()
+    if found.code == ResponseCode.QUERY_NOT_FOUND:
+        ext = {"topic": "T", "queueId": "0"}
+        found = await group.ask(broker, RequestCode.GET_MAX_OFFSET, ext)
+    await store()
+    answer = await group.pull(broker, "T", int(found.ext["offset"]))
+    return [decode_record(answer.body, at).body for at, _ in walk_records(answer.body)]
+
+
+async def pops_as_the_proxy(group, broker, store):
+    """Return what a new group gets that pops until there is nothing, as gRPC's consumers do."""
+    popper, found = Popper(group), []
+    for _ in range(3):
+        found += [message.body for message in await popper.pop(broker, init_mode=INIT_MAX)]
+        await store()
+    found += [message.body for message in await drained(popper, broker, init_mode=INIT_MAX)]
+    return found
+
+
+@pytest.mark.parametrize("begins", [pulls_as_java, pops_as_the_proxy])
+@pytest.mark.parametrize("queue", ["without a file", "emptied", "full"])
+@pytest.mark.parametrize("moment", range(3))
+async def test_a_new_group_gets_what_an_empty_queue_receives(tmp_path, begins, queue, moment):
+    """However it asks, whenever that is stored, and as much as it is: nothing here is hot."""
+    moments = iter(range(9))
+
+    async def store():
+        if next(moments) == moment:
+            for body in (b"first", b"second"):
+                await group.send(broker, "T", body)
+
+    async with Group(tmp_path, 1, accessMessageInMemoryMaxRatio=0) as group:
+        broker = await group.leading()
+        await filled(group, broker, 0 if queue == "without a file" else 3, 1)
+        if queue == "emptied":
+            assert (await group.ask(broker, RequestCode.EMPTY_TOPIC, {"topic": "T"})).code == 0
+        found = await begins(group, broker, store)
+    stored = moment < (2 if begins is pulls_as_java else 3)
+    if queue != "full":
+        assert found == ([b"first", b"second"] if stored else [])
+    elif begins is pulls_as_java:  # LAST_OFFSET begins behind what is there when it asks
+        assert found == ([b"first", b"second"] if moment == 1 else [])
+    else:  # at the last message, as Apache's brokers do
+        assert found == [b"2", b"first", b"second"]
+
+
+@pytest.mark.parametrize("broken", ["again", "check"])
+async def test_a_message_that_cannot_be_stored_keeps_none_from_coming_again(
+    one, monkeypatch, broken
+):
+    """It, too, comes once it can be stored."""
+    group, broker, popper = one
+    await filled(group, broker, 4, 1)
+    place = broker.sends if broken == "check" else revive
+    real, failures = getattr(place, broken), []
+
+    def fails(message, *rest):
+        if message.body == b"1" and len(failures) < 3:
+            failures.append(message)
+            if broken == "check":
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "planted")
+            raise ValueError("planted")
+        return real(message, *rest)
+
+    monkeypatch.setattr(revive, "RETRY_MS", 50)
+    monkeypatch.setattr(place, broken, fails)
+    await popper.pop(broker, count=4, invisible_ms=SHORT_MS)
+    again = []
+    while len(again) < 4:
+        again += await popper.pop(broker, poll_ms=30_000)
+    assert (bodies(again[:3]), bodies(again[3:])) == ([0, 2, 3], [1])
+    assert len(failures) == 3
+
+
+async def test_messages_whose_frame_is_not_stored_can_still_be_acknowledged(one, monkeypatch):
+    group, broker, popper = one
+    await filled(group, broker, 2, 1)
+    await group.create_topic(broker, "%RETRY%cg_T", 1)
+    tried = []
+
+    def fails(*frame):
+        tried.append(frame)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(broker.popping.reviver._sends, "store", fails)
+    messages = await popper.pop(broker, invisible_ms=50)
+    await until(lambda: tried)
+    for message in messages:
+        assert await popper.ack(broker, message) == 0
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_a_message_that_is_being_acknowledged_does_not_come_again(one, monkeypatch):
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    await group.create_topic(broker, "%RETRY%cg_T", 1)
+    (message,) = await popper.pop(broker)
+    reviver, stored, held = broker.popping.reviver, [], []
+    propose_then = reviver._steps._propose_then
+    monkeypatch.setattr(reviver._steps, "_propose_then", lambda *command: held.append(command))
+    acknowledged = asyncio.create_task(popper.ack(broker, message))
+    await until(lambda: held)
+    with monkeypatch.context() as later:
+        later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
+        later.setattr(reviver._sends, "store", lambda *frame: stored.append(frame))
+        reviver.tick()
+    assert stored == []
+    propose_then(*held[0])
+    assert await acknowledged == 0
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_what_became_of_a_frame_is_certain_before_the_next_one(one, monkeypatch):
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    await group.create_topic(broker, "%RETRY%cg_T", 1)
+    assert len(await popper.pop(broker)) == 1
+    reviver, stored, proposed = broker.popping.reviver, [], []
+    with monkeypatch.context() as later:
+        later.setattr(reviver, "_wall_ms", lambda: FAR_MS)
+        later.setattr(reviver._sends, "store", lambda *frame: stored.append(frame))
+        later.setattr(reviver._context.log, "propose_then", lambda *one: proposed.append(one))
+        reviver.tick()
+        ((_, _, ended),) = stored
+        ended(OutcomeUnknown("the leader changed"))
+        reviver.tick()
+        ((command, settled),) = proposed
+        assert (command, len(stored)) == (pop_command(()), 1)
+        settled(None)  # the frame is lost: nothing of it has been applied
+        reviver.tick()
+        assert len(stored) == 2
+
+
+@pytest.mark.parametrize("value", ["b\x01c", "v" * 32_650, "v" * 32_600])
+async def test_whatever_a_message_says_it_comes_again_and_can_be_acknowledged(one, value):
+    """Nothing is added to properties that have no room: neither origin nor handle."""
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+    assert (await group.send(broker, "T", b"0", properties=f"A\x01{value}\x02")).code == 0
+    for times in range(3):
+        invisible_ms = 50 if times < 2 else 60_000
+        (message,) = await popper.pop(broker, invisible_ms=invisible_ms, poll_ms=30_000)
+        assert (message.times, message.properties["A"]) == (times, value)
+    assert await popper.ack(broker, message) == 0
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_a_message_that_was_tried_often_enough_is_a_dead_letter(one):
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    body = dumps({"groupName": "cg", "retryMaxTimes": 1})
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    assert (await group.ask(broker, code, {}, body)).code == 0
+    for times in range(2):
+        (message,) = await popper.pop(broker, invisible_ms=50, poll_ms=30_000)
+        assert message.times == times
+    await until(lambda: broker.popping.reviver.dead_count == 1)
+    answer = await group.pull(broker, "%DLQ%cg", 0)
+    assert answer.code == 0
+    assert b"DLQ_ORIGIN_TOPIC\x01T" in answer.body
+    assert await popper.pop(broker) == []
+
+
+async def test_what_is_in_flight_is_told(one):
+    group, broker, popper = one
+    await filled(group, broker, 12, 2)
+    messages = await popper.pop(broker, count=5, queue=0)
+    assert await popper.batch_ack(broker, messages[:2]) == 0
+    answer = await group.ask(broker, RequestCode.GET_CONSUME_STATS, {"consumerGroup": "cg"})
+    stats = consume_stats(loads_object(answer.body))
+    at = stats.queues[MessageQueue("T", "group-a", 0)]
+    assert (at.broker_offset, at.pull_offset, at.consumer_offset, at.behind) == (6, 5, 2, 4)
+    scrape = Scrape(broker.metrics.render()[0].decode())
+    assert scrape.sum("rocketmq_pop_in_flight_messages", group="cg", topic="T") == 3
+    assert scrape.sum("rocketmq_consumer_lag_messages", group="cg", topic="T") == 4  # of queue 0
+    for what, count in (("popped", 5), ("acknowledged", 2), ("come-again", 0)):
+        assert scrape.sum("rocketmq_pop_messages_total", what=what) == count
+
+
+async def test_a_changed_time_counts_and_the_old_handle_is_void(one):
+    group, broker, popper = one
+    await filled(group, broker, 2, 1)
+    first, second = await popper.pop(broker, invisible_ms=60_000)
+    soon = await popper.change(broker, first, 200)
+    late = await popper.change(broker, second, 120_000)
+    assert late.handle.invisible_ms == 120_000
+    assert await popper.ack(broker, first) == ResponseCode.NO_MESSAGE
+    (again,) = await popper.pop(broker, poll_ms=30_000)
+    assert again.body == first.body
+    assert await popper.ack(broker, soon) == ResponseCode.NO_MESSAGE
+    assert await popper.change(broker, soon, 1_000) == ResponseCode.NO_MESSAGE
+    for _ in range(2):  # the answer of the first may be lost
+        assert await popper.ack(broker, late) == 0
+    assert await popper.ack(broker, again) == 0
+    assert broker.state.pops.batch_count == 0
+
+
+async def test_handles_of_one_message_differ_within_a_millisecond(one, monkeypatch):
+    """A consumer with an older one cannot end what another consumer has now."""
+    group, broker, popper = one
+    await filled(group, broker, 1, 1)
+    now_ms = broker.context.wall_ms()
+    monkeypatch.setattr(broker.popping.pops._taker, "_wall_ms", lambda: now_ms)
+    monkeypatch.setattr(
+        broker.popping.acks, "_context", replace(broker.context, wall_ms=lambda: now_ms)
+    )
+    (first,) = await popper.pop(broker)
+    changed = await popper.change(broker, first, 60_000)
+    assert await popper.ack(broker, first) == ResponseCode.NO_MESSAGE
+    await broker.log.propose(reset_offsets([("T", "cg", 0, 0)]))
+    (again,) = await popper.pop(broker)
+    for stale in (first, changed):
+        assert await popper.ack(broker, stale) == ResponseCode.NO_MESSAGE
+    assert await popper.ack(broker, again) == 0
+
+
+async def test_a_pop_waits_for_a_message_that_its_filter_wants(one):
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 2)
+    waiting = asyncio.create_task(
+        popper.pop(broker, poll_ms=30_000, expression="a||b", init_mode=1)
+    )
+    await until(lambda: broker.popping.pops.waiting.count == 1)
+    info = {"consumerGroup": "cg", "topic": "T", "queueId": "-1"}
+    answer = await group.ask(broker, RequestCode.POLLING_INFO, info)
+    assert answer.ext["pollingNum"] == "1"
+    await group.send(broker, "T", b"0", properties="TAGS\x01c\x02")
+    await group.send(broker, "T", b"1", properties="TAGS\x01b\x02", queue=1)
+    assert bodies(await waiting) == [1]
+    assert await popper.pop(broker, expression="a||b") == []
+    answer = await popper.answer(broker, poll_ms=100)
+    assert answer.code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_a_pop_goes_on_behind_what_its_filter_does_not_want(one):
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+    for lot in range(20):  # more than one read looks at
+        items = [(b"x", b"TAGS\x01c\x02", 0) for _ in range(100)]
+        ext = fields(properties="", e="0", m="true", b="T")
+        code = RequestCode.SEND_BATCH_MESSAGE
+        assert (await group.ask(broker, code, ext, batch_body(*items))).code == 0, lot
+    await group.send(broker, "T", b"1", properties="TAGS\x01a\x02")
+    assert bodies(await popper.pop(broker, expression="a", poll_ms=30_000)) == [1]
+    assert broker.popping.pops.waiting.count == 0
+
+
+async def test_deadlines_of_what_was_acknowledged_are_forgotten(one, monkeypatch):
+    monkeypatch.setattr(revive, "SPARE_MAX", 4)
+    group, broker, popper = one
+    await filled(group, broker, 40, 1)
+    kept = await popper.pop(broker, count=2, invisible_ms=20_000)
+    for _ in range(30):
+        (message,) = await popper.pop(broker, count=1)
+        assert await popper.ack(broker, message) == 0
+    reviver = broker.popping.reviver
+    assert len(reviver.deadlines) <= 8
+    wall_ms = broker.context.wall_ms
+    monkeypatch.setattr(reviver, "_wall_ms", lambda: wall_ms() + 25_000)  # its time is over
+    again = []
+    while len(again) < 2:
+        found = await popper.pop(broker, poll_ms=30_000)
+        again += [message for message in found if message.times]
+    assert bodies(again) == bodies(kept)
+
+
+LONG = " OR ".join(f"n = {number}" for number in range(1, 1_000))
+
+
+async def with_unwanted(group, broker, popper, monkeypatch, queues=4, unwanted=30):
+    """Put into each queue messages that LONG does not take, then one that it takes, and into the
+    retries one. Return a list that gets the queues that each attempt looks at, and its work."""
+    await group.create_topic(broker, "T", queues)
+    await group.create_topic(broker, f"%RETRY%{popper.name}_T", 1)
+    for queue in range(queues):
+        for n in [0] * unwanted + [1]:
+            await group.send(broker, "T", b"%d" % queue, queue=queue, properties=f"n\x01{n}\x02")
+    attempts = []
+    attempt = Taker.attempt
+
+    def noted(taker, pop):
+        made = attempt(taker, pop)
+        attempts.append(([one.place[2] for one in made.taken if one.before < one.after], made.work))
+        return made
+
+    monkeypatch.setattr(Taker, "attempt", noted)
+    return attempts
+
+
+async def test_the_filter_of_one_attempt_does_so_much_over_all_queues(one, monkeypatch):
+    group, broker, popper = one
+    attempts = await with_unwanted(group, broker, popper, monkeypatch)
+    options = {"expression_type": "SQL92", "expression": LONG}
+    assert bodies(await drained(popper, broker, **options)) == [0, 1, 2, 3]
+    message = RECORD_WORK + compile_expression(LONG).work({})
+    assert all(work.left > -message for _, work in attempts)
+    assert sum(WORK_MAX - work.left for _, work in attempts) == 4 * 31 * message
+
+
+async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
+    """The first queues may have enough for ever: nothing is taken from them here. And the turns
+    of two groups that alternate begin at every other queue."""
+    group, broker, popper = one
+    attempts = await with_unwanted(group, broker, popper, monkeypatch)
+    header = PopHeader("cg", "T", -1, 32, 60_000, 0)
+    pop = Pop(header, Filter(matcher=compile_expression(LONG)))
+    taker = broker.popping.pops._taker
+    for _ in range(8):
+        taker.attempt(pop)
+        taker.attempt(Pop(PopHeader("other", "T", -1, 32, 60_000, 0), ALL))
+    places = [one for one, _ in attempts[::2]]
+    first = [queues[0] for queues in places]
+    gaps = {(later - earlier) % 4 for earlier, later in pairwise(first)}
+    assert (gaps, {len(queues) for queues in places}) == ({1}, {1})
+
+
+async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeypatch):
+    group, broker, popper = one
+    await with_unwanted(group, broker, popper, monkeypatch)
+    stored = Ended()
+    retry = Outgoing("%RETRY%cg_T", 0, b"9", b"n\x010\x02ORIGIN_GROUP\x01cg\x02", 1, bytes(8))
+    broker.sends.store([replace(retry, anyhow=True)], b"", stored)
+    broker.sends.wake()
+    await stored.stored()
+    options = {"expression_type": "SQL92", "expression": LONG}
+    assert 9 in bodies(await popper.pop(broker, **options))
+
+
+async def test_so_many_stops_are_kept(one):
+    taker = one[1].popping.pops._taker
+    for number in range(STOPS_MAX + 1):
+        taker._note_stop(("T", f"g{number}"), [number, 0])
+    assert (len(taker._stops), ("T", "g0") in taker._stops) == (STOPS_MAX, False)
+    taker._note_stop(("T", "g1"), [])
+    assert len(taker._stops) == STOPS_MAX - 1
+
+
+async def test_an_expression_selects(one):
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+    for number in range(6):
+        await group.send(broker, "T", b"%d" % number, properties=f"n\x01{number}\x02")
+    options = {"expression_type": "SQL92", "expression": "n > 3 OR n = 1"}
+    found = await drained(popper, broker, **options)
+    assert bodies(found) == [1, 4, 5]
+    assert await popper.batch_ack(broker, found) == 0
+    answer = await popper.answer(broker, expression_type="SQL92", expression="n >")
+    assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+async def test_in_order_the_next_come_when_all_before_are_acknowledged(one):
+    group, broker, popper = one
+    await filled(group, broker, 9, 1)
+    options = {"order": True, "invisible_ms": 5_000, "count": 3}
+    first = await popper.pop(broker, **options)
+    assert bodies(first) == [0, 1, 2]
+    assert await popper.pop(broker, **options) == []
+    assert await popper.ack(broker, first[1]) == 0
+    assert broker.state.offsets.get("T", "cg", 0) == 0
+    waiting = asyncio.create_task(popper.pop(broker, poll_ms=30_000, **options))
+    await until(lambda: broker.popping.pops.waiting.count == 1)
+    assert await popper.batch_ack(broker, [first[0], first[2]]) == 0
+    second = await waiting
+    assert bodies(second) == [3, 4, 5]
+    assert broker.state.offsets.get("T", "cg", 0) == 3
+    # What is left when its time is over comes again, without what was acknowledged.
+    assert await popper.ack(broker, second[1]) == 0
+    for message in (second[0], second[2]):
+        assert (await popper.change(broker, message, 200)).handle.pop_ms == message.handle.pop_ms
+    options["count"] = 1
+    (again,) = await popper.pop(broker, poll_ms=30_000, **options)
+    assert (again.body, again.times) == (b"3", 1)
+    assert await popper.ack(broker, again) == 0
+    (again,) = await popper.pop(broker, poll_ms=30_000, **options)
+    assert (again.body, again.times) == (b"5", 1)
+    assert await popper.ack(broker, second[2]) == ResponseCode.NO_MESSAGE
+    assert await popper.ack(broker, again) == 0
+    assert bodies(await popper.pop(broker, **options)) == [6]
+
+
+async def test_acknowledgements_under_way_together_move_an_orderly_group_behind_both(
+    one, monkeypatch
+):
+    group, broker, popper = one
+    await filled(group, broker, 3, 1)
+    messages = await popper.pop(broker, count=2, order=True)
+    steps, held = broker.popping.reviver._steps, []
+    monkeypatch.setattr(steps, "_soon", held.append)
+    acks = [asyncio.create_task(popper.ack(broker, one)) for one in messages]
+    await until(lambda: len(steps._gathered) == 2)
+    held[0]()
+    assert await asyncio.gather(*acks) == [0, 0]
+    assert broker.state.offsets.get("T", "cg", 0) == 2
+
+
+async def test_in_order_what_was_not_acknowledged_comes_again_alone(one):
+    group, broker, popper = one
+    await filled(group, broker, 6, 1)
+    first, *others = await popper.pop(broker, count=3, order=True, invisible_ms=100)
+    for message in others:
+        assert await popper.ack(broker, message) == 0
+    (again,) = await popper.pop(broker, count=3, order=True, poll_ms=30_000)
+    assert (again.body, again.times) == (first.body, 1)
+    assert await popper.ack(broker, again) == 0
+    assert [int(m.body) for m in await popper.pop(broker, count=3, order=True)] == [3, 4, 5]
+
+
+async def test_in_order_what_has_no_room_in_an_answer_is_not_passed_over(tmp_path):
+    """Of the bytes of one answer."""
+    async with Group(tmp_path, 1, maxTransferBytesOnMessageInMemory=1_500) as group:
+        broker, popper = await group.leading(), Popper(group)
+        await group.create_topic(broker, "T", 1)
+        for number in range(3):
+            await group.send(broker, "T", b"%d" % number + b" " * 800)
+        assert len(await popper.pop(broker, order=True, invisible_ms=100)) == 1
+        (again,) = await popper.pop(broker, order=True, poll_ms=30_000)
+        assert (int(again.body), again.times) == (0, 1)
+        for number in (1, 2):
+            assert await popper.ack(broker, again) == 0
+            (again,) = await popper.pop(broker, order=True)
+            assert int(again.body) == number
+
+
+async def test_the_same_attempt_in_order_gets_the_same_messages(one):
+    group, broker, popper = one
+    await filled(group, broker, 6, 1)
+    options = {"order": True, "count": 2}
+    first = await popper.pop(broker, attempt_id="a", **options)
+    again = await popper.pop(broker, attempt_id="a", **options)
+    assert bodies(first) == bodies(again) == [0, 1]
+    assert {message.times for message in again} == {0}, "it is the same delivery"
+    assert await popper.pop(broker, attempt_id="b", **options) == []
+    assert await popper.ack(broker, first[0]) == ResponseCode.NO_MESSAGE
+    assert await popper.batch_ack(broker, again) == 0
+    assert bodies(await popper.pop(broker, attempt_id="b", **options)) == [2, 3]
+
+
+async def test_a_group_may_stop_to_consume_in_order(one):
+    group, broker, popper = one
+    await filled(group, broker, 5, 1)
+    await popper.pop(broker, order=True, count=3, invisible_ms=100)
+    await asyncio.sleep(0.15)
+    await popper.pop(broker, order=True, count=1, invisible_ms=100)
+    found = []
+    while len(set(bodies(found))) < 5:
+        found += await popper.pop(broker, poll_ms=30_000)
+    assert await popper.batch_ack(broker, found) in (0, ResponseCode.NO_MESSAGE)
+
+
+async def test_what_retention_deleted_is_pending_no_more_in_order(tmp_path):
+    """It was counted as in flight, and read again at each pop, for as long as nothing new came."""
+    settings = {
+        "mappedFileSizeCommitLog": 256 * 1024,
+        "maxMessageSize": 64 * 1024,
+        "fileReservedTime": 0,
+        "deleteWhen": ";".join(map(str, range(24))),
+        "cleanResourceInterval": 50,
+        "snapshotIntervalMs": 50,
+    }
+    async with Group(tmp_path, 1, **settings) as group:
+        broker, popper = await group.leading(), Popper(group)
+        await filled(group, broker, 6, 1)
+        options = {"order": True, "invisible_ms": 100}
+        assert len(await popper.pop(broker, count=4, **options)) == 4
+        await asyncio.sleep(0.15)
+        assert len(await popper.pop(broker, count=1, **options)) == 1  # three are left for later
+        queue = broker.store.queues.queue("T", 0)
+        await group.create_topic(broker, "Other", 1)
+        while queue.min_offset < 6:
+            assert (await group.send(broker, "Other", bytes(60_000))).code == 0
+        await group.send(broker, "T", b"new")
+        table = broker.state.pops.get(("T", "cg", 0))
+        assert (table.in_flight, len(table.left)) == (1, 3)
+        (new,) = await popper.pop(broker, poll_ms=30_000, **options)
+        assert (new.body, new.times) == (b"new", 0)
+        assert (table.in_flight, table.left) == (1, ())
+        assert await popper.ack(broker, new) == 0
+        assert (table.in_flight, broker.state.offsets.get("T", "cg", 0)) == (0, 7)
+
+
+async def test_peek_and_notification_change_nothing(one):
+    group, broker, popper = one
+    await filled(group, broker, 3, 1)
+    where = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "maxMsgNums": "2"}
+    for _ in range(2):
+        answer = await group.ask(broker, RequestCode.PEEK_MESSAGE, where)
+        assert bodies(popper.messages(answer)) == [0, 1]
+        answer = await group.ask(broker, RequestCode.NOTIFICATION, where | {"pollTime": "0"})
+        assert answer.ext["hasMsg"] == "true"
+    assert broker.state.pops.batch_count == 0
+    messages = await drained(popper, broker)
+    answer = await group.ask(broker, RequestCode.NOTIFICATION, where | {"pollTime": "100"})
+    assert answer.ext["hasMsg"] == "false"
+    assert await popper.batch_ack(broker, messages) == 0
+
+
+async def test_a_question_is_looked_at_once_more_when_its_time_is_over(one):
+    """One message wakes one question only; the answer to the other is what holds by then."""
+    group, broker, popper = one
+    await group.create_topic(broker, "T", 1)
+
+    async def ask(attempt, poll_ms):
+        where = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "order": "true"}
+        asked = where | {"attemptId": attempt, "pollTime": str(poll_ms)}
+        return (await group.ask(broker, RequestCode.NOTIFICATION, asked)).ext["hasMsg"]
+
+    questions = [asyncio.create_task(ask(attempt, 400)) for attempt in "aab"]
+    await until(lambda: broker.popping.pops.waiting.count == 3)
+    await group.send(broker, "T", b"1")
+    assert len(await popper.pop(broker, order=True, attempt_id="a")) == 1
+    assert await asyncio.gather(*questions) == ["true", "true", "false"]
+    assert [await ask("a", 0), await ask("b", 0)] == ["true", "false"]
+
+
+async def test_a_reset_moves_the_group_and_voids_what_is_in_flight(one):
+    group, broker, popper = one
+    await filled(group, broker, 10, 1)
+    messages = await popper.pop(broker, count=10)
+    ext = {"topic": "T", "group": "cg", "timestamp": "0", "isForce": "true"}
+    code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+    assert (await group.ask(broker, code, ext)).code == 0
+    assert await popper.ack(broker, messages[0]) == ResponseCode.NO_MESSAGE
+    again = await popper.pop(broker, count=10)
+    assert bodies(again) == list(range(10))
+    assert await popper.batch_ack(broker, again) == 0
+    assert broker.state.offsets.get("T", "cg", 0) == 10
+    assert not broker.state.offsets.resets
+
+
+@pytest.mark.parametrize("popped_before", [True, False])
+@pytest.mark.parametrize("count", [3, 9, 10])
+async def test_a_reset_counts_that_comes_between_pops_and_their_places_in_the_log(
+    one, popped_before, count
+):
+    """Even if they are the group's first, and one was decided after it on top of one before it."""
+    group, broker, popper = one
+    await filled(group, broker, 10, 1)
+    await group.commit(broker, "T", 0, 5 - popped_before)
+    if popped_before:
+        assert bodies(await popper.pop(broker, count=1)) == [4]
+    steps, held = broker.popping.reviver._steps, []
+    real, steps._soon = steps._soon, held.append
+    first = asyncio.ensure_future(popper.pop(broker, count=3))
+    await until(lambda: held)
+    await broker.log.propose(reset_offsets([("T", "cg", 0, 0)]))
+    second = asyncio.ensure_future(popper.pop(broker, count=1))
+    await until(lambda: len(steps._gathered) == 2)
+    steps._soon = real
+    held[0]()
+    found = bodies(await first) + bodies(await second)
+    assert found == ([] if popped_before else [5, 6, 7, 8])
+    again = await drained(popper, broker, count=count)
+    assert bodies(again) == list(range(10))
+    assert broker.state.offsets.get("T", "cg", 0) == 10
+    assert not broker.state.offsets.resets
+
+
+async def test_more_than_a_segment_takes_comes_again(tmp_path):
+    settings = {"mappedFileSizeCommitLog": 196_608, "maxMessageSize": 32_768}
+    async with Group(tmp_path, 1, **settings) as group:
+        broker, popper = await group.leading(), Popper(group)
+        await group.create_topic(broker, "T", 1)
+        for number in range(10):
+            await group.send(broker, "T", (b"%d" % number).ljust(30_000), queue=0)
+        first, again = [], []
+        while len(first) < 10:
+            first += await popper.pop(broker, invisible_ms=1_000)
+        async with asyncio.timeout(60):
+            while {one.body for one in again if one.times} != {one.body for one in first}:
+                again += await popper.pop(broker)
+
+
+async def test_a_group_may_change_between_pull_and_pop(one):
+    group, broker, popper = one
+    await filled(group, broker, 6, 1)
+    assert (await group.commit(broker, "T", 0, 2)).code == 0
+    await until(lambda: broker.state.offsets.get("T", "cg", 0) == 2)
+    messages = await popper.pop(broker, count=2)
+    assert bodies(messages) == [2, 3]
+    assert await popper.batch_ack(broker, messages) == 0
+    answer = await group.committed(broker, "T", 0)
+    assert answer.ext["offset"] == "4"
+    assert (await group.commit(broker, "T", 0, 5)).code == 0
+    await until(lambda: broker.state.offsets.get("T", "cg", 0) == 5)
+    assert bodies(await popper.pop(broker)) == [5]
+
+
+async def test_limits_are_kept_and_said(tmp_path):
+    async with Group(tmp_path, 1, popInflightMessageThreshold=4, popBatchesMax=3) as group:
+        broker = await group.leading()
+        popper = Popper(group)
+        await filled(group, broker, 12, 1)
+        first = await popper.pop(broker, count=4)
+        assert await popper.pop(broker) == []
+        assert await popper.batch_ack(broker, first) == 0
+        for _ in range(3):
+            assert len(await popper.pop(broker, count=1)) == 1
+        answer = await popper.answer(broker)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        for options in (
+            {"count": 33},
+            {"count": 0},
+            {"invisible_ms": -1},
+            {"queue": 1},
+            {"attempt_id": "x" * 256},
+            {"renewed_by": "x" * 256},
+        ):
+            answer = await popper.answer(broker, **options)
+            assert answer.code in (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_BUSY)
+        answer = await Popper(group, "cg", "missing").answer(broker)
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        ext = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "offset": "0"}
+        answer = await group.ask(broker, RequestCode.ACK_MESSAGE, ext | {"extraInfo": "x y"})
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        for body in (b"", b"{}", b'{"acks":[{"c":"g"}]}', b'{"acks":7}'):
+            answer = await group.ask(broker, RequestCode.BATCH_ACK_MESSAGE, {}, body)
+            assert answer.code != 0
+
+
+async def test_modes_are_kept_and_queues_shared_out(one):
+    group, broker, _ = one
+    await filled(group, broker, 1, 3)
+    client = {
+        "clientID": "c1",
+        "producerDataSet": [],
+        "consumerDataSet": [
+            {"groupName": "cg", "messageModel": "CLUSTERING", "subscriptionDataSet": []}
+        ],
+    }
+    assert (await group.ask(broker, RequestCode.HEART_BEAT, {}, dumps(client))).code == 0
+    body = {
+        "topic": "T",
+        "consumerGroup": "cg",
+        "clientId": "c1",
+        "strategyName": "AVG",
+        "messageModel": "CLUSTERING",
+    }
+
+    async def assigned():
+        answer = await group.ask(broker, RequestCode.QUERY_ASSIGNMENT, {}, dumps(body))
+        found = loads_object(answer.body)["messageQueueAssignments"]
+        return [(one["mode"], one["messageQueue"]["queueId"]) for one in found]
+
+    assert await assigned() == [("PULL", 0), ("PULL", 1), ("PULL", 2)]
+    wish = {"topic": "T", "consumerGroup": "cg", "mode": "POP", "popShareQueueNum": 0}
+    code = RequestCode.SET_MESSAGE_REQUEST_MODE
+    assert (await group.ask(broker, code, {}, dumps(wish))).code == 0
+    assert await assigned() == [("POP", -1)]
+    answer = await group.ask(broker, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    assert loads_object(answer.body)["messageRequestModeMap"]["T"]["cg"] == wish
+    for wrong in ({"mode": "PUSH"}, {"topic": "%RETRY%cg"}, {"popShareQueueNum": "2"}):
+        assert (await group.ask(broker, code, {}, dumps(wish | wrong))).code != 0
+
+
+async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failovers(tmp_path):
+    async with Group(tmp_path, 3, snapshotIntervalMs=200, **PATIENT) as group:
+        popper = Popper(group)
+        await filled(group, await group.leading(), 60)
+        done, seen = set(), []
+        for _ in range(3):
+            name = await group.leader()
+            leader = group.brokers[name]
+            messages = await popper.pop(leader, invisible_ms=1_500, count=16)
+            seen += messages
+            await group.kill(name)
+            leader = await group.leading()
+            for message in messages[::2]:  # a handle is good under any leader
+                assert await popper.ack(leader, message) == 0
+                done.add(int(message.body))
+            await group.start(name)
+        leader = await group.leading()
+        again = []
+        while done | set(bodies(again)) != set(range(60)):
+            again += await popper.pop(leader, poll_ms=30_000)
+        assert not done & set(bodies(again))
+        assert len(again) == len(set(bodies(again)))
+        assert await popper.batch_ack(leader, again) == 0
+        tables = [broker.state.pops for broker in group.brokers.values()]
+        await until(lambda: all(table.to_json() == tables[0].to_json() for table in tables))
+        assert tables[0].batch_count == 0
+
+
+async def test_nobody_pops_while_a_replica_of_an_older_program_is_there(tmp_path):
+    """n2 is played by what answers hellos as an older program does, which would stop at a pop."""
+    older = OlderReplica("n2")
+    async with Group(tmp_path, 3, **PATIENT) as group:
+        await group.leader()
+        await group.kill("n2")
+        await older.start(group)
+        leader = await group.leading()
+        await until(lambda: leader.engine.links.version("n2") == 3)
+        popper = Popper(group)
+        await filled(group, leader, 3)
+        assert (await popper.answer(leader)).code == ResponseCode.SYSTEM_BUSY
+        assert not leader.state.pops.used
+        older.close()
+        await group.start("n2")
+        await until(lambda: leader.engine.links.version("n2") >= POP_VERSION)
+        assert bodies(await drained(popper, leader)) == [0, 1, 2]
+
+
+async def test_a_classic_master_keeps_what_is_in_flight_over_a_restart(tmp_path):
+    async with Classic(tmp_path, 1) as group:
+        popper = Popper(group)
+        await group.followed()
+        await filled(group, group.master, 10)
+        messages = await popper.pop(group.master, count=10, invisible_ms=60_000)
+        slave = group.slave.address
+        assert (await popper.answer(group.brokers["slave1"])).code != 0, slave
+        assert await popper.batch_ack(group.master, messages[:5]) == 0
+        soon = [await popper.change(group.master, one, 300) for one in messages[5:8]]
+        await group.stop("master")
+        await group.start("master")
+        assert await popper.ack(group.master, messages[8]) == 0
+        again = []
+        while len(again) < 3:
+            again += await popper.pop(group.master, poll_ms=30_000)
+        assert bodies(again) == bodies(soon)
+        assert await popper.batch_ack(group.master, [*again, messages[9]]) == 0
+        assert group.master.state.pops.batch_count == 0
+        assert await popper.pop(group.master) == []
+
+
+async def test_groups_whose_retry_topics_have_one_name_get_their_own(tmp_path):
+    async with Group(tmp_path, 1, **PATIENT) as group:
+        leader = await group.leading()
+        for topic in ("eu_payments", "payments"):
+            await group.create_topic(leader, topic)
+        mine, others = (
+            Popper(group, "orders", "eu_payments"),
+            Popper(group, "orders_eu", "payments"),
+        )
+        await group.send(leader, "eu_payments", b"1")
+        assert len(await mine.pop(leader, invisible_ms=300)) == 1
+        shared = "%RETRY%orders_eu_payments"
+        await until(lambda: leader.store.queues.end_of(shared, 0) == 1)
+        for _ in range(RETRIES_FIRST):
+            assert await others.pop(leader) == []
+        (again,) = await mine.pop(leader)
+        assert (again.topic, again.body) == (shared, b"1")
+        # Nor does a group whose own retry topic that is.
+        pull = PullHeader("orders_eu_payments", shared, 0, 0, 32, 0x4, 0, 0, "*", 0)
+        answer = await group.ask(leader, RequestCode.PULL_MESSAGE, pull.to_ext())
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "1")

@@ -1,0 +1,207 @@
+"""Sends that wait for a place in a frame, and for how long."""
+
+import pytest
+
+from raftmq.broker.scheduler import IDLE_MS
+from raftmq.broker.send.queue import AttendedTime, Backlog, Group
+from raftmq.broker.send.service import REFUSED_AT_ONCE
+from raftmq.remoting.codes import ResponseCode
+from tests.broker.send.test_service import Bench
+
+WAIT_MS = 1_000
+TICK_MS = 25
+
+
+def pass_time(bench, ms):
+    for _ in range(ms // TICK_MS):
+        bench.clock_ms += TICK_MS
+        bench.sends.release_overdue()
+
+
+def test_a_send_that_the_disk_does_not_come_to_is_refused_and_can_be_tried_again():
+    bench = Bench()
+    bench.send()
+    bench.send(one_way=True)
+    pass_time(bench, WAIT_MS)
+    assert not bench.connection.writes
+    pass_time(bench, TICK_MS)
+    (refused,) = bench.connection.answers()
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert refused.remark.startswith("[BUSY]")
+    assert bench.sends.held_bytes == 0
+    assert bench.log.cut(bench.sends) is None  # and certainly not stored
+    bench.send()
+    assert bench.commit().record_count == 1
+
+
+def test_who_was_cut_in_time_is_not_refused():
+    bench = Bench()
+    bench.send()
+    pass_time(bench, WAIT_MS)
+    frame = bench.log.cut(bench.sends)
+    bench.send()
+    pass_time(bench, WAIT_MS)
+    bench.sends.answer([bench.sends.applied(frame)])
+    assert [answer.code for answer in bench.connection.answers()] == [0]
+
+
+def test_only_those_that_have_waited_for_so_long_are_refused():
+    bench = Bench(frame_size_max=4096)
+    for _ in range(3):
+        bench.send(bytes(3000))
+        pass_time(bench, WAIT_MS // 2)
+    refused = bench.connection.answers()
+    assert [answer.opaque for answer in refused] == [1]
+    assert bench.commit().record_count == 1
+    assert [answer.opaque for answer in bench.connection.answers()] == [2]
+
+
+def test_own_messages_that_waited_for_too_long_are_told_so():
+    bench = Bench()
+    told = []
+    bench.sends.store([], b"command", lambda error: told.append((error.code, error.remark[:6])))
+    pass_time(bench, WAIT_MS + TICK_MS)
+    assert told == [(ResponseCode.SYSTEM_BUSY, "[BUSY]")]
+
+
+def test_who_waits_when_the_disk_is_full_is_told_so_at_once():
+    bench = Bench()
+    bench.send()
+    cut = bench.log.cut(bench.sends)
+    bench.send()
+    bench.sends.disk_full = "no room"
+    pass_time(bench, TICK_MS)
+    (refused,) = bench.connection.answers()
+    assert (refused.opaque, refused.code) == (2, ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert refused.remark == "[DISK_FULL] no room"
+    assert bench.log.cut(bench.sends) is None
+    bench.sends.answer([bench.sends.applied(cut)])
+    assert [answer.code for answer in bench.connection.answers()] == [0]
+    assert bench.sends.held_bytes == 0
+
+
+def test_a_process_that_did_not_run_refuses_nobody_for_it():
+    bench = Bench()
+    bench.send()
+    bench.clock_ms += 100 * WAIT_MS  # suspended
+    bench.sends.release_overdue()
+    assert not bench.connection.writes
+    assert bench.commit().record_count == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "attended"),
+    [([10, 25, 25], 60), ([50, 51], 100), ([100_000], 50), ([0, 0], 0)],
+)
+def test_attended_time_is_what_passes_while_somebody_looks(steps, attended):
+    now = [1_000]
+    time = AttendedTime(lambda: now[0])
+    for step in steps:
+        now[0] += step
+        time.look()
+    assert time.now_ms == attended
+
+
+def waiting(begun_ms, *sizes):
+    groups = []
+    for size in sizes:
+        group = Group(begun_ms)
+        group.held_bytes = size
+        groups.append(group)
+    return groups
+
+
+BOUND = 64 << 20
+
+
+def backlog(rate, until_ms):
+    """After `until_ms` in which `rate` bytes a ms were cut."""
+    made = Backlog(BOUND)
+    for now_ms in range(0, until_ms + 1, TICK_MS):
+        made.look([], 0, WAIT_MS, now_ms)
+        made.cut(rate * TICK_MS)
+    return made
+
+
+def test_as_much_as_is_configured_waits_while_nobody_waits_for_long():
+    made = backlog(1_000, 2_000)
+    assert made.look(waiting(1_900, 5 << 20), 6 << 20, WAIT_MS, 2_025) == BOUND
+    assert Backlog(BOUND).look(waiting(0, 1), 1, WAIT_MS, 0) == BOUND  # nothing is known yet
+
+
+def test_while_sends_wait_for_long_no_more_are_taken_than_are_stored_in_time():
+    made = backlog(1_000, 2_000)  # a megabyte a second
+    under_way = 300_000
+    bound = made.look(waiting(1_700, 200_000, 700_000), under_way + 900_000, WAIT_MS, 2_000)
+    assert bound == pytest.approx(under_way + 500_000, rel=0.1)
+    assert made.look([], under_way, WAIT_MS, 2_975) < BOUND  # nor as soon as nobody waits
+    assert made.look([], under_way, WAIT_MS, 3_000) == BOUND
+
+
+def test_a_little_may_wait_when_nothing_at_all_is_stored():
+    made = backlog(0, 2_000)
+    bound = made.look(waiting(1_000, 1_000), 1_000 + 5_000, WAIT_MS, 2_000)
+    assert bound == 5_000 + Backlog.ALWAYS_BYTES
+
+
+def test_a_configured_bound_below_that_holds():
+    made = Backlog(16 << 10)
+    made.look([], 0, WAIT_MS, 0)
+    assert made.look(waiting(0, 1_000), 1_000, WAIT_MS, 900) == 16 << 10
+
+
+def test_overload_is_refused_at_once_and_whoever_is_taken_is_stored():
+    """Ten times of what the log takes, and it takes one frame every 100 ms."""
+    bench = Bench(frame_size_max=32 << 10)
+    taken = refused_late = refused_at_once = 0
+    for step in range(400):
+        for _ in range(70):
+            bench.send(bytes(1024))
+        at_once = len(bench.connection.answers())
+        pass_time(bench, TICK_MS)
+        late = len(bench.connection.answers())
+        if step % 4 == 0 and (frame := bench.log.cut(bench.sends)) is not None:
+            bench.sends.answer([bench.sends.applied(frame)])
+            stored = len(bench.connection.answers())
+            taken += stored if step > 100 else 0
+        refused_late += late if step > 100 else 0
+        refused_at_once += at_once if step > 100 else 0
+    offered = 299 * 70
+    assert taken > 0.08 * offered
+    assert refused_late < 0.02 * offered
+    assert refused_at_once > 0.85 * offered
+
+
+def test_a_long_queue_is_not_refused_in_one_go():
+    bench = Bench(frame_size_max=16 << 10)
+    for _ in range(1_500):
+        bench.send(bytes(512))
+    counts = []
+    pass_time(bench, WAIT_MS)
+    for _ in range(6):
+        pass_time(bench, TICK_MS)
+        counts.append(len(bench.connection.answers()))
+    assert sum(counts) == 1_500
+    assert max(counts) < 2 * REFUSED_AT_ONCE
+    assert bench.sends.held_bytes == 0
+
+
+def test_the_send_path_has_work_for_its_chores_while_something_waits_or_is_in_flight():
+    bench = Bench()
+    outcomes, held = bench.sends.service().chores
+    assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
+    bench.send()
+    assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, 0)
+    frame = bench.log.cut(bench.sends)
+    assert (outcomes.rest_ms(), held.rest_ms()) == (0, IDLE_MS)
+    bench.sends.answer([bench.sends.applied(frame)])
+    assert (outcomes.rest_ms(), held.rest_ms()) == (IDLE_MS, IDLE_MS)
+
+
+def test_a_send_after_a_rest_has_not_waited_for_the_rest():
+    bench = Bench()
+    bench.clock_ms += 10_000  # nobody looked
+    bench.send()
+    bench.clock_ms += WAIT_MS // 4 - 1
+    bench.sends.release_overdue()
+    assert bench.sends.held_bytes_max == bench.config.waiting_bytes_max, "not scarce"

@@ -1,0 +1,280 @@
+"""A broker claims its store and ports before it opens anything, and gives them back."""
+
+import asyncio
+import logging
+import random
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from raftmq.broker.broker import open_broker
+from raftmq.broker.cli import main
+from raftmq.broker.config import Setting, build_config
+from raftmq.broker.startup_claim import Claim
+from raftmq.chaos.cluster.ports import HeldPorts
+from raftmq.store.errors import StoreError
+from raftmq.store.identity import StoreIdentity, WrongIdentity, read_identity
+from raftmq.store.store_lock import StoreInUse, lock_store
+from tests.steadydisk import SteadyDisk
+from tests.store.test_store_lock import digest
+from tests.waiting import until
+
+
+def free_port():
+    """Below what the system gives to those that ask for any port."""
+    held = HeldPorts("127.0.0.1")
+    (port,) = held.choose(1, random.Random())
+    held.close()
+    return port
+
+
+def config_of(root, mode="raft", **changes):
+    values = {
+        "brokerName": "group-a",
+        "bindAddress": "127.0.0.1",
+        "listenPort": "0",
+        "storePathRootDir": str(root),
+        "mappedFileSizeCommitLog": "1048576",
+        "maxMessageSize": "65536",
+        "electionTimeoutMinMs": "150",
+        "electionTimeoutMaxMs": "300",
+    }
+    if mode == "raft":
+        values |= {"enableDLegerCommitLog": "true", "dLegerPeers": f"n0-127.0.0.1:{free_port()}"}
+    values |= {key: str(value) for key, value in changes.items()}
+    return build_config([Setting(key, value, "test") for key, value in values.items()])
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "is_told"),
+    [
+        ("nodea", "", True),
+        ("nodea", "127.0.0.1", False),
+        ("localhost", "", False),
+        ("127.0.0.1", "", False),
+    ],
+)
+def test_a_name_that_is_loopback_on_its_own_machine_is_told(
+    tmp_path, monkeypatch, caplog, host, bind, is_told
+):
+    """As installers write it into /etc/hosts: the others resolve it to where nobody listens."""
+    resolve, port = socket.getaddrinfo, free_port()
+
+    def resolved(name, *rest, **more):
+        return resolve("127.0.1.1" if name == "nodea" else name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    peers = f"n0-{host}:{port};n1-nodeb:{port};n2-nodec:{port}"
+    config = config_of(tmp_path, dLegerPeers=peers, dLegerSelfId="n0", dLegerBindAddress=bind)
+    claim = Claim(config, SteadyDisk(config.store_path_root_dir), None, replicates=True)
+    try:
+        claim.take()
+    finally:
+        claim.release()
+    assert ("replication_on_loopback host=nodea addresses=127.0.1.1" in caplog.text) is is_told
+
+
+async def broker_of(config, **more):
+    return await open_broker(config, SteadyDisk(config.store_path_root_dir), **more)
+
+
+async def run(config, **more):
+    """Start a broker, let it lead, stop it in order."""
+    broker = await broker_of(config, **more)
+    await broker.start()
+    await until(lambda: broker.roles.leading)
+    await broker.stop()
+
+
+async def refused(config, error, words, **more):
+    with pytest.raises(error, match=words):
+        await broker_of(config, **more)
+
+
+def state_of(store):
+    """Of everything but the lock file, which its owner writes."""
+    return {path.name: digest(path) for path in sorted(store.iterdir()) if path.name != "lock"}
+
+
+@pytest.mark.parametrize("mode", ["raft", "classic"])
+async def test_two_brokers_in_one_process_exclude_each_other(tmp_path, mode):
+    config = config_of(tmp_path, mode)
+    first = await broker_of(config)
+    await first.start()
+    await refused(config_of(tmp_path, mode), StoreInUse, f"mqbroker {config.node_name} of group-a")
+    with pytest.raises(StoreInUse):  # the second's stop let go of nothing
+        lock_store(str(tmp_path), "the test")
+    await first.stop()
+    lock_store(str(tmp_path), "the test").release()
+    await run(config)
+
+
+async def test_a_lock_that_was_lent_is_not_released(tmp_path):
+    """`broker.cli` keeps it while a broker begins anew in the place of another."""
+    lock = lock_store(str(tmp_path), "the process")
+    await run(config_of(tmp_path), lock=lock)
+    with pytest.raises(StoreInUse, match="the process"):
+        lock_store(str(tmp_path), "another")
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "words"),
+    [
+        ("raft", "listenPort", "bindAddress=127.0.0.1 listenPort=PORT: .*in use"),
+        ("raft", "httpPort", "httpBindAddress=127.0.0.1 httpPort=PORT: .*in use"),
+        ("raft", "httpHealthPort", "httpHealthPort=PORT: .*in use"),
+        ("raft", "dLegerPeers", "dLegerPeers=n0-127.0.0.1:PORT: .*in use"),
+        ("classic", "haListenPort", "bindAddress=127.0.0.1 haListenPort=PORT: .*in use"),
+    ],
+)
+async def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(
+    tmp_path, mode, key, words
+):
+    store = tmp_path / "store"
+    await run(config_of(store, mode))
+    before = state_of(store)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        value = f"n0-127.0.0.1:{port}" if key == "dLegerPeers" else port
+        await refused(
+            config_of(store, mode, **{key: value}), OSError, words.replace("PORT", str(port))
+        )
+    assert state_of(store) == before
+    await run(config_of(store, mode))
+    assert state_of(store) != before
+
+
+async def test_a_new_store_is_noted_and_an_old_one_adopted_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "raftmq.broker.startup_claim")
+    config = config_of(tmp_path)
+    own = StoreIdentity("raft", "group-a", "n0", config.mapped_file_size_commit_log)
+
+    def told():
+        found = [(r.levelname, r.getMessage().split()[0]) for r in caplog.records]
+        caplog.clear()
+        return [one for one in found if one[1].startswith("store_")]
+
+    await run(config_of(tmp_path))
+    assert told() == [("INFO", "store_noted")]
+    (tmp_path / "identity").unlink()  # as a store has it that an earlier program made
+    await run(config_of(tmp_path))
+    assert told() == [("WARNING", "store_adopted")]
+    assert read_identity(SteadyDisk(str(tmp_path))) == own
+    await run(config_of(tmp_path))
+    assert told() == []
+
+
+async def test_a_store_is_of_one_node_of_one_group(tmp_path):
+    await run(config_of(tmp_path))
+    before = state_of(tmp_path)
+    peers = f"n0-127.0.0.1:{free_port()};n1-127.0.0.1:{free_port()}"
+    for changes in (
+        {"dLegerPeers": peers, "dLegerSelfId": "n1"},
+        {"brokerName": "group-b"},
+        {"dLegerGroup": "group-b"},
+        {"enableDLegerCommitLog": "false"},
+    ):
+        await refused(config_of(tmp_path, **changes), WrongIdentity, "node n0 of the Raft group")
+    assert state_of(tmp_path) == before
+    # What clients call the group may change, and where its members are.
+    await run(config_of(tmp_path, dLegerGroup="group-a", brokerName="other"))
+
+
+async def test_a_log_keeps_the_size_of_its_segments(tmp_path):
+    """A first segment that holds something would grow, and what comes next stand elsewhere than
+    its peers have it. A size that no log was opened with binds nobody."""
+    strange = tmp_path / "commitlog" / "strange"
+    strange.parent.mkdir()
+    strange.touch()
+    too_large = config_of(tmp_path, mappedFileSizeCommitLog=str(1 << 22))
+    await refused(too_large, StoreError, "not a segment")
+    strange.unlink()
+    wrong = config_of(tmp_path, mappedFileSizeCommitLog=str(1 << 21))
+    broker = await broker_of(wrong)  # nothing came: a replica that was only begun
+    await broker.stop()
+    assert not list(strange.parent.iterdir())
+    await run(config_of(tmp_path))
+    before = state_of(tmp_path)
+    for size in (1 << 19, 1 << 21):
+        other = config_of(tmp_path, mappedFileSizeCommitLog=str(size))
+        await refused(other, WrongIdentity, "set mappedFileSizeCommitLog=1048576")
+    assert state_of(tmp_path) == before
+    await run(config_of(tmp_path))
+
+
+async def test_a_classic_store_stays_its_broker_names_whoever_serves_it(tmp_path):
+    await run(config_of(tmp_path, "classic"))
+    broker = await broker_of(config_of(tmp_path, "classic", brokerRole="SLAVE", brokerId=3))
+    await broker.start()  # its master was lost and came back elsewhere
+    await broker.stop()
+    await run(config_of(tmp_path, "classic", brokerRole="SYNC_MASTER"))
+    wrong = config_of(tmp_path, "classic", brokerName="group-b")
+    await refused(wrong, WrongIdentity, "the classic broker group-a")
+
+
+async def test_a_start_that_failed_opened_no_store(tmp_path):
+    """The lock's text says whether a broker of ours was the last one that opened it."""
+    config, lock = config_of(tmp_path, "classic"), tmp_path / "lock"
+    await run(config)
+    assert lock.read_bytes() == b"ours"
+    for text in (b"ours", b"lock"):
+        lock.write_bytes(text)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            await refused(config_of(tmp_path, "classic", listenPort=port), OSError, "in use")
+        assert lock.read_bytes() == text
+    await run(config)
+    assert lock.read_bytes() == b"ours"
+
+
+async def test_a_disk_without_room_for_the_note_does_not_end_a_start(tmp_path, caplog):
+    class Full(SteadyDisk):
+        def rename(self, source, target):
+            if target == "identity":
+                raise OSError(28, "No space left on device")
+            super().rename(source, target)
+
+    config = config_of(tmp_path)
+    broker = await open_broker(config, Full(str(tmp_path)))
+    await broker.start()
+    await broker.stop()
+    assert "store_identity_not_noted" in caplog.text
+    await run(config)
+    assert read_identity(SteadyDisk(str(tmp_path))) is not None
+
+
+# ---- tools ------------------------------------------------------------------------------------
+
+
+async def told(arguments):
+    """`mqbroker` with these, in a thread: it has a loop of its own."""
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments)
+
+
+async def test_tools_are_refused_while_a_store_is_in_use(tmp_path):
+    """`backup` of a stopped replica reads; what it reads would change under it."""
+    store = tmp_path / "store"
+    await run(config_of(store))
+    given = ["-c", str(tmp_path / "broker.conf")]
+    text = config_of(store).properties_text()
+    (tmp_path / "broker.conf").write_text(text)
+    backup, new = tmp_path / "backup", tmp_path / "new"
+    taken = await told(["backup", str(backup), *given])
+    assert taken.exit_code == 0, taken.output
+    members = ["--peers", "n0-127.0.0.1:40911"]
+    commands = {
+        store: ["backup", str(backup), *given],
+        new: ["restore", str(backup), "--into", str(new), *members],
+    }
+    for directory, command in commands.items():
+        lock = lock_store(str(directory), "a broker")
+        before = digest(directory)
+        done = await told(command)
+        assert (done.exit_code, digest(directory)) == (75, before), done.output
+        assert "is in use by a broker" in done.output
+        lock.release()
+        done = await told(command)
+        assert done.exit_code == 0, done.output
+        lock_store(str(directory), "the test").release()

@@ -1,0 +1,199 @@
+"""The simple consumer against a scripted cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from raftmq.client import metadata as directory
+from raftmq.client.consumer import simple_consumer as simple
+from raftmq.client.consumer.simple_consumer import SimpleConsumer
+from raftmq.client.decode import decode_messages
+from raftmq.client.errors import BrokerUnreachable, ClientClosed, NoRoute
+from raftmq.client.message import MessageExt
+from raftmq.remoting.codes import RequestCode
+from raftmq.remoting.fast_json import loads_object
+from raftmq.remoting.names import pop_retry_topic
+from raftmq.remoting.pop_headers import POP_CK, BatchAck, Handle, PopHeader, batch_acks
+from tests.client.consumer.test_push_consumer import fill
+from tests.client.fakes import FakeCluster, SharedLog
+from tests.waiting import until
+
+POP = RequestCode.POP_MESSAGE
+
+
+def popped_message(topic: str, offset: int, *, retry: bool = False) -> MessageExt:
+    """A message of queue 0 that was popped with all of its queue, from offset 0 on."""
+    log = SharedLog()
+    log.append(topic, 0, b"x")
+    (message,) = decode_messages(log.records[topic, 0][0], "g0")
+    message = replace(message, queue_offset=offset)
+    message.properties[POP_CK] = Handle(0, 5, 60_000, 0, retry, "g0", 0, offset).encode()
+    return message
+
+
+async def test_messages_of_several_topics_are_acknowledged_each_in_its_own() -> None:
+    """A broker takes what it does not know for acknowledged before, and says all is well."""
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        messages = [popped_message(topic, offset) for topic in "TU" for offset in (0, 2)]
+        messages += [popped_message(topic, 1, retry=True) for topic in "TU"]
+        assert await consumer.ack(messages) == []
+        (request,) = cluster.brokers["g0"][0].received(RequestCode.BATCH_ACK_MESSAGE)
+        stored = [(topic, 0b101) for topic in "TU"]
+        stored += [(pop_retry_topic(topic, "g"), 0b010) for topic in "TU"]
+        assert batch_acks(loads_object(request.body)) == [
+            BatchAck("g", topic, 0, 0, 5, 60_000, 0, bits) for topic, bits in stored
+        ]
+
+
+async def test_a_waiting_pop_follows_the_leader_that_takes_over_from_a_silent_one() -> None:
+    """A frozen leader keeps its connections: only the route tells that another one leads."""
+    async with FakeCluster({"g0": 3}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        frozen, leader, _ = cluster.brokers["g0"]
+        frozen.scripts[POP].append("silent")
+        await consumer.subscribe("T")
+        waiting = asyncio.create_task(consumer.receive(await_ms=60_000))
+        await until(lambda: frozen.count(POP))
+        cluster.lead("g0", 1, tell_route=True)
+        await consumer._instance.directory.refresh("T")
+        await until(lambda: leader.count(POP), patience_s=10)
+        assert 0 < PopHeader.parse(leader.received(POP)[0].ext).poll_ms < 60_000, "what is left"
+        fill(cluster, 1)
+        assert [m.body for m in await waiting] == [b"0"]
+
+
+async def test_a_receive_keeps_its_time_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simple, "ANSWER_GRACE_MS", 300)
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        cluster.brokers["g0"][0].scripts[POP].extend(["silent"] * 9)
+        now = asyncio.get_running_loop().time
+        began = now()
+        with pytest.raises(BrokerUnreachable) as caught:
+            await consumer.receive(await_ms=100)
+        assert 0.1 <= now() - began < 1.5
+        assert caught.value.outcome_unknown
+
+
+async def test_a_silent_group_keeps_nobody_from_the_messages_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simple, "SLICE_MS", 100)
+    groups = {"g0": 1, "g1": 1}
+    async with FakeCluster(groups) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        cluster.brokers["g1"][0].scripts[POP].extend(["silent"] * 99)
+        fill(cluster, 6, queues=1)
+        now = asyncio.get_running_loop().time
+        for number in range(6):
+            began = now()
+            (message,) = await consumer.receive(await_ms=1000)
+            assert message.body == b"%d" % number
+            assert now() - began < 0.5
+        assert await consumer.receive(await_ms=0) == [], "g0 answers"
+        cluster.brokers["g0"][0].mode = "silent"
+        with pytest.raises(BrokerUnreachable) as caught:
+            await consumer.receive(await_ms=300)
+        assert caught.value.outcome_unknown
+
+
+async def cancelled(waiting: asyncio.Task[list[MessageExt]]) -> None:
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert waiting.cancelled()
+
+
+async def late_message(
+    cluster: FakeCluster, consumer: SimpleConsumer, *, count: int, in_one_turn: bool = False
+) -> None:
+    """Have a pop get the message "0" of `count` for a caller who is gone."""
+    broker = cluster.brokers["g0"][0]
+    broker.scripts[POP].append("late")
+    gone = asyncio.create_task(consumer.receive())
+    await until(lambda: broker.count(POP))
+    (pop,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("pop "))
+    if in_one_turn:
+        pop.add_done_callback(lambda _: gone.cancel())
+    else:
+        await cancelled(gone)
+    fill(cluster, count, queues=1)
+    broker.late.set()
+    await asyncio.wait((pop,))
+    await asyncio.wait((gone,))
+    assert gone.cancelled()
+    assert broker.count(POP) == 1
+
+
+@pytest.mark.parametrize("in_one_turn", [False, True])
+@pytest.mark.parametrize(("count_max", "invisible_ms"), [(32, 60_000), (1, 60_000), (32, 30_000)])
+async def test_what_a_pop_got_for_a_caller_who_is_gone_the_next_one_gets(
+    count_max: int, invisible_ms: int, in_one_turn: bool
+) -> None:
+    """Nobody else could have it before its invisible time is over. The answer may come in the very
+    turn of the loop in which the caller goes."""
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        await late_message(cluster, consumer, count=2, in_one_turn=in_one_turn)
+        for body in (b"0", b"1"):
+            got = await consumer.receive(count_max, invisible_ms=invisible_ms, await_ms=1000)
+            assert [message.body for message in got] == [body]
+
+
+async def test_several_callers_who_are_gone_leave_a_pop_each() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        broker = cluster.brokers["g0"][0]
+        broker.scripts[POP].extend(["late"] * 2)
+        both = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+        await until(lambda: broker.count(POP) == 2)
+        for gone in both:
+            await cancelled(gone)
+        fill(cluster, 2, queues=1)
+        broker.late.set()
+        got = [await consumer.receive(await_ms=1000) for _ in range(2)]
+        assert {message.body for (message,) in got} == {b"0", b"1"}
+        assert broker.count(POP) == 2
+
+
+@pytest.mark.parametrize(("expression", "pops"), [("*", 1), ("A", 2)])
+async def test_a_pop_of_another_expression_is_not_handed_out(expression: str, pops: int) -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        await late_message(cluster, consumer, count=1)
+        await consumer.subscribe("T", expression)
+        got = await consumer.receive(await_ms=0)
+        assert [message.body for message in got] == ([b"0"] if pops == 1 else [])
+        assert cluster.brokers["g0"][0].count(POP) == pops
+
+
+async def test_a_receive_that_a_stop_ends_says_so() -> None:
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        await consumer.subscribe("T")
+        waiting = asyncio.create_task(consumer.receive())
+        await until(lambda: cluster.brokers["g0"][0].count(POP))
+        await consumer.stop()
+        with pytest.raises(ClientClosed):
+            await waiting
+
+
+async def test_a_deleted_topic_keeps_nobody_from_the_messages_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "GONE_S", 0)
+    async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
+        cluster.name_server.topics["U"] = {"g0": (1, 6)}
+        await consumer.subscribe("U")
+        await consumer.subscribe("T")
+        del cluster.name_server.topics["U"]
+        await consumer._instance.directory.refresh_all()
+        await consumer._instance.directory.refresh_all()
+        fill(cluster, 1)
+        assert [m.body for m in await consumer.receive()] == [b"0"]
+        consumer.unsubscribe("T")
+        with pytest.raises(NoRoute):
+            await consumer.receive(await_ms=0)

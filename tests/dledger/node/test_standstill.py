@@ -1,0 +1,75 @@
+"""A group whose histories differ reports that nobody will lead, and which replica holds more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raftmq.dledger.node import rollback_detection as oldstore
+from raftmq.dledger.node import standstill
+from raftmq.dledger.node.standstill import Extent, decode_extent
+from raftmq.dledger.storage.log_flusher import FlushMode
+from tests.dledger.members import Group, TroubledDisk
+from tests.dledger.node.test_node import send_and_wait
+
+
+def test_an_extent_is_read_as_it_was_written() -> None:
+    for extent in (Extent(0, 0, False), Extent(7, 1 << 60, True)):
+        assert decode_extent(extent.encode()) == extent
+    for text in ("", "1:2", "1:2:3:4", "a:2:1", "-1:2:1", "²:1:1"):
+        assert decode_extent(text) is None
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_two_of_three_set_back_together_are_reported(
+    tmp_path: Path,
+    ahead: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The third, with all frames, comes when the two have gone on, with fewer frames than it has
+    (then nobody leads), or with more (then it is shut out)."""
+    monkeypatch.setattr(oldstore, "MADE_MS", 20)
+    monkeypatch.setattr(standstill, "STANDSTILL_MS", 2_000)
+    monkeypatch.setattr(standstill, "STEADY_MS", 1_500)
+    caplog.set_level(logging.ERROR, "raftmq.dledger")
+    async with Group(tmp_path, flush=FlushMode.SYNC) as group:
+        leader = await group.leader()
+        await send_and_wait(group, leader, b"before")
+        await group.all_applied()
+        back = group.others(leader)
+        for node in back:
+            await asyncio.to_thread(
+                shutil.copytree, node.disk.root, tmp_path / f"of-{node.node_id}"
+            )
+        for number in range(8):
+            await send_and_wait(group, leader, b"acknowledged %d" % number)
+        await group.all_applied()
+        await asyncio.sleep(0.2)  # for notes
+        held = leader.member.core.last_index
+        for node in group.nodes:
+            await node.kill()
+        for node in back:
+            shutil.rmtree(node.disk.root)
+            shutil.copytree(tmp_path / f"of-{node.node_id}", node.disk.root)
+            node.disk = TroubledDisk(node.disk.root)
+            await node.start()
+        second = await group.leader()
+        for number in range(12 if ahead else 1):
+            await send_and_wait(group, second, b"forked %d" % number)
+        await leader.start()
+        await group.until(lambda: bool(leader.member.status()["standstill"]))
+        reach = f"{leader.node_id} holds frames up to {held} of term 1"
+        assert reach in str(leader.member.status()["standstill"])
+        assert leader.member.core.last_index == held
+        assert "other_history" in caplog.text
+        assert "compare them with mqbroker rescue" in caplog.text
+        if ahead:
+            await group.until(lambda: any(node.member.status()["parted"] for node in back))
+            assert (await group.leader()) in back
+        else:
+            assert not any(node.member.core.leader_ready for node in group.nodes)

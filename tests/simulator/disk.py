@@ -220,6 +220,7 @@ class SimDisk:
     def lose_power(self) -> None:
         """Decide what of the unsynced survives."""
         self.kill_process()
+        self.rotted_at_rest |= self.rotted
         self.rotted.clear()
         self.power_cuts += 1
         # Names are journalled: what survives is the beginning of what was done to them.

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 from raftmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
@@ -323,9 +322,9 @@ class ClientTable:
                 f" {member.client_id}",
                 tag="INCONSISTENT_SUBSCRIPTIONS",
             )
-        before = group.kept_bytes
-        more = max(0, told.kept_bytes - _kept_bytes(group.subscriptions))
-        more += 0 if group.knows(wanted) else told.kept_bytes
+        before, told_bytes = group.kept_bytes, told.kept_bytes
+        more = max(0, told_bytes - _kept_bytes(group.subscriptions))
+        more += 0 if group.knows(wanted) else told_bytes
         if not self._kept.take(more):
             raise busy("keptBytesMax: clients have told as much as is kept")
         try:
@@ -335,7 +334,7 @@ class ClientTable:
             raise
         self.consumers[group.name] = group
         changed = group.update(told)
-        group.wish(group.members[member.client_id], wanted, told.kept_bytes)
+        group.wish(group.members[member.client_id], wanted, told_bytes)
         self._kept.give_back(before + more - group.kept_bytes)
         if not group.is_consistent:
             self._warn(group, member.last_ms)
@@ -347,12 +346,12 @@ class ClientTable:
             return
         group.warned_ms = now_ms
         found = group.differences()
-        for client_id, (first, *_) in islice(found.items(), 1):
-            log.warning(
-                "subscriptions_inconsistent group=%s clients=%d client=%s topic=%s"
-                " expression=%s others=%s",
-                group.name, len(found), client_id, first.topic, first.expression, first.others,
-            )  # fmt: skip
+        client_id, (first, *_) = next(iter(found.items()))
+        log.warning(
+            "subscriptions_inconsistent group=%s clients=%d client=%s topic=%s"
+            " expression=%s others=%s",
+            group.name, len(found), client_id, first.topic, first.expression, first.others,
+        )  # fmt: skip
 
     def _join(self, members: dict[str, Member], consumer: bool, group: str, member: Member) -> bool:
         """Add or refresh a member; return True when it was not known over this connection."""

@@ -32,8 +32,8 @@ def status_of(
       its leader). `ahead_ms`, `first_position` and `settings_differ` are what the peer told
       (peer_info.py).
     - `healing`: `repairing`, `damaged`, `damaged_count`, `mended`, `scrub`
-      (dledger/repair/repairer.py) and
-      `installing`, `behind_bytes` (dledger/snapshot/transfer.py).
+      (dledger/repair/repairer.py) and `installing`, `behind_bytes`
+      (dledger/snapshot/transfer.py).
     - `preferred`: the preferred leader, if any.
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
       (dledger/raft/election_backoff.py); `election_halved`, whether they are halved

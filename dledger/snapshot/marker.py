@@ -1,9 +1,9 @@
 """Snapshot install on disk: how a group snapshot takes the place of a log, whenever the process
 dies.
 
-    raft/installation       the marker: a whole, checksummed group snapshot
-    (dledger/raft/snapshot_install.py) raft/installed          SlotFile: the applied index of the
-    last one, int64
+    raft/installation       the marker: a whole, checksummed group snapshot (see
+                            dledger/raft/snapshot_install.py)
+    raft/installed          SlotFile: the applied index of the last one, int64
 
 1. `note`: the group snapshot is written beside, synced, renamed to the marker, the directory
    synced. Killed before the rename is durable, the old log stands untouched and is what the next

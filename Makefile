@@ -1,4 +1,4 @@
-# make venv | check | test | test-long | demo | docs | man | helm | bench | bench-peers | jepsen | simulate | test-fresh | lint | report; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | man | modules | helm | bench | bench-peers | jepsen | simulate | test-fresh | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +13,7 @@ WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo collect test test-long interop docs docs-serve man helm screenshots lint report bench bench-peers jepsen simulate test-fresh clean
+.PHONY: venv check demo collect test test-long interop docs docs-serve man modules helm screenshots lint report bench bench-peers jepsen simulate test-fresh clean
 
 venv: $(VENV)/.ready
 
@@ -70,6 +70,10 @@ docs: $(VENV)/.dev-ready
 # Man pages of all commands, from their parsers; a test holds that they are as the commands are.
 man: $(VENV)/.dev-ready
 	@$(BIN)/python -m tools.manpages
+
+# docs/modules.md, from the first sentences of docstrings; a test compares it with the code.
+modules: $(VENV)/.ready
+	@$(BIN)/python -m tools.module_page
 
 # After a change of the Helm chart: what it makes of tests/helm/cases, by HELM or by a Helm built from its Go module.
 helm: $(VENV)/.dev-ready

@@ -27,7 +27,7 @@ ABSENT_CODES = (
     ResponseCode.QUERY_NOT_FOUND,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
 )
-UNAVAILABLE_TAGS = ("DISK_FULL", "DISK_ERROR")  # docs/modules.md, "Errors on the wire"
+UNAVAILABLE_TAGS = ("DISK_FULL", "DISK_ERROR")  # docs/errors.md
 
 
 def translator(leader_http: Callable[[], str]) -> Callable[[Exception], ApiProblem | None]:

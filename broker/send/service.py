@@ -5,7 +5,7 @@ The Raft member calls `cut` whenever another frame may be proposed: everything t
 one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is applied, its
 sends are answered, one write per connection.
 
-A sender is told (docs/modules.md "Errors on the wire"):
+A sender is told (docs/errors.md):
 - SEND_OK only once the frame is committed;
 - 14 [NOT_LEADER] when it is certainly not stored: never proposed, or its frame was truncated;
 - 14 [DISK_FULL] when there is no room, also if it waits for a frame already;

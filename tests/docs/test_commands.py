@@ -213,7 +213,7 @@ def test_workloads_and_scenarios_that_the_pages_name_are_there() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_modules_that_a_page_names_are_there(page: Path) -> None:
-    """From the root, or from a room (as docs/modules.md has it). What is below conf/ is
+    """From the root, or from a room. What is below conf/ is
     Apache's, and an operator's."""
     named = [name for name in MODULE.findall(page.read_text()) if not name.startswith("conf/")]
     assert not [

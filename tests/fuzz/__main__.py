@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: attack every port of real processes; docs/modules.md, tests.
+"""`python -m tests.fuzz`: attack every port of real processes; CONTRIBUTING.md, Tests.
 
 Without --minutes one seed, with them as many as there is time for. A finding prints the command
 that does the same again, and with --bisect the smallest part of it that still shows the fault.

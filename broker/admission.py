@@ -26,7 +26,7 @@ from .access import Access
 from .component import RoleChange, Service
 from .errors import not_leader
 
-HOLD_MS = 200  # the same as for sends (broker.send.held_sends)
+HOLD_MS = 200  # the same as for sends (broker.send.queue)
 HELD_BYTES_MAX = 16 * 1024 * 1024
 JUDGED_AT_ONCE = 64  # signatures: some 2 ms
 

@@ -55,17 +55,16 @@ from .filters import (
     RetryMatcher,
     Work,
     is_tag,
+    own_retries,
     parse_expression,
     parse_tags,
     unsupported,
 )
-from .followers import read_policy
 from .group_creation import GroupCreation
-from .long_polling import Held, HoldTable
+from .long_polling import COUNT_MAX, WAIT_MS_MAX, Held, HoldTable, kept_bytes
 from .offset_commits import CommitService
 from .offset_resets import ResetMarks, Wait
-from .polling_limits import COUNT_MAX, WAIT_MS_MAX, kept_bytes
-from .retry_filter import own_retries
+from .read_routing import read_policy
 from .subscription_refresh import SubscriptionQuestions
 
 if TYPE_CHECKING:

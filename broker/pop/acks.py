@@ -29,8 +29,7 @@ from ..context import Context
 from ..errors import Refused
 from ..tables.pops import Batch, BatchKey, Place, Step
 from .command_batch import StepLog
-from .gate import Gate
-from .live import LiveQueues
+from .leader_state import Gate, LiveQueues
 from .requests import INVISIBLE_MS_MAX, PopConnection
 from .revive import Deadlines
 

@@ -40,7 +40,7 @@ from ..errors import Refused
 from ..send.callbacks import Ended
 from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .command_batch import StepLog
-from .gate import Gate
+from .leader_state import Gate
 
 log = logging.getLogger("raftmq.broker.assignment")
 

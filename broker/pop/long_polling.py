@@ -20,7 +20,7 @@ from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
 
 from ..consume.filtered_reads import WORK_MAX
 from ..consume.filters import Filter
-from ..consume.polling_limits import AT_ONCE_MAX, Waits
+from ..consume.long_polling import AT_ONCE_MAX, Waits
 
 ATTEMPT_WORK = 100  # of a pop without a filter, as Matcher.work counts
 T = TypeVar("T")

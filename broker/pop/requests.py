@@ -45,21 +45,18 @@ from ..consume.filters import (
     unsupported,
 )
 from ..consume.group_creation import GroupCreation
+from ..consume.long_polling import WAIT_MS_MAX, kept_bytes
 from ..consume.offset_commits import no_room
-from ..consume.polling_limits import WAIT_MS_MAX, kept_bytes
 from ..context import Context
 from ..errors import Refused, busy
 from ..tables.groups import SubscriptionGroup
 from ..tables.pops import Place
 from ..tables.topics import PERM_READ, topic_name_problem
 from .command_batch import StepLog
-from .gate import Gate
-from .live import LiveQueues
+from .leader_state import Gate, LiveQueues, Told
 from .long_polling import Waiter, WaitingPops
-from .receive_attempts import Repeats
 from .revive import Deadlines
-from .selection import ALL, Attempt, Pop, Taken, Taker
-from .unconfirmed import Told
+from .selection import ALL, Attempt, Pop, Repeats, Taken, Taker
 
 log = logging.getLogger("raftmq.broker.pops")
 

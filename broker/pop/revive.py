@@ -46,8 +46,7 @@ from ..tables.pops import Batch, BatchKey, Place, Step, pop_command
 from ..tables.state import put_topic
 from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 from .command_batch import StepLog
-from .live import LiveQueues
-from .unconfirmed import Told
+from .leader_state import LiveQueues, Told
 
 log = logging.getLogger("raftmq.broker.revivals")
 

@@ -10,10 +10,15 @@ these.
 In order, a queue whose last messages are not all acknowledged is closed until their time is over;
 then those that were not come again, alone: new messages follow when they are acknowledged. The same
 receive attempt repeated (`attempt_id`) gets the same messages.
+
+Without order, a repeated attempt whose messages heartbeats renew gets the same ones, under the same
+handles (`Repeats`): its answer was lost, and they would stay in flight for as long as the client
+lives. They are in flight as the log says, so nothing is changed: they are read and told once more.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,22 +28,25 @@ from typing import TYPE_CHECKING, NamedTuple
 from raftmq.remoting.names import RETRY_PREFIX, pop_retry_topic
 from raftmq.remoting.pop_headers import INIT_MAX, PopHeader
 from raftmq.store.commitlog.commitlog import ReadBudget
+from raftmq.store.errors import StoreError
 from raftmq.store.get_message import GetStatus
 
 from ..consume.filtered_reads import WORK_MAX, FilteredReads
-from ..consume.filters import Filter, Work
-from ..consume.polling_limits import COUNT_MAX
-from ..consume.retry_filter import own_retries
+from ..consume.filters import Filter, Work, own_retries
+from ..consume.long_polling import COUNT_MAX
 from ..context import Context
-from ..tables.pops import BatchKey, Place, PopQueue, Step
-from .live import LiveQueues
+from ..tables.pops import Batch, BatchKey, Place, PopQueue, Step
+from .leader_state import LiveQueues
 
 if TYPE_CHECKING:
     from raftmq.store.message_reads import GetResult
 
+log = logging.getLogger("raftmq.broker.pops")
+
 RETRIES_FIRST = 5  # one of so many pops looks at the retries first (popFromRetryProbability 20)
 NEW_MAX = 100  # queues in which a group begins with one command
 STOPS_MAX = 1_000  # of topics and groups; one that is forgotten begins where its turn is
+LOOK_MAX = 1_000  # the newest batches of each queue; an attempt is repeated soon
 _SIZE = struct.Struct(">i")
 _QUEUE_OFFSET = struct.Struct(">q")
 _OFFSET_AT = 20  # in a record
@@ -367,6 +375,52 @@ class Taker:
                 topic, queue_id, offset, *limits, wanted.matcher, work, budget
             )
         return self._reads.get_messages(topic, queue_id, offset, *limits, wanted.codes, budget)
+
+
+class Repeats:
+    """Finds what an attempt got before; one per broker."""
+
+    def __init__(self, context: Context) -> None:
+        self._config = context.config
+        self._table = context.state.pops
+        self._reads = context.store.reads
+
+    def of(self, header: PopHeader) -> tuple[list[Taken], int]:
+        """Return what the attempt got and has not acknowledged, and the time of that pop."""
+        if not header.renewed_by or not header.attempt_id or header.order:
+            return [], 0
+        group = header.consumer_group
+        found: list[tuple[Place, BatchKey, Batch]] = []
+        for topic in dict.fromkeys((header.topic, pop_retry_topic(header.topic, group))):
+            for queue_id, queue in self._table.queues.get((topic, group), {}).items():
+                for key in islice(reversed(queue.batches), LOOK_MAX):
+                    batch = queue.batches[key]
+                    if batch.attempt == header.attempt_id and batch.client == header.renewed_by:
+                        found.append(((topic, group, queue_id), key, batch))
+        pop_ms = max((key[1] for _, key, _ in found), default=0)
+        budget = ReadBudget()
+        try:
+            again = [self._read(*one, budget) for one in found if one[1][1] == pop_ms]
+        except (OSError, StoreError) as error:
+            log.error("read_failed topic=%s error=%s", header.topic, error)
+            return [], 0
+        return [taken for taken in again if taken.offsets], pop_ms
+
+    def _read(self, place: Place, key: BatchKey, batch: Batch, budget: ReadBudget) -> Taken:
+        """Return the messages of a batch that the budget allows to read."""
+        offsets: list[int] = []
+        buffers: list[bytes] = []
+        size = 0
+        bytes_max = self._config.max_transfer_bytes_on_message_in_memory
+        for offset in batch.pending_offsets:
+            if budget.spent:
+                break
+            one = self._reads.get_messages(place[0], place[2], offset, 1, bytes_max, budget=budget)
+            if one.message_count and one.next_offset == offset + 1:  # else retention deleted it
+                offsets.append(offset)
+                buffers += one.buffers
+                size += one.size_bytes
+        return Taken(place, key[0], key[0], key[0], offsets, buffers, size, None, key[0])
 
 
 def _offsets(found: GetResult, start: int) -> tuple[Sequence[int], int]:

@@ -20,11 +20,9 @@ from ..send.service import SendPath
 from .acks import Acks
 from .assignment import Assignments, TopicQueues
 from .command_batch import StepLog
-from .gate import Gate
-from .live import LiveQueues
+from .leader_state import Gate, LiveQueues, Told
 from .requests import PopConnection, Pops
 from .revive import Deadlines, Reviver
-from .unconfirmed import Told
 
 
 class Popping:

@@ -15,7 +15,7 @@ from ..config import BrokerConfig
 from ..errors import Refused, busy
 from ..tables.state import BrokerState, put_topic
 from ..tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
-from .held_sends import HeldSend
+from .queue import HeldSend
 
 WAITING_OVERHEAD_BYTES = 512  # the cost of a waiting send besides its record; counted, too
 CREATIONS_MAX = 1_000  # topics being auto-created at one time

@@ -4,14 +4,21 @@ A `Group` becomes one frame (Raft mode) or one batch (classic mode), with everyt
 records of clients' sends, those a broker stores itself (`Outgoing`: delayed messages that are due,
 retries, ends of transactions), and the commands that belong to the latter. So a message that moves
 and the note that it moved are committed together.
+
+`HeldSends` keeps sends for a moment, instead of refusing them, while a replica is about to lead.
+During a hand-over the former leader holds them until it knows its successor, and then refuses them
+with the successor's address. A new leader holds them until its term's no-op is committed, and then
+takes them. So a client finds the leader with one request instead of asking every replica until one
+leads. A held send has not touched the log: if it is refused in the end, it is certainly not stored.
+Bounds: HOLD_MS_MAX, and the bytes that the send path counts (waitingBytesMax).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from raftmq.remoting.command import JSON
 from raftmq.store.dispatch import Units
@@ -35,6 +42,7 @@ class Connection(Protocol):
 
 
 NO_WAIT = b"WAIT\x01false"
+HOLD_MS_MAX = 200  # < the 300 ms that our producer waits for each replica it tries
 
 # The sender to be answered: connection, opaque, one-way (not 0: yes), header codec of the request.
 Sender = tuple[Connection, int, int, int]
@@ -166,6 +174,46 @@ class Group:
         """Return the callbacks of the broker's own messages, each to be called once."""
         dones, self.dones = self.dones, []
         return dones
+
+
+class HeldSend(NamedTuple):
+    """One send as it arrived."""
+
+    sender: Sender
+    ext: Mapping[str, str]
+    body: bytes
+    born_host: bytes
+    code: int
+
+
+class HeldSends:
+    """The held sends and their common deadline. Holds nothing until `begin`."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._until_ms = 0
+        self.sends: list[HeldSend] = []
+        self.groups: list[Group] = []  # admitted by a leader that leaves, never put into a frame
+
+    @property
+    def holding(self) -> bool:
+        return self._until_ms > 0
+
+    def begin(self) -> None:
+        """Hold from now on. Calling it again does not extend the deadline."""
+        if not self._until_ms:
+            self._until_ms = self._clock_ms() + HOLD_MS_MAX
+
+    @property
+    def overdue(self) -> bool:
+        return 0 < self._until_ms <= self._clock_ms()
+
+    def end(self) -> tuple[list[HeldSend], list[Group]]:
+        """Stop holding; return what was held to the caller."""
+        self._until_ms = 0
+        sends, self.sends = self.sends, []
+        groups, self.groups = self.groups, []
+        return sends, groups
 
 
 class Stored:

@@ -72,7 +72,6 @@ from .callbacks import Done
 from .exactly_once import WriterRequests, Written
 from .fast_path import PlainSend, plain_record
 from .frame_builder import cut_frame, cut_records
-from .held_sends import HeldSend, HeldSends
 from .idempotency import Repeats, sent_once
 from .queue import (
     OWN,
@@ -81,6 +80,8 @@ from .queue import (
     Batch,
     Connection,
     Group,
+    HeldSend,
+    HeldSends,
     Pending,
     Sender,
     Stored,

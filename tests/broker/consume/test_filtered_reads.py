@@ -17,12 +17,11 @@ from raftmq.broker.consume.filters import (
     Filter,
     RetryMatcher,
     Work,
+    own_retries,
     subscription_from_json,
 )
 from raftmq.broker.consume.long_polling import WORK_MAX as TURN_WORK_MAX
-from raftmq.broker.consume.long_polling import Held, HoldTable
-from raftmq.broker.consume.polling_limits import kept_bytes
-from raftmq.broker.consume.retry_filter import own_retries
+from raftmq.broker.consume.long_polling import Held, HoldTable, kept_bytes
 from raftmq.broker.consume.sql92 import _compiled, compile_expression
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode

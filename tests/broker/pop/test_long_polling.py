@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from raftmq.broker.consume.filtered_reads import WORK_MAX
 from raftmq.broker.consume.filters import Filter
-from raftmq.broker.consume.polling_limits import AT_ONCE_MAX
+from raftmq.broker.consume.long_polling import AT_ONCE_MAX
 from raftmq.broker.pop.long_polling import ATTEMPT_WORK, Waiter, WaitingPops
 from raftmq.remoting.memory_limits import Allowance
 from raftmq.store.dispatch import UNIT

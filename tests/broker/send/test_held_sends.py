@@ -1,6 +1,6 @@
 """Sends that come while a leader is awaited: held for a moment, within bounds, never lost."""
 
-from raftmq.broker.send.held_sends import HOLD_MS_MAX
+from raftmq.broker.send.queue import HOLD_MS_MAX
 from raftmq.remoting.codes import ResponseCode
 from tests.broker.send.test_service import Bench
 

@@ -13,9 +13,8 @@ import pytest
 from raftmq.broker.admin.rates import Rates
 from raftmq.broker.clients import ClientTable
 from raftmq.broker.consume.filters import Filter, parse_tags, subscription_from_json
-from raftmq.broker.consume.long_polling import Held, HoldTable
+from raftmq.broker.consume.long_polling import AT_ONCE_MAX, Held, HoldTable
 from raftmq.broker.consume.offset_commits import CommitService
-from raftmq.broker.consume.polling_limits import AT_ONCE_MAX
 from raftmq.broker.errors import Refused, StateError
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.acl import delete_account, put_account, seed

@@ -8,7 +8,7 @@ from typing import Any
 
 from raftmq.broker.pop.acks import Acks
 from raftmq.broker.pop.command_batch import StepLog
-from raftmq.broker.pop.live import LiveQueues
+from raftmq.broker.pop.leader_state import LiveQueues
 from raftmq.broker.pop.revive import Deadlines
 from raftmq.broker.pop.selection import Taken
 from raftmq.broker.tables.pops import PopTable

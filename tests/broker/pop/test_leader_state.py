@@ -1,6 +1,6 @@
 """What was told through a connection shortly before it fell silent is unheard."""
 
-from raftmq.broker.pop.unconfirmed import BATCHES_MAX, TOLD_S, Told
+from raftmq.broker.pop.leader_state import BATCHES_MAX, TOLD_S, Told
 
 PLACE = ("T", "g", 0)
 

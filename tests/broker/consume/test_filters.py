@@ -2,8 +2,7 @@
 
 import pytest
 
-from raftmq.broker.consume.filters import Filter, parse_expression, parse_tags
-from raftmq.broker.consume.retry_filter import own_retries
+from raftmq.broker.consume.filters import Filter, own_retries, parse_expression, parse_tags
 from raftmq.store.properties import PROPERTIES_SIZE_BYTES_MAX
 
 ALL = Filter()

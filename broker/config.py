@@ -44,8 +44,6 @@ from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
 from raftmq.store.index.index_file import ENTRIES_MAX, SLOTS_MAX
 from raftmq.web.loopback import is_loopback
 
-from .delayed.level_settings import STANDARD_LEVELS, parse_delay_levels
-
 __all__ = [
     "OPTIONS",
     "BrokerConfig",
@@ -64,6 +62,12 @@ LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# Apache's messageDelayLevel; level 1 is the first.
+STANDARD_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+LEVELS_MAX = 128
+DELAY_MS_MAX = 366 * 86_400_000
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}  # ms is ours only
+_LEVEL = re.compile(r"(\d{1,15})(ms|s|m|h|d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -814,3 +818,19 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         fail("mapped_file_size_commit_log", "a segment must hold maxMessageSize + 128 KiB")
     if not re.fullmatch(r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*", config.delete_when):
         fail("delete_when", "expected hours of the day separated by ';', e.g. 04")
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Return the levels in ms, level 1 first. Raises ValueError, which says what is wrong."""
+    levels: list[int] = []
+    for part in text.split():
+        found = _LEVEL.fullmatch(part)
+        if found is None:
+            raise ValueError(f"{part!r} is no time such as 10s, 5m, 2h or 1d")
+        delay_ms = int(found[1]) * _UNITS_MS[found[2]]
+        if delay_ms > DELAY_MS_MAX:
+            raise ValueError(f"{part!r} is longer than a year")
+        levels.append(delay_ms)
+    if not 0 < len(levels) <= LEVELS_MAX:
+        raise ValueError(f"these are {len(levels)} levels, there may be 1 to {LEVELS_MAX}")
+    return tuple(levels)

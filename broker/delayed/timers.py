@@ -140,7 +140,7 @@ class TimerService:
             return
         try:
             self._follow(queue)
-            if now_ms < max(self._pause_until_ms, self._step_until_ms) or not self._is_free(queue):
+            if now_ms < self._held_until_ms or not self._is_free(queue):
                 return
             self._look_at_age(now_ms)
             self._look_ahead(now_ms)
@@ -163,7 +163,7 @@ class TimerService:
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return IDLE_MS
-        pause_ms = max(self._pause_until_ms, self._step_until_ms) - self._clock_ms()
+        pause_ms = self._held_until_ms - self._clock_ms()
         if self.wheel.next_offset < queue.max_offset or self.wheel.progress != self._table.timer:
             return pause_ms
         due_ms = self.wheel.next_due_ms
@@ -172,6 +172,10 @@ class TimerService:
         if self.wheel.ahead_ms(self.timing.over_before_ms) > AHEAD_MS:
             return pause_ms  # a leader before this one had to begin anew
         return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
+
+    @property
+    def _held_until_ms(self) -> int:
+        return max(self._pause_until_ms, self._step_until_ms)
 
     def _wall_lead_ms(self) -> int:
         return self.timing.wall_ms() - self._clock_ms()

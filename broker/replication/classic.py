@@ -28,13 +28,12 @@ from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.store.commitlog.group_flusher import FlushMode, GroupFlusher
-from raftmq.store.dispatch import Units
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, Units
 from raftmq.store.errors import StoreError
 from raftmq.store.message_store import MessageStore
 from raftmq.store.transient_errors import RETRY_S, passes
 
 from ..config import BrokerConfig
-from ..delayed.delivery_progress import keep_within
 from ..error_isolation import Contained
 from ..errors import OutcomeUnknown, Refused
 from ..scheduler import Activity
@@ -504,3 +503,38 @@ class ClassicEngine:
     def status(self) -> dict[str, object]:
         """Return the part of the status that every engine has."""
         return {"role": self.config.broker_role}
+
+
+def keep_within(state: BrokerState, end_of: Callable[[str, int], int]) -> bool:
+    """Take the progress of delays, timers, transactions and consumers back to the ends of their
+    queues; return whether that changed anything. Where pops are ahead, what was in flight comes
+    again. `end_of(topic, queue id)`: the offset of the next message.
+
+    A slave copies the tables by another connection than the log's, and a file under config/ that
+    Apache's broker wrote may be durable before the log that it is about. So a new master's tables
+    may be ahead of its queues, and the next messages would count as delivered or consumed."""
+    delays, offsets, pops = state.delays, state.offsets, state.pops
+    before = delays.counter, offsets.counter
+    for level, offset in list(delays.offsets.items()):
+        end = end_of(SCHEDULE_TOPIC, level - 1)
+        if offset > end:
+            delays.advance(level, end)
+    timer, end = delays.timer, end_of(TIMER_TOPIC, 0)
+    if max(timer.end, timer.floor) > end:
+        delays.advance_timer(timer._replace(end=min(timer.end, end), floor=min(timer.floor, end)))
+    ahead = [
+        (topic, group, queue_id, end)
+        for (topic, group), queues in offsets.offsets.items()
+        for queue_id, offset in queues.items()
+        if offset > (end := end_of(topic, queue_id))
+    ]
+    for (topic, group, queue_id), queue in pops.places():
+        if queue.next > (end := end_of(topic, queue_id)):
+            first = queue.first_unfinished
+            begin = end if first is None else min(first, end)
+            pops.reset([(topic, group, queue_id, begin)])
+            queue.popped_to = min(queue.popped_to, end)
+            ahead.append((topic, group, queue_id, begin))
+    if ahead:
+        offsets.commit(ahead)
+    return before != (delays.counter, offsets.counter)

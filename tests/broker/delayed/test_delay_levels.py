@@ -10,7 +10,7 @@ from raftmq.broker.delayed.delay_levels import (
     DelayService,
     Sightings,
 )
-from raftmq.broker.delayed.delivery_progress import keep_within
+from raftmq.broker.replication.classic import keep_within
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.delay_offsets import DelayOffsets
 from raftmq.broker.tables.state import delay_progress

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from raftmq.broker.pop import revive
 from raftmq.broker.pop import leader_state as told
+from raftmq.broker.pop import revive
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fast_json import dumps

@@ -2,8 +2,13 @@
 
 import pytest
 
-from raftmq.broker.config import BrokerConfig, Setting, build_config
-from raftmq.broker.delayed.level_settings import STANDARD_LEVELS, parse_delay_levels
+from raftmq.broker.config import (
+    STANDARD_LEVELS,
+    BrokerConfig,
+    Setting,
+    build_config,
+    parse_delay_levels,
+)
 from raftmq.broker.errors import ConfigError, Refused
 from raftmq.broker.messages.half_message import HALF_TOPIC
 from raftmq.broker.messages.send_request import PROPERTIES_SIZE_MAX, Outgoing

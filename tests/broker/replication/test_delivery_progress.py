@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from raftmq.broker.delayed.delivery_progress import keep_within
 from raftmq.broker.messages.half_message import GROUP, HALF_TOPIC, OP_TOPIC
+from raftmq.broker.replication.classic import keep_within
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.timer_wheel import Progress
 from raftmq.broker.transactions.book import COMMIT

@@ -47,7 +47,7 @@ from .replication.engine import Engine, make_engine
 from .replication.members import Members
 from .retention import Retention
 from .scheduler import Activity
-from .send.service import SendPath
+from .send.service import SendHooks, SendLog, SendPath
 from .startup import Opened
 from .state_machine import BrokerApplication
 from .tables.snapshot_install import Source
@@ -72,19 +72,23 @@ def make_send_path(
         context.config,
         context.state,
         send_rules(context.config, opened.store_host),
-        queue_end=context.store.queues.end_of,
-        request_cut=context.log.request_cut,
-        propose=context.log.propose_then,
-        barrier=context.log.barrier_then,
-        leader_address=lambda: context.roles.address_elsewhere,
+        SendLog(
+            queue_end=context.store.queues.end_of,
+            request_cut=context.log.request_cut,
+            propose=context.log.propose_then,
+            barrier=context.log.barrier_then,
+            leader_address=lambda: context.roles.address_elsewhere,
+            newest_ms=context.store.derived.newest_ms,
+        ),
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,
-        on_half=halves.admit,
-        on_request=clients.requester,
-        on_stored=on_stored,
-        timers_waiting=lambda: wheel.count,
-        holds_locks=locks.are_held,
-        newest_ms=context.store.derived.newest_ms,
+        hooks=SendHooks(
+            on_half=halves.admit,
+            on_request=clients.requester,
+            on_stored=on_stored,
+            timers_waiting=lambda: wheel.count,
+            holds_locks=locks.are_held,
+        ),
         contained=context.contained,
     )
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from raftmq.remoting.command import RemotingCommand
@@ -129,27 +130,17 @@ class Waits(Generic[W]):
         heapq.heappush(self._deadlines, (wait.deadline_ms, self._sequence, wait))
 
 
+@dataclass(slots=True, eq=False)
 class Held(Generic[T]):
     """One held pull; `pull` is the owner's object, `owner` its connection."""
 
-    __slots__ = ("deadline_ms", "done", "key", "owner", "pull", "size_bytes", "wanted")
-
-    def __init__(
-        self,
-        key: tuple[str, int],
-        wanted: Filter,
-        deadline_ms: int,
-        pull: T,
-        owner: object = None,
-        size_bytes: int = 0,
-    ) -> None:
-        self.key = key
-        self.wanted = wanted
-        self.deadline_ms = deadline_ms
-        self.pull = pull
-        self.owner = owner
-        self.size_bytes = size_bytes
-        self.done = False
+    key: tuple[str, int]
+    wanted: Filter
+    deadline_ms: int
+    pull: T
+    owner: object = None
+    size_bytes: int = 0
+    done: bool = False
 
 
 class HoldTable(Generic[T]):

@@ -159,6 +159,7 @@ def packed_address(address: str) -> bytes:
     return pack_host((host.strip("[]").partition("%")[0], int(port)))
 
 
+@dataclass(slots=True, eq=False)
 class SendQueue:
     """One (topic, queue) as the leader's append side sees it, for one leadership.
 
@@ -166,13 +167,10 @@ class SendQueue:
     gives the units' value instead of a tags code; -1: none.
     """
 
-    __slots__ = ("delay_ms", "next_offset", "queue_id", "topic")
-
-    def __init__(self, topic: str, queue_id: int, next_offset: int, delay_ms: int = -1) -> None:
-        self.delay_ms = delay_ms
-        self.topic = topic
-        self.queue_id = queue_id
-        self.next_offset = next_offset
+    topic: str
+    queue_id: int
+    next_offset: int
+    delay_ms: int = -1
 
 
 class SendTopic:

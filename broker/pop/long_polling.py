@@ -12,6 +12,7 @@ one turn of the loop share WORK_MAX; what is woken beyond that runs in the turns
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from raftmq.remoting.memory_limits import Allowance
@@ -26,38 +27,21 @@ ATTEMPT_WORK = 100  # of a pop without a filter, as Matcher.work counts
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
     """One waiting pop; `pop` is the owner's object, `owner` its connection. `queue_id` < 0: any of
     the topic's. `asks`: it is a question."""
 
-    __slots__ = (
-        "asks", "deadline_ms", "done", "group", "owner", "pop", "queue_id", "size_bytes", "topic",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        topic: str,
-        group: str,
-        queue_id: int,
-        wanted: Filter,
-        deadline_ms: int,
-        pop: T,
-        owner: object = None,
-        size_bytes: int = 0,
-        *,
-        asks: bool = False,
-    ) -> None:
-        self.asks = asks
-        self.topic = topic
-        self.group = group
-        self.queue_id = queue_id
-        self.wanted = wanted
-        self.deadline_ms = deadline_ms
-        self.pop = pop
-        self.owner = owner
-        self.size_bytes = size_bytes
-        self.done = False
+    topic: str
+    group: str
+    queue_id: int
+    wanted: Filter
+    deadline_ms: int
+    pop: T
+    owner: object = None
+    size_bytes: int = 0
+    asks: bool = False
+    done: bool = False
 
 
 class WaitingPops(Generic[T]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from raftmq.remoting.codec import encode_command
@@ -75,18 +75,14 @@ class PopConnection(ClientConnection, Protocol):
     def abort(self, reason: str) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Asked:
     """A pop, or a question whether there is something to pop, and who asked."""
 
-    __slots__ = ("connection", "deadline_ms", "pop", "request")
-
-    def __init__(
-        self, connection: PopConnection, request: RemotingCommand, pop: Pop, deadline_ms: int
-    ) -> None:
-        self.connection = connection
-        self.request = request
-        self.pop = pop
-        self.deadline_ms = deadline_ms
+    connection: PopConnection
+    request: RemotingCommand
+    pop: Pop
+    deadline_ms: int
 
     @property
     def is_pop(self) -> bool:

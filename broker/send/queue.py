@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from raftmq.remoting.command import JSON
@@ -119,6 +120,7 @@ class Backlog:
         return min(self._bytes_max, under_way + max(self.ALWAYS_BYTES, stored_bytes))
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """Sends that will share a frame.
 
@@ -128,32 +130,17 @@ class Group:
     `answered_queues`: for each record, by index, whose sender is told another queue than the
     record's, that queue's id and, for a timer message, its recall handle."""
 
-    __slots__ = (
-        "answered_queues",
-        "begun_ms",
-        "command_bytes",
-        "commands",
-        "dones",
-        "held_bytes",
-        "once",
-        "records",
-        "replies",
-        "size_bytes",
-        "written",
-    )
-
-    def __init__(self, begun_ms: int = 0) -> None:
-        self.begun_ms = begun_ms
-        self.records: list[Record] = []
-        self.replies: list[tuple[Sender, str, int]] = []
-        self.commands: list[bytes] = []
-        self.dones: list[Done] = []
-        self.answered_queues: dict[int, tuple[int, str]] | None = None
-        self.once: list[Once] | None = None
-        self.written: list[Written] | None = None
-        self.size_bytes = 0  # of the records
-        self.command_bytes = 0  # upper bound of what the commands take together
-        self.held_bytes = 0  # with the overhead, as counted against waitingBytesMax
+    begun_ms: int = 0
+    records: list[Record] = field(default_factory=list)
+    replies: list[tuple[Sender, str, int]] = field(default_factory=list)
+    commands: list[bytes] = field(default_factory=list)
+    dones: list[Done] = field(default_factory=list)
+    answered_queues: dict[int, tuple[int, str]] | None = None
+    once: list[Once] | None = None
+    written: list[Written] | None = None
+    size_bytes: int = 0  # of the records
+    command_bytes: int = 0  # upper bound of what the commands take together
+    held_bytes: int = 0  # with the overhead, as counted against waitingBytesMax
 
     @property
     def command(self) -> bytes:
@@ -216,59 +203,32 @@ class HeldSends:
         return sends, groups
 
 
+@dataclass(slots=True, eq=False)
 class Stored:
     """A group whose records were built, with each record's position and queue offset."""
 
-    __slots__ = ("cut_s", "group", "offsets", "positions", "units")
-
-    def __init__(
-        self, group: Group, positions: list[int], offsets: list[int], units: list[Units]
-    ) -> None:
-        self.cut_s = time.perf_counter()  # 0: not to be timed
-        self.group = group
-        self.positions = positions
-        self.offsets = offsets
-        self.units = units
+    group: Group
+    positions: list[int]
+    offsets: list[int]
+    units: list[Units]
+    cut_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not to be timed
 
 
+@dataclass(slots=True, eq=False)
 class Pending(Stored):
     """A frame that was built here and is not applied yet."""
 
-    __slots__ = ("cut_ms", "frame")
-
-    def __init__(
-        self,
-        frame: Frame,
-        group: Group,
-        positions: list[int],
-        offsets: list[int],
-        units: list[Units],
-        cut_ms: int,
-    ) -> None:
-        super().__init__(group, positions, offsets, units)
-        self.frame = frame
-        self.cut_ms = cut_ms
+    frame: Frame
+    cut_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class Batch(Stored):
     """Records built for a log without frames (classic mode); `data` goes to `position`."""
 
-    __slots__ = ("data", "position", "stamp_ms")
-
-    def __init__(
-        self,
-        position: int,
-        data: bytes,
-        stamp_ms: int,
-        group: Group,
-        positions: list[int],
-        offsets: list[int],
-        units: list[Units],
-    ) -> None:
-        super().__init__(group, positions, offsets, units)
-        self.position = position
-        self.data = data
-        self.stamp_ms = stamp_ms
+    position: int
+    data: bytes
+    stamp_ms: int
 
     @property
     def end(self) -> int:

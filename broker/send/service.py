@@ -25,6 +25,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -101,6 +102,39 @@ WRITER_CODE = int(RequestCode.SEND_WRITER_BATCH)
 BATCH_CODES = (int(RequestCode.SEND_BATCH_MESSAGE), WRITER_CODE)
 
 
+@dataclass(frozen=True, slots=True)
+class SendLog:
+    """The functions of the log that a send path uses.
+
+    `queue_end(topic, queue_id)` is the ConsumeQueue's max offset. `request_cut(at_once)` has the
+    next frame built. `propose(payload, done)` proposes a command and calls `done(None)` once it is
+    applied, or `done(error)`; `barrier(done)` calls it once this replica is proven to lead.
+    `leader_address()` is "" if unknown. `newest_ms`: the latest store time in the log."""
+
+    queue_end: Callable[[str, int], int]
+    request_cut: Callable[[bool], None]
+    propose: Callable[[bytes, Callable[[Exception | None], None]], None]
+    barrier: Callable[[Callable[[Exception | None], None]], None]
+    leader_address: Callable[[], str]
+    newest_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendHooks:
+    """The functions of other services that a send path calls.
+
+    `on_half(group, connection)` is called before a half message is stored, and may refuse it;
+    `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
+    stored group, with the time since its proposal. `timers_waiting()`: how many timer messages
+    wait. `holds_locks(group)`: whether its consumers hold locks of queues."""
+
+    on_half: Callable[[str, object], None] = lambda group, connection: None
+    on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None
+    on_stored: Callable[[float], None] = lambda seconds: None
+    timers_waiting: Callable[[], int] = lambda: 0
+    holds_locks: Callable[[str], bool] = lambda group: False
+
+
 class SendPath:
     """Handles all sends of one broker, on the loop; no method waits."""
 
@@ -109,42 +143,23 @@ class SendPath:
         config: BrokerConfig,
         state: BrokerState,
         rules: SendRules,
+        log: SendLog,
         *,
-        queue_end: Callable[[str, int], int],
-        request_cut: Callable[[bool], None],
-        propose: Callable[[bytes, Callable[[Exception | None], None]], None],
-        barrier: Callable[[Callable[[Exception | None], None]], None],
-        leader_address: Callable[[], str],
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
-        on_half: Callable[[str, object], None] = lambda group, connection: None,
-        on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None,
-        on_stored: Callable[[float], None] = lambda seconds: None,
-        timers_waiting: Callable[[], int] = lambda: 0,
-        holds_locks: Callable[[str], bool] = lambda group: False,
-        newest_ms: int = 0,
+        hooks: SendHooks = SendHooks(),
         contained: Contained | None = None,
     ) -> None:
-        """`queue_end(topic, queue_id)` is the ConsumeQueue's max offset; `propose(payload, done)`
-        proposes a command and calls `done(None)` once it is applied, or `done(error)`;
-        `barrier(done)` calls it once this replica is proven to lead.
-
-        `on_half(group, connection)` is called before a half message is stored, and may refuse it;
-        `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
-        stored group, with the time since its proposal. `timers_waiting()`: how many timer messages
-        wait. `holds_locks(group)`: whether its consumers hold locks of queues. `newest_ms`: the
-        latest store time in the log."""
         self._config = config
         self._contained = contained or Contained()
         self._state = state
         self._rules = rules
-        self._queue_end = queue_end
-        self._request_cut = request_cut
-        self._propose = propose
-        self._barrier = barrier
+        self._queue_end = log.queue_end
+        self._request_cut = log.request_cut
+        self._barrier = log.barrier
         self._clock_ms = clock_ms  # monotonic; for time-outs
         self._wall_ms = wall_ms
-        self._answers = Answers(config, rules.store_host, leader_address, self._contained)
+        self._answers = Answers(config, rules.store_host, log.leader_address, self._contained)
         self._host = rules.store_host.hex().upper()  # with a position it is an offsetMsgId
         self._store_host = rules.store_host
         self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
@@ -154,12 +169,12 @@ class SendPath:
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
-        self.parking = Parking.of(config, wall_ms, timers_waiting)
+        self.parking = Parking.of(config, wall_ms, hooks.timers_waiting)
         self.internal_topics = state.topics.internal  # of the broker's own
         self.internal_topics.update(
             {topic.name: topic for topic in internal_topics(self.parking.levels_ms)}
         )
-        self._creations = Creations(config, state, propose, self._created)
+        self._creations = Creations(config, state, log.propose, self._created)
         self._next_queue = 0
         self._term = 0
         self._leading = False
@@ -171,13 +186,13 @@ class SendPath:
         self.repeat_count = 0  # idempotent sends that were answered and not stored again
         self._repeats = Repeats()
         self.writers = WriterRequests(state.writers)
-        self._on_half = on_half
-        self._on_request = on_request
-        self._on_stored = on_stored
-        self._holds_locks = holds_locks
+        self._on_half = hooks.on_half
+        self._on_request = hooks.on_request
+        self._on_stored = hooks.on_stored
+        self._holds_locks = hooks.holds_locks
         # The latest store time in the log. Ours never goes below it, whatever the clock does:
         # looking offsets up by time is a binary search.
-        self.stamp_ms = newest_ms
+        self.stamp_ms = log.newest_ms
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -617,7 +632,7 @@ class SendPath:
         self._backlog.cut(group.held_bytes)
         self.stamp_ms = stamp_ms
         cut_ms = self._clock_ms()
-        self._pending[index] = Pending(frame, group, positions, offsets, units, cut_ms)
+        self._pending[index] = Pending(group, positions, offsets, units, frame, cut_ms)
         return frame
 
     def _uncuttable(self, group: Group, error: struct.error) -> None:
@@ -648,7 +663,7 @@ class SendPath:
         groups.popleft()
         self._backlog.cut(group.held_bytes)
         self.stamp_ms = stamp_ms
-        return Batch(position, data, stamp_ms, group, positions, offsets, units)
+        return Batch(group, positions, offsets, units, position, data, stamp_ms)
 
     def applied(self, frame: Frame) -> Pending | None:
         """Note that a frame was committed. Return what was kept of it if it was built here."""

@@ -6,7 +6,7 @@ from raftmq.broker.config import BrokerConfig
 from raftmq.broker.messages import send_request as sendrequest
 from raftmq.broker.messages.send_request import SendRules
 from raftmq.broker.send.auto_create_topic import CREATIONS_MAX
-from raftmq.broker.send.service import SendPath
+from raftmq.broker.send.service import SendHooks, SendLog, SendPath
 from raftmq.broker.state_machine import BrokerApplication
 from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.tables.topics import TopicConfig
@@ -47,14 +47,16 @@ class Bench:
             self.config,
             self.state,
             rules,
-            queue_end=lambda topic, queue: self.ends.get((topic, queue), 0),
-            request_cut=self.log.request_cut,
-            propose=self.log.propose,
-            barrier=lambda done: done(self.unproven),
-            timers_waiting=lambda: self.timers_waiting(),
-            leader_address=lambda: self.leader,
+            SendLog(
+                queue_end=lambda topic, queue: self.ends.get((topic, queue), 0),
+                request_cut=self.log.request_cut,
+                propose=self.log.propose,
+                barrier=lambda done: done(self.unproven),
+                leader_address=lambda: self.leader,
+            ),
             clock_ms=lambda: self.clock_ms,
             wall_ms=lambda: self.now_ms,
+            hooks=SendHooks(timers_waiting=lambda: self.timers_waiting()),
         )
         self.state.topics.put(TopicConfig("T", 4, 4), 0)
         if leading:

@@ -13,8 +13,9 @@ from raftmq.dledger.node import rollback_detection as oldstore
 from raftmq.dledger.node import standstill
 from raftmq.dledger.node.standstill import Extent, decode_extent
 from raftmq.dledger.storage.log_flusher import FlushMode
-from tests.dledger.members import Group, TroubledDisk
+from tests.dledger.members import Group, Node, TroubledDisk
 from tests.dledger.node.test_node import send_and_wait
+from tests.notes import notes_in
 
 
 def test_an_extent_is_read_as_it_was_written() -> None:
@@ -22,6 +23,13 @@ def test_an_extent_is_read_as_it_was_written() -> None:
         assert decode_extent(extent.encode()) == extent
     for text in ("", "1:2", "1:2:3:4", "a:2:1", "-1:2:1", "²:1:1"):
         assert decode_extent(text) is None
+
+
+def noted(node: Node, of: Node) -> int:
+    """Return the index up to which another replica held the log, by the notes on a node's disk."""
+    file = Path(node.disk.root, "raft/notes")
+    notes = notes_in(file.read_bytes()) if file.exists() else {}
+    return notes[of.node_id].index if of.node_id in notes else 0
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -49,8 +57,8 @@ async def test_two_of_three_set_back_together_are_reported(
         for number in range(8):
             await send_and_wait(group, leader, b"acknowledged %d" % number)
         await group.all_applied()
-        await asyncio.sleep(0.2)  # for notes
         held = leader.member.core.last_index
+        await group.until(lambda: all(noted(leader, node) >= held for node in back))
         for node in group.nodes:
             await node.kill()
         for node in back:

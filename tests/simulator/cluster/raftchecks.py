@@ -191,6 +191,9 @@ class RaftChecks:
         begin = frame.position - frame.position % world.profile.segment_bytes
         path = f"{programs.STORE}/commitlog/{begin:020d}"
         disk = world.machine_named(name).disk
+        segments = disk.listdir(f"{programs.STORE}/commitlog")
+        if segments and min(segments) > f"{begin:020d}":  # its log begins later: retention
+            return self._applied.get(frame.index) == frame.term
         return disk.holds(path, frame.position - begin, frame.data, world.profile.durable)
 
     # -- votes, roles -----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ FOUND = (
     741487,  # a frame that rotted was mended, and power might still be cut before that is durable
     14000198,  # of the judges here: the same, and the sync of what was mended failed
     15000560,  # and of a frame that rotted before power was cut
-    16000465,  # of the judges here: retention took a frame before a frozen leader heard of its commit
+    16000465,  # of the judges here: retention took a frame whose commit a frozen leader had to hear
     730419,  # a replica being filled said that a topic does not exist, and was believed
     747779,  # a stranger's store beside an empty one hid from the operator that it was empty
     747885,  # a transaction was given up before its producer's next heartbeat could come

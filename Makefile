@@ -1,4 +1,4 @@
-# make venv | check | test | test-long | demo | docs | man | modules | helm | bench | bench-peers | jepsen | simulate | test-fresh | lint | report; see CONTRIBUTING.md
+# make venv | check | test | test-long | demo | docs | man | modules | helm | bench | bench-peers | simulate | test-fresh | lint | report; see CONTRIBUTING.md
 SHELL := /bin/bash
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -7,13 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 20000
 START ?= 1
-JEPSEN_DIR ?= build/jepsen
 # Test files in turn to so many processes; 0: all in one, as a debugger wants it.
 WORKERS ?= 4
 # Of make check.
 QUICK := tests/test_tidy.py tests/store tests/remoting tests/ops tests/web
 
-.PHONY: venv check demo collect test test-long interop docs docs-serve man modules helm screenshots lint report bench bench-peers jepsen simulate test-fresh clean
+.PHONY: venv check demo collect test test-long interop docs docs-serve man modules helm screenshots lint report bench bench-peers simulate test-fresh clean
 
 venv: $(VENV)/.ready
 
@@ -114,11 +113,6 @@ $(VENV)/.peers-ready: $(VENV)/.audit-ready bench/peers/requirements.txt
 
 bench-peers: $(VENV)/.peers-ready
 	@exec $(BIN)/python -m bench.peers $(PEERS_ARGS)
-
-# Jepsen's five schedules on ours and on JetStream, some 45 minutes; docs/chaos.md says what is needed.
-NATS_SERVER := github.com/nats-io/nats-server/v2
-jepsen: $(VENV)/.peers-ready
-	@server="$$($(BIN)/python -m bench.peers.gomodule nats-server $(NATS_SERVER))" && exec $(BIN)/mqchaos jepsen --dir $(JEPSEN_DIR) --nats-server "$$server" $(JEPSEN_ARGS)
 
 # On fresh Debian 12 and 13, built by debootstrap: by hand, before a release. Needs root.
 test-fresh:

@@ -33,7 +33,6 @@ def main() -> None:
       mqchaos run "kill:leader delay:follower+pause:leader" --dir /tmp/run2
       mqchaos watch /tmp/run
       mqchaos compare --dir /tmp/compare
-      mqchaos jepsen --dir /tmp/jepsen --nats-server /usr/bin/nats-server
       mqchaos report /tmp/run/history.jsonl -o page.html
     """
 
@@ -196,37 +195,6 @@ def compare(**given: Any) -> None:
     one did not take place.
     """
     _work().compare(**given)
-
-
-@main.command()
-@directory_option
-@click.option(
-    "--nats-server",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Put JetStream beside ours, as this program runs it; needs the package nats-py.",
-)
-@click.option(
-    "--schedule",
-    "schedules",
-    multiple=True,
-    metavar="NAME",
-    help="What to run; may be repeated (default: all five, see: list).",
-)
-@click.option("--replicas", default=5, type=click.IntRange(3, REPLICAS_MAX), help="Servers.")
-@click.option("--seed", default=1, help="The same seed gives the same schedules.")
-@click.option(
-    "--repeats", default=1, type=click.IntRange(1, 100), help="How often a schedule's faults come."
-)
-@click.option(
-    "--rate", default=500.0, type=click.FloatRange(1), help="Sends a second, all in open loop."
-)
-def jepsen(**given: Any) -> None:
-    """Put ours through the schedules with which Jepsen broke NATS, and NATS beside it.
-
-    Exit status: 0 all promises kept by ours, 1 one was broken, 2 ours could not be run, 3 not
-    decided, 4 ours did not take place. The others' losses are in the tables and on the page.
-    """
-    _work().jepsen(**given)
 
 
 def _work() -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -34,14 +32,11 @@ from .faults.catalogue import rows
 from .history.events import HistoryError
 from .report.comparison import HEAD, recovery_rows, summary_rows
 from .report.recovery import Recovery, by_kind, ms_text, spread
-from .report.sidebyside import HEAD as SIDE_HEAD
-from .report.sidebyside import Schedule, reasons, rows_of
 from .run.compare import CompareConfig, Comparison, compare_engines
 from .run.engines import ENGINES
-from .run.jepsen import Contestant, JepsenConfig, run_jepsen
 from .run.judge import RunResult, judge
 from .run.runner import RunConfig, run_scenario
-from .run.scenario import JEPSEN, SCENARIOS
+from .run.scenario import SCENARIOS
 from .run.watch import MARKS, WAIT_FOR_FILE_S, check_table, watch
 from .workloads.catalogue import make_workloads, settings_for
 from .workloads.load import DESCRIPTIONS, LOG, MessagesConfig
@@ -199,84 +194,6 @@ def compare(
     print_comparison(found, console)
     verdicts = {candidate.verdict["verdict"] for candidate in found.candidates}
     sys.exit(EXIT_INVALID if Verdict.INVALID.value in verdicts else 0)
-
-
-def jepsen(
-    directory: Path,
-    nats_server: Path | None,
-    schedules: tuple[str, ...],
-    replicas: int,
-    seed: int,
-    repeats: int,
-    rate: float,
-) -> None:
-    """Do `mqchaos jepsen`."""
-    fresh(directory)
-    log = replace(LOG, rate_per_s=rate)
-    ours = Contestant(
-        "ours",
-        f"ours, {replicas} replicas, SYNC_FLUSH",
-        Shape("raft", replicas=replicas),
-        lambda _: make_workloads(("log",), log),
-        settings={**DEFAULT_SETTINGS, **ENGINES["raft-sync"].settings},
-    )
-    contestants = (ours, *_streams(nats_server, replicas, log))
-    config = JepsenConfig(directory, schedules or JEPSEN, contestants, seed, repeats)
-    log_to(directory)
-    console = make_console()
-    say = partial(console.print, highlight=False, markup=False)
-    found = attempt(lambda: run_jepsen(config, repeat_command(), say))
-    for schedule in found.schedules:
-        title = f"{schedule.name}: {schedule.promise}"
-        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-        for heading in SIDE_HEAD:
-            table.add_column(heading, justify="left" if heading == "system" else "right")
-        for row in rows_of(schedule):
-            table.add_row(*row)
-        console.print(table)
-        for words in reasons(schedule):
-            say(words)
-    say(f"page {found.page}")
-    sys.exit(exit_status(found.schedules))
-
-
-def _streams(program: Path | None, replicas: int, log: MessagesConfig) -> list[Contestant]:
-    """Return JetStream with each of its ways to sync, if `program` and its client can be had."""
-    if program is None:
-        return []
-    shape = Shape(replicas=replicas, namesrv="none")
-    if importlib.util.find_spec("nats") is None:
-        why = "its client is missing: pip install nats-py"
-        return [Contestant("nats", "JetStream", shape, lambda _: (), why_not=why)]
-    from .nats.servers import ALWAYS, version_of
-    from .nats.system import jetstream
-    from .nats.workload import StreamWorkload
-
-    try:
-        version = version_of(program.absolute())
-    except ClusterError as error:
-        return [Contestant("nats", "JetStream", shape, lambda _: (), why_not=str(error))]
-    found = []
-    for name, sync, words in (("nats", "", "2m (default)"), ("nats-always", ALWAYS, ALWAYS)):
-        about = f"JetStream {version} R{replicas}, sync_interval {words}"
-        system = jetstream(program.absolute(), about, sync)
-        found.append(
-            Contestant(name, about, shape, lambda where: [StreamWorkload(where, log)], system)
-        )
-    return found
-
-
-def exit_status(schedules: Sequence[Schedule]) -> int:
-    """Return the exit status that the runs of ours give."""
-    ours = [schedule.outcomes[0].verdict for schedule in schedules]
-    verdicts = {Verdict(verdict["verdict"]) for verdict in ours if verdict is not None}
-    if Verdict.FAIL in verdicts:
-        return EXIT_WRONG
-    if None in ours:
-        return EXIT_UNUSABLE
-    if Verdict.INVALID in verdicts:
-        return EXIT_INVALID
-    return EXIT_UNDECIDED if Verdict.UNKNOWN in verdicts else 0
 
 
 def log_config(options: dict[str, float]) -> MessagesConfig:

@@ -23,7 +23,6 @@ REFUSED = [  # before anything is made or started
     ("mqchaos run failover --dir {new} --set flushDiskTyp=x", "did you mean flushDiskType?"),
     ("mqchaos run kill:nobody --dir {new}", "no target 'nobody'"),
     ("mqchaos compare --dir {docs}", "is not empty"),
-    ("mqchaos jepsen --dir {docs}", "is not empty"),
     ("mqaudit --namesrv 127.0.0.1:1 --json /proc/x", "/proc/x: No such file"),
     ("mqaudit --context nowhere", "there is no context 'nowhere'"),
 ]

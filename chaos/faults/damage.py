@@ -15,7 +15,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,15 +66,12 @@ class Damage:
         context: Context,
         harm: Harm,
         number: signal.Signals = signal.SIGKILL,
-        refusals: Sequence[str] = REFUSALS,
     ) -> None:
-        """`number` is the signal that ends the node; `refusals` are words of the lines in its log
-        by which it says that it cannot start."""
+        """`number` is the signal that ends the node."""
         self._planned = planned
         self._context = context
         self._kill = Kill(context.cluster, number)
         self._harm = harm
-        self._refusals = refusals
         self._done: dict[str, str] = {}
         self._replaced: set[str] = set()
 
@@ -116,7 +113,7 @@ class Damage:
     async def _replace(self, node: Node) -> None:
         """Give a node that refused to start an empty disk, once; leave a killed one."""
         last = tail(log_path(self._context.cluster.directory, node), LOG_LINES).splitlines()
-        said = (line for line in reversed(last) if any(word in line for word in self._refusals))
+        said = (line for line in reversed(last) if any(word in line for word in REFUSALS))
         words = next(said, "")
         if not words:
             return

@@ -44,13 +44,10 @@ class Nemesis:
         context: Context,
         begin_s: float,
         whole_timeout_s: float = WHOLE_TIMEOUT_S,
-        make_fault: Callable[[Planned, Context], Fault] | None = None,
     ) -> None:
-        """`make_fault` makes a planned fault; None: as the catalogue does."""
         self._context = context
         self._begin_s = begin_s
         self._whole_timeout_s = whole_timeout_s
-        self._make = make_fault or make
         self.result = Inflicted()
 
     async def inflict(self, plan: Sequence[Planned], check_load: Callable[[], None]) -> Inflicted:
@@ -101,7 +98,7 @@ class Nemesis:
         try:
             await self._sleep_until(when_s, check_load)
             try:
-                fault = self._make(planned, self._context)
+                fault = make(planned, self._context)
                 await fault.inject()
             finally:
                 if done is not None:

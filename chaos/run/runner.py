@@ -27,7 +27,7 @@ from ..cluster.cluster import Cluster
 from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from ..cluster.compose import ComposeCluster
 from ..cluster.credentials import signing
-from ..cluster.topology import RAFT, Shape, nodes_of
+from ..cluster.topology import RAFT, Shape, flush_of, nodes_of
 from ..cluster.wait_healthy import WHOLE_TIMEOUT_S, wait_whole
 from ..faults import power
 from ..faults.base import Context, Planned, in_thread
@@ -36,6 +36,7 @@ from ..faults.power import LoopDisk
 from ..history.files import HistoryWriter
 from ..workloads.base import Environment, Workload
 from ..workloads.observer import Observer, Watched
+from .evidence import record_evidence
 from .judge import RunResult, judge
 from .nemesis import Inflicted, Nemesis
 from .scenario import (
@@ -45,7 +46,6 @@ from .scenario import (
     make_plan,
     split_available,
 )
-from .system import OURS, System
 
 Say = Callable[[str], None]
 Workloads = Callable[[], Sequence[Workload]]
@@ -77,7 +77,6 @@ class RunConfig:
     on: str = PROCESSES
     project: str = ""
     whole_timeout_s: float = WHOLE_TIMEOUT_S
-    system: System = OURS
 
 
 async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
@@ -95,16 +94,16 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
         if scenario.wishes and not wants:
             raise ClusterError(f"nothing of this scenario can be done here: {'; '.join(skipped)}")
         plan = make_plan(config.seed, wants, config.minutes, config.repeats)
-        if config.system is OURS:
-            say("waiting until the cluster is whole")
-            await wait_whole(cluster)
+        say("waiting until the cluster is whole")
+        await wait_whole(cluster)
         with HistoryWriter(
             path,
             seed=config.seed,
             scenario=scenario.name,
             command=command,
             **{PLANNED: len(plan), ENDS: True},
-            **config.system.meta(state),
+            mode=state.mode,
+            flush=flush_of(state),
         ) as history:
             for words in skipped:
                 note(history, f"not done: {words}")
@@ -123,7 +122,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
                     say("stopping the cluster")
                     await cluster.down()
 
-            await config.system.evidence(cluster, history, stop, began_ns)
+            await record_evidence(cluster, history, stop, began_ns)
             history.event("ok", "end", RUNNER, history.next_op())
     return await asyncio.to_thread(judge, path, config.directory, say)
 
@@ -149,8 +148,7 @@ async def _torment(
             await workload.prepare(Environment(namesrv, history, random.Random(seed), say))
         pairs = [pair for workload in workloads for pair in workload.groups]
         watched = await _watched(namesrv, pairs)
-        roles = config.system.roles(cluster.directory) if config.system.roles else None
-        await stack.enter_async_context(Observer(cluster, history, watched, roles))
+        await stack.enter_async_context(Observer(cluster, history, watched))
         for workload in workloads:
             say(f"load: {workload.name}")
             await workload.start(stack)
@@ -158,7 +156,7 @@ async def _torment(
         context = Context(cluster, history, links, random.Random(rng.random()), say)
         await _flows(workloads)
         begin_s = time.monotonic() + SETTLE_S
-        nemesis = Nemesis(context, begin_s, config.whole_timeout_s, config.system.make)
+        nemesis = Nemesis(context, begin_s, config.whole_timeout_s)
         inflicted = await nemesis.inflict(plan, lambda: _raise_failure(workloads))
         await asyncio.sleep(max(SETTLE_S, begin_s + config.minutes * 60 - time.monotonic()))
         for workload in workloads:
@@ -228,7 +226,7 @@ async def _cluster(
         stack.push_async_callback(cluster.close)
         await cluster.wait_serving()
         return cluster
-    cluster = config.system.cluster(config.directory / "cluster")
+    cluster = Cluster(config.directory / "cluster")
     stack.push_async_callback(cluster.close)
     needs = scenario.needs()
     shape = with_needs(config.shape, needs)
@@ -238,8 +236,7 @@ async def _cluster(
             disk = LoopDisk(cluster.store_of(node))
             stack.callback(disk.remove)
             await in_thread(disk.make)
-    mode = f": mode {shape.mode or RAFT}" if config.system is OURS else ""
-    say(f"starting a cluster{mode}")
+    say(f"starting a cluster: mode {shape.mode or RAFT}")
     await cluster.up(shape, config.settings)
     stack.push_async_callback(cluster.down)
     return cluster

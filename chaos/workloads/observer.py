@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..cluster.cluster import Cluster
-from ..cluster.probe import Probe, RemotingProbe, ReplicaView, leader_of, replicas
+from ..cluster.probe import RemotingProbe, ReplicaView, leader_of, replicas
 from ..history.files import HistoryWriter
 
 PROCESS = "observer"
@@ -40,14 +40,11 @@ class Observer:
         cluster: Cluster,
         history: HistoryWriter,
         watched: Sequence[Watched] = (),
-        roles: Probe | None = None,
     ) -> None:
-        """`roles` is asked who leads; without it the brokers are, as they are for offsets."""
         self._cluster = cluster
         self._history = history
         self._watched = tuple(watched)
         self._probe = RemotingProbe()
-        self._roles = roles or self._probe
         self._seen: set[tuple[str, int]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self.leaders: dict[str, str] = {}  # broker group → its leader's address, while one leads
@@ -65,7 +62,6 @@ class Observer:
             task.cancel()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._probe.close()
-        await self._roles.close()
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -90,7 +86,7 @@ class Observer:
     async def _watch_roles(self) -> None:
         while True:
             state = self._cluster.state()  # members may have changed
-            views = await replicas(self._roles, state.brokers)
+            views = await replicas(self._probe, state.brokers)
             for view in views:
                 if view is not None and view.leads:
                     self._led(view)

@@ -1,46 +1,23 @@
-"""The system that a run breaks: how its cluster is made and watched, how its faults are made, and
-what is left for the judge. `OURS` is this project's; chaos.nats has another.
-"""
+"""Evidence that a cluster leaves when a run ends: its logs, and its replicas' stores."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from ..checks.logs import write_findings
 from ..checks.stores import write_replicas
 from ..cluster.cluster import Cluster
-from ..cluster.clusterfile import ClusterState
-from ..cluster.probe import Probe
-from ..cluster.topology import flush_of
-from ..faults import catalogue
-from ..faults.base import Context, Fault, Planned
 from ..history.files import HistoryWriter
 
-Stop = Callable[[], Awaitable[None]]
 
+async def record_evidence(
+    cluster: Cluster, history: HistoryWriter, stop: Callable[[], Awaitable[None]], began_ns: int
+) -> None:
+    """Stop the cluster; record findings of its logs and the content of its stores.
 
-@dataclass(frozen=True, slots=True)
-class System:
-    """One kind of cluster, in a directory.
-
-    `evidence` looks at the running cluster, stops it by the third argument, and records what its
-    nodes leave; the last says when the run began, on the history's clock. `meta` says for the
-    history what it is. `roles` makes the probe that is asked who leads; None: brokers are asked as
-    ours are.
+    `began_ns` is the start of the run on the history's clock.
     """
-
-    cluster: Callable[[Path], Cluster]
-    make: Callable[[Planned, Context], Fault]
-    evidence: Callable[[Cluster, HistoryWriter, Stop, int], Awaitable[None]]
-    meta: Callable[[ClusterState], Mapping[str, str]]
-    roles: Callable[[Path], Probe] | None = None
-
-
-async def our_evidence(cluster: Cluster, history: HistoryWriter, stop: Stop, began_ns: int) -> None:
-    """Search logs, compare each group's stores."""
     committed = await _committed(cluster)
     await stop()
     await asyncio.to_thread(_write_evidence, cluster, history, committed, began_ns)
@@ -70,10 +47,3 @@ def _write_evidence(
         if len(members) > 1:
             stores = {n.name: cluster.store_of(n) for n in members}
             write_replicas(history, group, stores, committed.get(group))
-
-
-def _our_meta(state: ClusterState) -> dict[str, str]:
-    return {"mode": state.mode, "flush": flush_of(state)}
-
-
-OURS = System(Cluster, catalogue.make, our_evidence, _our_meta)

@@ -1,1 +1,0 @@
-"""NATS JetStream under the same faults, load and checks as our brokers."""

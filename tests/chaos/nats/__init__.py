@@ -1,1 +1,0 @@
-"""JetStream under our faults: what needs no server."""

@@ -123,16 +123,16 @@ class RaftGroup:
 
 @asynccontextmanager
 async def raft_group(
-    settings: Mapping[str, str] = PATIENT, replicas: int = 3, proxies: int = 0, groups: int = 1
+    settings: Mapping[str, str] = PATIENT,
+    replicas: int | None = None,
+    groups: int = 1,
+    mode: str = "raft",
 ) -> AsyncIterator[RaftGroup]:
-    """Run a group (or a cluster of more, of which this is the first), with so many gRPC proxies
-    before it, while the block runs."""
+    """Run a cluster of `groups` broker groups; yield the first group."""
     directory = Path(tempfile.mkdtemp(prefix="bench-"))
     cluster = Cluster(directory)
     try:
-        state = await cluster.up(
-            Shape(groups=groups, replicas=replicas, proxies=proxies), dict(settings)
-        )
+        state = await cluster.up(Shape(mode, groups=groups, replicas=replicas), dict(settings))
         group = RaftGroup(cluster, state.namesrv)
         await group.look()
         yield group

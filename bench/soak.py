@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.group import RaftGroup, raise_file_limit
-from bench.points import BODY, QUEUES, TOPIC, Member, create, warm_group
+from bench.scenarios import BODY, QUEUES, TOPIC, Member, create, warm_group
 from bench.wire import run_load
 from raftmq.client import Admin
 

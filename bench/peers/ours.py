@@ -10,6 +10,7 @@ import signal
 from array import array
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench.__main__ import consume
@@ -105,8 +106,8 @@ def _processes(state: ClusterState) -> list[int]:
 async def _push(namesrv: str, scale: float) -> LoadResult:
     """Consume what the rows of sends have stored."""
     expected = sends_of(MANY, scale) + sends_of(BATCHES, scale) * BATCH
-    rate = await consume(namesrv, expected)
-    return LoadResult(expected, expected / rate, array("q"), 0)
+    result = await consume(namesrv, expected)
+    return replace(result, messages=expected, latencies_ns=array("q"))
 
 
 OURS = (

@@ -6,7 +6,6 @@ import html
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import rounds
 from bench.peers.rounds import Figures, Measured
 from bench.peers.system import KILL, ONE, ROWS
 from raftmq.ops.page import chart_sections, document, section
@@ -51,7 +50,8 @@ def reasons(found: Mapping[str, Measured]) -> list[str]:
 def markdown(found: Mapping[str, Measured]) -> str:
     """Return table and reasons as Markdown."""
     said = "".join(f"\n- {reason}" for reason in reasons(found))
-    return f"{rounds.markdown(HEAD, lines(found))}{said}\n"
+    rows = [HEAD, ("---",) * len(HEAD), *lines(found)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"{said}\n"
 
 
 def write_page(path: Path, found: Mapping[str, Measured], about: str) -> None:

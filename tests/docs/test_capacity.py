@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from bench.curves import CURVES
+from bench.scenarios import SCENARIOS
 from raftmq.broker.config import OPTIONS
 from raftmq.chaos.cluster.topology import REPLICAS_MAX
 from raftmq.store.dispatch import UNIT_SIZE_BYTES
@@ -67,9 +67,9 @@ def test_keys_and_metrics_that_the_page_names_are_there() -> None:
     known = (ROOT / "docs" / "metrics.md").read_text()
     assert not [name for name in METRIC.findall(TEXT) if f"`{name}" not in known]
     assert set(KEY.findall(TEXT)) - {SHOWN} <= set(OPTIONS)
-    named = re.search(r"curves\n--curve (\w+)` \(and ([^)]*)\)", TEXT)
+    named = re.search(r"bench\n--scenario (\w+)` \(and ([^)]*)\)", TEXT)
     assert named is not None
-    assert {named[1], *re.findall(r"`(\w+)`", named[2])} <= set(CURVES)
+    assert {named[1], *re.findall(r"`(\w+)`", named[2])} <= set(SCENARIOS)
 
 
 def test_the_example_follows_from_the_formulas() -> None:

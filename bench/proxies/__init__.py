@@ -1,1 +1,0 @@
-"""Our gRPC proxy beside Apache's, measured in turns on one machine: `python -m bench.proxies`."""

@@ -1,6 +1,6 @@
 """Decides which part of the log may be deleted now, by policy, disk use and the log's own time.
 
-The wall clock is compared with the log's own time (store.log_clock) once a second. While it is
+The wall clock is compared with the log's own time (store.retention) once a second. While it is
 doubted, messages from before do not age by it. The log's own time is noted in the checkpoint every
 NOTE_MS, and so survives a restart.
 
@@ -16,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raftmq.store.checkpoint import LogTimes
-from raftmq.store.log_clock import LogClock, LogNow
 from raftmq.store.message_store import MessageStore
-from raftmq.store.retention import HOUR_MS, Expired
+from raftmq.store.retention import HOUR_MS, Expired, LogClock, LogNow
 
 from .config import BrokerConfig
 from .construction import retention_policy

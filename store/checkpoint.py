@@ -9,7 +9,7 @@
                              in Raft mode the end of a committed frame
     40  "RMQC"               here: a checksum follows (zeros: written by an Apache broker)
     44  CRC-32C of bytes 0..39
-    64  int64, the log's own time when the store was last open, in ms (store.log_clock)
+    64  int64, the log's own time when the store was last open, in ms (store.retention)
     72  int64, its `since_ms`
     80  "RMQT", CRC-32C of bytes 64..79; zeros: no such time is known
 
@@ -61,7 +61,7 @@ class CheckpointFields(NamedTuple):
 
 class LogTimes(NamedTuple):
     """The log's own time when its store was last open, and since when the wall clock is doubted
-    (store.log_clock); 0: unknown, or not doubted."""
+    (store.retention); 0: unknown, or not doubted."""
 
     own_ms: int = 0
     since_ms: int = 0

@@ -1,13 +1,15 @@
-"""The files derived from the CommitLog (its ConsumeQueues and its index), and how much of the log
-they cover.
+"""The files derived from the CommitLog: its ConsumeQueues, its index, and their flushes.
 
-`dispatched_offset` is how far the ConsumeQueues go; only what lies below it is visible to readers.
-After a restart it is how far the last flush made them durable: the part of the log behind it must
-be dispatched again (units already there are skipped). If the ConsumeQueues are gone it is the log's
-beginning. The index follows later, in steps.
+The ConsumeQueues cover the log up to `dispatched_offset`; readers see nothing above it. After a
+restart it is the offset up to which the last flush made the queues durable. The log behind it is
+dispatched again, and entries that exist already are skipped. If the ConsumeQueues are gone it is
+the start of the log. The index follows later, in steps.
 
-In Raft mode committed frames come here through `dispatch_frame`, in log order. In classic mode
-store.commitlog.classic_log hands over what it has written.
+In Raft mode `dispatch_frame` gets committed frames in log order. In classic mode
+store.commitlog.classic_log hands over the records that it has written.
+
+`StoreFlusher` makes these files durable and records the progress in the checkpoint. A flush starts
+on the loop, runs in the pool and finishes on the loop, one at a time.
 
 One caller (the loop). `open`, `log_recovered`, `cut_back` and `index_all` block.
 """
@@ -15,15 +17,16 @@ One caller (the loop). `open`, `log_recovered`, `cut_back` and `index_all` block
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 
 from .checkpoint import Checkpoint
 from .commitlog.commitlog import CommitLog
-from .consumequeue.consumequeue import ConsumeQueueStore
+from .consumequeue.consumequeue import ConsumeQueueStore, FlushTicket
 from .consumequeue.repair import QueueRepairs, mend_queues
 from .dispatch import Dispatcher, Units
 from .errors import QueuesLost
 from .frame import Frame, FrameKind
-from .index.message_index import STEP_BYTES, KeyQuery, MessageIndex
+from .index.message_index import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 
 
 class DerivedFiles:
@@ -160,22 +163,81 @@ class DerivedFiles:
         while self.index_step():
             pass
 
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> KeyQuery:
-        """Find messages by key, as far as the index goes (MessageIndex.query). Raises OSError."""
-        if self.index is None:
-            return KeyQuery([], 0, 0)
-        return self.index.query(topic, key, max_count, begin_ms, end_ms)
-
-    def query_in_steps(
+    def query(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
     ) -> Generator[None, None, KeyQuery]:
-        """Do as `query`, in steps."""
+        """Find messages by key in steps, as far as the index goes (MessageIndex.query)."""
         if self.index is None:
             return KeyQuery([], 0, 0)
-        return (yield from self.index.query_in_steps(topic, key, max_count, begin_ms, end_ms))
+        return (yield from self.index.query(topic, key, max_count, begin_ms, end_ms))
 
     def close(self) -> None:
         """Close the files as they are."""
         self.queues.close()
         if self.index is not None:
             self.index.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFlush:
+    """A flush in flight: `run` it in the pool, then hand it to `StoreFlusher.finish`."""
+
+    queues: FlushTicket
+    index: IndexFlush | None
+    checkpoint: Checkpoint
+    confirmed: int  # the queues are complete and durable up to here
+    newest_ms: int  # store time of the newest record dispatched
+
+    def run(self) -> None:
+        """Sync the files. Blocking. Raises OSError."""
+        self.queues.run()
+        if self.index is not None:
+            self.index.run()
+        self.checkpoint.sync()
+
+
+@dataclass(slots=True, eq=False)
+class StoreFlusher:
+    """Flushes the derived files of one store. For one caller (the loop), except
+    `StoreFlush.run`."""
+
+    _commitlog: CommitLog
+    _checkpoint: Checkpoint
+    _derived: DerivedFiles
+    _confirms: bool  # note confirmPhyOffset, too (Raft mode)
+    _log_stamp: tuple[int, int] | None = None  # (log end, its store time) to note next
+
+    def begin(self) -> StoreFlush:
+        """Write the queues' tails; return a flush whose `run` makes the queues durable up to its
+        `confirmed`. One at a time. Raises OSError."""
+        log, derived = self._commitlog, self._derived
+        confirmed = min(derived.dispatched_offset, log.durable_offset)
+        if self._log_stamp is None:
+            self._log_stamp = (log.max_offset, derived.newest_ms)
+        queues = derived.queues.begin_flush()  # first: it writes, and so may raise
+        index = None if derived.index is None else derived.index.begin_flush()
+        return StoreFlush(queues, index, self._checkpoint, confirmed, derived.newest_ms)
+
+    def drop_saved(self, flush: StoreFlush) -> bool:
+        """After `run`: drop some of the units that are in files now from memory; return whether
+        there are more, so that the caller can let others run in between. `finish` does the rest."""
+        return self._derived.queues.drop_saved(flush.queues)
+
+    def finish(self, flush: StoreFlush, *, synced: bool) -> None:
+        """After `run`: note in the checkpoint how far all is durable now. The note itself is synced
+        by the next flush; losing it costs dispatching again. Raises OSError."""
+        index = self._derived.index
+        self._derived.queues.finish_flush(flush.queues, synced=synced)
+        if index is not None and flush.index is not None:
+            index.finish_flush(flush.index, synced=synced)
+        if not synced:
+            return
+        fields = self._checkpoint.fields._replace(logics_timestamp_ms=flush.newest_ms)
+        if self._log_stamp is not None and self._commitlog.durable_offset >= self._log_stamp[0]:
+            fields = fields._replace(physic_timestamp_ms=self._log_stamp[1])
+            self._log_stamp = None
+        if index is not None:
+            fields = fields._replace(index_timestamp_ms=index.full_until_ms)
+        if self._confirms:
+            fields = fields._replace(confirm_offset=flush.confirmed)
+        self._checkpoint.note(fields)

@@ -24,13 +24,12 @@ from .config import StoreConfig, StoreMode
 from .consumequeue.checked_reads import CheckedReads
 from .consumequeue.consumequeue import ConsumeQueue, ConsumeQueueStore
 from .consumequeue.repair import QueueRepairs
-from .derived_files import DerivedFiles
+from .derived_files import DerivedFiles, StoreFlusher
 from .disk import Disk
 from .errors import StoreDamaged
-from .expiry import Expiry
 from .index.message_index import MessageIndex
 from .message_reads import MessageReads
-from .store_flush import StoreFlusher
+from .retention import Expiry
 
 logger = logging.getLogger("raftmq.store.message_store")
 

@@ -1,22 +1,100 @@
-"""Retention: decides which segments to delete. Pure; store.expiry asks it.
+"""Retention: which segments of the log are deleted, and the clock by which messages age.
 
-Following Apache's broker: segments older than `reserved_hours` are deleted in the hours
-`delete_when`, or at any time once the disk is at the mark `filling`. What has not expired is kept,
-however full the disk is, unless the policy is `forced`: then the oldest are deleted whatever their
-age from the mark `crowded` on. The last segment is never deleted, nor anything at or above the
-limit handed in. Unlike there, a segment's age is that of its last record, not the file's mtime:
-copying a store to another machine does not make its messages young again. Which clock ages are
-judged by, and when not by the wall clock, is in store.log_clock; in a Raft group a majority has to
-agree, too (dledger.node.peer_info).
+`expired_before` decides as Apache's broker does. Segments older than `reserved_hours` are deleted
+in the hours `delete_when`, or at any time once disk use reaches `filling`. A `forced` policy
+deletes the oldest segments of any age once disk use reaches `crowded`; otherwise the disk may fill
+up. The last segment and everything at or above the given limit are never deleted. A segment's age
+is that of its last record, not the file's mtime as in Apache's broker: a copied store keeps its
+ages. In a Raft group a majority has to agree (dledger.node.peer_info).
+
+A wrong wall clock could make every message look a year old. `LogClock` therefore keeps the log's
+own time, which passes only while the store is open. It continues by the monotonic clock from the
+time in the checkpoint (store.checkpoint). A wall clock that is ahead of the log's own time by more
+than CLOCK_JUMP_MS is *doubted*. While it is doubted,
+
+- older messages age by the log's own time,
+- messages stored since (`since_ms`) age by the wall clock that stamped them.
+
+A clock that is a year ahead looks like a group that was off for a year: its messages live as long
+as if the store had not been off. The doubt ends when the clocks agree again, when no older message
+is left, or when an operator confirms the wall clock (`trust`).
+
+`Expiry` supplies the facts: ages of segments, disk usage and the local hour.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from errno import EIO
+from functools import partial
 
+from .checkpoint import Checkpoint
+from .commitlog.commitlog import CommitLog
+from .derived_files import DerivedFiles
 from .disk import DiskMark, DiskUsage
-from .log_clock import LogNow
+from .frame import FRAME_MAGIC, HEADER_SIZE_BYTES, FrameError, parse_header
+from .record import (
+    BLANK,
+    HEAD_SIZE_BYTES,
+    HEAD_WITH_HOSTS_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    store_timestamp_at,
+)
+
+CLOCK_JUMP_MS = 5 * 60_000  # more than NTP slews away; next to hours of age, less does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class LogNow:
+    """The present, as the ages of a log's messages are judged by it."""
+
+    wall_ms: int
+    own_ms: int  # the log's own time; the wall clock's if that is not doubted
+    since_ms: int = 0  # the wall clock's time when the doubt began; 0: there is none
+
+    def age_ms(self, stored_ms: int) -> int:
+        if self.since_ms and stored_ms >= self.since_ms:
+            return self.wall_ms - stored_ms
+        return min(self.wall_ms, self.own_ms) - stored_ms
+
+    @property
+    def lead_ms(self) -> int:
+        """By how much the wall clock is ahead of the log's own time (negative: behind); 0 while
+        they agree."""
+        return self.wall_ms - self.own_ms
+
+
+class LogClock:
+    """The time of one log (all in ms). `clock_ms` is monotonic."""
+
+    __slots__ = ("_ahead_ms", "_since_ms")
+
+    def __init__(self, clock_ms: int, own_ms: int, since_ms: int = 0) -> None:
+        """`own_ms`, `since_ms`: as noted when the store was last open."""
+        self._ahead_ms = own_ms - clock_ms
+        self._since_ms = since_ms
+
+    def look(self, wall_ms: int, clock_ms: int, log_begins_ms: int = -1) -> LogNow:
+        """Compare the clocks. Call it before each decision by age. `log_begins_ms`: the store time
+        of the oldest message, -1 if unknown."""
+        own_ms = clock_ms + self._ahead_ms
+        lead_ms = wall_ms - own_ms
+        if 0 < self._since_ms <= log_begins_ms:
+            self.trust(wall_ms, clock_ms)
+            return LogNow(wall_ms, wall_ms)
+        if lead_ms <= CLOCK_JUMP_MS:
+            self._since_ms = 0
+            return LogNow(wall_ms, wall_ms if lead_ms >= -CLOCK_JUMP_MS else own_ms)
+        self._since_ms = self._since_ms or wall_ms
+        return LogNow(wall_ms, own_ms, self._since_ms)
+
+    def trust(self, wall_ms: int, clock_ms: int) -> None:
+        """Take the wall clock for right."""
+        self._ahead_ms, self._since_ms = wall_ms - clock_ms, 0
+
 
 HOUR_MS = 3_600_000
 FILLING, CROWDED = DiskMark(75), DiskMark(85)
@@ -84,3 +162,81 @@ def expired_before(
             break
         offset = segment.end
     return offset
+
+
+@dataclass(eq=False)
+class Expiry:
+    """The ages of one log's segments. For one caller (the loop)."""
+
+    _commitlog: CommitLog
+    _derived: DerivedFiles
+    _confirmed: Checkpoint | None  # in Raft mode nothing above its confirmPhyOffset expires
+
+    def expired(
+        self,
+        policy: RetentionPolicy,
+        now: LogNow,
+        usage: DiskUsage,
+        hour: int | None = None,
+    ) -> Expired:
+        """Return which segments `policy` deletes (store.retention); `hour` is the local one, and
+        looked up if it is not given. Raises OSError."""
+        log, ages = self._commitlog, self._ages(now, policy.segments_at_once_max + 2)
+        limit = min(self._derived.dispatched_offset, log.durable_offset)
+        if self._confirmed is not None:
+            limit = min(limit, self._confirmed.fields.confirm_offset)
+        hour = time.localtime(now.wall_ms / 1000).tm_hour if hour is None else hour
+        decide = partial(expired_before, ages, policy, limit=limit)
+        empty, begin = DiskUsage(0, 1), log.min_offset
+        old = decide(now=now, hour=policy.due_hour, usage=empty)
+        doubted = LogNow(now.wall_ms, now.wall_ms)
+        held = decide(now=doubted, hour=policy.due_hour, usage=empty) if now.since_ms else old
+        return Expired(
+            decide(now=now, hour=hour, usage=usage) if ages else begin,
+            old if old > begin else 0,
+            max(0, held - old),
+        )
+
+    def _ages(self, now: LogNow, count: int) -> list[SegmentAge]:
+        """Return the ages of the `count` oldest segments.
+        The first record of the next segment that tells its time bounds the age of one's last: what
+        is damaged or cannot be read is mended elsewhere, and retention goes on."""
+        ages: list[SegmentAge] = []
+        youngest_ms = max(now.wall_ms, now.own_ms)
+        for segment in reversed(self._commitlog.segments()[:count]):
+            ages.append(SegmentAge(segment.start, segment.end, youngest_ms))
+            try:
+                stamp = self._first_time(segment.start)
+            except OSError as error:
+                if error.errno != EIO:
+                    raise
+                stamp = -1
+            youngest_ms = stamp if stamp >= 0 else youngest_ms
+        return ages[::-1]
+
+    def log_start_time(self) -> int:
+        """Return the time in ms of the oldest frame or record in the log; -1 if it has none."""
+        times = (self._first_time(segment.start) for segment in self._commitlog.segments())
+        return next((stamp for stamp in times if stamp >= 0), -1)
+
+    def log_end_time(self) -> int:
+        """Return a time in ms at or before which the log's last message was stored, as near as it
+        is known without reading all of a segment; 0 if it has none. Raises OSError."""
+        times = map(self._first_time, (s.start for s in reversed(self._commitlog.segments())))
+        return max(self._derived.newest_ms, next((stamp for stamp in times if stamp >= 0), 0))
+
+    def _first_time(self, segment_start: int) -> int:
+        """Return the time in ms of the segment's first frame or record; -1 if it has none, or if
+        that is damaged. Raises OSError."""
+        head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
+        if len(head) < HEADER_SIZE_BYTES:
+            return -1
+        magic = BLANK.unpack_from(head)[1]
+        if magic == FRAME_MAGIC:
+            try:
+                return parse_header(head)[5]
+            except FrameError:
+                return -1
+        if magic in (MAGIC_V1, MAGIC_V2) and len(head) >= HEAD_SIZE_BYTES:
+            return store_timestamp_at(head, 0)
+        return -1

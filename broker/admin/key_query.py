@@ -169,7 +169,7 @@ class KeyQueries:
         await self.catch_up()
         try:
             return await self._turns.run(
-                self._store.query_in_steps(
+                self._store.query(
                     wanted.topic,
                     wanted.key,
                     min(count, config.max_msgs_num_batch),

@@ -12,7 +12,7 @@ have to agree. What counts is age alone: what a full disk made another replica d
 expired there. A voter that has told nothing lately agrees to nothing; one whose program is too old
 to tell does not count.
 
-A majority may be wrong, too. A replica whose clock is not the time of its own log (store.log_clock)
+A majority may be wrong, too. A replica whose clock is not the time of its own log (store.retention)
 sends by how much, and its clock is no evidence against another's.
 """
 

@@ -19,8 +19,7 @@ from ..errors import OffsetOutOfRange, UnitDamaged
 from ..get_message import Selected, spans
 from ..record import HEAD_SIZE_BYTES, MAGIC_V1
 from .consumequeue import ConsumeQueue, ConsumeQueueStore
-from .entry_check import HEAD, body_is_whole, queue_offset_at
-from .repair import QueueRepairs
+from .repair import HEAD, QueueRepairs, body_is_whole, queue_offset_at
 
 TOPIC_EVERY = 64  # < 204, the units on a page
 

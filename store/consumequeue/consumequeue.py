@@ -14,14 +14,14 @@ restart units that point below the checkpoint's confirmPhyOffset are trusted; ev
 it is dropped and comes again from the log (`open(confirmed)`). Below it offsets only grow, so the
 end of a queue is found by bisection.
 
-An append below max_offset is skipped (dispatch again after a restart); one that would leave a
-hole is an AssertionError, because being wrong is worse than being down. A queue without a message
-in the log may go on later: the messages between are deleted.
+An append below max_offset is skipped (dispatch again after a restart); one that would leave a hole
+is an AssertionError, because being wrong is worse than being down. A queue without a message in the
+log may go on later: the messages between are deleted.
 
-Damage. With a manifest (store.consumequeue.manifest) `open` does not load queues whose files cannot
-be right: files or units it lists are missing, or units stand behind the end that was found. (First
-files are missing rightly if retention removed them after the manifest was written.) These queues
-are listed in `damaged`, and rebuilt from the log (store.consumequeue.repair, in classic mode
+Damage. With a manifest (store.consumequeue.queue_files) `open` does not load queues whose files
+cannot be right: files or units it lists are missing, or units stand behind the end that was found.
+(First files are missing rightly if retention removed them after the manifest was written.) These
+queues are listed in `damaged`, and rebuilt from the log (store.consumequeue.repair, in classic mode
 store.commitlog.classic_log). Of a queue whose messages are all deleted from the log, only its files
 and the manifest know how many there were (`begin_where_noted`). Single wrong units are found when
 they are read, by the records they point at, and `rewrite` corrects them.
@@ -37,8 +37,14 @@ from ..disk import Disk
 from ..dispatch import UNIT, UNIT_SIZE_BYTES
 from ..file_cache import OPEN_FILES_MAX
 from ..transient_errors import passes
-from .manifest import QueueExtent, read_manifest, write_manifest
-from .queue_files import FlushFiles, QueueFiles, within_files
+from .queue_files import (
+    FlushFiles,
+    QueueExtent,
+    QueueFiles,
+    read_manifest,
+    within_files,
+    write_manifest,
+)
 
 UNITS_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF

@@ -1,15 +1,29 @@
-"""The files of the ConsumeQueues: which are open, and which are not durable yet.
+"""The files of the ConsumeQueues, which of them are not durable yet, and their manifest.
 
-A queue's files stand in one directory, `<directory>/<topic>/<queue id>`, each named by the byte
-position of its first unit; store.consumequeue.consumequeue has the format. A file is known here by
-that directory and the offset of its first unit, its `start`.
+A queue has a directory, `<directory>/<topic>/<queue id>`. Each file in it is named by the byte
+position of its first entry (format: store.consumequeue.consumequeue). This module identifies a file
+by that directory and the offset of its first entry, its `start`.
+
+A queue's files cannot show that a file or its last entries are missing. Each flush therefore
+replaces one small manifest:
+
+    RMQQ 1 <CRC-32C of the rest, hex>
+    <first file's first entry> <last file's> <end> <CommitLog offset of the last entry> <id> <topic>
+    …                                                       one line per queue, LF, UTF-8
+
+The manifest is a lower bound. After a start, a queue with fewer files or entries is damaged, unless
+its last listed entry pointed at or above the confirmed offset and was dropped for that reason. A
+missing or damaged manifest is ignored.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google_crc32c import value as crc32c
 
 from ..disk import Disk
 from ..dispatch import UNIT_SIZE_BYTES
@@ -223,3 +237,55 @@ def within_files(
         yield offset, data[:take]
         offset += take // UNIT_SIZE_BYTES
         data = data[take:]
+
+
+_HEAD = "RMQQ 1 "
+_READ_BYTES_MAX = 64 << 20  # half a million queues
+
+
+class QueueExtent(NamedTuple):
+    """One queue as it was at a flush."""
+
+    first_file: int
+    last_file: int
+    end: int
+    last_position: int
+    queue_id: int
+    topic: str
+
+
+def write_manifest(disk: Disk, path: str, extents: Iterable[QueueExtent]) -> None:
+    """Replace the manifest, durably. Blocking. Raises OSError."""
+    lines = [f"{a} {b} {c} {d} {e} {topic}\n" for a, b, c, d, e, topic in extents]
+    body = "".join([line for line in lines if line.count("\n") == 1]).encode()
+    beside = path + ".new"
+    file = disk.open(beside)
+    try:
+        file.truncate(0)  # left by a crash
+        file.pwrite(0, f"{_HEAD}{crc32c(body):08x}\n".encode() + body)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(beside, path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def read_manifest(disk: Disk, path: str) -> dict[tuple[str, int], QueueExtent]:
+    """Return the extents by topic and queue id; empty if the manifest is missing or damaged. Raises
+    OSError."""
+    if not disk.exists(path):
+        return {}
+    file = disk.open(path)
+    try:
+        data = file.pread(0, min(file.size_bytes, _READ_BYTES_MAX))
+    finally:
+        file.close()
+    head, _, body = data.partition(b"\n")
+    if head != f"{_HEAD}{crc32c(body):08x}".encode():
+        return {}
+    extents = {}
+    for line in body.decode().split("\n")[:-1]:
+        first, last, end, position, queue_id, topic = line.split(" ", 5)
+        extent = QueueExtent(int(first), int(last), int(end), int(position), int(queue_id), topic)
+        extents[topic, extent.queue_id] = extent
+    return extents

@@ -1,20 +1,21 @@
-"""Rebuilds ConsumeQueues from the CommitLog: single units while the broker runs, whole queues at
-the start.
+"""Repair of ConsumeQueues from the CommitLog: single entries at run time, whole queues at start.
 
-`QueueRepairs.note` takes a unit that does not fit the record it points at. If the log is damaged
-there, the frame is repaired and not the unit. Else the nearest right units below and above it bound
-a piece of the log; a thread walks it, in steps of STEP_BYTES, and every unit of the queue found
-there is written over the one in the file. Meanwhile the queue's other units can be read, and new
-ones appended.
+`queue_offset_at` checks an entry against the record it points at: size, magic, position, queue,
+queue offset and topic.
 
-`mend_queues` discards queues that cannot be right at the start, and reads the whole log once to
-rebuild them. Raft mode only: frames tell where to begin, and damage in frames is repaired elsewhere
-(dledger).
+`QueueRepairs.note` records an entry whose position does not match its record. If the log is damaged
+there, the frame is repaired instead of the entry. Otherwise the nearest correct entries below and
+above it bound a part of the log. A thread walks it in steps of STEP_BYTES and overwrites every
+entry of the queue found there. The queue's other entries stay readable, and appends continue.
+
+`mend_queues` discards damaged queues at start and reads the whole log once to rebuild them. Raft
+mode only: frames show where to start, and dledger repairs damaged frames.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
@@ -24,9 +25,20 @@ from ..commitlog.recovery import FrameWalk
 from ..dispatch import UNIT, Dispatcher
 from ..errors import OffsetOutOfRange, StoreDamaged
 from ..frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
-from ..record import HEAD_SIZE_BYTES, RECORD_SIZE_BYTES_MAX, StopReason, walk_records
+from ..record import (
+    HEAD_SIZE_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_SIZE_BYTES_MAX,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+    RecordError,
+    StopReason,
+    check_record,
+    decode_record,
+    walk_records,
+)
 from .consumequeue import ConsumeQueue, ConsumeQueueStore
-from .entry_check import queue_offset_at
 
 logger = logging.getLogger("raftmq.store.queues")
 
@@ -237,3 +249,49 @@ def _rebuild(
                 queues.append(topic, queue_id, first, units)
     if walk.end < end_offset and walk.bad_position < end_offset:
         raise StoreDamaged(walk.bad_position, walk.reason or "the log ends")
+
+
+HEAD = struct.Struct(">ii4xi4xqq")  # TOTALSIZE, MAGIC, QUEUEID, QUEUEOFFSET, PHYSICALOFFSET
+# and SYSFLAG, BODYLEN (IPv4 hosts)
+_HEAD = struct.Struct(">ii4xi4xqqi44xi")
+_UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
+
+assert _HEAD.size == HEAD_SIZE_BYTES
+
+
+def queue_offset_at(
+    data: bytes, at: int, position: int, size: int, topic: bytes, queue_id: int
+) -> int:
+    """Return QUEUEOFFSET of the record at data[at:], to which a unit (position, size) of that queue
+    points; -1 if there is no record of that queue and that position."""
+    if at + max(size, HEAD_SIZE_BYTES) > len(data):
+        return -1
+    told, magic, queue, queue_offset, physical, sys_flag, body_length = _HEAD.unpack_from(data, at)
+    if told != size or physical != position or queue != queue_id:
+        return -1
+    if magic == MAGIC_V1 and not sys_flag & _UNUSUAL:
+        start = at + 89 + body_length
+        length = len(topic)
+        if not at + 89 <= start <= at + size - length - 2 or data[start - 1] != length:
+            return -1
+        if data[start : start + length] != topic:
+            return -1
+    elif magic not in (MAGIC_V1, MAGIC_V2) or _topic(data, at, size) != topic:
+        return -1
+    return int(queue_offset)
+
+
+def body_is_whole(data: bytes, at: int, position: int) -> bool:
+    """Return whether the record at data[at:] agrees with its lengths and its body's checksum."""
+    try:
+        check_record(data, at, position)
+    except RecordError:
+        return False
+    return True
+
+
+def _topic(data: bytes, at: int, size: int) -> bytes | None:
+    try:
+        return decode_record(data[at : at + size], check_body=False).topic.encode()
+    except RecordError:
+        return None

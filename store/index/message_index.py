@@ -344,29 +344,12 @@ class MessageIndex:
         end_ms: int,
         *,
         max_bytes: int = QUERY_BYTES_MAX,
-    ) -> KeyQuery:
-        """Return the newest messages of `topic` that have `key` as UNIQ_KEY or among their KEYS,
-        stored between the two times: at most `max_count` and QUERY_COUNT_MAX, and `max_bytes`
-        unless the first alone is larger. Raises StoreDamaged, OSError."""
-        steps = self.query_in_steps(topic, key, max_count, begin_ms, end_ms, max_bytes=max_bytes)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: KeyQuery = end.value
-                return found
-
-    def query_in_steps(
-        self,
-        topic: str,
-        key: str,
-        max_count: int,
-        begin_ms: int,
-        end_ms: int,
-        *,
-        max_bytes: int = QUERY_BYTES_MAX,
     ) -> Generator[None, None, KeyQuery]:
-        """Do as `query`, in steps of one entry. The index may change in between."""
+        """Find the newest messages of `topic` that have `key` as UNIQ_KEY or among their KEYS,
+        stored between the two times, in steps of one entry; the index may change in between.
+
+        They are at most `max_count` and QUERY_COUNT_MAX, and `max_bytes` unless the first alone is
+        larger. Raises StoreDamaged, OSError."""
         wanted = min(max_count, QUERY_COUNT_MAX)
         hashed, looked_at, size = key_hash(topic, key), 0, 0
         chosen: dict[int, bytes] = {}

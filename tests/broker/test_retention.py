@@ -20,9 +20,8 @@ from raftmq.broker.tables.state import BrokerState
 from raftmq.broker.unexpired import Unexpired
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import DiskUsage, OsDisk
-from raftmq.store.expiry import Expiry
 from raftmq.store.message_store import MessageStore
-from raftmq.store.retention import HOUR_MS
+from raftmq.store.retention import HOUR_MS, Expiry
 from tests.store.make import append_classic, record
 
 NOW = 1_700_000_000_000

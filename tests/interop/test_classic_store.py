@@ -39,7 +39,7 @@ from raftmq.store.record import MessageRecord, decode_record, offset_message_id,
 from raftmq.store.store_lock import StoreInUse
 from tests.interop.apache import SETTINGS, ApacheBroker, ApacheBroker49, jars
 from tests.interop.jvm import SHORT_LIVED, Jvm, java_command, sent, viewed
-from tests.store.make import PLAIN, append_classic
+from tests.store.make import PLAIN, append_classic, drained
 from tests.waiting import wait_until
 
 WAIT_S = 240  # a bound against hanging, not an expectation
@@ -241,7 +241,7 @@ def same_lookups(loop: Loop, address: str, ours: MessageStore | None, all_: Queu
     assert found == newest
     for (topic, key), wanted in newest.items():
         if ours is not None:
-            assert ours.derived.query(topic, key, 64, 0, FOREVER_MS).records == wanted
+            assert drained(ours.derived.query(topic, key, 64, 0, FOREVER_MS)).records == wanted
     for (topic, queue_id), rows in all_.items():
         for at, data in list(enumerate(rows))[:: max(1, len(rows) // 5)]:
             record = decode_record(data)
@@ -389,7 +389,7 @@ def test_ours_then_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop, clean
     for queue in store.queues.queues():
         assert queue.max_offset >= before.get((queue.topic, queue.queue_id), 0)
     store.derived.index_all()
-    found = store.derived.query("Events", "java", 64, 0, FOREVER_MS).records
+    found = drained(store.derived.query("Events", "java", 64, 0, FOREVER_MS)).records
     assert {decode_record(data).body for data in found} == set(bodies)
     everything = {key: rows for key, rows in served_by_ours(store).items() if key in written}
     store.close()
@@ -442,7 +442,7 @@ def test_apaches_then_ours(tmp_path: Path, jvm: Jvm, loop: Loop) -> None:
     assert store.last_stop_clean
     assert {key: served_by_ours(store)[key] for key in served} == served
     for n, body in enumerate(bodies):
-        (data,) = store.derived.query("Made2", f"java-{n}", 64, 0, FOREVER_MS).records
+        (data,) = drained(store.derived.query("Made2", f"java-{n}", 64, 0, FOREVER_MS)).records
         assert decode_record(data).body == body
     store.close()
     assert [p.read_bytes() for p in sorted((root / "store" / "index").iterdir())] == index

@@ -24,7 +24,6 @@ from raftmq.store.dispatch import Dispatcher
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.index.index_file import IndexLimits
-from raftmq.store.log_clock import LogNow
 from raftmq.store.message_store import MessageStore
 from raftmq.store.properties import tags_code
 from raftmq.store.record import (
@@ -37,9 +36,9 @@ from raftmq.store.record import (
     store_timestamp_at,
     walk_records,
 )
-from raftmq.store.retention import RetentionPolicy
+from raftmq.store.retention import LogNow, RetentionPolicy
 from tests.simulator.disk import SimCrash, SimDisk, SimFile
-from tests.store.make import FrameWriter, append_classic, record, recover, redispatch
+from tests.store.make import FrameWriter, append_classic, drained, record, recover, redispatch
 
 SEGMENT = 4096
 OPERATIONS = 150  # of one seed
@@ -423,7 +422,9 @@ class Life:
         topic = rng.choice(TOPICS)
         key = rng.choice([f"k{rng.randrange(5)}", f"ID{rng.randint(0, self.number):014d}"])
         begin_ms = rng.choice([0, self.now_ms - HOUR_MS])
-        self.note(topic, key, self.store.derived.query(topic, key, 10, begin_ms, self.now_ms))
+        self.note(
+            topic, key, drained(self.store.derived.query(topic, key, 10, begin_ms, self.now_ms))
+        )
 
     def index(self) -> None:
         if self.rng.random() < 0.3:

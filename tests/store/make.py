@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, parse_frame, seal_frame
 from raftmq.store.index.index_file import IndexFile
 from raftmq.store.index.index_keys import Keys
+from raftmq.store.index.message_index import KeyQuery
 from raftmq.store.message_store import MessageStore
 from raftmq.store.record import (
     BLANK_SIZE_BYTES,
@@ -213,3 +214,13 @@ def add_keys(file: IndexFile, rows: list[Row]) -> int:
     """Append keys to an index file; return how many it had room for."""
     hashes, offsets, stamps = np.array(rows, np.int64).reshape(-1, 3).T
     return file.append(Keys(hashes.astype(np.int32), offsets, stamps))
+
+
+def drained(steps: Generator[None, None, KeyQuery]) -> KeyQuery:
+    """Run a query in steps to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: KeyQuery = end.value
+            return found

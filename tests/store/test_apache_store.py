@@ -26,7 +26,7 @@ from raftmq.store.record import (
     walk_records,
 )
 from tests.archives import unpack
-from tests.store.make import append_classic
+from tests.store.make import append_classic, drained
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SEGMENT_SIZE_BYTES = 262_144
@@ -209,11 +209,11 @@ def test_every_key_of_the_real_index_is_found(apache: Path) -> None:
         record = decode_record(data)
         stamp = record.store_timestamp_ms
         for key in keys_of(decode_properties(record.properties)):
-            found = store.derived.query(record.topic, key, 64, stamp, stamp)
+            found = drained(store.derived.query(record.topic, key, 64, stamp, stamp))
             assert data in found.records, (position, key)
             for other in found.records:
                 assert has_key(decode_record(other), record.topic, key)
-            assert store.derived.query("elsewhere", key, 64, stamp, stamp).records == []
+            assert drained(store.derived.query("elsewhere", key, 64, stamp, stamp)).records == []
             looked_up += 1
     assert looked_up == 663
     assert (found.index_timestamp_ms, found.index_offset) == (1795241748404, 605908)

@@ -9,8 +9,17 @@ from raftmq.store.dispatch import DispatchError
 from raftmq.store.frame import FrameKind, seal_frame
 from raftmq.store.get_message import GetStatus
 from raftmq.store.record import decode_record, encode_record
-from tests.store.make import FrameWriter, index_payload, record, recover, redispatch
-from tests.store.stores import bodies, fill, raft_store
+from tests.store.make import (
+    FrameWriter,
+    append_classic,
+    drained,
+    index_payload,
+    record,
+    recover,
+    redispatch,
+    sync,
+)
+from tests.store.stores import bodies, classic_store, fill, raft_store
 
 
 def test_written_but_not_dispatched_is_not_visible(disk: OsDisk) -> None:
@@ -74,7 +83,7 @@ def test_without_an_index_nothing_is_found_and_nothing_is_left_to_do(disk: OsDis
     store = raft_store(disk, index_enable=False)
     fill(store)
     assert store.derived.index_step() == 0
-    assert store.derived.query("T", "key", 9, 0, 1 << 40).records == []
+    assert drained(store.derived.query("T", "key", 9, 0, 1 << 40)).records == []
     store.close()
     assert not disk.exists("store/index")
 
@@ -140,3 +149,59 @@ def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
     found = store.reads.get_messages("T", 1, 5, 9, 999)
     assert [decode_record(data).body for data in found.buffers] == [b"next"]
     assert store.queues.end_of("T", 0) == 60
+
+
+def test_what_is_confirmed_is_durable(disk: OsDisk) -> None:
+    """confirmPhyOffset never exceeds what the log has synced, nor what the queues have."""
+    store = raft_store(disk)
+    writer = fill(store, dispatch=False)
+    fields = store.checkpoint.fields
+    for n, frame in enumerate(writer.frames):
+        store.derived.dispatch_frame(frame)
+        if n == 4:
+            sync(store.commitlog)
+        flush = store.flushes.begin()
+        flush.run()
+        store.flushes.finish(flush, synced=n != 6)
+        fields = store.checkpoint.fields
+        assert fields.confirm_offset <= store.commitlog.durable_offset
+        assert fields.confirm_offset <= frame.end
+        if n == 3:
+            assert fields.confirm_offset == 0
+        if n == 6:
+            assert fields.confirm_offset == writer.frames[5].end
+    assert fields.confirm_offset == writer.frames[-1].end
+    assert fields.logics_timestamp_ms == writer.frames[-1].timestamp_ms
+    assert fields.physic_timestamp_ms > 0
+    assert fields.durable_offset == store.commitlog.durable_offset
+
+
+def test_a_flush_that_failed_is_done_again_by_the_next(disk: OsDisk) -> None:
+    store = raft_store(disk)
+    fill(store)
+    sync(store.commitlog)
+    flush = store.flushes.begin()
+    store.flushes.finish(flush, synced=False)
+    assert store.checkpoint.fields.confirm_offset == 0
+    again = store.flushes.begin()
+    assert again.confirmed == flush.confirmed == store.derived.dispatched_offset
+    again.run()
+    store.flushes.finish(again, synced=True)
+    assert store.checkpoint.fields.confirm_offset == again.confirmed
+
+
+def test_without_an_index_the_time_that_another_broker_noted_stays(disk: OsDisk) -> None:
+    store = raft_store(disk, index_enable=False)
+    store.checkpoint.note(store.checkpoint.fields._replace(index_timestamp_ms=3))
+    fill(store)
+    store.flush()
+    assert store.checkpoint.fields.index_timestamp_ms == 3
+    assert store.checkpoint.fields.confirm_offset > 0
+
+
+def test_classic_mode_confirms_nothing(disk: OsDisk) -> None:
+    store = classic_store(disk)
+    append_classic(store, [record()], 5000)
+    store.flush()
+    assert store.checkpoint.fields.confirm_offset == 0
+    assert store.checkpoint.fields.logics_timestamp_ms == 5000

@@ -1,8 +1,24 @@
+import errno
+
 import pytest
 
-from raftmq.store.disk import DiskMark, DiskUsage
-from raftmq.store.log_clock import LogNow
-from raftmq.store.retention import HOUR_MS, RetentionPolicy, SegmentAge, expired_before
+from raftmq.store.commitlog.commitlog import CommitLog
+from raftmq.store.disk import DiskMark, DiskUsage, OsDisk
+from raftmq.store.get_message import GetStatus
+from raftmq.store.record import decode_record
+from raftmq.store.retention import (
+    CLOCK_JUMP_MS,
+    HOUR_MS,
+    LogClock,
+    LogNow,
+    RetentionPolicy,
+    SegmentAge,
+    expired_before,
+)
+from tests.store.make import (
+    recover,
+)
+from tests.store.stores import SEGMENT, fill, raft_store
 
 NOW = 1000 * HOUR_MS
 GIB = 1 << 30
@@ -94,3 +110,148 @@ def test_the_room_before_a_mark(free: int, floor: int, room: int) -> None:
     assert DiskMark(90, floor * GIB).room_bytes(usage) == room * GIB
     full = DiskUsage((100 - free + room) * GIB + 1, (free - room) * GIB - 1)
     assert DiskMark(90, floor * GIB).is_reached(full)
+
+
+S, HOUR, DAY = 1000, HOUR_MS, 24 * HOUR_MS
+YEAR = 365 * DAY
+ALIVE = 1_700_000_000_000  # noted when the store was last open
+WALL = ALIVE + 60 * S  # the true time of the start
+BOOT = 5_000
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        # Each: ms since the start, by how much the wall clock is off then, its lead over the log.
+        [(0, 0, 0), (YEAR, 0, 0)],
+        [(0, CLOCK_JUMP_MS - 60 * S, 0), (10 * S, -CLOCK_JUMP_MS - 60 * S, 0)],  # in the bound
+        [(0, YEAR, YEAR + 60 * S), (YEAR, YEAR, YEAR + 60 * S)],  # ahead at the start, for good
+        [(0, -YEAR, 60 * S - YEAR), (YEAR, -YEAR, 60 * S - YEAR)],  # behind
+        [(0, YEAR, YEAR + 60 * S), (HOUR, 0, 0), (DAY, 0, 0)],  # put right
+        [(0, -YEAR, 60 * S - YEAR), (HOUR, 0, 0)],
+        [(0, 0, 0), (HOUR, YEAR, YEAR + 60 * S), (2 * HOUR, 0, 0)],  # a jump while it runs
+        [(0, 0, 0), (HOUR, -YEAR, 60 * S - YEAR), (2 * HOUR, 0, 0)],
+        [  # small steps add up
+            (0, 0, 0),
+            (10 * S, 100 * S, 0),
+            (20 * S, 200 * S, 0),
+            (30 * S, 300 * S, 360 * S),
+        ],
+    ],
+)
+def test_the_wall_clock_against_the_log_s_own_time(rounds: list[tuple[int, int, int]]) -> None:
+    clock = LogClock(BOOT, ALIVE)
+    for elapsed, off, lead in rounds:
+        now = clock.look(WALL + elapsed + off, BOOT + elapsed)
+        assert now.lead_ms == lead
+        assert now.age_ms(ALIVE) <= elapsed + CLOCK_JUMP_MS  # as old as it is, whatever the clock
+
+
+def test_what_is_stored_under_a_doubted_clock_ages_by_it() -> None:
+    clock = LogClock(BOOT, ALIVE)
+    clock.look(WALL + YEAR, BOOT)
+    now = clock.look(WALL + YEAR + HOUR, BOOT + HOUR)
+    assert now.age_ms(WALL + YEAR) == HOUR
+    assert now.age_ms(ALIVE - DAY) == HOUR + DAY
+
+
+def test_the_doubt_outlasts_a_restart() -> None:
+    clock = LogClock(BOOT, ALIVE)
+    clock.look(WALL + YEAR, BOOT)
+    noted = clock.look(WALL + YEAR + HOUR, BOOT + HOUR)
+    again = LogClock(0, noted.own_ms, noted.since_ms)
+    now = again.look(WALL + YEAR + 2 * HOUR, 0)
+    assert now.age_ms(ALIVE) == HOUR  # the hour in which it was off is none
+    assert now.age_ms(WALL + YEAR) == 2 * HOUR
+
+
+@pytest.mark.parametrize("by", ["operator", "nothing is left from before"])
+def test_the_doubt_ends(by: str) -> None:
+    clock = LogClock(BOOT, ALIVE)
+    wall = WALL + YEAR
+    since = clock.look(wall, BOOT).since_ms
+    if by == "operator":
+        clock.trust(wall, BOOT)
+    else:
+        assert clock.look(wall, BOOT, since - 1).lead_ms
+    assert clock.look(wall, BOOT, since) == LogNow(wall, wall)
+    assert clock.look(wall + DAY, BOOT + DAY) == LogNow(wall + DAY, wall + DAY)
+
+
+EMPTY = DiskUsage(0, 100)
+
+
+@pytest.mark.parametrize("damage", ["header", "unreadable"])
+def test_a_damaged_frame_does_not_stop_retention(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
+    store = raft_store(disk)
+    fill(store, 40)
+    store.flush()
+    later, last = 100 * HOUR_MS, store.commitlog.segments()[-1]
+    assert store.expiry.expired(policy, LogNow(later, later), EMPTY, 4).before == last.start
+    spoilt = store.commitlog.segments()[1]
+    if damage == "header":
+        file = disk.open(spoilt.path)
+        file.pwrite(20, bytes([file.pread(20, 1)[0] ^ 1]))
+        file.close()
+    else:
+        read = CommitLog.read
+
+        def fail(log: CommitLog, offset: int, size: int) -> bytes:
+            if offset == spoilt.start:
+                raise OSError(errno.EIO, "cannot read, says the test")
+            return read(log, offset, size)
+
+        monkeypatch.setattr(CommitLog, "read", fail)
+    assert (
+        store.expiry.expired(policy, LogNow(later, later), DiskUsage(90, 10), 3).before
+        == last.start
+    )
+    assert store.expiry.expired(policy, LogNow(later, later), EMPTY, 4).before == last.start
+    young = HOUR_MS + 1_500  # only the first frames are older
+    assert store.expiry.expired(policy, LogNow(young, young), EMPTY, 4).before == 0
+
+
+def test_retention(disk: OsDisk) -> None:
+    policy = RetentionPolicy(reserved_hours=1, delete_when=frozenset({4}))
+    store = raft_store(disk)
+    assert store.expiry.expired(policy, LogNow(0, 0), EMPTY, 4).before == 0
+    fill(store, 40)
+    later = 100 * HOUR_MS
+    segments = store.commitlog.segments()
+    assert len(segments) > 3
+    assert (
+        store.expiry.expired(policy, LogNow(later, later), EMPTY, 4).before == 0
+    )  # nothing is confirmed durable yet
+    store.flush()
+    assert store.expiry.expired(policy, LogNow(later, later), EMPTY, 3).before == 0
+    assert (
+        store.expiry.expired(policy, LogNow(later, later), DiskUsage(90, 10), 3).before
+        == segments[-1].start
+    )
+    young = HOUR_MS + 15_000  # frames 0..14 are older than an hour
+    offset = store.expiry.expired(policy, LogNow(young, young), EMPTY, 4).before
+    assert 0 < offset < segments[-1].start
+    assert store.delete_before(offset) == offset // SEGMENT
+    result = store.reads.get_messages("T", 0, 0, 32, 9999)
+    assert result.status is GetStatus.OFFSET_TOO_SMALL
+    assert result.next_offset == result.min_offset > 0
+    found = store.reads.get_messages("T", 0, result.min_offset, 1, 9999)
+    assert found.status is GetStatus.FOUND
+    assert decode_record(found.buffers[0]).physical_offset >= offset
+    assert (
+        store.reads.earliest_store_time("T", 0)
+        == decode_record(found.buffers[0]).store_timestamp_ms
+    )
+    assert store.expiry.log_start_time() >= 1000
+    assert store.reads.message_at(60) is None
+    with pytest.raises(AssertionError):
+        store.delete_before(1 << 40)
+    store.close()
+    store = raft_store(disk)
+    recover(store)
+    queue = store.queues.queue("T", 0)
+    assert queue is not None
+    assert queue.min_offset == result.min_offset

@@ -47,7 +47,7 @@ class Store:
         assert position == self.error.position
         self.error = None
 
-    def query_in_steps(self, topic, key, max_count, begin_ms, end_ms):
+    def query(self, topic, key, max_count, begin_ms, end_ms):
         yield
         self.asked.append((topic, key, max_count, begin_ms, end_ms))
         return KeyQuery([], 5, 7)

@@ -16,7 +16,7 @@ from raftmq.broker.retention import Retained, Retention
 from raftmq.broker.tables.pops import Place
 from raftmq.broker.transactions.service import Transactions
 from raftmq.store.derived_files import DerivedFiles
-from raftmq.store.log_clock import LogNow
+from raftmq.store.retention import LogNow
 from tests.simulator.cluster.planting import all_of, instead, replaced
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from raftmq.store.commitlog.recovery import FrameRecovery
 from raftmq.store.config import StoreConfig, StoreMode
-from raftmq.store.consumequeue.entry_check import body_is_whole, queue_offset_at
-from raftmq.store.consumequeue.manifest import QueueExtent, read_manifest, write_manifest
-from raftmq.store.consumequeue.repair import WANTED_MAX, QueueStep
+from raftmq.store.consumequeue.queue_files import QueueExtent, read_manifest, write_manifest
+from raftmq.store.consumequeue.repair import WANTED_MAX, QueueStep, body_is_whole, queue_offset_at
 from raftmq.store.disk import OsDisk
 from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT, UNIT_SIZE_BYTES
 from raftmq.store.errors import UnitDamaged

@@ -23,6 +23,7 @@ from tests.store.make import (
     FrameWriter,
     add_keys,
     append_classic,
+    drained,
     record,
     recover,
     recover_frames,
@@ -78,7 +79,7 @@ def numbers(
 ) -> list[int]:
     return [
         int(decode_record(data).body)
-        for data in store.derived.query("T", key, count, *span).records
+        for data in drained(store.derived.query("T", key, count, *span)).records
     ]
 
 
@@ -109,7 +110,7 @@ def test_every_message_is_found_whatever_the_steps(
         assert numbers(store, f"u{n}") == [n]
     assert numbers(store, "ten-3") == [3, 13, 23, 33]
     assert numbers(store, "all") == list(range(40))
-    assert store.derived.query("U", "all", 64, *ALWAYS).records == []
+    assert drained(store.derived.query("U", "all", 64, *ALWAYS)).records == []
     assert len(disk.listdir("index")) == 8 + (120 % 15 > 0)  # 15 entries a file
     store.close()
 
@@ -173,7 +174,7 @@ def test_the_newest_that_fit_oldest_first(disk: OsDisk) -> None:
     size = len(encode_record(keyed(99)))
     assert store.index is not None
     for max_bytes, count in ((1, 1), (size, 1), (2 * size, 2), (3 * size - 1, 2)):
-        found = store.index.query("T", "all", 64, *ALWAYS, max_bytes=max_bytes)
+        found = drained(store.index.query("T", "all", 64, *ALWAYS, max_bytes=max_bytes))
         assert len(found.records) == count
     store.close_unclean()
 
@@ -468,7 +469,7 @@ def check(store: MessageStore) -> None:
         decode_record(data).physical_offset for _, data in wanted
     ]
     for key, data in wanted:
-        found = store.derived.query("T", key, 1000, *ALWAYS).records
+        found = drained(store.derived.query("T", key, 1000, *ALWAYS)).records
         assert data in found or len(found) == 64
     for file in store.index.files:
         assert not file.drop_bad()
@@ -705,7 +706,7 @@ def test_no_index_if_it_is_not_wanted(disk: OsDisk) -> None:
     store = open_store(disk, index_enable=False)
     write(store, 4)
     assert store.derived.index_step() == 0
-    assert store.derived.query("T", "all", 64, *ALWAYS).records == []
+    assert drained(store.derived.query("T", "all", 64, *ALWAYS)).records == []
     store.flush()
     store.close()
     assert not disk.exists("index")

@@ -112,7 +112,7 @@ class RaftKeeper:
         store, repairs, engine = self._store, self._store.repairs, self._context.log.framed
         if self._queues_lag:
             store.derived.correct_min_offset()
-        step = repairs.begin(store.derived.dispatched_offset, engine.frame_is_damaged)
+        step = repairs.next_step(store.derived.dispatched_offset, engine.frame_is_damaged)
         if step is None:
             return
         try:
@@ -257,7 +257,7 @@ class ClassicKeeper:
 async def flush_queues(store: MessageStore, pool: Executor) -> None:
     """Make ConsumeQueues and checkpoint durable in the pool. Raises OSError."""
     loop = asyncio.get_running_loop()
-    flush = store.flushes.begin()
+    flush = store.flushes.start()
     synced = False
     try:
         await finished(loop.run_in_executor(pool, flush.run))

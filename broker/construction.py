@@ -34,7 +34,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         mode=StoreMode.CLASSIC if config.is_classic else StoreMode.RAFT,
         hot_span_bytes=hot_span_bytes(config.access_message_in_memory_max_ratio / 100),
         segment_size_bytes=config.mapped_file_size_commit_log,
-        units_per_file=config.mapped_file_size_consume_queue // 20,
+        entries_per_file=config.mapped_file_size_consume_queue // 20,
         index_enable=config.message_index_enable,
         index_limits=IndexLimits(config.max_hash_slot_num, config.max_index_num),
         cold_count_max=config.max_transfer_count_on_message_in_disk,

@@ -83,7 +83,7 @@ class Reliever:
         usage = self._context.disk.usage()
         mark = DiskMark(config.disk_space_warning_level_ratio, config.disk_space_warning_free_bytes)
         room.look(usage, mark)
-        self.forecast.look(mark.room_bytes(usage), self._context.clock_ms())
+        self.forecast.look(mark.capacity_bytes(usage), self._context.clock_ms())
         self._retention.look()
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)

@@ -82,13 +82,13 @@ class Retention:
         OSError at the first look."""
         return self._look(-1)
 
-    def _look(self, log_begins_ms: int) -> LogNow:
+    def _look(self, log_start_ms: int) -> LogNow:
         wall_ms, clock_ms = self._wall_ms(), self._clock_ms()
         times, was, starting = self._store.checkpoint.times, self._now, self._clock is None
         if self._clock is None:
             own_ms = times.own_ms or self._store.expiry.log_end_time() or wall_ms
             self._clock = LogClock(clock_ms, own_ms, times.since_ms)
-        self._now = now = self._clock.look(wall_ms, clock_ms, log_begins_ms)
+        self._now = now = self._clock.compare(wall_ms, clock_ms, log_start_ms)
         changed = bool(now.lead_ms) != bool(was.lead_ms)
         if changed and now.lead_ms:
             log.log(
@@ -109,7 +109,7 @@ class Retention:
     def note(self) -> None:
         """Note the log's own time in the checkpoint. Raises OSError."""
         if self._clock is not None:
-            self._store.checkpoint.note_times(LogTimes(self._now.own_ms, self._now.since_ms))
+            self._store.checkpoint.write_times(LogTimes(self._now.own_ms, self._now.since_ms))
 
     def trust_clock(self) -> None:
         """Take the wall clock for right, because most replicas or an operator confirm it."""

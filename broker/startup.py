@@ -120,7 +120,7 @@ async def open_store(
         else:
             installed = prepare(disk, store.config, RAFT_DIRECTORY)
         store.open(foreign=config.is_classic and claim.lock.foreign)
-        claim.lock.note_opened()
+        claim.lock.record_opened()
         claim.note_segment_size()
         if files is not None:
             files.load()

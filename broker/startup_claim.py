@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from raftmq.dledger.storage.hard_state import distrust
 from raftmq.remoting.bound_port import BoundPort
 from raftmq.store.disk import OsDisk
-from raftmq.store.identity import StoreIdentity, check_identity, note_identity
+from raftmq.store.identity import StoreIdentity, check_identity, record_identity
 from raftmq.store.store_lock import StoreLock, lock_store
 from raftmq.store.transient_errors import passes
 from raftmq.web.app import LOOPBACK
@@ -177,7 +177,7 @@ class Claim:
     def _written(self, identity: StoreIdentity) -> bool:
         """Write the identity. Return False if there is no room: the next start does it."""
         try:
-            note_identity(self._disk, identity)
+            record_identity(self._disk, identity)
         except OSError as error:
             if not passes(error):
                 raise

@@ -16,7 +16,7 @@ from raftmq.dledger.raft.errors import ApplyLater
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import RoleEvent
 from raftmq.store.derived_files import DerivedFiles
-from raftmq.store.dispatch import Units
+from raftmq.store.dispatch import EntryBatch
 from raftmq.store.frame import Frame, FrameKind
 from raftmq.store.transient_errors import passes
 
@@ -129,7 +129,7 @@ class BrokerApplication:
         self._activity.note()
         self._make_room()
         answers: list[Pending] = []
-        touched: list[Units] = []
+        touched: list[EntryBatch] = []
         topics: list[str] = []
         for frame in frames:
             pending = None
@@ -137,7 +137,7 @@ class BrokerApplication:
                 pending = self._sends.applied(frame)
                 if pending is not None:
                     answers.append(pending)
-            ready_made = None if pending is None else pending.units
+            ready_made = None if pending is None else pending.entries
             touched += self._store.dispatch_frame(frame, ready_made)
             command = frame.command
             if len(command):
@@ -156,9 +156,9 @@ class BrokerApplication:
             self._contained.run("topics_told", lambda: self._on_topics(topics))
         if answers:
             self._sends.answer(answers)
-        for topic, queue_id, _, units in touched:
+        for topic, queue_id, _, entries in touched:
             try:
-                self._on_units(topic, queue_id, units)
+                self._on_units(topic, queue_id, entries)
             except Exception as error:
                 self._contained.failed("units_told", error)
 
@@ -166,7 +166,7 @@ class BrokerApplication:
         """Write what the ConsumeQueues keep in memory after a shortage. Raises ApplyLater if they
         still cannot; OSError."""
         try:
-            self._store.make_room()
+            self._store.write_full_tails()
         except OSError as error:
             if not passes(error):
                 raise

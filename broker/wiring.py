@@ -125,7 +125,7 @@ def make_registrar(opened: Opened, context: Context, template: TopicConfig | Non
 class Told:
     """The functions by which an engine and its application tell the broker what happens.
 
-    `arrived(topic, queue id, units)`: units were added to a ConsumeQueue. `fatal(reason)`: the
+    `arrived(topic, queue id, entries)`: entries were added to a ConsumeQueue. `fatal(reason)`: the
     engine has failed. `begin_anew(reason)`: this replica's data is void, and a new start rebuilds
     it."""
 

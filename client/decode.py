@@ -56,7 +56,7 @@ def decode_messages(
     unpack, tails, new = _HEAD.unpack_from, _TAILS, MessageExt.__new__
     while offset < end:
         if end - offset < _HEAD_SIZE_BYTES + 3:
-            raise RecordError(StopReason.CUT_SHORT, f"{end - offset} bytes left")
+            raise RecordError(StopReason.TRUNCATED, f"{end - offset} bytes left")
         (
             size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms,
             born_host, store_ms, store_host, reconsumed, prepared, body_size,

@@ -89,7 +89,7 @@ class Checkpoint:
             self._file.sync()
             self._disk.sync_directory(self.path.rpartition("/")[0])
         data = self._file.pread(0, _RECORD_SIZE_BYTES)
-        self.damaged = self.lost = verify and not _is_whole(data)
+        self.damaged = self.lost = verify and not _is_valid(data)
         if not self.damaged:
             self.fields = CheckpointFields(*_FIELDS.unpack_from(data))
         self.times = _read_times(self._file.pread(_TIMES_AT, _TIMES.size + _SEAL.size))
@@ -115,7 +115,7 @@ class Checkpoint:
         assert self._file is not None
         self._file.sync()
 
-    def note(self, fields: CheckpointFields) -> None:
+    def write(self, fields: CheckpointFields) -> None:
         """Write how far the last flush made things durable (`sync` makes the note itself durable).
         The durable mark stays as it is."""
         assert self._file is not None
@@ -123,7 +123,7 @@ class Checkpoint:
         if not self.lost:  # else the unknown durable mark would look known
             self._file.pwrite(0, self._record())
 
-    def note_times(self, times: LogTimes) -> None:
+    def write_times(self, times: LogTimes) -> None:
         """Note the log's own time; the note itself is not synced. Raises OSError."""
         assert self._file is not None
         self.times = times
@@ -152,7 +152,7 @@ def _read_times(data: bytes) -> LogTimes:
     return LogTimes(*_TIMES.unpack(numbers))
 
 
-def _is_whole(data: bytes) -> bool:
+def _is_valid(data: bytes) -> bool:
     """Return whether the checksum matches, or there never was one but numbers are there."""
     magic, checksum = _SEAL.unpack_from(data, _FIELDS.size)
     numbers = data[: _FIELDS.size]
@@ -168,7 +168,7 @@ class AbortFile:
         self._disk = disk
         self.path = path
 
-    def found(self) -> bool:
+    def exists(self) -> bool:
         """Return whether the file is there: the last stop was unclean."""
         return self._disk.exists(self.path)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .commitlog.commitlog import SEGMENT_SIZE_BYTES
-from .consumequeue.consumequeue import TAIL_UNITS_MAX, TAILS_BYTES_MAX, UNITS_PER_FILE
+from .consumequeue.consumequeue import ENTRIES_PER_FILE, TAIL_ENTRIES_MAX, TAILS_BYTES_MAX
 from .dispatch import DELAY_LEVELS_MS
 from .file_cache import OPEN_FILES_MAX
 from .index.index_file import IndexLimits
@@ -36,8 +36,8 @@ class StoreConfig:
     mode: StoreMode = StoreMode.RAFT
     directory: str = ""  # below the disk's root; "" is the root itself
     segment_size_bytes: int = SEGMENT_SIZE_BYTES  # mappedFileSizeCommitLog
-    units_per_file: int = UNITS_PER_FILE  # mappedFileSizeConsumeQueue / 20
-    tail_units_max: int = TAIL_UNITS_MAX
+    entries_per_file: int = ENTRIES_PER_FILE  # mappedFileSizeConsumeQueue / 20
+    tail_entries_max: int = TAIL_ENTRIES_MAX
     tails_bytes_max: int = TAILS_BYTES_MAX
     open_files_max: int = OPEN_FILES_MAX
     cold_count_max: int = 8  # maxTransferCountOnMessageInDisk

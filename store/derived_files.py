@@ -11,7 +11,7 @@ store.commitlog.classic_log hands over the records that it has written.
 `StoreFlusher` makes these files durable and records the progress in the checkpoint. A flush starts
 on the loop, runs in the pool and finishes on the loop, one at a time.
 
-One caller (the loop). `open`, `log_recovered`, `cut_back` and `index_all` block.
+One caller (the loop). `open`, `log_recovered`, `truncate` and `index_all` block.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from .checkpoint import Checkpoint
 from .commitlog.commitlog import CommitLog
 from .consumequeue.consumequeue import ConsumeQueueStore, FlushTicket
-from .consumequeue.repair import QueueRepairs, mend_queues
-from .dispatch import Dispatcher, Units
+from .consumequeue.repair import QueueRepairs, rebuild_queues
+from .dispatch import Dispatcher, EntryBatch
 from .errors import QueuesLost
 from .frame import Frame, FrameKind
 from .index.message_index import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
@@ -49,7 +49,7 @@ class DerivedFiles:
         self.dispatcher = Dispatcher(delay_levels_ms)
         self.dispatched_offset = 0
         self.newest_ms = 0  # store time of the newest record dispatched
-        self._kept_to = 0  # up to this CommitLog offset `open` kept the queues' units
+        self._kept_to = 0  # up to this CommitLog offset `open` kept the queues' entries
 
     def open(self, confirmed: int, *, clean: bool, foreign: bool = False) -> None:
         """Open the files and keep what points below CommitLog offset `confirmed`, or below the
@@ -58,8 +58,8 @@ class DerivedFiles:
         fields = self._checkpoint.fields
         self.newest_ms = fields.logics_timestamp_ms
         self._kept_to = max(confirmed, self._commitlog.min_offset)
-        begin = self._commitlog.min_offset
-        self.queues.open(self._kept_to, clean=clean, log_begin=begin, foreign=foreign)
+        start = self._commitlog.min_offset
+        self.queues.open(self._kept_to, clean=clean, log_start=start, foreign=foreign)
         if self.index is not None:
             self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
         if not self.queues.topics() and not self.queues.damaged:
@@ -69,56 +69,60 @@ class DerivedFiles:
 
     def log_recovered(self) -> None:
         """Fit the queues to the recovered log, in Raft mode, before anything is dispatched: drop
-        units of lost frames, and rebuild damaged queues (that reads the whole log). Raises
+        entries of lost frames, and rebuild damaged queues (that reads the whole log). Raises
         QueuesLost if that is not enough."""
-        begin, end = self._commitlog.min_offset, self._commitlog.max_offset
-        if begin and self.queues.unknown:
-            raise QueuesLost(begin)
+        start, end = self._commitlog.min_offset, self._commitlog.max_offset
+        if start and self.queues.unknown:
+            raise QueuesLost(start)
         if end < self.dispatched_offset:
-            self.cut_back(end)
-        self.queues.correct_min_offset(begin)
-        self.dispatched_offset = max(self.dispatched_offset, begin)  # not known before
+            self.truncate(end)
+        self.queues.correct_min_offset(start)
+        self.dispatched_offset = max(self.dispatched_offset, start)  # not known before
         if self._kept_to > self.dispatched_offset:  # lost segments are back: the log begins earlier
             self.queues.truncate_to_commitlog(self.dispatched_offset)
-        if not mend_queues(self.queues, self._repairs, self.dispatcher, self.dispatched_offset):
-            self.dispatched_offset = begin
-        self.queues.begin_where_noted(begin)
+        if not rebuild_queues(self.queues, self._repairs, self.dispatcher, self.dispatched_offset):
+            self.dispatched_offset = start
+        self.queues.restore_lost(start)
 
-    def dispatch_frame(self, frame: Frame, units: Sequence[Units] | None = None) -> Sequence[Units]:
-        """Make a committed frame's messages visible. Return the units by queue (topic, queue id,
-        first queue offset, units); `units` are the same, if the leader has computed them already.
+    def dispatch_frame(
+        self, frame: Frame, entries: Sequence[EntryBatch] | None = None
+    ) -> Sequence[EntryBatch]:
+        """Make a committed frame's messages visible. Return the entries by queue (topic, queue id,
+        first queue offset, entries); `entries` are the same, if the leader has computed them
+        already.
 
         A frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after
-        which the same call may be repeated."""
+        which the same call may be repeated.
+        """
         if frame.end <= self.dispatched_offset:
             return []
         if frame.position != self.dispatched_offset:  # then it begins the next segment
             following = self._commitlog.segment_end(self.dispatched_offset)
             assert frame.position == following, (frame.position, self.dispatched_offset)
         if frame.kind != FrameKind.MESSAGES:
-            units = []
-        elif units is None:
-            units = self.dispatcher.index_frame(frame)
-        self.append(units, frame.end, frame.timestamp_ms)
-        return units
+            entries = []
+        elif entries is None:
+            entries = self.dispatcher.index_frame(frame)
+        self.append(entries, frame.end, frame.timestamp_ms)
+        return entries
 
-    def make_room(self) -> None:
+    def write_full_tails(self) -> None:
         """Write what the queues keep in memory above their bounds, after a shortage. To be called
         before more is dispatched. Raises OSError, having changed nothing that is read."""
-        self.queues.make_room()
+        self.queues.write_full_tails()
 
-    def append(self, units: Sequence[Units], end: int, newest_ms: int) -> None:
-        """Append the units of a part of the log that ends at `end`. Raises OSError."""
+    def append(self, entries: Sequence[EntryBatch], end: int, newest_ms: int) -> None:
+        """Append the entries of a part of the log that ends at `end`. Raises OSError."""
         append = self.queues.append
-        for topic, queue_id, first, packed in units:
+        for topic, queue_id, first, packed in entries:
             append(topic, queue_id, first, packed)
         if self.index is not None:
-            self.index.notes.add(self.dispatched_offset, end, units)
+            self.index.dispatched.add(self.dispatched_offset, end, entries)
         self.dispatched_offset = end
         self.newest_ms = newest_ms
 
-    def cut_back(self, offset: int) -> bool:
-        """Raft mode, for an engine that breaks Raft's promise: drop the units from `offset` on,
+    def truncate(self, offset: int) -> bool:
+        """Raft mode, for an engine that breaks Raft's promise: drop the entries from `offset` on,
         because the log lost dispatched frames and ends there now. They may be dispatched anew.
 
         Returns False, having done nothing, while a flush is in flight. Blocking. Raises OSError."""
@@ -127,7 +131,7 @@ class DerivedFiles:
         if offset < self.dispatched_offset:
             fields = self._checkpoint.fields
             if fields.confirm_offset > offset:  # first, or a kill leaves a hole in the queues
-                self._checkpoint.note(fields._replace(confirm_offset=offset))
+                self._checkpoint.write(fields._replace(confirm_offset=offset))
                 self._checkpoint.sync()
             self.queues.truncate_to_commitlog(offset)
             if self.index is not None:
@@ -207,19 +211,19 @@ class StoreFlusher:
     _confirms: bool  # note confirmPhyOffset, too (Raft mode)
     _log_stamp: tuple[int, int] | None = None  # (log end, its store time) to note next
 
-    def begin(self) -> StoreFlush:
+    def start(self) -> StoreFlush:
         """Write the queues' tails; return a flush whose `run` makes the queues durable up to its
         `confirmed`. One at a time. Raises OSError."""
         log, derived = self._commitlog, self._derived
         confirmed = min(derived.dispatched_offset, log.durable_offset)
         if self._log_stamp is None:
             self._log_stamp = (log.max_offset, derived.newest_ms)
-        queues = derived.queues.begin_flush()  # first: it writes, and so may raise
-        index = None if derived.index is None else derived.index.begin_flush()
+        queues = derived.queues.start_flush()  # first: it writes, and so may raise
+        index = None if derived.index is None else derived.index.start_flush()
         return StoreFlush(queues, index, self._checkpoint, confirmed, derived.newest_ms)
 
     def drop_saved(self, flush: StoreFlush) -> bool:
-        """After `run`: drop some of the units that are in files now from memory; return whether
+        """After `run`: drop some of the entries that are in files now from memory; return whether
         there are more, so that the caller can let others run in between. `finish` does the rest."""
         return self._derived.queues.drop_saved(flush.queues)
 
@@ -240,4 +244,4 @@ class StoreFlusher:
             fields = fields._replace(index_timestamp_ms=index.full_until_ms)
         if self._confirms:
             fields = fields._replace(confirm_offset=flush.confirmed)
-        self._checkpoint.note(fields)
+        self._checkpoint.write(fields)

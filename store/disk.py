@@ -63,7 +63,7 @@ class DiskMark:
         floor = self.free_bytes
         return usage.used_percent >= self.percent and (not floor or usage.available_bytes < floor)
 
-    def room_bytes(self, usage: DiskUsage) -> int:
+    def capacity_bytes(self, usage: DiskUsage) -> int:
         """Return how many more bytes can be written before the mark is reached."""
         left = usage.size_bytes * (100 - self.percent) // 100
         if self.free_bytes:

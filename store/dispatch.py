@@ -1,15 +1,15 @@
-"""Dispatch: from records to consume-queue units, one pass per batch.
+"""Dispatch: from records to consume-queue entries, one pass per batch.
 
-A unit is 20 bytes: int64 CommitLog offset, int32 record size, int64 tags code (the sign-extended
+An entry is 20 bytes: int64 CommitLog offset, int32 record size, int64 tags code (the sign-extended
 hash of TAGS; for a message parked in SCHEDULE_TOPIC_XXXX its delivery time in ms instead, for one
 in rmq_sys_wheel_timer `timer_code`).
-Records of transaction types none and commit get a unit; prepared and rolled-back ones do not
-(half messages are stored with their transaction bits cleared, so the half topic has units).
+Records of transaction types none and commit get an entry; prepared and rolled-back ones do not
+(half messages are stored with their transaction bits cleared, so the half topic has entries).
 
 This loop runs for every message on every replica, so it reads one fixed head per record, finds
 TAGS with one search and caches the hashes of tags. It trusts the bytes: frames are verified by CRC
 and records by `check_record` before they come here. It does check what would silently make wrong
-units: that sizes add up and queue offsets follow one another. Measured with 128-byte bodies and
+entries: that sizes add up and queue offsets follow one another. Measured with 128-byte bodies and
 four properties: 0.9 microseconds a record, 1.3 when every record ends differently from the one
 before. Pure.
 """
@@ -31,8 +31,8 @@ from .record import (
     store_timestamp_at,
 )
 
-UNIT = struct.Struct(">qiq")
-UNIT_SIZE_BYTES = UNIT.size
+QUEUE_ENTRY = struct.Struct(">qiq")
+QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 TIMER_OUT_MS = "TIMER_OUT_MS"  # the slot that a timer message waits for
@@ -52,20 +52,22 @@ _TIMER = TIMER_TOPIC.encode()
 _TAGS_MARK = TAGS.encode() + b"\x01"
 _TAGS_CACHE_MAX = 16_384  # entries; then it starts over: tags are few or they are not tags
 
-assert UNIT_SIZE_BYTES == 20
+assert QUEUE_ENTRY_BYTES == 20
 assert _HEAD.size == 88
 
 
-class QueueUnits(NamedTuple):
-    """Consecutive units of one queue; `first_queue_offset` is that of the first."""
+class QueueEntries(NamedTuple):
+    """Consecutive entries of one queue; `first_queue_offset` is that of the first."""
 
     topic: str
     queue_id: int
     first_queue_offset: int
-    units: bytes
+    entries: bytes
 
 
-Units = tuple[str, int, int, bytes]  # the fields of QueueUnits, which the leader makes as a tuple
+EntryBatch = tuple[
+    str, int, int, bytes
+]  # the fields of QueueEntries, which the leader makes as a tuple
 
 
 class DispatchError(AssertionError):
@@ -78,7 +80,7 @@ class DispatchError(AssertionError):
         self.reason = reason
 
 
-class QueueBegunAnew(DispatchError):
+class QueueRestarted(DispatchError):
     """A queue's next record has queue offset 0. In a classic log that Apache's broker wrote this is
     a topic that was deleted and made again. `at` is where in the data the record begins."""
 
@@ -88,21 +90,21 @@ class QueueBegunAnew(DispatchError):
 
 
 class Dispatcher:
-    """Makes consume-queue units from records. Holds the delay table and the tag cache."""
+    """Makes consume-queue entries from records. Holds the delay table and the tag cache."""
 
     def __init__(self, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS) -> None:
         self._delay_levels_ms = delay_levels_ms
         self._codes: dict[bytes, int] = {}
 
-    def index_frame(self, frame: Frame) -> list[QueueUnits]:
-        """Return the units of a message frame's records. Raises DispatchError."""
+    def index_frame(self, frame: Frame) -> list[QueueEntries]:
+        """Return the entries of a message frame's records. Raises DispatchError."""
         at = frame.records_at
         return self.index(frame.data, frame.position + at, at)
 
     def index(
         self, data: bytes, base_offset: int, start: int = 0, end: int | None = None
-    ) -> list[QueueUnits]:
-        """Return the units of the records in data[start:end], by queue in order of appearance.
+    ) -> list[QueueEntries]:
+        """Return the entries of the records in data[start:end], by queue in order of appearance.
 
         `base_offset` is the CommitLog offset of data[start]. Raises DispatchError.
         """
@@ -112,16 +114,16 @@ class Dispatcher:
         except (IndexError, struct.error) as error:
             raise DispatchError(base_offset, "a record is cut short behind") from error
 
-    def _index(self, data: bytes, shift: int, start: int, end: int) -> list[QueueUnits]:
+    def _index(self, data: bytes, shift: int, start: int, end: int) -> list[QueueEntries]:
         """Run the loop of `index`; CommitLog offset = offset in data + shift."""
-        head, pack, rfind, find = _HEAD.unpack_from, UNIT.pack, data.rfind, data.find
+        head, pack, rfind, find = _HEAD.unpack_from, QUEUE_ENTRY.pack, data.rfind, data.find
         same_ending, known_codes = data.endswith, self._codes.get
         # Records of one producer mostly end alike from TAGS on: compare before searching.
         ending, ending_code = b"\x02never", 0
         groups: dict[tuple[bytes, int], tuple[int, list[bytes]]] = {}
         # Records of one queue mostly stand together: what the run's next one has to be.
         run_topic, run_queue, run_next = b"", -1, 0
-        units: list[bytes] = []
+        entries: list[bytes] = []
         offset = start
         while offset < end:
             if offset + 88 > end:
@@ -159,20 +161,20 @@ class Dispatcher:
                 code = _tags_code_of(data[at + 2 : next_offset])
             if topic != run_topic or queue_id != run_queue:
                 run_topic, run_queue = topic, queue_id
-                first, units = groups.setdefault((topic, queue_id), (queue_offset, []))
-                run_next = first + len(units)
+                first, entries = groups.setdefault((topic, queue_id), (queue_offset, []))
+                run_next = first + len(entries)
             if queue_offset != run_next:
                 position = offset + shift
                 why = f"queue offset {queue_offset} after {run_next - 1} of {topic!r}/{queue_id}"
                 if not queue_offset:
-                    raise QueueBegunAnew(position, why, offset)
+                    raise QueueRestarted(position, why, offset)
                 raise DispatchError(position, why)
-            units.append(pack(offset + shift, size, code))
+            entries.append(pack(offset + shift, size, code))
             run_next += 1
             offset = next_offset
         return [
-            QueueUnits(str(topic, "utf-8"), queue_id, first, b"".join(units))
-            for (topic, queue_id), (first, units) in groups.items()
+            QueueEntries(str(topic, "utf-8"), queue_id, first, b"".join(entries))
+            for (topic, queue_id), (first, entries) in groups.items()
         ]
 
     def _code(self, tags: bytes, properties: bytes) -> int:

@@ -80,15 +80,17 @@ class FlushUnderWay(StoreError):
     retriable = True
 
 
-class UnitDamaged(StoreDamaged):
-    """A ConsumeQueue unit points at no record of its queue. It is rebuilt from the log; until then
+class EntryDamaged(StoreDamaged):
+    """A ConsumeQueue entry points at no record of its queue. It is rebuilt from the log; until then
     its readers have to wait."""
 
-    code = "UNIT_DAMAGED"
+    code = "ENTRY_DAMAGED"
     retriable = True
 
     def __init__(self, topic: str, queue_id: int, offset: int, position: int) -> None:
-        super().__init__(position, f"unit {offset} of {topic}/{queue_id} points at no record of it")
+        super().__init__(
+            position, f"entry {offset} of {topic}/{queue_id} points at no record of it"
+        )
         self.topic = topic
         self.queue_id = queue_id
         self.offset = offset

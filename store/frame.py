@@ -180,22 +180,24 @@ def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tup
         raise FrameError("frame lengths out of range")
     if kind not in (1, 2, 3, 4):
         raise FrameError(f"unknown frame kind {kind}")
-    whole = HEADER_SIZE_BYTES + length
-    if hop != whole and not (kind == FrameKind.MESSAGES and HEADER_SIZE_BYTES <= hop < whole):
+    size_bytes = HEADER_SIZE_BYTES + length
+    if hop != size_bytes and not (
+        kind == FrameKind.MESSAGES and HEADER_SIZE_BYTES <= hop < size_bytes
+    ):
         raise FrameError("frame size does not agree with its payload length")
     return fields
 
 
-def is_whole(data: bytes, at: int, size: int, wanted: tuple[int, int, int]) -> bool:
+def is_valid_frame(data: bytes, at: int, size: int, expected: tuple[int, int, int]) -> bool:
     """Return whether the `size` bytes at data[at] are the frame of that index, term and position,
     by both checksums."""
     if len(data) < at + size:
         return False
-    checksum = payload_checksum(data[at : at + HEADER_SIZE_BYTES], size, wanted)
+    checksum = payload_checksum(data[at : at + HEADER_SIZE_BYTES], size, expected)
     return bool(checksum == crc32c(data[at + HEADER_SIZE_BYTES : at + size]))
 
 
-def payload_checksum(head: bytes, size: int, wanted: tuple[int, int, int]) -> int:
+def payload_checksum(head: bytes, size: int, expected: tuple[int, int, int]) -> int:
     """Return the checksum of a frame's payload, as its header has it; -1 unless the header is that
     of a frame of `size` bytes and this index, term and position."""
     if len(head) < HEADER_SIZE_BYTES:
@@ -203,7 +205,7 @@ def payload_checksum(head: bytes, size: int, wanted: tuple[int, int, int]) -> in
     _, magic, index, term, position, _, length, _, _, payload_crc, header_crc = HEADER.unpack(head)
     is_it = (
         magic == FRAME_MAGIC
-        and (index, term, position) == wanted
+        and (index, term, position) == expected
         and HEADER_SIZE_BYTES + length == size
         and header_crc == crc32c(head[: _HEADER_HEAD.size])
     )

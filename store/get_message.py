@@ -1,7 +1,7 @@
 """Decides which messages a pull gets, and how the CommitLog is read for them. Pure.
 
 A batch ends at the count or the bytes asked for, at the smaller limits if its first message is
-cold, or when a filter has read enough units. The first message always fits.
+cold, or when a filter has read enough entries. The first message always fits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dispatch import UNIT_SIZE_BYTES
+from .dispatch import QUEUE_ENTRY_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
 GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read
 SPAN_BYTES_MAX = 1 << 20
-_UNITS = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+_ENTRIES = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class GetStatus(Enum):
@@ -64,18 +64,18 @@ def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, i
 
 
 def scan_count(count_max: int) -> int:
-    """Return how many units one pull may read."""
-    return max(SCAN_BYTES_MIN // UNIT_SIZE_BYTES, count_max)
+    """Return how many entries one pull may read."""
+    return max(SCAN_BYTES_MIN // QUEUE_ENTRY_BYTES, count_max)
 
 
 class Selected(NamedTuple):
     """The chosen messages, in parallel: CommitLog offsets, sizes in bytes, queue offsets.
-    `looked_at`: how many units were read for them."""
+    `scanned`: how many entries were read for them."""
 
     positions: list[int]
     sizes: list[int]
     offsets: Sequence[int]
-    looked_at: int
+    scanned: int
 
     def from_position(self, first: int) -> Selected:
         """Return those that stand at or behind CommitLog offset `first`."""
@@ -84,22 +84,22 @@ class Selected(NamedTuple):
             list(compress(self.positions, kept)),
             list(compress(self.sizes, kept)),
             list(compress(self.offsets, kept)),
-            self.looked_at,
+            self.scanned,
         )
 
     def first(self, count: int) -> Selected:
         """Return the first `count` of them."""
         return Selected(
-            self.positions[:count], self.sizes[:count], self.offsets[:count], self.looked_at
+            self.positions[:count], self.sizes[:count], self.offsets[:count], self.scanned
         )
 
 
-def select(units: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
-    """Choose among units, the first of which has queue offset `offset`. With `tag_codes` None every
-    message is chosen."""
-    table = np.frombuffer(units, _UNITS)
-    looked_at = len(table)
-    offsets: Sequence[int] = range(offset, offset + looked_at)
+def select(entries: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
+    """Choose among entries, the first of which has queue offset `offset`. With `tag_codes` None
+    every message is chosen."""
+    table = np.frombuffer(entries, _ENTRIES)
+    scanned = len(table)
+    offsets: Sequence[int] = range(offset, offset + scanned)
     if tag_codes is not None:
         matching = np.flatnonzero(np.isin(table["code"], list(tag_codes)))
         table, offsets = table[matching], (matching + offset).tolist()
@@ -111,9 +111,9 @@ def select(units: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None
             bytes_max = min(bytes_max, limits.cold_bytes_max)
         taken = max(1, min(count_max, bisect_right(list(accumulate(sizes)), bytes_max)))
         if taken < len(positions):
-            looked_at = offsets[taken] - offset
+            scanned = offsets[taken] - offset
             positions, sizes, offsets = positions[:taken], sizes[:taken], offsets[:taken]
-    return Selected(positions, sizes, offsets, looked_at)
+    return Selected(positions, sizes, offsets, scanned)
 
 
 class Span(NamedTuple):

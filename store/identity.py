@@ -15,7 +15,7 @@ In classic mode a directory belongs to a broker name: which of its brokers serve
 role, is changed by hand when a master is lost, and is not compared.
 
 A store without the file, or with a damaged one, is taken for what the configuration says, once:
-`note_identity` writes it down, and the caller logs that. So an operator gives a directory to
+`record_identity` writes it down, and the caller logs that. So an operator gives a directory to
 another node by removing the file. A replica that adopts a store recovers before it votes
 (broker/startup_claim.py): the store has not what the replica promised itself. The segments' size is
 noted once the log was opened with it: replicas of one group put their frames where that size says.
@@ -99,19 +99,19 @@ def read_identity(disk: Disk) -> StoreIdentity | None:
     return StoreIdentity(lines["mode"], lines["group"], lines["node"], size)
 
 
-def note_identity(disk: Disk, own: StoreIdentity) -> None:
+def record_identity(disk: Disk, own: StoreIdentity) -> None:
     """Write the identity; durable on return. Raises OSError."""
     text = f"mode={own.mode}\ngroup={own.group}\nnode={own.node}\n"
     if own.segment_size_bytes:
         text += f"segment={own.segment_size_bytes}\n"
     body = text.encode()
-    beside = f"{IDENTITY_FILE}.new"
-    file = disk.open(beside)
+    temporary = f"{IDENTITY_FILE}.new"
+    file = disk.open(temporary)
     try:
         file.truncate(0)
         file.pwrite(0, body + b"crc32c=%08x\n" % crc32c(body))
         file.sync()
     finally:
         file.close()
-    disk.rename(beside, IDENTITY_FILE)
+    disk.rename(temporary, IDENTITY_FILE)
     disk.sync_directory("")

@@ -1,7 +1,7 @@
 """Reads messages by queue offset, by CommitLog offset and by store time.
 
 Only what was dispatched can be read. `CheckedReads` makes sure that each record returned is the one
-that the queue's unit belongs to.
+that the queue's entry belongs to.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MessageReads:
         and `max_bytes` limit hot data; for cold data the configuration's limits apply, too. What
         `budget` does not allow to read is left for the next pull.
 
-        Raises StoreDamaged when a unit does not point at a record, OSError."""
+        Raises StoreDamaged when an entry does not point at a record, OSError."""
         queue = self._queues.queue(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, [], 0, 0, 0)
@@ -72,10 +72,10 @@ class MessageReads:
         if refused is not None:
             return GetResult(refused[0], [], refused[1], minimum, maximum)
         count = max_count if tag_codes is None else scan_count(max_count)
-        units = queue.units(offset, max(1, count))
+        entries = queue.entries(offset, max(1, count))
         limits = self._limits(max_count, max_bytes)
-        chosen = select(units, offset, limits, tag_codes)
-        next_offset = offset + chosen.looked_at
+        chosen = select(entries, offset, limits, tag_codes)
+        next_offset = offset + chosen.scanned
         if not chosen.positions:
             return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], next_offset, minimum, maximum)
         first = self._commitlog.min_offset
@@ -130,7 +130,7 @@ class MessageReads:
         queue = self._queues.queue(topic, queue_id)
         if queue is None or queue.min_offset >= queue.max_offset:
             return -1
-        return self._store_time(queue.unit(queue.min_offset)[0])
+        return self._store_time(queue.entry(queue.min_offset)[0])
 
     def _store_time(self, position: int) -> int:
         """Return a record's store time in ms; -1 if it is not in the log any more."""

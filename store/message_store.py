@@ -61,8 +61,8 @@ class MessageStore:
         self.queues = ConsumeQueueStore(
             disk,
             config.path("consumequeue"),
-            config.units_per_file,
-            tail_units_max=config.tail_units_max,
+            config.entries_per_file,
+            tail_entries_max=config.tail_entries_max,
             tails_bytes_max=config.tails_bytes_max,
             open_files_max=config.open_files_max,
             manifest=config.path("consumequeue.manifest"),
@@ -95,7 +95,7 @@ class MessageStore:
         since it was open here. Raises StoreError, OSError."""
         if self.config.directory:
             self.disk.makedirs(self.config.directory)
-        self.last_stop_clean = clean = not self.abort_file.found()
+        self.last_stop_clean = clean = not self.abort_file.exists()
         self.abort_file.create()
         self.checkpoint.open(verify=self.classic is None)
         self.commitlog.open(restore=self.classic is None)
@@ -111,16 +111,16 @@ class MessageStore:
         dispatched = max(dispatched, begin)
         self.classic.rebuild_damaged(dispatched)
         self.classic.dispatch_from(dispatched)
-        self.queues.begin_where_noted(begin, self.commitlog.max_offset, self.classic.gap)
+        self.queues.restore_lost(begin, self.commitlog.max_offset, self.classic.gap)
         self.queues.correct_min_offset(begin)
 
     def flush(self) -> None:
         """Make log, queues and checkpoint durable. Blocking. Raises OSError, SyncFailed."""
-        ticket = self.commitlog.begin_sync()
+        ticket = self.commitlog.start_sync()
         if ticket is not None:
             ticket.run()
             self.commitlog.finish_sync(ticket)
-        flush = self.flushes.begin()
+        flush = self.flushes.start()
         synced = False
         try:
             flush.run()
@@ -168,5 +168,5 @@ def _end_of(queue: ConsumeQueue) -> int:
     """Return the CommitLog offset behind the last message of a queue; 0 for an empty one."""
     if queue.max_offset <= queue.first_offset:
         return 0
-    position, size, _ = queue.unit(queue.max_offset - 1)
+    position, size, _ = queue.entry(queue.max_offset - 1)
     return position + size if position else 0

@@ -68,7 +68,7 @@ class StopReason(Enum):
     END_OF_BUFFER = "end of the buffer"
     BLANK = "blank record: the rest is in the next segment"
     ZEROS = "zeros: never written"
-    CUT_SHORT = "record goes beyond the buffer"
+    TRUNCATED = "record goes beyond the buffer"
     BAD_MAGIC = "not a record's magic"
     BAD_SIZE = "total size does not agree with the fields"
     BAD_POSITION = "physical offset is not where it stands"
@@ -199,7 +199,7 @@ def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
     Raises RecordError."""
     available = len(buffer) - offset
     if available < BLANK_SIZE_BYTES:
-        raise RecordError(StopReason.CUT_SHORT, f"{available} bytes left")
+        raise RecordError(StopReason.TRUNCATED, f"{available} bytes left")
     size, magic = BLANK.unpack_from(buffer, offset)
     if magic == MAGIC_BLANK:
         raise RecordError(StopReason.BLANK)
@@ -210,7 +210,7 @@ def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
     if not FIXED_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
         raise RecordError(StopReason.BAD_SIZE, str(size))
     if size > available:
-        raise RecordError(StopReason.CUT_SHORT, f"{size} bytes wanted, {available} left")
+        raise RecordError(StopReason.TRUNCATED, f"{size} bytes wanted, {available} left")
     end = offset + size
     sys_flag = _INT.unpack_from(buffer, offset + 36)[0]
     body_start = offset + HEAD_SIZE_BYTES + hosts_extra(sys_flag)
@@ -322,7 +322,7 @@ class RecordWalk:
             self.end += size
             yield offset, size
         if self.end > len(buffer):  # a frame that is no message frame, cut short
-            self.stop = StopReason.CUT_SHORT
+            self.stop = StopReason.TRUNCATED
 
 
 def walk_records(buffer: Buffer, base: int | None = None, *, check_body: bool = True) -> RecordWalk:

@@ -77,12 +77,12 @@ class LogClock:
         self._ahead_ms = own_ms - clock_ms
         self._since_ms = since_ms
 
-    def look(self, wall_ms: int, clock_ms: int, log_begins_ms: int = -1) -> LogNow:
-        """Compare the clocks. Call it before each decision by age. `log_begins_ms`: the store time
+    def compare(self, wall_ms: int, clock_ms: int, log_start_ms: int = -1) -> LogNow:
+        """Compare the clocks. Call it before each decision by age. `log_start_ms`: the store time
         of the oldest message, -1 if unknown."""
         own_ms = clock_ms + self._ahead_ms
         lead_ms = wall_ms - own_ms
-        if 0 < self._since_ms <= log_begins_ms:
+        if 0 < self._since_ms <= log_start_ms:
             self.trust(wall_ms, clock_ms)
             return LogNow(wall_ms, wall_ms)
         if lead_ms <= CLOCK_JUMP_MS:

@@ -40,12 +40,12 @@ log = logging.getLogger("raftmq.store.store_lock")
 LOCK_FILE = "lock"
 APACHE_TEXT = b"lock"
 OUR_TEXT = b"ours"
-NOTE_BYTES_MAX = 4096
+OWNER_BYTES_MAX = 4096
 DIRECTORY_MODE = 0o750  # messages are not for everybody on this machine to read
 FILE_MODE = 0o640
 _FLOCK = struct.Struct("@hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
 
-Place = tuple[int, int]  # device and inode of a lock file
+FileId = tuple[int, int]  # device and inode of a lock file
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class StoreLock:
     ours was the last one that had it open."""
 
     def __init__(
-        self, root: str, place: Place, descriptor: int, owner: Owner, *, foreign: bool
+        self, root: str, file_id: FileId, descriptor: int, owner: Owner, *, foreign: bool
     ) -> None:
         self.root = root
         self.owner = owner
         self.foreign = foreign
-        self._place = place
+        self._file_id = file_id
         self._descriptors = [descriptor]
 
     def release(self) -> None:
@@ -104,12 +104,12 @@ class StoreLock:
                 os.ftruncate(self._descriptors[0], len(APACHE_TEXT))
             except OSError as error:  # the note stays; its readers see that nobody has the lock
                 log.warning("lock_note_not_removed root=%s: %s", self.root, error)
-            del _held[self._place]
+            del _held[self._file_id]
             for descriptor in self._descriptors:
                 os.close(descriptor)
             self._descriptors.clear()
 
-    def note_opened(self) -> None:
+    def record_opened(self) -> None:
         """Note that a broker of ours has opened the store."""
         self.foreign = False
         try:
@@ -124,7 +124,7 @@ class StoreLock:
 
 
 _guard = threading.Lock()
-_held: dict[Place, StoreLock] = {}  # by this process
+_held: dict[FileId, StoreLock] = {}  # by this process
 
 
 def lock_store(root: str, what: str) -> StoreLock:
@@ -136,12 +136,12 @@ def lock_store(root: str, what: str) -> StoreLock:
     path = os.path.join(root, LOCK_FILE)
     with _guard:
         while True:
-            _refuse_own(root, _place_at(path))
+            _refuse_own(root, _file_id_at(path))
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            place = _place_of(descriptor)
-            if place in _held:  # the file was put there between the two lines
-                _held[place].keep_open(descriptor)
-                _refuse_own(root, place)
+            file_id = _file_id_of(descriptor)
+            if file_id in _held:  # the file was put there between the two lines
+                _held[file_id].keep_open(descriptor)
+                _refuse_own(root, file_id)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
             except OSError as error:
@@ -150,14 +150,14 @@ def lock_store(root: str, what: str) -> StoreLock:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise StoreInUse(root, owner) from None
                 raise OSError(error.errno, f"{path} cannot be locked: {error.strerror}") from error
-            if place == _place_at(path):
+            if file_id == _file_id_at(path):
                 break
             os.close(descriptor)  # the directory was emptied meanwhile: it has another file now
         owner = Owner(socket.gethostname(), os.getpid(), what)
         text = os.pread(descriptor, len(OUR_TEXT), 0)
         foreign = text != OUR_TEXT
-        _write_note(descriptor, APACHE_TEXT if foreign else OUR_TEXT, owner, path)
-        _held[place] = found = StoreLock(root, place, descriptor, owner, foreign=foreign)
+        _write_owner(descriptor, APACHE_TEXT if foreign else OUR_TEXT, owner, path)
+        _held[file_id] = found = StoreLock(root, file_id, descriptor, owner, foreign=foreign)
         return found
 
 
@@ -166,11 +166,11 @@ def owner_of(root: str) -> Owner | None:
     other processes. Raises OSError."""
     path = os.path.join(root, LOCK_FILE)
     with _guard:
-        place = _place_at(path)
-        if place is None:
+        file_id = _file_id_at(path)
+        if file_id is None:
             return None
-        if place in _held:  # which opening and closing the file would release
-            return _held[place].owner
+        if file_id in _held:  # which opening and closing the file would release
+            return _held[file_id].owner
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return None if _locking_pid(descriptor) is None else _owner_of(descriptor)
@@ -189,13 +189,13 @@ def make_directory(path: str, mode: int = DIRECTORY_MODE) -> None:
         Path(one).mkdir(mode, exist_ok=True)
 
 
-def _refuse_own(root: str, place: Place | None) -> None:
+def _refuse_own(root: str, file_id: FileId | None) -> None:
     """Raise StoreInUse if this process has the lock. The caller holds the guard."""
-    if place is not None and place in _held:
-        raise StoreInUse(root, _held[place].owner)
+    if file_id is not None and file_id in _held:
+        raise StoreInUse(root, _held[file_id].owner)
 
 
-def _place_at(path: str) -> Place | None:
+def _file_id_at(path: str) -> FileId | None:
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -203,12 +203,12 @@ def _place_at(path: str) -> Place | None:
     return found.st_dev, found.st_ino
 
 
-def _place_of(descriptor: int) -> Place:
+def _file_id_of(descriptor: int) -> FileId:
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
 
-def _write_note(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
+def _write_owner(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
     """Write who has the lock. The lock holds without the note, too: a full disk does not
     matter."""
     note = text + b"\n" + orjson.dumps(owner) + b"\n"
@@ -223,9 +223,9 @@ def _owner_of(descriptor: int) -> Owner:
     """Return who has the lock that was refused: by its note, unless the kernel contradicts it."""
     pid = _locking_pid(descriptor) or 0
     here = socket.gethostname()
-    noted = _noted(os.pread(descriptor, NOTE_BYTES_MAX, len(APACHE_TEXT)))
-    if noted is not None and (not pid or (noted.host, noted.pid) == (here, pid)):
-        return noted
+    recorded = _parse_owner(os.pread(descriptor, OWNER_BYTES_MAX, len(APACHE_TEXT)))
+    if recorded is not None and (not pid or (recorded.host, recorded.pid) == (here, pid)):
+        return recorded
     return Owner(here if pid else "", pid, "")  # the note is of one that was killed
 
 
@@ -239,7 +239,7 @@ def _locking_pid(descriptor: int) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 
-def _noted(text: bytes) -> Owner | None:
+def _parse_owner(text: bytes) -> Owner | None:
     """Return the owner that a note names; None if there is no note, or not one of ours."""
     try:
         found = orjson.loads(text)

@@ -110,7 +110,7 @@ class NewestMessages:
             if before is not None:
                 end = queue.first_at(lambda at, _: at >= before)
             if end > queue.min_offset:
-                ends.append((-queue.unit(end - 1)[0], queue_id, end - 1))
+                ends.append((-queue.entry(end - 1)[0], queue_id, end - 1))
         heapq.heapify(ends)
         return ends
 
@@ -120,4 +120,4 @@ class NewestMessages:
         if queue is None or at - 1 < queue.min_offset:
             heapq.heappop(ends)
         else:
-            heapq.heapreplace(ends, (-queue.unit(at - 1)[0], queue_id, at - 1))
+            heapq.heapreplace(ends, (-queue.entry(at - 1)[0], queue_id, at - 1))

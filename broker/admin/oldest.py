@@ -79,7 +79,7 @@ class OldestMessages:
             first = self._store.reads.offset_by_time(topic, queue_id, begin_ms)
             first = queue.first_at(lambda at, _: at >= start, first)
             if first < queue.max_offset:
-                starts.append((queue.unit(first)[0], queue_id, first))
+                starts.append((queue.entry(first)[0], queue_id, first))
             await asyncio.sleep(0)
         heapq.heapify(starts)
         return starts
@@ -91,4 +91,4 @@ class OldestMessages:
         if queue is None or following >= queue.max_offset:
             heapq.heappop(starts)
         else:
-            heapq.heapreplace(starts, (queue.unit(following)[0], queue_id, following))
+            heapq.heapreplace(starts, (queue.entry(following)[0], queue_id, following))

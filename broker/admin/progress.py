@@ -1,5 +1,5 @@
 """The progress of topics and groups, for tools: topics (202), groups (208, 300, 303, 317, 343,
-345), queue units (321).
+345), queue entries (321).
 
 Served by any replica from what it has applied, by a leader behind a barrier
 (broker.error_responses), so that a deposed one does not show old figures; a group's offsets by the
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raftmq.store.message_store import MessageStore
 
 STEPS_PER_TURN = 32  # queues, topics or groups; then others have the loop
-UNITS_MAX = 1_000  # of one answer to 321
+ENTRIES_MAX = 1_000  # of one answer to 321
 UNIT_BYTES = 20
 JAVA_LONG_MAX = (1 << 63) - 1
 HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
@@ -218,10 +218,10 @@ class ProgressQueries:
             value["subscriptionData"] = found.fields
         return RemotingCommand.response_to(request, body=dumps(value))
 
-    # ---- units ----------------------------------------------------------------------------
+    # ---- entries ----------------------------------------------------------------------------
 
     def queue_units(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer QUERY_CONSUME_QUEUE (321): units of a ConsumeQueue, and whether a group's
+        """Answer QUERY_CONSUME_QUEUE (321): entries of a ConsumeQueue, and whether a group's
         subscription takes their tags."""
         topic, queue_id = text(request.ext, "topic"), integer(request.ext, "queueId")
         index, count = integer(request.ext, "index"), integer_or(request.ext, "count", 10)
@@ -240,17 +240,17 @@ class ProgressQueries:
             value["subscriptionData"] = subscription.fields
         if not queue.min_offset <= index < queue.max_offset:
             return RemotingCommand.response_to(request, body=dumps(value))
-        units = queue.units(index, max(0, min(count, UNITS_MAX, queue.max_offset - index)))
+        entries = queue.entries(index, max(0, min(count, ENTRIES_MAX, queue.max_offset - index)))
         codes = None if subscription is None else subscription.codes
-        for at in range(0, len(units), UNIT_BYTES):
-            tags_code = int.from_bytes(units[at + 12 : at + 20], "big", signed=True)
-            unit = {
-                "physicOffset": int.from_bytes(units[at : at + 8], "big", signed=True),
-                "physicSize": int.from_bytes(units[at + 8 : at + 12], "big", signed=True),
+        for at in range(0, len(entries), UNIT_BYTES):
+            tags_code = int.from_bytes(entries[at + 12 : at + 20], "big", signed=True)
+            entry = {
+                "physicOffset": int.from_bytes(entries[at : at + 8], "big", signed=True),
+                "physicSize": int.from_bytes(entries[at + 8 : at + 12], "big", signed=True),
                 "tagsCode": tags_code,
                 "eval": codes is None or tags_code in codes,
             }
-            value["queueData"].append(unit)
+            value["queueData"].append(entry)
         return RemotingCommand.response_to(request, body=dumps(value))
 
     # ---- inside ---------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def stored_ms(store: MessageStore, topic: str, queue_id: int, offset: int) -> in
     queue, log = store.queues.queue(topic, queue_id), store.commitlog
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return 0
-    position = queue.unit(offset)[0]
+    position = queue.entry(offset)[0]
     if not log.min_offset <= position < log.max_offset:
         return 0  # retention has deleted it
     return store_timestamp_at(log.read(position, HEAD_WITH_HOSTS_BYTES), 0)

@@ -251,12 +251,12 @@ class StoppedSource:
         queues = ConsumeQueueStore(
             disk,
             stores.path("consumequeue"),
-            stores.units_per_file,
+            stores.entries_per_file,
             manifest=stores.path(MANIFEST),
         )
         try:
             clean = not os.path.exists(f"{disk.root}/abort")
-            queues.open(confirmed, clean=clean, log_begin=begin)
+            queues.open(confirmed, clean=clean, log_start=begin)
             if begin and queues.unknown:
                 raise BackupError(f"{disk.root}: {QueuesLost(begin)}")
             if queues.damaged:

@@ -322,14 +322,14 @@ def _id_of(manifest: Manifest, founded: Frame, incarnation: UUID) -> bytes:
 
 
 def _add(raft_log: RaftLog, term: int, time_ms: int, kind: FrameKind, payload: bytes) -> Frame:
-    index, position = raft_log.last_index + 1, raft_log.place(len(payload))
+    index, position = raft_log.last_index + 1, raft_log.allocate(len(payload))
     frame = seal_frame(index, term, position, time_ms, kind, 0, payload)
     raft_log.append((frame,))
     return frame
 
 
 def _sync(raft_log: RaftLog) -> None:
-    ticket = raft_log.begin_sync()
+    ticket = raft_log.start_sync()
     if ticket is not None:
         ticket.run()
         raft_log.finish_sync(ticket)

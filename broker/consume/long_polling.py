@@ -1,12 +1,13 @@
 """Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
 
-A held pull is released by the first dispatched unit of its queue that its filter takes (tags codes,
-then the matcher over properties, if there is one), or when its time is over; the table's owner then
-runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`, `keptBytesMax`.
+A held pull is released by the first dispatched entry of its queue that its filter takes (tags
+codes, then the matcher over properties, if there is one), or when its time is over; the table's
+owner then runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`,
+`keptBytesMax`.
 
 Matchers may do WORK_MAX from one `turn` to the next, when they judge arrivals and when their pulls
 run again. Who comes too late for that is judged in a later turn, or run if its time is over or more
-than BEHIND_BYTES_MAX of units came meanwhile. Pulls that evaluate no expression never wait for
+than BEHIND_BYTES_MAX of entries came meanwhile. Pulls that evaluate no expression never wait for
 others'.
 
 `Waits` is common to pulls and pops: each wait ends with its time or its connection, and all of one
@@ -32,8 +33,8 @@ COUNT_MAX = 1_024  # messages of a pull that says how many bytes it takes, and o
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None
 WORK_MAX = 20_000  # of all filters in one turn, as Matcher.work counts: some 15 ms of the loop
-BEHIND_BYTES_MAX = 800 * 20  # of units for which the same pulls are still to be judged
-_TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue unit
+BEHIND_BYTES_MAX = 800 * 20  # of entries for which the same pulls are still to be judged
+_TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue entry
 
 
 class Wait(Protocol):
@@ -154,7 +155,7 @@ class HoldTable(Generic[T]):
         properties_of: Callable[[bytes], Properties] = lambda _: None,
     ) -> None:
         """`release(pull)` is called once for every held pull, never from within `hold`.
-        `properties_of(units)` returns the properties of these units' messages; None lets every
+        `properties_of(entries)` returns the properties of these entries' messages; None lets every
         matcher pass."""
         self._properties_of = properties_of
         self._release = release
@@ -174,19 +175,19 @@ class HoldTable(Generic[T]):
         self._by_queue.setdefault(held.key, {})[held] = None
         return True
 
-    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
-        """Release the pulls that want one of the units that were added to the queue."""
+    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
+        """Release the pulls that want one of the entries that were added to the queue."""
         key = topic, queue_id
         waiting = self._by_queue.get(key)
         if waiting is None:
             return
         behind = self._behind.get(key)
         if behind is None:
-            self._judge(key, units, waiting)
+            self._judge(key, entries, waiting)
             return
-        behind.units += units
-        self._judge(key, units, [held for held in waiting if held not in behind.pulls])
-        if len(behind.units) > BEHIND_BYTES_MAX:
+        behind.entries += entries
+        self._judge(key, entries, [held for held in waiting if held not in behind.pulls])
+        if len(behind.entries) > BEHIND_BYTES_MAX:
             self._behind.pop(key, None)
             for held in behind.pulls:
                 self._waits.hurry(held)
@@ -201,7 +202,7 @@ class HoldTable(Generic[T]):
                 break
             behind = self._behind.pop(key, None)  # None: released by what was done for another
             if behind is not None:
-                self._judge(key, behind.units, behind.pulls)
+                self._judge(key, behind.entries, behind.pulls)
 
     def expire(self, now_ms: int) -> None:
         """Release the pulls whose time is over."""
@@ -224,17 +225,17 @@ class HoldTable(Generic[T]):
         for held in self._waits.owned_by(owner):
             self._forget(held)
 
-    def _judge(self, key: tuple[str, int], units: bytes, pulls: Iterable[Held[T]]) -> None:
-        """Release those of a queue's pulls that want one of the units; what cannot be judged now
+    def _judge(self, key: tuple[str, int], entries: bytes, pulls: Iterable[Held[T]]) -> None:
+        """Release those of a queue's pulls that want one of the entries; what cannot be judged now
         is kept for a later turn."""
-        arrival = _Arrival(units, self._properties_of, self.work)
+        arrival = _Arrival(entries, self._properties_of, self.work)
         wanting: list[Held[T]] = []
         for held in pulls:
             wants = arrival.wanted_by(held.wanted)
             if wants:
                 wanting.append(held)
             elif wants is None:
-                self._behind.setdefault(key, _Behind(units)).pulls[held] = None
+                self._behind.setdefault(key, _Behind(entries)).pulls[held] = None
         self._release_these(wanting)
 
     def _may_run(self, held: Held[T]) -> bool:
@@ -268,12 +269,12 @@ class HoldTable(Generic[T]):
 
 
 class _Behind(Generic[T]):
-    """Pulls of one queue that are still to be judged, and the units for which they are."""
+    """Pulls of one queue that are still to be judged, and the entries for which they are."""
 
-    __slots__ = ("pulls", "units")
+    __slots__ = ("entries", "pulls")
 
-    def __init__(self, units: bytes) -> None:
-        self.units = units
+    def __init__(self, entries: bytes) -> None:
+        self.entries = entries
         self.pulls: dict[Held[T], None] = {}
 
 
@@ -283,9 +284,9 @@ class _Arrival:
     __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work")
 
     def __init__(
-        self, units: bytes, properties_of: Callable[[bytes], Properties], work: Work
+        self, entries: bytes, properties_of: Callable[[bytes], Properties], work: Work
     ) -> None:
-        self._units = units
+        self._units = entries
         self._properties_of = properties_of
         self._codes: frozenset[int] | None = None
         self._properties: Properties = None
@@ -293,7 +294,7 @@ class _Arrival:
         self._work = work
 
     def wanted_by(self, wanted: Filter) -> bool | None:
-        """Return whether the filter takes one of the units' messages; None if no work is left to
+        """Return whether the filter takes one of the entries' messages; None if no work is left to
         find out."""
         if not self._has(wanted.codes):
             return False

@@ -94,7 +94,7 @@ class Queries:
             return 0 if queue is None else queue.max_offset
         if queue.min_offset > 0 or not header.zero_if_not_found:
             return None
-        first = int.from_bytes(queue.units(0, 1)[:8], "big", signed=True)
+        first = int.from_bytes(queue.entries(0, 1)[:8], "big", signed=True)
         hot = store.commitlog.max_offset - first <= store.config.hot_span_bytes
         return 0 if hot else None
 

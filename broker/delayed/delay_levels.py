@@ -1,9 +1,9 @@
 """Delivery of delayed messages: by the leader, or classic mode's master.
 
 Every tick, and again as soon as a delivery is committed, the messages that are due are read from
-their levels' queues (SCHEDULE_TOPIC_XXXX, whose units hold the due time) and stored where they were
-sent to. The delivered messages and the level's progress go into one frame: after a failover the
-next leader goes on behind the last message that was delivered. Nothing is delivered twice and
+their levels' queues (SCHEDULE_TOPIC_XXXX, whose entries hold the due time) and stored where they
+were sent to. The delivered messages and the level's progress go into one frame: after a failover
+the next leader goes on behind the last message that was delivered. Nothing is delivered twice and
 nothing is lost. A level has at most one delivery in flight.
 
 A message is due at its store time plus its level's delay, both by the clock of the leader that
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.remoting.codes import ResponseCode
-from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT
+from raftmq.store.dispatch import QUEUE_ENTRY, SCHEDULE_TOPIC
 from raftmq.store.errors import StoreError
 from raftmq.store.record import RecordError, decode_record, walk_records
 
@@ -176,7 +176,7 @@ class DelayService:
             busy = level.under_way is not None and self._table.get(level.number) < level.under_way
             if queue is None or busy:
                 continue
-            for _, _, due_ms in UNIT.iter_unpack(queue.units(self._next(level, queue), 1)):
+            for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(self._next(level, queue), 1)):
                 rest_ms = min(rest_ms, max(due_ms - wall_ms, level.pause_until_ms - now_ms))
         return rest_ms
 
@@ -189,7 +189,7 @@ class DelayService:
             if queue is None:
                 continue
             offset, late_ms = self._next(level, queue), 0
-            for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, 1)):
+            for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(offset, 1)):
                 late_ms = max(0, wall_ms - due_ms)
             found.append(LevelView(level.number, level.delay_ms, offset, queue.max_offset, late_ms))
         return found
@@ -245,7 +245,7 @@ class DelayService:
         count = 0
         for size in (1, count_max):  # mostly the first is not due
             count = 0
-            for _, _, due_ms in UNIT.iter_unpack(queue.units(offset, size)):
+            for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(offset, size)):
                 if due_ms > wall_ms and offset + count >= waited:
                     return count
                 count += 1

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raftmq.remoting.codes import ResponseCode
 from raftmq.store.commitlog.commitlog import ReadBudget
-from raftmq.store.dispatch import TIMER_TOPIC, UNIT, timer_code
+from raftmq.store.dispatch import QUEUE_ENTRY, TIMER_TOPIC, timer_code
 from raftmq.store.errors import StoreDamaged, StoreError
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
@@ -56,14 +56,14 @@ log = logging.getLogger("raftmq.broker.timers")
 
 COUNT_MAX = 128  # messages of one delivery: about 4 ms
 BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
-TAKE_MAX = 4_096  # units in one tick: about 5 ms
+TAKE_MAX = 4_096  # entries in one tick: about 5 ms
 RETRY_MS = 500  # after a failed read or a refusal
 RECALL_MS = 10  # while what is due is being recalled
 AGE_LOOK_MS = 10_000
 STEP_MS = 2_000  # of the time of day against the monotonic clock
 STEP_HOLD_MS = 15_000  # a leader whose clock its peers contradict has handed over by then
 AHEAD_MS = 10_000  # by so much a clock may have been ahead before all that waits is stored again
-NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in a unit are tags codes, from an Apache broker
+NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in an entry are tags codes, from an Apache broker
 
 
 class TimerView(NamedTuple):
@@ -206,7 +206,7 @@ class TimerService:
         first = max(self.wheel.first_offset, queue.min_offset)
         if self.wheel.next_offset < queue.max_offset:  # not all was taken: only as far as it was
             first = max(min(first, self.wheel.next_offset), queue.min_offset)
-        for at, _, _ in UNIT.iter_unpack(queue.units(first, 1)):
+        for at, _, _ in QUEUE_ENTRY.iter_unpack(queue.entries(first, 1)):
             if at < position:
                 self._roll_position = max(self._roll_position, position)
                 return int(at)
@@ -234,7 +234,7 @@ class TimerService:
     # ---- waiting messages ------------------------------------------------------------------
 
     def _follow(self, queue: ConsumeQueue) -> None:
-        """Take the queue's new units, and the progress of the deliveries."""
+        """Take the queue's new entries, and the progress of the deliveries."""
         wheel, table = self.wheel, self._table.timer
         if self._anew_offset and table.end == table.floor >= self._anew_offset:
             self._anew_offset = 0  # it is done
@@ -248,8 +248,8 @@ class TimerService:
             wheel.settle(table)
         wheel.skip_to(max(table.floor, queue.min_offset))
         offset = wheel.next_offset
-        self._again = lambda: queue.units(offset, TAKE_MAX)
-        for at, _, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+        self._again = lambda: queue.entries(offset, TAKE_MAX)
+        for at, _, code in QUEUE_ENTRY.iter_unpack(queue.entries(offset, TAKE_MAX)):
             if abs(code) < NO_TIME_BELOW_MS:
                 code = timer_code(decode_properties(self._record(at, offset).properties))
             if wheel.take(offset, abs(code)) and code < 0:
@@ -300,11 +300,11 @@ class TimerService:
         found: list[Outgoing] = []
         size, budget = 0, ReadBudget()
         for count, (due_ms, offset) in enumerate(waiting):
-            units = queue.units(offset, 1)
-            if not units:
+            entries = queue.entries(offset, 1)
+            if not entries:
                 log.error("timer_lost offset=%d: the log does not have it any more", offset)
                 continue
-            at, record_size, _ = UNIT.unpack(units)
+            at, record_size, _ = QUEUE_ENTRY.unpack(entries)
             size += record_size
             if count and size > BYTES_MAX:
                 return found, count
@@ -333,7 +333,7 @@ class TimerService:
         if self._recalled_by[0] != tuple(offsets):
             keys: set[Key] = set()
             for offset in offsets:
-                for at, _, _ in UNIT.iter_unpack(queue.units(offset, 1)):
+                for at, _, _ in QUEUE_ENTRY.iter_unpack(queue.entries(offset, 1)):
                     recalled = recalls(as_stored(self._record(at, offset)))
                     if recalled is not None:
                         keys.add(recalled)
@@ -361,11 +361,11 @@ class TimerService:
         which the order begins anew; return whether anything was begun."""
         anew = self._anew_offset
         begin = offset = max(self.wheel.first_offset, queue.min_offset)
-        self._again = lambda: queue.units(begin, TAKE_MAX)
+        self._again = lambda: queue.entries(begin, TAKE_MAX)
         progress = self._table.timer
         messages: list[Outgoing] = []
         size = 0
-        for at, record_size, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+        for at, record_size, code in QUEUE_ENTRY.iter_unpack(queue.entries(offset, TAKE_MAX)):
             if offset >= max(self._roll_offset, anew) and at >= self._roll_position:
                 break
             due_ms = abs(code)

@@ -195,7 +195,7 @@ def store_time_ms(context: Context, topic: str, queue_id: int, offset: int) -> i
     queue, log = context.store.queues.queue(topic, queue_id), context.store.commitlog
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
-    position = queue.unit(offset)[0]
+    position = queue.entry(offset)[0]
     if not log.min_offset <= position < log.max_offset:
         return None  # retention has deleted it
     return store_timestamp_at(log.read(position, RECORD_HEAD_BYTES), 0)

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from raftmq.remoting.memory_limits import Allowance
 from raftmq.remoting.names import pop_retry_topic
-from raftmq.store.dispatch import UNIT, UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
 from ..consume.filtered_reads import WORK_MAX
 from ..consume.filters import Filter
@@ -75,12 +75,12 @@ class WaitingPops(Generic[T]):
             self._by_topic.setdefault(topic, {})[waiter] = None
         return True
 
-    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
-        """Run pops that may want one of the units that were added to the queue."""
+    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
+        """Run pops that may want one of the entries that were added to the queue."""
         waiting = self._by_topic.get(topic)
         if not waiting:
             return
-        count = len(units) // UNIT_SIZE_BYTES
+        count = len(entries) // QUEUE_ENTRY_BYTES
         codes: frozenset[int] | None = None
         woken: dict[str, int] = {}
         chosen: list[Waiter[T]] = []
@@ -91,7 +91,9 @@ class WaitingPops(Generic[T]):
                 if waiter.queue_id not in (-1, queue_id):
                     continue
                 if waiter.wanted.codes is not None:
-                    codes = codes or frozenset(code for _, _, code in UNIT.iter_unpack(units))
+                    codes = codes or frozenset(
+                        code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)
+                    )
                     if codes.isdisjoint(waiter.wanted.codes):
                         continue
             number = woken.get(waiter.group, 0)

@@ -28,7 +28,7 @@ from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.store.commitlog.group_flusher import FlushMode, GroupFlusher
-from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, Units
+from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, EntryBatch
 from raftmq.store.errors import StoreError
 from raftmq.store.message_store import MessageStore
 from raftmq.store.transient_errors import RETRY_S, passes
@@ -87,21 +87,21 @@ class LocalApplication:
         self._contained = contained
         self._activity = activity
 
-    def place(self, length: int) -> int:
+    def allocate(self, length: int) -> int:
         """Return where a batch of `length` bytes goes, once there is room for it. Raises
         StoreError; OSError, having changed nothing that is read."""
         commitlog = self.store.commitlog
-        self.store.derived.make_room()
-        position = commitlog.place(length)
-        commitlog.make_room(position)
+        self.store.derived.write_full_tails()
+        position = commitlog.allocate(length)
+        commitlog.prepare_segment(position)
         return position
 
     def append(self, batch: Batch) -> None:
         """Write and dispatch a batch, apply its commands, wake held pulls. Raises OSError."""
-        self._log.append(batch.position, batch.data, batch.units, batch.stamp_ms)
+        self._log.append(batch.position, batch.data, batch.entries, batch.stamp_ms)
         for command in batch.group.commands:
             self.apply(command, batch.stamp_ms, batch.position)
-        self._arrived(batch.units)
+        self._arrived(batch.entries)
 
     def copy(self, run: Run, own_from: int | None) -> None:
         """Do the same for bytes of the master's log (`own_from`: store.commitlog.classic_log).
@@ -112,9 +112,9 @@ class LocalApplication:
         else:
             self._arrived(self._log.copy(run.data, run.newest_ms, own_from))
 
-    def _arrived(self, units: Sequence[Units]) -> None:
+    def _arrived(self, entries: Sequence[EntryBatch]) -> None:
         self._activity.note()
-        for topic, queue_id, _, packed in units:
+        for topic, queue_id, _, packed in entries:
             try:
                 self._on_units(topic, queue_id, packed)
             except Exception as error:
@@ -281,7 +281,7 @@ class ClassicEngine:
         ticket = None
         await self._flusher.stop()
         if self._flusher.failed is None:
-            ticket = self._commitlog.begin_sync()
+            ticket = self._commitlog.start_sync()
         if ticket is None:
             return
         try:
@@ -340,8 +340,8 @@ class ClassicEngine:
         """Cut the next batch of what waits; None if nothing does, or for want of room: then it
         waits on, and `_cut` is called again after a pause. Raises StoreError, OSError."""
         try:
-            return self._application.sends.cut_batch(self._application.place)
-        except OSError as error:  # of `place`
+            return self._application.sends.cut_batch(self._application.allocate)
+        except OSError as error:  # of `allocate`
             if not passes(error):
                 raise
             log.warning("disk_full error=%s", error)

@@ -197,7 +197,7 @@ def make_engine(
         disk,
         store.commitlog,
         application,
-        cut_back=store.derived.cut_back,
+        truncate=store.derived.truncate,
         take_back=take_back,
         rng=random.Random(),
         clock_ms=clock_ms,

@@ -1,7 +1,7 @@
 """Building one frame from waiting sends, and formatting answers: pure, the rest of the hot path.
 
 `cut_records` is the one loop that gives records their queue offset, physical offset and store
-timestamp. It also packs the consume-queue units, so that the leader does not parse its own frame
+timestamp. It also packs the consume-queue entries, so that the leader does not parse its own frame
 again when it applies it (tests hold this equal to store.dispatch's result). `cut_frame` puts a
 frame header before its result; in classic mode there is none. `AnswerFormat` formats a SEND_OK as
 bytes: the header is a fixed JSON text with five holes.
@@ -17,7 +17,7 @@ import orjson
 from raftmq.remoting.codec import encode_command
 from raftmq.remoting.codes import MQ_VERSION
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
-from raftmq.store.dispatch import UNIT, Units
+from raftmq.store.dispatch import QUEUE_ENTRY, EntryBatch
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 from ..messages.send_request import MAGIC_V1, MAGIC_V2, Record, SendQueue
@@ -36,7 +36,7 @@ def cut_frame(
     now_ms: int,
     store_host: bytes,
     command: bytes = b"",
-) -> tuple[Frame, list[int], list[int], list[Units]]:
+) -> tuple[Frame, list[int], list[int], list[EntryBatch]]:
     """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
     Returns it, and `cut_records`' results except the payload."""
     frame_position = place(HEADER_SIZE_BYTES + payload_size)
@@ -75,25 +75,25 @@ def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
 
 def cut_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
-) -> tuple[bytes, list[int], list[int], list[Units]]:
+) -> tuple[bytes, list[int], list[int], list[EntryBatch]]:
     """Build the stored form of records, `by_queue`, the first of them at `position`.
 
     Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
     of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's queue
-    offset, and the consume-queue units by queue. The queues' `next_offset` advance. Raises
+    offset, and the consume-queue entries by queue. The queues' `next_offset` advance. Raises
     struct.error, and changes nothing then.
     """
     parts: list[bytes] = []
     add = parts.append
     positions = [0] * len(records)
     offsets = [0] * len(records)
-    groups: list[Units] = []
-    unit = UNIT.pack
+    groups: list[EntryBatch] = []
+    entry = QUEUE_ENTRY.pack
     places = by_queue(records)
     for queue, run in places.items():
         queue_id, offset = queue.queue_id, queue.next_offset
         due_ms = now_ms + queue.delay_ms if queue.delay_ms >= 0 else None
-        units: list[bytes] = []
+        entries: list[bytes] = []
         for at in run:
             (
                 _,
@@ -130,12 +130,12 @@ def cut_records(
             )
             add(body)
             add(tail)
-            units.append(unit(position, size, tags_code if due_ms is None else due_ms))
+            entries.append(entry(position, size, tags_code if due_ms is None else due_ms))
             positions[at] = position
             offsets[at] = offset
             position += size
             offset += 1
-        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(units)))
+        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(entries)))
     for queue, run in places.items():
         queue.next_offset += len(run)
     return b"".join(parts), positions, offsets, groups

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from raftmq.remoting.command import JSON
-from raftmq.store.dispatch import Units
+from raftmq.store.dispatch import EntryBatch
 from raftmq.store.frame import Frame
 
 from ..messages.send_request import Record
@@ -210,7 +210,7 @@ class Stored:
     group: Group
     positions: list[int]
     offsets: list[int]
-    units: list[Units]
+    entries: list[EntryBatch]
     cut_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not to be timed
 
 
@@ -253,7 +253,7 @@ def split_unwaiting(batch: Batch) -> Stored | None:
         late.append((sender if waits else silent, unique_key, count))
         at += count
     group.replies = late
-    unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
+    unwaiting = Stored(early, batch.positions, batch.offsets, batch.entries)
     unwaiting.cut_s = 0.0
     return unwaiting
 

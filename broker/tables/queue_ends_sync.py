@@ -49,5 +49,5 @@ async def take(queues: ConsumeQueueStore, ends: Sequence[QueueEnd]) -> None:
     OSError."""
     for topic, queue_id, end in ends:
         if queues.queue(topic, queue_id) is None:
-            queues.begin_at(topic, queue_id, end)
+            queues.start_at(topic, queue_id, end)
             await asyncio.sleep(0)

@@ -181,14 +181,14 @@ def begin_queues(disk: Disk, config: StoreConfig, queues: list[tuple[str, int, i
     store = ConsumeQueueStore(
         disk,
         config.path("consumequeue"),
-        config.units_per_file,
+        config.entries_per_file,
         open_files_max=config.open_files_max,
         manifest=config.path(MANIFEST),
     )
     try:
         for topic, queue_id, offset in queues:
             if offset:
-                store.begin_at(topic, queue_id, offset)
+                store.start_at(topic, queue_id, offset)
         store.flush()
     finally:
         store.close()

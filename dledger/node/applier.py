@@ -41,8 +41,8 @@ class Application(Protocol):
         before any other call."""
         ...
 
-    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        """Seal what is waiting into a frame (index, term) at position `place(its length)`.
+    def cut(self, term: int, index: int, allocate: Callable[[int], int]) -> Frame | None:
+        """Seal what is waiting into a frame (index, term) at position `allocate(its length)`.
 
         Return None if nothing waits. Called only while this node leads and everything up to its
         no-op is applied; a returned frame counts as proposed."""

@@ -153,7 +153,7 @@ class Proposer:
         if not self.cut_wanted:
             return None
         index, term = self._core.last_index + 1, self._core.term
-        frame = self._application.cut(term, index, self._log.commitlog.place)
+        frame = self._application.cut(term, index, self._log.commitlog.allocate)
         if frame is None:
             self.cut_wanted = False
             return None
@@ -164,6 +164,6 @@ class Proposer:
 
     def _seal(self, kind: FrameKind, payload: bytes) -> Frame:
         core = self._core
-        position = self._log.place(len(payload))
+        position = self._log.allocate(len(payload))
         index = core.last_index + 1
         return seal_frame(index, core.term, position, self._wall_ms(), kind, 0, payload)

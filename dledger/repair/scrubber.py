@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from errno import EIO
 
 from raftmq.store.commitlog.log_sync import SegmentHold
-from raftmq.store.frame import is_whole
+from raftmq.store.frame import is_valid_frame
 from raftmq.store.record import BLANK, MAGIC_BLANK
 
 from ..storage.log_storage import RaftLog
@@ -86,7 +86,9 @@ def run_step(step: ScrubStep) -> tuple[list[int], bool]:
     start = step.start
     data = _read(step.hold, start, step.size_bytes)
     for index, (term, position, size) in enumerate(step.frames, step.first):
-        if not is_whole(data, position - start, size, (index, term, position)) and not is_whole(
+        if not is_valid_frame(
+            data, position - start, size, (index, term, position)
+        ) and not is_valid_frame(
             _read(step.hold, position, size), 0, size, (index, term, position)
         ):  # read by itself: the read of all of them fails if one sector cannot be read
             bad.append(index)

@@ -156,7 +156,7 @@ def _reset_checkpoint(disk: Disk, path: str, position: int) -> None:
     try:
         checkpoint.lower_durable(position)
         index_ms = checkpoint.fields.index_timestamp_ms
-        checkpoint.note(CheckpointFields(index_timestamp_ms=index_ms, confirm_offset=position))
+        checkpoint.write(CheckpointFields(index_timestamp_ms=index_ms, confirm_offset=position))
         checkpoint.sync()
     finally:
         checkpoint.close()

@@ -107,7 +107,7 @@ class LogFlusher:
         """Hand the next sync to the thread; return False if there is nothing to sync."""
         if self._failed or self._pool is None:
             return False
-        ticket = self._log.begin_sync()
+        ticket = self._log.start_sync()
         if ticket is None:
             return False
         self._durations.begin()

@@ -9,7 +9,7 @@ Damage. At start `recover` stops at each damaged place; `mend` writes the frames
 the function given to `tell_damage` and raises FrameDamaged; `overwrite` writes the frame in its
 place again.
 
-Durability is by ticket, as in the CommitLog: `begin_sync` on the loop, `ticket.run()` in a thread,
+Durability is by ticket, as in the CommitLog: `start_sync` on the loop, `ticket.run()` in a thread,
 `finish_sync` on the loop. A truncation in between bumps the epoch: the sync then counts for
 nothing here, and the next one proves durability in its place.
 
@@ -33,7 +33,7 @@ from raftmq.store.frame import (
     Frame,
     FrameError,
     FrameKind,
-    is_whole,
+    is_valid_frame,
     parse_frame,
 )
 from raftmq.store.record import BLANK, MAGIC_BLANK
@@ -165,7 +165,7 @@ class RaftLog:
     def cut_damaged(self) -> None:
         """Truncate everything from the damage on; the log is open then. Blocking."""
         assert self._recovery is not None
-        self._recovery.cut()
+        self._recovery.truncate()
         assert self._recovered() is None
 
     @property
@@ -205,7 +205,7 @@ class RaftLog:
             return Wanted(index.last_index + 1, index.last_term, term, position, size_bytes)
         self._recovery = None
         self._cache_first = index.last_index + 1
-        ticket = self.commitlog.begin_sync()
+        ticket = self.commitlog.start_sync()
         if ticket is not None:
             ticket.run()
             self.commitlog.finish_sync(ticket)
@@ -328,7 +328,7 @@ class RaftLog:
         start = frames[0][1]
         data = self.commitlog.read(start, frames[-1][1] + frames[-1][2] - start)
         for at, (term, position, size) in enumerate(frames, first):
-            if not is_whole(data, position - start, size, (at, term, position)):
+            if not is_valid_frame(data, position - start, size, (at, term, position)):
                 raise self.damaged(at, "its bytes do not fit its checksums")
         return data
 
@@ -406,9 +406,9 @@ class RaftLog:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def place(self, payload_length: int) -> int:
+    def allocate(self, payload_length: int) -> int:
         """Return the position of the next frame with that much payload. Raises RecordTooLarge."""
-        return self.commitlog.place(HEADER_SIZE_BYTES + payload_length)
+        return self.commitlog.allocate(HEADER_SIZE_BYTES + payload_length)
 
     def append(self, frames: Sequence[Frame]) -> None:
         """Write frames at their positions, into the page cache: those that stand one behind the
@@ -452,10 +452,10 @@ class RaftLog:
 
     # -- durability ---------------------------------------------------------------------------
 
-    def begin_sync(self) -> LogSyncTicket | None:
+    def start_sync(self) -> LogSyncTicket | None:
         """Return a ticket for all frames written so far; None if they are durable. Raises
         SyncFailed."""
-        ticket = self.commitlog.begin_sync()
+        ticket = self.commitlog.start_sync()
         if ticket is None:
             return None
         return LogSyncTicket(ticket, self.index.last_index, self.epoch)

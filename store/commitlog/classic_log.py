@@ -4,9 +4,9 @@ A master appends records that the send path has encoded; a slave copies bytes of
 they stand there. Nothing is durable until a GroupFlusher or a flush of the store says so.
 
 In a log that Apache's broker wrote, a topic that was deleted and made again has queue offsets from
-0 on once more. There its queues begin anew here, too: the units before are dropped, as that broker
-dropped them. Our own masters let such a queue go on. So what one of them has stored makes no queue
-begin anew that has messages here: it has lost the queue's files, and all that told of them.
+0 on once more. There its queues begin anew here, too: the entries before are dropped, as that
+broker dropped them. Our own masters let such a queue go on. So what one of them has stored makes no
+queue begin anew that has messages here: it has lost the queue's files, and all that told of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from contextlib import contextmanager
 
 from ..derived_files import DerivedFiles
 from ..dispatch import (
-    UNIT,
-    UNIT_SIZE_BYTES,
+    QUEUE_ENTRY,
+    QUEUE_ENTRY_BYTES,
     DispatchError,
-    QueueBegunAnew,
-    Units,
+    EntryBatch,
+    QueueRestarted,
 )
 from ..errors import Diverged, FlushUnderWay, StoreDamaged
 from ..record import BLANK, MAGIC_BLANK, store_timestamp_at, walk_records
@@ -33,13 +33,13 @@ _REDISPATCH_BYTES = 4 << 20  # read at once
 
 
 @contextmanager
-def contradicting(units: Sequence[Units]) -> Iterator[None]:
-    """Call it damage if these units, of one part of a log, do not continue their queues. Only to be
-    used at start: later it is a fault of this program. Raises StoreDamaged."""
+def contradicting(entries: Sequence[EntryBatch]) -> Iterator[None]:
+    """Call it damage if these entries, of one part of a log, do not continue their queues. Only to
+    be used at start: later it is a fault of this program. Raises StoreDamaged."""
     try:
         yield
     except (AssertionError, ValueError) as error:
-        position = min(UNIT.unpack_from(packed)[0] for _, _, _, packed in units)
+        position = min(QUEUE_ENTRY.unpack_from(packed)[0] for _, _, _, packed in entries)
         raise StoreDamaged(position, f"records that do not continue a queue: {error}") from error
 
 
@@ -51,30 +51,34 @@ class ClassicLog:
         self._derived = derived
         self.gap = -1  # where a walk at start met a damaged record last; -1: none did
 
-    def append(self, position: int, data: bytes, units: Sequence[Units], now_ms: int) -> None:
+    def append(
+        self, position: int, data: bytes, entries: Sequence[EntryBatch], now_ms: int
+    ) -> None:
         """Append records with queue offsets, store time `now_ms` and `position` (from the log's
-        `place`) in them, and their `units`. Store times never go back, since queues are searched by
-        them. Raises OSError."""
-        self._derived.make_room()
+        `allocate`) in them, and their `entries`. Store times never go back, since queues are
+        searched by them. Raises OSError."""
+        self._derived.write_full_tails()
         self._commitlog.write(position, data)
-        self._derived.append(units, position + len(data), now_ms)
+        self._derived.append(entries, position + len(data), now_ms)
 
-    def copy(self, data: bytes, newest_ms: int, own_from: int | None = None) -> Sequence[Units]:
+    def copy(
+        self, data: bytes, newest_ms: int, own_from: int | None = None
+    ) -> Sequence[EntryBatch]:
         """Append whole records of a master's log at the end of this one and dispatch them; return
-        the units by queue. `own_from`: from this CommitLog offset on a master of ours stored them.
-        Raises Diverged, FlushUnderWay, having written nothing; OSError."""
+        the entries by queue. `own_from`: from this CommitLog offset on a master of ours stored
+        them. Raises Diverged, FlushUnderWay, having written nothing; OSError."""
         position = self._commitlog.max_offset
         try:
-            parts = list(self._parts(data, position, len(data)))
+            batches = list(self._batches(data, position, len(data)))
         except DispatchError as error:
             raise Diverged(position, str(error)) from error
-        self._check(parts, position, own_from)
-        self._derived.make_room()
+        self._check(batches, position, own_from)
+        self._derived.write_full_tails()
         self._commitlog.copy(data)
-        for units, end in parts:
-            self._drop_begun_anew(units)
-            self._derived.append(units, end, newest_ms)
-        return [one for units, _ in parts for one in units]
+        for entries, end in batches:
+            self._drop_restarted(entries)
+            self._derived.append(entries, end, newest_ms)
+        return [one for entries, _ in batches for one in entries]
 
     def copy_blank(self, data: bytes) -> None:
         """Append the rest of a segment of a master's log, from its blank record on."""
@@ -85,10 +89,10 @@ class ClassicLog:
         """At start: dispatch the records from `position` to the end of the log. Blocking. Raises
         StoreDamaged where records contradict each other, OSError."""
         end = self._commitlog.max_offset
-        for units, reached, stamp_ms in self._walk(position, end):
-            self._drop_begun_anew(units)
-            with contradicting(units):
-                self._derived.append(units, reached, stamp_ms)
+        for entries, reached, stamp_ms in self._walk(position, end):
+            self._drop_restarted(entries)
+            with contradicting(entries):
+                self._derived.append(entries, reached, stamp_ms)
         self._derived.append((), end, self._derived.newest_ms)
 
     def rebuild_damaged(self, end: int) -> None:
@@ -102,16 +106,16 @@ class ClassicLog:
         for (topic, queue_id), reason in damaged.items():
             logger.error("queue_damaged topic=%s queue=%d reason=%s", topic, queue_id, reason)
             queues.discard(topic, queue_id)
-        for units, _, _ in self._walk(self._commitlog.min_offset, end):
-            wanted = [one for one in units if one[:2] in damaged]
-            self._drop_begun_anew(wanted)
-            for one in wanted:
+        for entries, _, _ in self._walk(self._commitlog.min_offset, end):
+            selected = [one for one in entries if one[:2] in damaged]
+            self._drop_restarted(selected)
+            for one in selected:
                 with contradicting([one]):
                     queues.append(*one)
         logger.warning("queues_rebuilt count=%d", len(damaged))
 
-    def _walk(self, position: int, end: int) -> Iterator[tuple[list[Units], int, int]]:
-        """Yield the units of the records from `position` to `end`, in parts in which no queue
+    def _walk(self, position: int, end: int) -> Iterator[tuple[list[EntryBatch], int, int]]:
+        """Yield the entries of the records from `position` to `end`, in parts in which no queue
         begins anew, where each part ends in the log, and a store time of its last records.
 
         Nobody repairs a classic log: from a damaged record on, the rest of its segment is passed,
@@ -134,19 +138,19 @@ class ClassicLog:
                     continue
                 data, walk.end = record, len(record)
             stamp_ms = store_timestamp_at(data, last)
-            for units, reached in self._sound_parts(data, position, walk.end):
+            for entries, reached in self._valid_batches(data, position, walk.end):
                 if self.gap >= 0:
-                    for topic, queue_id, first, _ in units:
+                    for topic, queue_id, first, _ in entries:
                         self._derived.queues.fill_up_to(topic, queue_id, first, self.gap)
-                yield units, reached, stamp_ms
+                yield entries, reached, stamp_ms
             position += walk.end
 
-    def _sound_parts(
+    def _valid_batches(
         self, data: bytes, position: int, size: int
-    ) -> Iterator[tuple[list[Units], int]]:
-        """Yield what `_parts` does. Raises StoreDamaged where that raises."""
+    ) -> Iterator[tuple[list[EntryBatch], int]]:
+        """Yield what `_batches` does. Raises StoreDamaged where that raises."""
         try:
-            yield from self._parts(data, position, size)
+            yield from self._batches(data, position, size)
         except DispatchError as error:
             raise StoreDamaged(error.position, error.reason) from error
         except UnicodeDecodeError as error:
@@ -154,48 +158,55 @@ class ClassicLog:
 
     # ---- queues that begin anew -------------------------------------------------------------
 
-    def _parts(self, data: bytes, position: int, size: int) -> Iterator[tuple[list[Units], int]]:
-        """Yield the units of data[:size], which is at `position`, in parts in which no queue begins
-        anew, and where each part ends in the log. Raises DispatchError."""
+    def _batches(
+        self, data: bytes, position: int, size: int
+    ) -> Iterator[tuple[list[EntryBatch], int]]:
+        """Yield the entries of data[:size], which is at `position`, in parts in which no queue
+        begins anew, and where each part ends in the log. Raises DispatchError."""
         index = self._derived.dispatcher.index
         start = 0
         while start < size:
             try:
-                units, stop = index(data, position + start, start, size), size
-            except QueueBegunAnew as begun:
-                units, stop = index(data, position + start, start, begun.at), begun.at
-            yield [*units], position + stop
+                entries, stop = index(data, position + start, start, size), size
+            except QueueRestarted as begun:
+                entries, stop = index(data, position + start, start, begun.at), begun.at
+            yield [*entries], position + stop
             start = stop
 
     def _check(
-        self, parts: Sequence[tuple[Sequence[Units], int]], position: int, own_from: int | None
+        self,
+        batches: Sequence[tuple[Sequence[EntryBatch], int]],
+        position: int,
+        own_from: int | None,
     ) -> None:
         """Check that the parts continue the queues. Raises Diverged, FlushUnderWay."""
         queues = self._derived.queues
         ends: dict[tuple[str, int], int] = {}
-        for units, _ in parts:
-            for topic, queue_id, first, packed in units:
+        for entries, _ in batches:
+            for topic, queue_id, first, packed in entries:
                 key = (topic, queue_id)
                 end = ends.get(key, queues.end_of(topic, queue_id))
                 if end not in (first, 0):  # 0: the log may begin in the middle of the master's
                     if first:
                         text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
                         raise Diverged(position, text)
-                    ours = own_from is not None and UNIT.unpack_from(packed)[0] >= own_from
+                    ours = own_from is not None and QUEUE_ENTRY.unpack_from(packed)[0] >= own_from
                     if ours and (key in ends or queues.has_messages(topic, queue_id)):
                         text = f"{topic}/{queue_id} begins at 0 again, and {end - 1} was its last"
                         raise Diverged(position, f"{text}: the master has lost that queue's files")
                     if queues.flushing:
                         raise FlushUnderWay(f"{topic}/{queue_id} begins anew")
-                ends[key] = first + len(packed) // UNIT_SIZE_BYTES
+                ends[key] = first + len(packed) // QUEUE_ENTRY_BYTES
 
-    def _drop_begun_anew(self, units: Sequence[Units]) -> None:
-        """Drop the queues that begin anew with these `units`. Raises OSError."""
+    def _drop_restarted(self, entries: Sequence[EntryBatch]) -> None:
+        """Drop the queues that begin anew with these `entries`. Raises OSError."""
         queues = self._derived.queues
-        for topic, queue_id, first, packed in units:
+        for topic, queue_id, first, packed in entries:
             queue = queues.queue(topic, queue_id)
             if first or queue is None or not queue.max_offset:
                 continue
-            if queue.last_position < UNIT.unpack_from(packed)[0]:  # else it has these units
+            if (
+                queue.last_position < QUEUE_ENTRY.unpack_from(packed)[0]
+            ):  # else it has these entries
                 logger.info("queue_begun_anew topic=%s queue=%d", topic, queue_id)
                 queues.discard(topic, queue_id)

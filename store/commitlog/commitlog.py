@@ -10,7 +10,7 @@ up to the end of its last segment, and must be given its end (`settle`) before i
 store.commitlog.recovery finds that end.
 
 Durability is by ticket, so that fdatasync runs in a thread while the loop keeps writing:
-`begin_sync` notes the end and the files written since the last finished ticket, `ticket.run()`
+`start_sync` notes the end and the files written since the last finished ticket, `ticket.run()`
 blocks, `finish_sync` moves `durable_offset`. A later truncation lowers what an outstanding
 ticket promises. A failed sync is final (SyncFailed): the kernel may have dropped the pages.
 
@@ -60,20 +60,20 @@ RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must 
 class ReadBudget:
     """How many bytes of the log one request may have checked."""
 
-    __slots__ = ("begun", "left", "spent")
+    __slots__ = ("left", "spent", "started")
 
     def __init__(self, left: int = READ_BYTES_MAX) -> None:
         self.left = left
-        self.begun = False
+        self.started = False
         self.spent = False  # something was not read for lack of budget
 
     def take(self, size: int) -> bool:
         """Return whether that much may be checked now. The first check is always made, so that
         every request gets something."""
-        if self.begun and size > self.left:
+        if self.started and size > self.left:
             self.spent = True
             return False
-        self.begun = True
+        self.started = True
         self.left -= size
         return True
 
@@ -146,8 +146,8 @@ class CommitLog:
         if restore and starts:
             there, last = set(starts), starts[-1]
             starts = self._restorable(starts[0], max(last + 1, self.durable_hint))
-            gone = [start for start in starts if start < last and start not in there]
-            self._note_restored(max(gone, default=-size) + size)
+            missing_starts = [start for start in starts if start < last and start not in there]
+            self._record_restored(max(missing_starts, default=-size) + size)
         for start in starts:
             # The last one may be short: killed between creating and allocating it.
             segment = files.reopen(start, sparse=restore and start != starts[-1])
@@ -172,7 +172,7 @@ class CommitLog:
         assert not self._settled or not self._segments
         missing = self._restorable(start, end)
         if self._segments:
-            self._note_restored(missing[-1] + self.segment_size_bytes)
+            self._record_restored(missing[-1] + self.segment_size_bytes)
         self._segments[:0] = [self._files.reopen(at, sparse=True) for at in missing]
         self._settled = False
         self.min_offset = start
@@ -200,7 +200,7 @@ class CommitLog:
                 )
                 at += size
 
-    def _note_restored(self, end: int) -> None:
+    def _record_restored(self, end: int) -> None:
         """Note that a segment which ends at `end` is missing in front of others. Called before it
         is restored: after a kill the next start could not tell it from one never filled."""
         self.restored_end = max(self.restored_end, end)
@@ -280,7 +280,7 @@ class CommitLog:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def place(self, length: int) -> int:
+    def allocate(self, length: int) -> int:
         """Return the position that the next `length` bytes get. Raises RecordTooLarge."""
         position = self.max_offset
         segment_end = self._segments[-1].end if self._segments else self.segment_end(position)
@@ -291,15 +291,16 @@ class CommitLog:
             raise RecordTooLarge(f"{length} bytes do not fit a segment of {size}")
         return segment_end
 
-    def make_room(self, position: int) -> None:
-        """Make the segment that `position`, which `place` gave, begins, if it begins one: `write`
-        then needs no room and no descriptor more. Raises OSError, having changed nothing."""
+    def prepare_segment(self, position: int) -> None:
+        """Make the segment that `position`, which `allocate` gave, begins, if it begins one:
+        `write` then needs no room and no descriptor more. Raises OSError, having changed nothing.
+        """
         if position != self.max_offset or self._is_full:
             self._next.get(position)
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Append `data` at `position`, which `place` gave for it. Rolls when that is the next
-        segment's start. Raises OSError, after which the end is unchanged (but see `place`)."""
+        """Append `data` at `position`, which `allocate` gave for it. Rolls when that is the next
+        segment's start. Raises OSError, after which the end is unchanged (but see `allocate`)."""
         self.write_many(position, (data,), len(data))
 
     def write_many(
@@ -482,12 +483,12 @@ class CommitLog:
 
     # -- durability ---------------------------------------------------------------------------
 
-    def begin_sync(self) -> SyncTicket | None:
+    def start_sync(self) -> SyncTicket | None:
         """Return a ticket for everything written so far; None if all of it is durable.
 
         Raises SyncFailed once any sync has failed."""
         assert self._settled, "its end is not known"
-        return self.syncs.begin(self.max_offset)
+        return self.syncs.start(self.max_offset)
 
     def finish_sync(self, ticket: SyncTicket) -> int:
         """Take a ticket that has run; return the new durable offset. Raises SyncFailed."""
@@ -534,7 +535,7 @@ def record_size(data: bytes, at: int, offset: int) -> int:
     if len(data) - at < FIXED_SIZE_BYTES:
         return 0
     size, magic = BLANK.unpack_from(data, at)
-    stands_at = int.from_bytes(data[at + 28 : at + 36], "big", signed=True)
-    if magic not in (MAGIC_V1, MAGIC_V2) or stands_at != offset:
+    stored_position = int.from_bytes(data[at + 28 : at + 36], "big", signed=True)
+    if magic not in (MAGIC_V1, MAGIC_V2) or stored_position != offset:
         return 0
     return size if FIXED_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX else 0

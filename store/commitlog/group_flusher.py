@@ -120,7 +120,7 @@ class GroupFlusher:
         if not self._started or self.failed is not None:
             return
         try:
-            ticket = self._log.begin_sync()
+            ticket = self._log.start_sync()
         except SyncFailed as error:
             self._fail(error)
             return

@@ -46,7 +46,7 @@ class SyncTicket:
 
     def run(self) -> None:
         """Sync the files. Blocking. Raises OSError; then this ticket can never be finished."""
-        begun_s = time.perf_counter()
+        started_s = time.perf_counter()
         try:
             for file in self.files:
                 file.sync()
@@ -55,7 +55,7 @@ class SyncTicket:
         except OSError as error:
             self.error = error
             raise
-        self.elapsed_s = time.perf_counter() - begun_s
+        self.elapsed_s = time.perf_counter() - started_s
         self.ran = True
 
 
@@ -98,7 +98,7 @@ class LogSyncs:
         self.wrote(segment)
         self._directory_dirty = True
 
-    def begin(self, end: int) -> SyncTicket | None:
+    def start(self, end: int) -> SyncTicket | None:
         """Return a ticket for everything written, which ends at `end`; None if all of it is
         durable. Raises SyncFailed once any sync has failed."""
         self._check_failed()

@@ -12,7 +12,7 @@ fetched from a peer.
 A bad frame is one of two things:
 - below the durable hint (bytes that once were durable): damage. Nothing is truncated.
   `FrameRecovery` stops there, takes the frames that belong there (`patch`) and walks on, until the
-  log is recovered or its owner gives up everything behind the good part (`cut`).
+  log is recovered or its owner gives up everything behind the good part (`truncate`).
 - at or above it: a tail that was written, never synced and therefore never acknowledged. Pages
   reach the disk in any order, so good frames may stand behind the hole: all of it is truncated.
 The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. If the mark
@@ -184,10 +184,10 @@ class FrameWalk:
                 return None
             raise FrameError("not a frame")
         fields = parse_header(head)
-        _, _, index, term, told, timestamp_ms, length, count, kind, payload_crc, _ = fields
-        header = FrameHeader(index, term, told, timestamp_ms, length, count, kind, payload_crc)
-        if told != position:
-            raise FrameError(f"frame says it stands at {told}")
+        _, _, index, term, stored_at, timestamp_ms, length, count, kind, payload_crc, _ = fields
+        header = FrameHeader(index, term, stored_at, timestamp_ms, length, count, kind, payload_crc)
+        if stored_at != position:
+            raise FrameError(f"frame says it stands at {stored_at}")
         last = self.last
         if last is not None and (index != last.index + 1 or term < last.term):
             raise FrameError(f"frame {index}@{term} does not follow {last.index}@{last.term}")
@@ -222,8 +222,8 @@ class FrameWalk:
 class FrameRecovery:
     """Finds the end of a Raft log, with a stop at each damaged place. Blocking; one caller.
 
-    Call `run`, then `patch` as long as they return damage, or `cut`. When one returns None the log
-    is settled and ends at `end`. `on_frame` gets every good frame once, in order.
+    Call `run`, then `patch` as long as they return damage, or `truncate`. When one returns None the
+    log is settled and ends at `end`. `on_frame` gets every good frame once, in order.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class FrameRecovery:
         for header in taken:
             self._take(header)
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Truncate everything behind the last good frame. Raises OSError."""
         assert self.damage is not None
         reason, self.damage = self.damage.reason, None
@@ -384,21 +384,21 @@ class FrameRecovery:
 def recover_records(commitlog: CommitLog, checkpoint: CheckpointFields, *, clean: bool) -> int:
     """Find the end of a classic log, truncate it at the first bad record and settle it. Blocking.
 
-    Return the offset from which on records may lack consume-queue units. Raises OSError."""
+    Return the offset from which on records may lack consume-queue entries. Raises OSError."""
     segments = commitlog.segments()
     if not segments:
         return commitlog.max_offset
     if clean:
         start = segments[-min(RECOVERY_SEGMENTS, len(segments))].start
     else:
-        start = _surely_durable(commitlog, checkpoint)
+        start = _durable_start(commitlog, checkpoint)
     end = _end_of_records(commitlog, start)
     # Also where the log was once durable up to a later offset: classic mode has no peer to ask.
     commitlog.settle(end)
     return end if clean else start
 
 
-def _surely_durable(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
+def _durable_start(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
     """Return the start of the last segment whose first record is old enough to be surely durable;
     if there is none, of the first segment."""
     newest = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - CLOCK_SLACK_MS
@@ -427,7 +427,7 @@ def _end_of_records(commitlog: CommitLog, start: int) -> int:
             position = segment_end
         elif walk.stop is StopReason.END_OF_BUFFER and walk.end:
             window = _CLASSIC_WINDOW_BYTES
-        elif walk.stop is StopReason.CUT_SHORT and position - walk.end + len(data) < segment_end:
+        elif walk.stop is StopReason.TRUNCATED and position - walk.end + len(data) < segment_end:
             if not walk.end and window > RECORD_SIZE_BYTES_MAX:
                 return end
             window = RECORD_SIZE_BYTES_MAX + 1 if not walk.end else _CLASSIC_WINDOW_BYTES

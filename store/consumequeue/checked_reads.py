@@ -1,8 +1,8 @@
-"""Reads the records that ConsumeQueue units point at, and checks each unit against its record.
+"""Reads the records that ConsumeQueue entries point at, and checks each entry against its record.
 
 A pull never returns a record of another queue, another offset or, for cold data, one with a damaged
 body. For hot data the topic is compared in the first record, the last, and one in TOPIC_EVERY:
-units of another topic come by the page, which holds more units than that. (A read of 32 small
+entries of another topic come by the page, which holds more entries than that. (A read of 32 small
 messages takes 22 us, of 700 100 us, where the topics of all would take 1 us each.)
 
 Units that do not fit their record are noted for repair (store.consumequeue.repair).
@@ -15,13 +15,13 @@ from itertools import accumulate
 from operator import add
 
 from ..commitlog.commitlog import CommitLog, ReadBudget
-from ..errors import OffsetOutOfRange, UnitDamaged
+from ..errors import EntryDamaged, OffsetOutOfRange
 from ..get_message import Selected, spans
 from ..record import HEAD_SIZE_BYTES, MAGIC_V1
 from .consumequeue import ConsumeQueue, ConsumeQueueStore
-from .repair import HEAD, QueueRepairs, body_is_whole, queue_offset_at
+from .repair import HEAD, QueueRepairs, body_is_valid, queue_offset_at
 
-TOPIC_EVERY = 64  # < 204, the units on a page
+TOPIC_EVERY = 64  # < 204, the entries on a page
 
 
 class CheckedReads:
@@ -30,7 +30,7 @@ class CheckedReads:
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, repairs: QueueRepairs | None
     ) -> None:
-        """If `repairs` is None (classic mode), wrong units are not repaired; they are never
+        """If `repairs` is None (classic mode), wrong entries are not repaired; they are never
         returned."""
         self._commitlog = commitlog
         self._queues = queues
@@ -42,18 +42,18 @@ class CheckedReads:
         """Return the chosen records, one behind the other, or as many of the first as the budget
         allows. They must be of that queue and have the queue offsets that `chosen` gives.
 
-        Raises UnitDamaged, OSError."""
+        Raises EntryDamaged, OSError."""
         sizes, offsets = chosen.sizes, chosen.offsets
-        if min(sizes) < HEAD_SIZE_BYTES:  # no unit of a record
+        if min(sizes) < HEAD_SIZE_BYTES:  # no entry of a record
             raise self._damaged_at(queue, chosen, sizes.index(min(sizes)))
         log = self._commitlog
         pieces: list[bytes] = []
-        for start, length, first, parts in spans(chosen, log.segment_size_bytes, log.min_offset):
+        for start, length, first, bounds in spans(chosen, log.segment_size_bytes, log.min_offset):
             try:
                 data = log.served.read(start, length, budget)
             except OffsetOutOfRange as error:
                 raise self.damaged(queue, offsets[first], error.offset) from error
-            pieces += [data[begin - start : end - start] for begin, end in parts]
+            pieces += [data[begin - start : end - start] for begin, end in bounds]
             if len(data) < length:
                 ends = map(add, chosen.positions[first:], sizes[first:])
                 behind = [end > start + len(data) for end in ends].index(True)
@@ -68,7 +68,7 @@ class CheckedReads:
         return chosen, data
 
     def _check(self, chosen: Selected, queue: ConsumeQueue, data: bytes, cold: bool) -> None:
-        """Check that `data` is the chosen records. Raises UnitDamaged."""
+        """Check that `data` is the chosen records. Raises EntryDamaged."""
         head, queue_id, topic = HEAD.unpack_from, queue.queue_id, queue.topic.encode()
         starts = [0, *accumulate(chosen.sizes)]
         count = len(chosen.sizes)
@@ -76,11 +76,11 @@ class CheckedReads:
             return
         suspects = [*range(0, count, 1 if cold else TOPIC_EVERY), count - 1]
         for at, position, size, offset in zip(starts, *chosen[:3], strict=False):
-            told, magic, of_queue, queue_offset, stands_at = head(data, at)
+            stored_size, magic, of_queue, queue_offset, stored_position = head(data, at)
             if (
                 queue_offset != offset
-                or stands_at != position
-                or told != size
+                or stored_position != position
+                or stored_size != size
                 or of_queue != queue_id
                 or magic != MAGIC_V1
             ):
@@ -88,23 +88,23 @@ class CheckedReads:
         for number in suspects:
             at, position, size = starts[number], chosen.positions[number], chosen.sizes[number]
             found = queue_offset_at(data, at, position, size, topic, queue_id)
-            whole = not cold or body_is_whole(data, at, position)
-            if found != chosen.offsets[number] or not whole:
+            valid = not cold or body_is_valid(data, at, position)
+            if found != chosen.offsets[number] or not valid:
                 raise self._damaged_at(queue, chosen, number)
 
-    def _damaged_at(self, queue: ConsumeQueue, chosen: Selected, number: int) -> UnitDamaged:
+    def _damaged_at(self, queue: ConsumeQueue, chosen: Selected, number: int) -> EntryDamaged:
         return self.damaged(queue, chosen.offsets[number], chosen.positions[number])
 
     def check_removed(self, queue: ConsumeQueue, offset: int) -> None:
-        """Check that a unit points below the log's beginning because retention deleted its record
-        and those before it. Raises UnitDamaged if it cannot be that."""
+        """Check that an entry points below the log's beginning because retention deleted its record
+        and those before it. Raises EntryDamaged if it cannot be that."""
         minimum = self._commitlog.min_offset
         followed = self._queues.corrected_to == minimum
         if followed or queue.first_at(lambda position, _: position >= minimum) <= offset:
-            raise self.damaged(queue, offset, queue.unit(offset)[0])
+            raise self.damaged(queue, offset, queue.entry(offset)[0])
 
-    def damaged(self, queue: ConsumeQueue, offset: int, position: int) -> UnitDamaged:
-        """Return the error for a unit that does not fit the record it points at, and note it."""
+    def damaged(self, queue: ConsumeQueue, offset: int, position: int) -> EntryDamaged:
+        """Return the error for an entry that does not fit the record it points at, and note it."""
         if self._repairs is not None:
-            self._repairs.note(queue.topic, queue.queue_id, offset, position)
-        return UnitDamaged(queue.topic, queue.queue_id, offset, position)
+            self._repairs.report(queue.topic, queue.queue_id, offset, position)
+        return EntryDamaged(queue.topic, queue.queue_id, offset, position)

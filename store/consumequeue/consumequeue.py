@@ -1,30 +1,31 @@
-"""ConsumeQueues: per (topic, queue) a sequence of 20-byte units, one per message in queue order.
+"""ConsumeQueues: per (topic, queue) a sequence of 20-byte entries, one per message in queue order.
 
-    consumequeue/<topic>/<queueId>/%020d   named by the byte position of its first unit
-    unit: int64 CommitLog offset, int32 record size, int64 tags code
+    consumequeue/<topic>/<queueId>/%020d   named by the byte position of its first entry
+    entry: int64 CommitLog offset, int32 record size, int64 tags code
 
-Unit n stands at byte n * 20 of the sequence; files hold `units_per_file` (300,000) and are sparse.
-A queue that begins at n > 0 is pre-filled with units (0, 0x7FFFFFFF, 0) from its file's start to n.
+Unit n stands at byte n * 20 of the sequence; files hold `entries_per_file` (300,000) and are
+sparse. A queue that begins at n > 0 is pre-filled with entries (0, 0x7FFFFFFF, 0) from its file's
+start to n.
 
-A queue is derived from the CommitLog and never promises durability of its own. New units stay in a
-tail in memory until a flush has written them, in the pool, or until one tail or all tails together
-reach their bound; reads see file and tail alike. If they cannot be written for a shortage that
-passes (store.transient_errors), they stay longer, and `make_room` writes them later. After a
-restart units that point below the checkpoint's confirmPhyOffset are trusted; every unit at or above
-it is dropped and comes again from the log (`open(confirmed)`). Below it offsets only grow, so the
-end of a queue is found by bisection.
+A queue is derived from the CommitLog and never promises durability of its own. New entries stay in
+a tail in memory until a flush has written them, in the pool, or until one tail or all tails
+together reach their bound; reads see file and tail alike. If they cannot be written for a shortage
+that passes (store.transient_errors), they stay longer, and `write_full_tails` writes them later.
+After a restart entries that point below the checkpoint's confirmPhyOffset are trusted; every entry
+at or above it is dropped and comes again from the log (`open(confirmed)`). Below it offsets only
+grow, so the end of a queue is found by bisection.
 
 An append below max_offset is skipped (dispatch again after a restart); one that would leave a hole
 is an AssertionError, because being wrong is worse than being down. A queue without a message in the
 log may go on later: the messages between are deleted.
 
 Damage. With a manifest (store.consumequeue.queue_files) `open` does not load queues whose files
-cannot be right: files or units it lists are missing, or units stand behind the end that was found.
-(First files are missing rightly if retention removed them after the manifest was written.) These
-queues are listed in `damaged`, and rebuilt from the log (store.consumequeue.repair, in classic mode
-store.commitlog.classic_log). Of a queue whose messages are all deleted from the log, only its files
-and the manifest know how many there were (`begin_where_noted`). Single wrong units are found when
-they are read, by the records they point at, and `rewrite` corrects them.
+cannot be right: files or entries it lists are missing, or entries stand behind the end that was
+found. (First files are missing rightly if retention removed them after the manifest was written.)
+These queues are listed in `damaged`, and rebuilt from the log (store.consumequeue.repair, in
+classic mode store.commitlog.classic_log). Of a queue whose messages are all deleted from the log,
+only its files and the manifest know how many there were (`restore_lost`). Single wrong entries are
+found when they are read, by the records they point at, and `rewrite` corrects them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..disk import Disk
-from ..dispatch import UNIT, UNIT_SIZE_BYTES
+from ..dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from ..file_cache import OPEN_FILES_MAX
 from ..transient_errors import passes
 from .queue_files import (
@@ -46,12 +47,12 @@ from .queue_files import (
     write_manifest,
 )
 
-UNITS_PER_FILE = 300_000
+ENTRIES_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF
-FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-TAIL_UNITS_MAX = 2048  # 40 KiB of one queue; then it is written
+FILLER = QUEUE_ENTRY.pack(0, FILLER_SIZE, 0)
+TAIL_ENTRIES_MAX = 2048  # 40 KiB of one queue; then it is written
 TAILS_BYTES_MAX = 8 << 20  # of all queues; then the oldest are written
-PROBED_UNITS = 410  # two pages behind the end: where one page is gone, units follow
+PROBED_ENTRIES = 410  # two pages behind the end: where one page is gone, entries follow
 MANIFEST_QUEUES_MAX = 10_000  # more are listed with every MANIFEST_FLUSHES-th flush only
 MANIFEST_FLUSHES = 12
 
@@ -67,10 +68,10 @@ class QueueDamaged(Exception):
 @dataclass(frozen=True, slots=True)
 class _Tail:
     """Units not yet in a file. Units are only ever added to one; the queue gets another when they
-    are written. So a flush in the pool always finds `first` and `units` that belong together."""
+    are written. So a flush in the pool always finds `first` and `entries` that belong together."""
 
-    first: int  # queue offset of the first unit
-    units: bytearray
+    first: int  # queue offset of the first entry
+    entries: bytearray
 
 
 @dataclass(slots=True, eq=False)
@@ -81,15 +82,17 @@ class ConsumeQueue:
     _files: QueueFiles
     topic: str
     queue_id: int
-    _begins: Mapping[str, int]  # of the store
+    _first_shown: Mapping[str, int]  # of the store
     path: str = field(init=False)
-    file_starts: list[int] = field(default_factory=list, init=False)  # first unit of each file
-    last_position: int = field(default=0, init=False)  # CommitLog offset in the last unit, or 0
+    file_starts: list[int] = field(default_factory=list, init=False)  # first entry of each file
+    last_position: int = field(default=0, init=False)  # CommitLog offset in the last entry, or 0
     first_offset: int = field(default=0, init=False)
     max_offset: int = field(default=0, init=False)
-    _min_position: int = field(default=-1, init=False)  # of the unit at first_offset; -1: not known
-    _last_loaded: bytes = field(default=b"", init=False)  # the last unit, from `load` to its check
-    has_more: bool = field(default=False, init=False)  # `load` found units to cut
+    _min_position: int = field(
+        default=-1, init=False
+    )  # of the entry at first_offset; -1: not known
+    _last_loaded: bytes = field(default=b"", init=False)  # the last entry, from `load` to its check
+    has_more: bool = field(default=False, init=False)  # `load` found entries to cut
     _shown_from: int = field(default=0, init=False)  # the CommitLog offset that this is for:
     _shown_offset: int = field(default=0, init=False)
     _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
@@ -101,7 +104,7 @@ class ConsumeQueue:
     def min_offset(self) -> int:
         """The offset of the oldest message that is shown: of a topic that was deleted and made
         again, messages before a CommitLog offset are not."""
-        begin = self._begins.get(self.topic, 0)
+        begin = self._first_shown.get(self.topic, 0)
         if not begin:
             return self.first_offset
         if begin != self._shown_from:
@@ -111,17 +114,17 @@ class ConsumeQueue:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of units not yet written to the file."""
-        return len(self._tail.units)
+        """Bytes of entries not yet written to the file."""
+        return len(self._tail.entries)
 
-    def units(self, offset: int, count: int) -> bytes:
-        """Return up to `count` units from `offset`; fewer at the end, b"" outside [first, max)."""
+    def entries(self, offset: int, count: int) -> bytes:
+        """Return up to `count` entries from `offset`; b"" outside [first, max)."""
         if not self.first_offset <= offset < self.max_offset or count <= 0:
             return b""
         tail = self._tail
         if offset >= tail.first:
-            at = (offset - tail.first) * UNIT_SIZE_BYTES
-            return bytes(tail.units[at : at + count * UNIT_SIZE_BYTES])
+            at = (offset - tail.first) * QUEUE_ENTRY_BYTES
+            return bytes(tail.entries[at : at + count * QUEUE_ENTRY_BYTES])
         end = min(offset + count, self.max_offset)
         parts = []
         in_file_end = min(end, tail.first)
@@ -130,57 +133,57 @@ class ConsumeQueue:
             parts.append(self._files.read(self.path, offset, take))
             offset += take
         if offset < end:
-            parts.append(bytes(tail.units[: (end - offset) * UNIT_SIZE_BYTES]))
+            parts.append(bytes(tail.entries[: (end - offset) * QUEUE_ENTRY_BYTES]))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def unit(self, offset: int) -> tuple[int, int, int]:
-        """Return (CommitLog offset, size, tags code) of one unit that exists."""
-        return UNIT.unpack(self.units(offset, 1))
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """Return (CommitLog offset, size, tags code) of one entry that exists."""
+        return QUEUE_ENTRY.unpack(self.entries(offset, 1))
 
-    def append(self, first: int, units: bytes) -> None:
-        """Append units, the first of which has queue offset `first`; skip those already there."""
-        assert len(units) % UNIT_SIZE_BYTES == 0
+    def append(self, first: int, entries: bytes) -> None:
+        """Append entries, the first of which has queue offset `first`; skip those already there."""
+        assert len(entries) % QUEUE_ENTRY_BYTES == 0
         if first != self.max_offset:
             if first < self.max_offset:
-                units = units[(self.max_offset - first) * UNIT_SIZE_BYTES :]
-                if not units:
+                entries = entries[(self.max_offset - first) * QUEUE_ENTRY_BYTES :]
+                if not entries:
                     return
             else:
                 # Only of an empty queue older messages were deleted.
                 assert self.max_offset == self.first_offset, (self.path, self.max_offset, first)
                 assert not self.tail_bytes, self.path
-                self._begin_at(first)
-        if self._tail.units:
-            self._tail.units.extend(units)
+                self._start_at(first)
+        if self._tail.entries:
+            self._tail.entries.extend(entries)
         else:
-            self._tail = _Tail(self.max_offset, bytearray(units))
+            self._tail = _Tail(self.max_offset, bytearray(entries))
         if self.last_position < self._shown_from:
-            self._shown_from = 0  # these units may not be shown either
+            self._shown_from = 0  # these entries may not be shown either
         # In this order: `extent` must not find a new end with an old position.
-        self.last_position = int.from_bytes(units[-UNIT_SIZE_BYTES:-12], "big")
-        self.max_offset += len(units) // UNIT_SIZE_BYTES
+        self.last_position = int.from_bytes(entries[-QUEUE_ENTRY_BYTES:-12], "big")
+        self.max_offset += len(entries) // QUEUE_ENTRY_BYTES
 
     def write_tail(self) -> None:
         """Write the tail to its files. Raises OSError; then the tail is kept."""
-        per_file = self._files.units_per_file
-        for offset, units in within_files(self._tail.first, bytes(self._tail.units), per_file):
-            self._write(offset, units)
+        per_file = self._files.entries_per_file
+        for offset, entries in within_files(self._tail.first, bytes(self._tail.entries), per_file):
+            self._write(offset, entries)
         self._tail = _Tail(self.max_offset, bytearray())
 
     def save_tail(self, files: FlushFiles) -> range:
         """Write the tail as it is now, in the pool, and return the offsets written; `drop_saved`
         takes them out of memory. Blocking. Raises OSError."""
         tail = self._tail
-        units = bytes(tail.units)
-        files.write(self.path, tail.first, units)
-        return range(tail.first, tail.first + len(units) // UNIT_SIZE_BYTES)
+        entries = bytes(tail.entries)
+        files.write(self.path, tail.first, entries)
+        return range(tail.first, tail.first + len(entries) // QUEUE_ENTRY_BYTES)
 
     def drop_saved(self, saved: range) -> None:
-        """Drop units from the tail that `save_tail` has written."""
+        """Drop entries from the tail that `save_tail` has written."""
         self.file_starts += self._new_starts(saved)
         tail = self._tail
         if saved.stop > tail.first:
-            rest = tail.units[(saved.stop - tail.first) * UNIT_SIZE_BYTES :]
+            rest = tail.entries[(saved.stop - tail.first) * QUEUE_ENTRY_BYTES :]
             self._tail = _Tail(saved.stop, rest)
 
     def extent(self, saved: range) -> QueueExtent | None:
@@ -198,26 +201,26 @@ class ConsumeQueue:
         if not saved:
             return []
         files, last = self._files, self.file_starts[-1] if self.file_starts else -1
-        starts = range(files.start_of(saved.start), saved.stop, files.units_per_file)
+        starts = range(files.start_of(saved.start), saved.stop, files.entries_per_file)
         return [start for start in starts if start > last]
 
-    def rewrite(self, offset: int, unit: bytes) -> bool:
-        """Write the right unit over a damaged one; return False if it is in no file (any more).
+    def rewrite(self, offset: int, entry: bytes) -> bool:
+        """Write the right entry over a damaged one; return False if it is in no file (any more).
 
         Raises OSError."""
         if not self.first_offset <= offset < self._tail.first:
             return False
-        self._write(offset, memoryview(unit))
+        self._write(offset, memoryview(entry))
         return True
 
     def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
-        """Return the first offset in [low or min, max] for whose unit (CommitLog offset, size)
-        `is_at` holds, by bisection; it must hold for all units behind it."""
+        """Return the first offset in [low or min, max] for whose entry (CommitLog offset, size)
+        `is_at` holds, by bisection; it must hold for all entries behind it."""
         low = self.min_offset if low is None else low
         high = self.max_offset
         while low < high:
             middle = (low + high) // 2
-            position, size, _ = self.unit(middle)
+            position, size, _ = self.entry(middle)
             if is_at(position, size):
                 high = middle
             else:
@@ -230,122 +233,126 @@ class ConsumeQueue:
         self,
         confirmed: int,
         clean: bool,
-        noted: QueueExtent | None,
-        log_begin: int,
+        recorded: QueueExtent | None,
+        log_start: int,
         *,
         suspicious: bool,
     ) -> None:
-        """Find the queue's end in its files: the first unit that is empty or points at or above
+        """Find the queue's end in its files: the first entry that is empty or points at or above
         `confirmed`. Units behind it are to be cut (`has_more`); with `suspicious`, only after a
         check that this end is plausible. Raises QueueDamaged."""
         files = self._files
         self.file_starts = files.starts(self.path)
         for previous, start in pairwise(self.file_starts):
-            if start - previous != files.units_per_file:
-                raise QueueDamaged(f"no file between those of unit {previous} and {start}")
-        if noted is not None and max(self.file_starts, default=-1) < noted.last_file:
-            raise QueueDamaged(f"there was a file of unit {noted.last_file} once")
+            if start - previous != files.entries_per_file:
+                raise QueueDamaged(f"no file between those of entry {previous} and {start}")
+        if recorded is not None and max(self.file_starts, default=-1) < recorded.last_file:
+            raise QueueDamaged(f"there was a file of entry {recorded.last_file} once")
         if not self.file_starts:
             return
         for start in self.file_starts:
             files.fill_up(self.path, start)
         self.first_offset = begin = self.file_starts[0]
-        self._end_at(self.file_starts[-1] + files.units_per_file)
-        if noted is not None and begin > noted.first_file and self.unit(begin)[0] > log_begin:
-            raise QueueDamaged(f"there was a file of unit {noted.first_file} once")
-        first, probed = self._plain_end(confirmed, noted) if suspicious else (0, b"")
-        end = plain_end = first + len(probed) // UNIT_SIZE_BYTES
-        if not probed or plain_end - self.first_offset > PROBED_UNITS:
+        self._end_at(self.file_starts[-1] + files.entries_per_file)
+        if (
+            recorded is not None
+            and begin > recorded.first_file
+            and self.entry(begin)[0] > log_start
+        ):
+            raise QueueDamaged(f"there was a file of entry {recorded.first_file} once")
+        first, probed = self._plain_end(confirmed, recorded) if suspicious else (0, b"")
+        end = plain_end = first + len(probed) // QUEUE_ENTRY_BYTES
+        if not probed or plain_end - self.first_offset > PROBED_ENTRIES:
             end = self.first_at(lambda position, size: size <= 0 or position >= confirmed)
         if probed and end == plain_end:
             self._end_at(end)
-            self._note_probed(first, probed)
+            self._set_probed(first, probed)
             return
         if suspicious:
-            self._check_end(end, confirmed, noted)
-        # After a clean stop nothing stands behind an empty unit. After a power cut there may be
-        # units behind a hole: they must not look valid once the hole is filled.
-        if not clean or (end < self.max_offset and self.unit(end)[1] != 0):
+            self._check_end(end, confirmed, recorded)
+        # After a clean stop nothing stands behind an empty entry. After a power cut there may be
+        # entries behind a hole: they must not look valid once the hole is filled.
+        if not clean or (end < self.max_offset and self.entry(end)[1] != 0):
             self.has_more = True
         elif end == self.first_offset:
-            self.has_more = True  # a file without a unit
+            self.has_more = True  # a file without an entry
         self._end_at(end)
-        self._note_last()
+        self._set_last()
 
-    def _plain_end(self, confirmed: int, noted: QueueExtent | None) -> tuple[int, bytes]:
-        """Return the last units, and the offset of the first of them, if the end is near where it
+    def _plain_end(self, confirmed: int, recorded: QueueExtent | None) -> tuple[int, bytes]:
+        """Return the last entries, and the offset of the first of them, if the end is near where it
         was noted, or where the last file begins, with nothing but a hole behind it: so it is
-        mostly, and is found in one read. No units: search. Nothing then stands behind them that
+        mostly, and is found in one read. No entries: search. Nothing then stands behind them that
         would have to be dropped."""
         files, first = self._files, self.file_starts[-1]
-        if noted is not None:
-            first = max(first, noted.end - 1)
-        units = self.units(first, PROBED_UNITS)
+        if recorded is not None:
+            first = max(first, recorded.end - 1)
+        entries = self.entries(first, PROBED_ENTRIES)
         count = 0
-        for position, size, _ in UNIT.iter_unpack(units):
+        for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
             if size <= 0 or position >= confirmed:
                 break
             count += 1
-        rest = units[count * UNIT_SIZE_BYTES :]
-        behind = first + len(units) // UNIT_SIZE_BYTES
+        rest = entries[count * QUEUE_ENTRY_BYTES :]
+        behind = first + len(entries) // QUEUE_ENTRY_BYTES
         if not count or rest.count(0) < len(rest):
             return 0, b""
-        if behind < self.max_offset and files.may_have_units(self.path, behind):
+        if behind < self.max_offset and files.may_have_entries(self.path, behind):
             return 0, b""
-        return first, units[: count * UNIT_SIZE_BYTES]
+        return first, entries[: count * QUEUE_ENTRY_BYTES]
 
-    def _note_probed(self, first: int, units: bytes) -> None:
-        """Note what the last units say, so that a start with 100,000 queues opens each file
+    def _set_probed(self, first: int, entries: bytes) -> None:
+        """Note what the last entries say, so that a start with 100,000 queues opens each file
         once."""
-        self._last_loaded = units[-UNIT_SIZE_BYTES:]
-        self.last_position = UNIT.unpack(self._last_loaded)[0]
+        self._last_loaded = entries[-QUEUE_ENTRY_BYTES:]
+        self.last_position = QUEUE_ENTRY.unpack(self._last_loaded)[0]
         if first == self.first_offset:
-            position, size, _ = UNIT.unpack_from(units)
+            position, size, _ = QUEUE_ENTRY.unpack_from(entries)
             if size != FILLER_SIZE:
                 self._min_position = position
 
     def take_last(self) -> bytes:
-        """Return the last unit as `load` read it; once, for the check that follows. b"": it did
+        """Return the last entry as `load` read it; once, for the check that follows. b"": it did
         not."""
         last, self._last_loaded = self._last_loaded, b""
         return last
 
-    def _check_end(self, end: int, confirmed: int, noted: QueueExtent | None) -> None:
-        """Check the end that bisection found, which trusts every unit it reads. Raises
+    def _check_end(self, end: int, confirmed: int, recorded: QueueExtent | None) -> None:
+        """Check the end that bisection found, which trusts every entry it reads. Raises
         QueueDamaged."""
-        if noted is not None and end < noted.end and noted.last_position < confirmed:
-            raise QueueDamaged(f"it ends at {end}, and had {noted.end} units once")
-        probes = [(end, PROBED_UNITS)]
-        at, distance = end + PROBED_UNITS, 1
+        if recorded is not None and end < recorded.end and recorded.last_position < confirmed:
+            raise QueueDamaged(f"it ends at {end}, and had {recorded.end} entries once")
+        probes = [(end, PROBED_ENTRIES)]
+        at, distance = end + PROBED_ENTRIES, 1
         while at < self.max_offset:
             probes.append((at, 1))
             at += distance
             distance *= 2
         for first, count in probes:
-            for position, size, _ in UNIT.iter_unpack(self.units(first, count)):
+            for position, size, _ in QUEUE_ENTRY.iter_unpack(self.entries(first, count)):
                 if 0 < size != FILLER_SIZE and 0 <= position < confirmed:
-                    raise QueueDamaged(f"it ends at {end}, but units stand behind {first}")
+                    raise QueueDamaged(f"it ends at {end}, but entries stand behind {first}")
 
-    def _note_last(self) -> None:
+    def _set_last(self) -> None:
         empty = self.max_offset <= self.first_offset
-        self.last_position = 0 if empty else self.unit(self.max_offset - 1)[0]
+        self.last_position = 0 if empty else self.entry(self.max_offset - 1)[0]
 
-    def cut(self, end: int) -> None:
-        """Drop units from `end` on, in file and memory. Only while no flush is in flight."""
+    def truncate(self, end: int) -> None:
+        """Drop entries from `end` on, in file and memory. Only while no flush is in flight."""
         assert not self.tail_bytes
         while self.file_starts and self.file_starts[-1] >= end:
             self._files.remove(self.path, self.file_starts.pop())
         if self.file_starts:
-            self._files.cut(self.path, self.file_starts[-1], end)
+            self._files.truncate(self.path, self.file_starts[-1], end)
         self._end_at(end)
         self.has_more = False
         self.first_offset = min(self.first_offset, end)
         self._shown_from = 0
         self._min_position, self._last_loaded = -1, b""
-        self._note_last()
+        self._set_last()
 
     def correct_min(self, commitlog_min: int) -> None:
-        """Move first_offset to the first unit that the CommitLog still has; remove whole files."""
+        """Move first_offset to the first entry that the CommitLog still has; remove whole files."""
         if commitlog_min <= self._min_position:
             return
         self.first_offset = self.first_at(
@@ -354,34 +361,34 @@ class ConsumeQueue:
         )
         self._min_position = -1
         if self.first_offset < self.max_offset:
-            self._min_position = self.unit(self.first_offset)[0]
-        per_file = self._files.units_per_file
+            self._min_position = self.entry(self.first_offset)[0]
+        per_file = self._files.entries_per_file
         while len(self.file_starts) > 1 and self.file_starts[0] + per_file <= self.first_offset:
             self._files.remove(self.path, self.file_starts.pop(0))
 
-    def begin_at(self, first: int) -> None:
-        """Let an empty queue's first unit get offset `first` > 0, even after a restart."""
-        per_file = self._files.units_per_file
+    def start_at(self, first: int) -> None:
+        """Let an empty queue's first entry get offset `first` > 0, even after a restart."""
+        per_file = self._files.entries_per_file
         if first % per_file == 0:  # else there would be no file that says so
             self._write(first - per_file, memoryview(FILLER * per_file))
-        self._begin_at(first)
+        self._start_at(first)
 
-    def _begin_at(self, first: int) -> None:
+    def _start_at(self, first: int) -> None:
         files = self._files
         begin = self.max_offset if self.file_starts else files.start_of(first)
         fillers = FILLER * (first - begin)
-        for offset, units in within_files(begin, fillers, files.units_per_file):
-            self._write(offset, units)
+        for offset, entries in within_files(begin, fillers, files.entries_per_file):
+            self._write(offset, entries)
         self.first_offset = first
         self._end_at(first)
 
     def _end_at(self, end: int) -> None:
-        """Set the next unit's offset, with all before it in files."""
+        """Set the next entry's offset, with all before it in files."""
         self.max_offset = end
         self._tail = _Tail(end, bytearray())
 
     def _write(self, offset: int, data: memoryview) -> None:
-        """Write units that lie within one file, creating it if need be."""
+        """Write entries that lie within one file, creating it if need be."""
         start = self._files.start_of(offset)
         if not self.file_starts or start > self.file_starts[-1]:
             self._files.create(self.path, start, first=not self.file_starts)
@@ -389,8 +396,8 @@ class ConsumeQueue:
         self._files.write(self.path, offset, data)
 
     def _file_end(self, offset: int) -> int:
-        """Return the offset behind the last unit of the file that holds the one at `offset`."""
-        return self._files.start_of(offset) + self._files.units_per_file
+        """Return the offset behind the last entry of the file that holds the one at `offset`."""
+        return self._files.start_of(offset) + self._files.entries_per_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,38 +435,40 @@ class ConsumeQueueStore:
         self,
         disk: Disk,
         directory: str,
-        units_per_file: int = UNITS_PER_FILE,
+        entries_per_file: int = ENTRIES_PER_FILE,
         *,
-        tail_units_max: int = TAIL_UNITS_MAX,
+        tail_entries_max: int = TAIL_ENTRIES_MAX,
         tails_bytes_max: int = TAILS_BYTES_MAX,
         open_files_max: int = OPEN_FILES_MAX,
         manifest: str | None = None,
     ) -> None:
         """`manifest`: the manifest's path; None: none is kept, and damage is not searched for."""
         self._disk = disk
-        self._files = QueueFiles(disk, directory, units_per_file, open_files_max)
+        self._files = QueueFiles(disk, directory, entries_per_file, open_files_max)
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
         self.unknown = False  # `open` found neither a queue nor a manifest
-        self.corrected_to = -1  # no unit of any queue points below this, except a damaged one
+        self.corrected_to = -1  # no entry of any queue points below this, except a damaged one
         self._manifest = manifest
-        self._noted: dict[tuple[str, int], QueueExtent] = {}  # what it said, until the log is known
+        self._recorded: dict[
+            tuple[str, int], QueueExtent
+        ] = {}  # what it said, until the log is known
         self._flushes = 0
-        self._tail_bytes_max = tail_units_max * UNIT_SIZE_BYTES
+        self._tail_bytes_max = tail_entries_max * QUEUE_ENTRY_BYTES
         self._tails_bytes_max = tails_bytes_max
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
-        self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_units_max
+        self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_entries_max
         self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
-        self._begins: dict[str, int] = {}  # by topic; see show_from
+        self._first_shown: dict[str, int] = {}  # by topic; see show_from
         self._flushing = False
 
     def open(
-        self, confirmed: int, *, clean: bool = False, log_begin: int = 0, foreign: bool = False
+        self, confirmed: int, *, clean: bool = False, log_start: int = 0, foreign: bool = False
     ) -> None:
-        """Load every queue, keeping units that point below CommitLog offset `confirmed`.
+        """Load every queue, keeping entries that point below CommitLog offset `confirmed`.
 
-        `clean`: the last stop was clean, so nothing stands behind the first empty unit.
-        `log_begin`: where the CommitLog begins; first files of which every unit pointed below it
+        `clean`: the last stop was clean, so nothing stands behind the first empty entry.
+        `log_start`: where the CommitLog begins; first files of which every entry pointed below it
         may be missing. `foreign`: so may queues among others, of which another program has deleted
         the topic.
 
@@ -467,18 +476,18 @@ class ConsumeQueueStore:
         assert not self._queues
         self._disk.makedirs(self._files.directory)
         self._files.adopt_size(clean=clean or foreign)
-        noted = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
-        self._noted = dict(noted)
+        recorded = {} if self._manifest is None else read_manifest(self._disk, self._manifest)
+        self._recorded = dict(recorded)
         found: list[ConsumeQueue] = []
         shorter = False
         for topic in self._disk.listdir(self._files.directory):
             for name in self._disk.listdir(f"{self._files.directory}/{topic}"):
-                queue = ConsumeQueue(self._files, topic, int(name), self._begins)
+                queue = ConsumeQueue(self._files, topic, int(name), self._first_shown)
                 key = (topic, queue.queue_id)
-                extent = noted.pop(key, None)
+                extent = recorded.pop(key, None)
                 suspicious = self._manifest is not None
                 try:
-                    queue.load(confirmed, clean, extent, log_begin, suspicious=suspicious)
+                    queue.load(confirmed, clean, extent, log_start, suspicious=suspicious)
                 except QueueDamaged as damage:
                     if not suspicious:
                         raise AssertionError(f"{queue.path}: {damage.reason}") from damage
@@ -487,43 +496,46 @@ class ConsumeQueueStore:
                 found.append(queue)
                 shorter |= extent is not None and queue.max_offset < extent.end
         if foreign and any(queue.file_starts for queue in found):
-            for key in noted:
-                del self._noted[key]
+            for key in recorded:
+                del self._recorded[key]
         else:
-            self.damaged |= dict.fromkeys(noted, "its directory is gone")
+            self.damaged |= dict.fromkeys(recorded, "its directory is gone")
         if shorter:
-            self._note_shorter(found)
+            self._record_shorter(found)
         for queue in found:
             if queue.has_more:
-                queue.cut(queue.max_offset)
+                queue.truncate(queue.max_offset)
             if queue.file_starts:
                 self._queues[queue.topic, queue.queue_id] = queue
         kept = self._manifest is not None and self._disk.exists(self._manifest)
         self.unknown = not (kept or self._queues or self.damaged)
 
-    def _note_shorter(self, found: Sequence[ConsumeQueue]) -> None:
-        """Note, before units are cut that will be dispatched again, that these queues do not have
+    def _record_shorter(self, found: Sequence[ConsumeQueue]) -> None:
+        """Note, before entries are cut that will be dispatched again, that these queues do not have
         them: if power is cut before the next flush, they are not missed. Raises OSError, not for a
         shortage."""
         assert self._manifest is not None
         extents = [queue.extent(range(0)) for queue in found]
-        extents += [self._noted[key] for key in self.damaged if key in self._noted]
+        extents += [self._recorded[key] for key in self.damaged if key in self._recorded]
         try:
             write_manifest(self._disk, self._manifest, filter(None, extents))
         except OSError as error:
             if not passes(error):
                 raise
 
-    def append(self, topic: str, queue_id: int, first_queue_offset: int, units: bytes) -> None:
-        """Append units, as ConsumeQueue.append does. Raises OSError if a bound made it write. After
-        a shortage the units are kept above the bound: `make_room` is to be called before more."""
+    def append(self, topic: str, queue_id: int, first_queue_offset: int, entries: bytes) -> None:
+        """Append entries, as ConsumeQueue.append does. Raises OSError if a bound made it write.
+        After a shortage the entries are kept above the bound: `write_full_tails` is to be called
+        before more."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
             check_name(topic, queue_id)
-            queue = self._queues[key] = ConsumeQueue(self._files, topic, queue_id, self._begins)
+            queue = self._queues[key] = ConsumeQueue(
+                self._files, topic, queue_id, self._first_shown
+            )
         before = queue.tail_bytes
-        queue.append(first_queue_offset, units)
+        queue.append(first_queue_offset, entries)
         after = queue.tail_bytes
         self.tails_bytes += after - before
         if after:
@@ -533,49 +545,49 @@ class ConsumeQueueStore:
         elif self.tails_bytes < self._tails_bytes_max:
             return
         try:
-            self.make_room()
+            self.write_full_tails()
         except OSError as error:
             if not passes(error):
                 raise
 
     def fill_up_to(self, topic: str, queue_id: int, first: int, gap: int) -> None:
         """Let a queue that has messages end at `first`: what is missing was lost with a part of the
-        log that begins at CommitLog offset `gap`. Its units point there, and no read takes them for
-        a record's. Raises OSError."""
+        log that begins at CommitLog offset `gap`. Its entries point there, and no read takes them
+        for a record's. Raises OSError."""
         end = self.end_of(topic, queue_id)
         if first > end and self.has_messages(topic, queue_id):
-            self.append(topic, queue_id, end, UNIT.pack(gap, 1, 0) * (first - end))
+            self.append(topic, queue_id, end, QUEUE_ENTRY.pack(gap, 1, 0) * (first - end))
 
-    def make_room(self) -> None:
+    def write_full_tails(self) -> None:
         """Write the tails that are at their bound. Raises OSError; nothing is lost then."""
         while self._overfull:
             self._write_tail(*next(iter(self._overfull.items())))
         while self.tails_bytes >= self._tails_bytes_max:  # the oldest: not thousands at once
             self._write_tail(*next(iter(self._with_tail.items())))
 
-    def begin_at(self, topic: str, queue_id: int, first: int) -> None:
+    def start_at(self, topic: str, queue_id: int, first: int) -> None:
         """Create a queue whose next queue offset is `first` > 0: its older messages are deleted.
         Raises OSError; ValueError for an invalid name."""
         key = (topic, queue_id)
         assert key not in self._queues, key
         check_name(topic, queue_id)
-        queue = ConsumeQueue(self._files, topic, queue_id, self._begins)
-        queue.begin_at(first)
+        queue = ConsumeQueue(self._files, topic, queue_id, self._first_shown)
+        queue.start_at(first)
         self._queues[key] = queue
 
-    def begin_where_noted(self, log_begin: int, log_end: int = 0, gap: int = -1) -> None:
-        """Let queues that were lost, and have no message in the log from `log_begin` on, go on at
+    def restore_lost(self, log_start: int, log_end: int = 0, gap: int = -1) -> None:
+        """Let queues that were lost, and have no message in the log from `log_start` on, go on at
         the offset where they ended by the manifest; also those whose last messages below `log_end`
         cannot be read, from CommitLog offset `gap` on. Once damaged ones are rebuilt. Raises
         OSError."""
-        for (topic, queue_id), noted in self._noted.items():
-            if gap >= 0 and noted.last_position < log_end:
-                self.fill_up_to(topic, queue_id, noted.end, gap)
-            is_lost = noted.last_position < (log_end if gap >= 0 else log_begin)
-            if is_lost and not self.end_of(topic, queue_id) and noted.end:
+        for (topic, queue_id), recorded in self._recorded.items():
+            if gap >= 0 and recorded.last_position < log_end:
+                self.fill_up_to(topic, queue_id, recorded.end, gap)
+            is_lost = recorded.last_position < (log_end if gap >= 0 else log_start)
+            if is_lost and not self.end_of(topic, queue_id) and recorded.end:
                 self.discard(topic, queue_id)
-                self.begin_at(topic, queue_id, noted.end)
-        self._noted.clear()
+                self.start_at(topic, queue_id, recorded.end)
+        self._recorded.clear()
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue; None if it never had a message."""
@@ -594,9 +606,9 @@ class ConsumeQueueStore:
     def show_from(self, topic: str, begin: int) -> None:
         """Show the messages of a topic from this CommitLog offset on; 0: all that the log has."""
         if begin:
-            self._begins[topic] = begin
+            self._first_shown[topic] = begin
         else:
-            self._begins.pop(topic, None)
+            self._first_shown.pop(topic, None)
 
     def queues(self) -> Iterator[ConsumeQueue]:
         """Iterate over all queues, in no particular order."""
@@ -617,7 +629,7 @@ class ConsumeQueueStore:
             self._write_tail(key, queue)
         assert self.tails_bytes == 0
 
-    def begin_flush(self) -> FlushTicket:
+    def start_flush(self) -> FlushTicket:
         """Return the ticket to write the tails and to sync all. One at a time. It is the pool that
         writes: to make a queue's file takes a third of a millisecond, and thousands of queues may
         have a tail.
@@ -629,7 +641,7 @@ class ConsumeQueueStore:
         self._flushing = True
         self._flushes += 1
         return FlushTicket(
-            self._files.begin_flush(),
+            self._files.start_flush(),
             list(self._with_tail.values()),
             [] if self._manifest is None else list(self._queues.values()),
             self._manifest,
@@ -637,7 +649,7 @@ class ConsumeQueueStore:
         )
 
     def drop_saved(self, ticket: FlushTicket, count: int = 64) -> bool:
-        """Drop the saved units of some tails from memory, after `run` returned; return whether
+        """Drop the saved entries of some tails from memory, after `run` returned; return whether
         there are more. `finish_flush` does it, too, but thousands of tails take it long."""
         for _ in range(min(count, len(ticket.saved))):
             queue, saved = ticket.saved.popitem()
@@ -654,14 +666,14 @@ class ConsumeQueueStore:
         assert self._flushing
         self._flushing = False
         if not synced:
-            self._files.give_back(ticket.files.all_dirty())
+            self._files.mark_dirty(ticket.files.all_dirty())
             return
         while self.drop_saved(ticket):
             pass
 
     def flush(self) -> None:
         """Do a whole flush, blocking. Raises OSError."""
-        ticket = self.begin_flush()
+        ticket = self.start_flush()
         synced = False
         try:
             ticket.run()
@@ -691,7 +703,7 @@ class ConsumeQueueStore:
             self._files.remove(path, start)
 
     def truncate_to_commitlog(self, max_offset: int) -> None:
-        """Drop units that point at or above `max_offset`. Blocking; not while a flush is in
+        """Drop entries that point at or above `max_offset`. Blocking; not while a flush is in
         flight."""
         assert not self._flushing
         self.write_tails()
@@ -700,7 +712,7 @@ class ConsumeQueueStore:
                 continue
             end = queue.first_at(lambda at, _: at >= max_offset, queue.first_offset)
             if end < queue.max_offset:
-                queue.cut(end)
+                queue.truncate(end)
 
     def correct_min_offset(self, commitlog_min: int) -> None:
         """Move every queue's first_offset up to the oldest message the CommitLog still has, and

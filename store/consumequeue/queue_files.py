@@ -26,7 +26,7 @@ from typing import NamedTuple
 from google_crc32c import value as crc32c
 
 from ..disk import Disk
-from ..dispatch import UNIT_SIZE_BYTES
+from ..dispatch import QUEUE_ENTRY_BYTES
 from ..file_cache import OPEN_FILES_MAX, FileCache
 
 # Files and directories synced one by one. Each takes a commit of the file system's journal, which
@@ -70,15 +70,15 @@ class FlushFiles:
 
     disk: Disk
     directory: str
-    units_per_file: int
+    entries_per_file: int
     dirty: DirtyFiles  # what the loop wrote since the last flush
     paths: dict[str, None] = field(default_factory=dict)  # written here, or made
     directories: dict[str, None] = field(default_factory=dict)
 
-    def write(self, queue: str, offset: int, units: bytes) -> None:
-        """Write units to the files that hold them, made if need be. Blocking. Raises OSError."""
-        for at, part in within_files(offset, units, self.units_per_file):
-            start = at - at % self.units_per_file
+    def write(self, queue: str, offset: int, entries: bytes) -> None:
+        """Write entries to the files that hold them, made if need be. Blocking. Raises OSError."""
+        for at, part in within_files(offset, entries, self.entries_per_file):
+            start = at - at % self.entries_per_file
             path = path_of(queue, start)
             if not self.disk.exists(path):
                 self.disk.makedirs(queue)
@@ -87,9 +87,9 @@ class FlushFiles:
             file = self.disk.open(path)
             try:
                 self.paths[path] = None
-                if file.size_bytes < self.units_per_file * UNIT_SIZE_BYTES:
-                    file.truncate(self.units_per_file * UNIT_SIZE_BYTES)
-                file.pwrite((at - start) * UNIT_SIZE_BYTES, part)
+                if file.size_bytes < self.entries_per_file * QUEUE_ENTRY_BYTES:
+                    file.truncate(self.entries_per_file * QUEUE_ENTRY_BYTES)
+                file.pwrite((at - start) * QUEUE_ENTRY_BYTES, part)
             finally:
                 file.close()
 
@@ -104,12 +104,16 @@ class QueueFiles:
     """Reads and writes the files of all queues of a store. For one caller (the loop)."""
 
     def __init__(
-        self, disk: Disk, directory: str, units_per_file: int, open_files_max: int = OPEN_FILES_MAX
+        self,
+        disk: Disk,
+        directory: str,
+        entries_per_file: int,
+        open_files_max: int = OPEN_FILES_MAX,
     ) -> None:
         self.directory = directory
-        self.units_per_file = units_per_file
+        self.entries_per_file = entries_per_file
         self._disk = disk
-        self._size_bytes = units_per_file * UNIT_SIZE_BYTES
+        self._size_bytes = entries_per_file * QUEUE_ENTRY_BYTES
         self._open = FileCache(disk, open_files_max)
         self._dirty_paths: dict[str, None] = {}
         self._dirty_directories: dict[str, None] = {}
@@ -127,46 +131,50 @@ class QueueFiles:
                 starts = self.starts(queue)[:2]
                 for start in starts:
                     size = self._open.get(path_of(queue, start)).size_bytes
-                    is_shown = start * UNIT_SIZE_BYTES + size == starts[-1] * UNIT_SIZE_BYTES
+                    is_shown = start * QUEUE_ENTRY_BYTES + size == starts[-1] * QUEUE_ENTRY_BYTES
                     if (size and is_shown) or (clean and size in sizes):
                         self._adopt(size)
                         return
                     sizes.add(size)
 
     def _adopt(self, size_bytes: int) -> None:
-        if size_bytes > 0 and size_bytes % UNIT_SIZE_BYTES == 0 and size_bytes != self._size_bytes:
+        if (
+            size_bytes > 0
+            and size_bytes % QUEUE_ENTRY_BYTES == 0
+            and size_bytes != self._size_bytes
+        ):
             log.info("queue_file_size_adopted bytes=%d configured=%d", size_bytes, self._size_bytes)
             self._size_bytes = size_bytes
-            self.units_per_file = size_bytes // UNIT_SIZE_BYTES
+            self.entries_per_file = size_bytes // QUEUE_ENTRY_BYTES
 
     def start_of(self, offset: int) -> int:
-        """Return the start of the file that holds the unit at `offset`."""
-        return offset - offset % self.units_per_file
+        """Return the start of the file that holds the entry at `offset`."""
+        return offset - offset % self.entries_per_file
 
     def starts(self, queue: str) -> list[int]:
         """Return the starts of the files in the queue directory `queue`, in order."""
-        return [int(name) // UNIT_SIZE_BYTES for name in self._disk.listdir(queue)]
+        return [int(name) // QUEUE_ENTRY_BYTES for name in self._disk.listdir(queue)]
 
     def read(self, queue: str, offset: int, count: int) -> bytes:
-        """Return `count` units from `offset`, all of which lie in one file."""
+        """Return `count` entries from `offset`, all of which lie in one file."""
         start = self.start_of(offset)
-        size = count * UNIT_SIZE_BYTES
+        size = count * QUEUE_ENTRY_BYTES
         file = self._open.get(path_of(queue, start))
-        data = file.pread((offset - start) * UNIT_SIZE_BYTES, size)
+        data = file.pread((offset - start) * QUEUE_ENTRY_BYTES, size)
         assert len(data) == size, (queue, offset, count)
         return data
 
-    def may_have_units(self, queue: str, offset: int) -> bool:
-        """Return False if the file that holds `offset` has no units from there on."""
+    def may_have_entries(self, queue: str, offset: int) -> bool:
+        """Return False if the file that holds `offset` has no entries from there on."""
         start = self.start_of(offset)
         file = self._open.get(path_of(queue, start))
-        return file.may_have_data((offset - start) * UNIT_SIZE_BYTES)
+        return file.may_have_data((offset - start) * QUEUE_ENTRY_BYTES)
 
-    def write(self, queue: str, offset: int, units: bytes | memoryview) -> None:
-        """Write units that lie within one file, which exists. Raises OSError."""
+    def write(self, queue: str, offset: int, entries: bytes | memoryview) -> None:
+        """Write entries that lie within one file, which exists. Raises OSError."""
         start = self.start_of(offset)
         path = path_of(queue, start)
-        self._open.get(path).pwrite((offset - start) * UNIT_SIZE_BYTES, units)
+        self._open.get(path).pwrite((offset - start) * QUEUE_ENTRY_BYTES, entries)
         self._dirty_paths[path] = None
 
     def create(self, queue: str, start: int, *, first: bool) -> None:
@@ -185,9 +193,9 @@ class QueueFiles:
         if file.size_bytes < self._size_bytes:
             file.truncate(self._size_bytes)
 
-    def cut(self, queue: str, start: int, end: int) -> None:
-        """Drop the units of a file from queue offset `end` on."""
-        size = (end - start) * UNIT_SIZE_BYTES
+    def truncate(self, queue: str, start: int, end: int) -> None:
+        """Drop the entries of a file from queue offset `end` on."""
+        size = (end - start) * QUEUE_ENTRY_BYTES
         if size < self._size_bytes:
             path = path_of(queue, start)
             file = self._open.get(path)
@@ -208,11 +216,11 @@ class QueueFiles:
         directories, self._dirty_directories = list(self._dirty_directories), {}
         return DirtyFiles(self._disk, self.directory, paths, directories)
 
-    def begin_flush(self) -> FlushFiles:
+    def start_flush(self) -> FlushFiles:
         """Return the files as the pool writes them; what is dirty counts as durable from now on."""
-        return FlushFiles(self._disk, self.directory, self.units_per_file, self.take_dirty())
+        return FlushFiles(self._disk, self.directory, self.entries_per_file, self.take_dirty())
 
-    def give_back(self, dirty: DirtyFiles) -> None:
+    def mark_dirty(self, dirty: DirtyFiles) -> None:
         """Take back what could not be synced."""
         self._dirty_paths |= dict.fromkeys(dirty.paths)
         self._dirty_directories |= dict.fromkeys(dirty.directories)
@@ -222,20 +230,20 @@ class QueueFiles:
 
 
 def path_of(queue: str, start: int) -> str:
-    """Return the path of a queue's file that begins with the unit at `start`."""
-    return f"{queue}/{start * UNIT_SIZE_BYTES:020d}"
+    """Return the path of a queue's file that begins with the entry at `start`."""
+    return f"{queue}/{start * QUEUE_ENTRY_BYTES:020d}"
 
 
 def within_files(
-    offset: int, units: bytes, units_per_file: int
+    offset: int, entries: bytes, entries_per_file: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Split units from `offset` on into parts that lie within one file; yield each with the offset
-    of its first unit."""
-    data = memoryview(units)
+    """Split entries from `offset` on into parts that lie within one file; yield each with the
+    offset of its first entry."""
+    data = memoryview(entries)
     while data:
-        take = (units_per_file - offset % units_per_file) * UNIT_SIZE_BYTES
+        take = (entries_per_file - offset % entries_per_file) * QUEUE_ENTRY_BYTES
         yield offset, data[:take]
-        offset += take // UNIT_SIZE_BYTES
+        offset += take // QUEUE_ENTRY_BYTES
         data = data[take:]
 
 
@@ -258,15 +266,15 @@ def write_manifest(disk: Disk, path: str, extents: Iterable[QueueExtent]) -> Non
     """Replace the manifest, durably. Blocking. Raises OSError."""
     lines = [f"{a} {b} {c} {d} {e} {topic}\n" for a, b, c, d, e, topic in extents]
     body = "".join([line for line in lines if line.count("\n") == 1]).encode()
-    beside = path + ".new"
-    file = disk.open(beside)
+    temporary = path + ".new"
+    file = disk.open(temporary)
     try:
         file.truncate(0)  # left by a crash
         file.pwrite(0, f"{_HEAD}{crc32c(body):08x}\n".encode() + body)
         file.sync()
     finally:
         file.close()
-    disk.rename(beside, path)
+    disk.rename(temporary, path)
     disk.sync_directory(path.rpartition("/")[0])
 
 

@@ -3,12 +3,12 @@
 `queue_offset_at` checks an entry against the record it points at: size, magic, position, queue,
 queue offset and topic.
 
-`QueueRepairs.note` records an entry whose position does not match its record. If the log is damaged
-there, the frame is repaired instead of the entry. Otherwise the nearest correct entries below and
-above it bound a part of the log. A thread walks it in steps of STEP_BYTES and overwrites every
-entry of the queue found there. The queue's other entries stay readable, and appends continue.
+`QueueRepairs.report` records an entry whose position does not match its record. If the log is
+damaged there, the frame is repaired instead of the entry. Otherwise the nearest correct entries
+below and above it bound a part of the log. A thread walks it in steps of STEP_BYTES and overwrites
+every entry of the queue found there. The queue's other entries stay readable, and appends continue.
 
-`mend_queues` discards damaged queues at start and reads the whole log once to rebuild them. Raft
+`rebuild_queues` discards damaged queues at start and reads the whole log once to rebuild them. Raft
 mode only: frames show where to start, and dledger repairs damaged frames.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from ..commitlog.commitlog import CommitLog
 from ..commitlog.log_sync import SegmentHold
 from ..commitlog.recovery import FrameWalk
-from ..dispatch import UNIT, Dispatcher
+from ..dispatch import QUEUE_ENTRY, Dispatcher
 from ..errors import OffsetOutOfRange, StoreDamaged
 from ..frame import HEADER_SIZE_BYTES, FrameError, FrameKind, parse_frame
 from ..record import (
@@ -44,9 +44,9 @@ logger = logging.getLogger("raftmq.store.queues")
 
 STEP_BYTES = 16 << 20  # of the log, walked by one step in the pool
 WINDOW_BYTES = 1 << 20
-WANTED_MAX = 1_000  # units known to be wrong; more are noted when they are read again
+PENDING_MAX = 1_000  # entries known to be wrong; more are noted when they are read again
 
-UnitKey = tuple[str, int, int]  # topic, queue id, queue offset
+EntryKey = tuple[str, int, int]  # topic, queue id, queue offset
 
 
 @dataclass(slots=True)
@@ -55,17 +55,17 @@ class QueueStep:
 
     topic: str
     queue_id: int
-    offset: int  # the wrong unit
+    offset: int  # the wrong entry
     position: int  # where the walk continues
     end: int
     segment_end: int
     hold: SegmentHold
     dispatcher: Dispatcher  # of this step alone
-    units: dict[int, bytes] = field(default_factory=dict)  # by queue offset
+    entries: dict[int, bytes] = field(default_factory=dict)  # by queue offset
     bad_position: int | None = None  # where there is no record
 
     def run(self) -> None:
-        """Walk the piece and collect the queue's units. Blocking. Raises OSError."""
+        """Walk the piece and collect the queue's entries. Blocking. Raises OSError."""
         topic = self.topic.encode()
         window, stop = WINDOW_BYTES, min(self.end, self.segment_end, self.position + STEP_BYTES)
         while self.position < stop:
@@ -76,16 +76,16 @@ class QueueStep:
                 queue_offset = queue_offset_at(data, at, position, size, topic, self.queue_id)
                 if queue_offset >= 0:
                     found = self.dispatcher.index(data[at : at + size], position)
-                    self.units.update({u.first_queue_offset: u.units for u in found})
+                    self.entries.update({u.first_queue_offset: u.entries for u in found})
             self.position += walk.end
             if walk.stop in (StopReason.BLANK, StopReason.ZEROS):
                 self.position = self.segment_end
-            elif walk.stop is StopReason.CUT_SHORT and not walk.end:
+            elif walk.stop is StopReason.TRUNCATED and not walk.end:
                 if window > RECORD_SIZE_BYTES_MAX:
                     self.bad_position = self.position
                     return
                 window = RECORD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES + 1
-            elif walk.stop not in (StopReason.END_OF_BUFFER, StopReason.CUT_SHORT):
+            elif walk.stop not in (StopReason.END_OF_BUFFER, StopReason.TRUNCATED):
                 self.bad_position = self.position
                 return
             else:
@@ -93,7 +93,7 @@ class QueueStep:
 
 
 class QueueRepairs:
-    """The units known to be wrong, and the walk that repairs them. For one caller (the loop),
+    """The entries known to be wrong, and the walk that repairs them. For one caller (the loop),
     except `QueueStep.run`."""
 
     def __init__(
@@ -102,43 +102,43 @@ class QueueRepairs:
         self.commitlog = commitlog
         self._queues = queues
         self._delay_levels_ms = delay_levels_ms
-        self._noted: dict[UnitKey, int] = {}  # unit → where it points; may be damaged
-        self._wanted: dict[UnitKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
+        self._reported: dict[EntryKey, int] = {}  # entry → where it points; may be damaged
+        self._pending: dict[EntryKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
         self.rewritten = 0
         self.dropped = 0  # not noted at the limit
 
     def __len__(self) -> int:
-        return len(self._noted.keys() | self._wanted.keys())
+        return len(self._reported.keys() | self._pending.keys())
 
-    def note(self, topic: str, queue_id: int, offset: int, position: int) -> None:
-        """Note a unit that does not fit what stands at `position`, to which it points."""
-        if len(self) >= WANTED_MAX:
+    def report(self, topic: str, queue_id: int, offset: int, position: int) -> None:
+        """Note an entry that does not fit what stands at `position`, to which it points."""
+        if len(self) >= PENDING_MAX:
             self.dropped += 1
         else:
-            self._noted[topic, queue_id, offset] = position
+            self._reported[topic, queue_id, offset] = position
 
-    def begin(
+    def next_step(
         self, dispatched_offset: int, frame_is_damaged: Callable[[int], bool]
     ) -> QueueStep | None:
         """Return the next step of the walk, one at a time; None if there is none.
         `frame_is_damaged(position)` tells whether the frame there is damaged and has it repaired.
         Raises OSError."""
         log = self.commitlog
-        for key, position in self._noted.items():
+        for key, position in self._reported.items():
             in_log = log.min_offset <= position < log.max_offset
             if not in_log or not frame_is_damaged(position):
-                self._wanted.setdefault(key, None)
-        self._noted.clear()
-        for key, reached in list(self._wanted.items()):
+                self._pending.setdefault(key, None)
+        self._reported.clear()
+        for key, reached in list(self._pending.items()):
             topic, queue_id, offset = key
             queue = self._queues.queue(topic, queue_id)
             if queue is None or not queue.first_offset <= offset < queue.max_offset:
-                del self._wanted[key]  # deleted by retention, or truncated
+                del self._pending[key]  # deleted by retention, or truncated
                 continue
             start, end = reached or self._bounds(queue, offset, dispatched_offset)
             start = max(start, log.min_offset)
             if start >= end:
-                del self._wanted[key]
+                del self._pending[key]
                 continue
             segment_end, hold = log.segment_end(start), log.hold(start)
             dispatcher = Dispatcher(self._delay_levels_ms)
@@ -146,24 +146,24 @@ class QueueRepairs:
         return None
 
     def finish(self, step: QueueStep) -> int | None:
-        """Write the units found by `run`. Return where the log itself is damaged, or None; the step
-        is repeated when that is mended. Raises OSError."""
+        """Write the entries found by `run`. Return where the log itself is damaged, or None; the
+        step is repeated when that is mended. Raises OSError."""
         self.commitlog.release(step.hold)
         key = (step.topic, step.queue_id, step.offset)
         queue = self._queues.queue(step.topic, step.queue_id)
         if queue is not None:
-            for offset, unit in step.units.items():
-                if queue.units(offset, 1) != unit and queue.rewrite(offset, unit):
+            for offset, entry in step.entries.items():
+                if queue.entries(offset, 1) != entry and queue.rewrite(offset, entry):
                     self.rewritten += 1
-        if key in self._wanted:
+        if key in self._pending:
             if step.position < step.end:
-                self._wanted[key] = (step.position, step.end)
+                self._pending[key] = (step.position, step.end)
             else:
-                del self._wanted[key]
+                del self._pending[key]
         return step.bad_position
 
     def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
-        """Return between which log offsets the records of the wrong units around `offset` must
+        """Return between which log offsets the records of the wrong entries around `offset` must
         be."""
         below, above = (self._nearest_right(queue, offset, step) for step in (-1, 1))
         return (
@@ -172,7 +172,7 @@ class QueueRepairs:
         )
 
     def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
-        """Search in doubling steps on that side for the nearest right unit; return the log offset
+        """Search in doubling steps on that side for the nearest right entry; return the log offset
         to which it points, -1 if none is found."""
         while queue.first_offset <= offset + step < queue.max_offset:
             position = self.position_if_right(queue, offset + step)
@@ -181,10 +181,10 @@ class QueueRepairs:
             step *= 2
         return -1
 
-    def position_if_right(self, queue: ConsumeQueue, offset: int, unit: bytes = b"") -> int:
-        """Return where the unit at `offset` points, if a record of that queue and offset is there;
-        else -1. `unit`: if it was read already. Raises OSError."""
-        position, size, _ = UNIT.unpack(unit) if unit else queue.unit(offset)
+    def position_if_right(self, queue: ConsumeQueue, offset: int, entry: bytes = b"") -> int:
+        """Return where the entry at `offset` points, if a record of that queue and offset is there;
+        else -1. `entry`: if it was read already. Raises OSError."""
+        position, size, _ = QUEUE_ENTRY.unpack(entry) if entry else queue.entry(offset)
         if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
             return -1
         try:
@@ -196,11 +196,11 @@ class QueueRepairs:
         return position if told == offset else -1
 
 
-def mend_queues(
+def rebuild_queues(
     queues: ConsumeQueueStore, repairs: QueueRepairs, dispatcher: Dispatcher, end_offset: int
 ) -> bool:
     """Rebuild, at start, from a log recovered up to `end_offset`, the queues that were not loaded,
-    and those whose last unit points at no record of theirs. Blocking.
+    and those whose last entry points at no record of theirs. Blocking.
 
     Returns False if the log has a damaged frame that was not found before. These queues are empty
     then, and everything must be dispatched again (which waits until the frame is mended). Raises
@@ -211,7 +211,7 @@ def mend_queues(
         if last < queue.first_offset:
             continue
         if repairs.position_if_right(queue, last, queue.take_last()) < 0:
-            damaged[queue.topic, queue.queue_id] = f"unit {last} points at no record of it"
+            damaged[queue.topic, queue.queue_id] = f"entry {last} points at no record of it"
     if not damaged:
         return True
     for (topic, queue_id), reason in damaged.items():
@@ -232,10 +232,10 @@ def _rebuild(
     commitlog: CommitLog,
     queues: ConsumeQueueStore,
     dispatcher: Dispatcher,
-    wanted: Set[tuple[str, int]],
+    keys: Set[tuple[str, int]],
     end_offset: int,
 ) -> None:
-    """Append all units that the log holds for the queues `wanted`. Raises StoreDamaged."""
+    """Append all entries that the log holds for the queues `keys`. Raises StoreDamaged."""
     walk = FrameWalk(commitlog, commitlog.min_offset, end_offset)
     for header in walk:
         if header.kind != FrameKind.MESSAGES:
@@ -244,9 +244,9 @@ def _rebuild(
             frame = parse_frame(commitlog.read(header.position, header.size_bytes))
         except FrameError as error:
             raise StoreDamaged(header.position, error.reason) from error
-        for topic, queue_id, first, units in dispatcher.index_frame(frame):
-            if (topic, queue_id) in wanted:
-                queues.append(topic, queue_id, first, units)
+        for topic, queue_id, first, entries in dispatcher.index_frame(frame):
+            if (topic, queue_id) in keys:
+                queues.append(topic, queue_id, first, entries)
     if walk.end < end_offset and walk.bad_position < end_offset:
         raise StoreDamaged(walk.bad_position, walk.reason or "the log ends")
 
@@ -262,8 +262,8 @@ assert _HEAD.size == HEAD_SIZE_BYTES
 def queue_offset_at(
     data: bytes, at: int, position: int, size: int, topic: bytes, queue_id: int
 ) -> int:
-    """Return QUEUEOFFSET of the record at data[at:], to which a unit (position, size) of that queue
-    points; -1 if there is no record of that queue and that position."""
+    """Return QUEUEOFFSET of the record at data[at:], to which an entry (position, size) of that
+    queue points; -1 if there is no record of that queue and that position."""
     if at + max(size, HEAD_SIZE_BYTES) > len(data):
         return -1
     told, magic, queue, queue_offset, physical, sys_flag, body_length = _HEAD.unpack_from(data, at)
@@ -281,7 +281,7 @@ def queue_offset_at(
     return int(queue_offset)
 
 
-def body_is_whole(data: bytes, at: int, position: int) -> bool:
+def body_is_valid(data: bytes, at: int, position: int) -> bool:
     """Return whether the record at data[at:] agrees with its lengths and its body's checksum."""
     try:
         check_record(data, at, position)

@@ -151,8 +151,12 @@ class IndexFile:
         """Add as many of `keys`, in log order, as there is room for; return how many. One write.
 
         Raises OSError, the file then being as before."""
-        room = self.limits.entries - self.count
-        hashes, offsets, store_ms = keys.hashes[:room], keys.offsets[:room], keys.store_ms[:room]
+        capacity = self.limits.entries - self.count
+        hashes, offsets, store_ms = (
+            keys.hashes[:capacity],
+            keys.offsets[:capacity],
+            keys.store_ms[:capacity],
+        )
         if not len(hashes):
             return 0
         first = self.count
@@ -165,7 +169,7 @@ class IndexFile:
         which = hashes % np.int32(self.limits.slots)
         before = slots[which]  # of several in one slot each gets the same
         entries["before"] = before
-        if _note_last(slots, which, numbers):
+        if _set_last(slots, which, numbers):
             _chain(entries, which, numbers)
         self._changed(which)
         try:
@@ -225,7 +229,7 @@ class IndexFile:
         data = self.file.pread(HEADER_SIZE_BYTES + first * SLOT_SIZE_BYTES, size)
         return np.frombuffer(data, _SLOTS).astype(np.int32)
 
-    def cut(self, offset: int, end_ms: int | None = None) -> None:
+    def truncate(self, offset: int, end_ms: int | None = None) -> None:
         """Drop the entries of messages at or above `offset` and rebuild the slots from the rest.
         `end_ms`: store time of the last message kept, if known. Blocking; flush after it.
 
@@ -258,7 +262,7 @@ class IndexFile:
             if bad.any():
                 row = int(bad.argmax())
                 self.count = first + row
-                self.cut(int(earlier[row]))  # with the message before: all its keys come again
+                self.truncate(int(earlier[row]))  # with the message before: all its keys come again
                 return True
             offset = int(offsets[-1])
         return False
@@ -271,7 +275,7 @@ class IndexFile:
         slots = np.zeros(self.limits.slots, np.int32)
         for first, entries in self._chunks():
             numbers = np.arange(first, first + len(entries), dtype=np.int32)
-            _note_last(slots, entries["hash"] % np.int32(self.limits.slots), numbers)
+            _set_last(slots, entries["hash"] % np.int32(self.limits.slots), numbers)
         self._hold(slots)
         self.used_slots = int(np.count_nonzero(slots))
         for first in range(0, self.limits.slots, _PAGES_AT_ONCE << _PAGE_SHIFT):
@@ -321,7 +325,7 @@ class IndexFile:
 
     # -- flushing -----------------------------------------------------------------------------
 
-    def begin_flush(self) -> FileFlush:
+    def start_flush(self) -> FileFlush:
         """Return a flush that makes the file durable as it is now."""
         self.changed = False
         header = HEADER.pack(
@@ -394,7 +398,7 @@ def _seconds(store_ms: Int64s, begin_ms: int) -> Int64s | int:
     return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)
 
 
-def _note_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:
+def _set_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:
     """Note in each slot the highest of its entries' numbers, which rise. Return whether there are
     several of one slot."""
     slots[which] = numbers

@@ -53,7 +53,7 @@ _MASK = 0xFFFFFFFF
 _BASE, _SEPARATOR = np.uint32(31), np.uint32(ord("#"))  # of Java's hash; between topic and key
 _UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6 | SYS_TRANSACTION_MASK
 # Where a record and a frame tell their CommitLog offset.
-_TOLD_AT = tuple(
+_POSITION_AT = tuple(
     ((magic & _MASK).to_bytes(4, "big"), at)
     for magic, at in ((MAGIC_V1, 28), (MAGIC_V2, 28), (FRAME_MAGIC, 24))
 )
@@ -63,7 +63,7 @@ _SHAPES_MAX = 4  # of one size
 _SIZES_MAX = 256  # of endings with known shapes; then they are learned anew
 _ENDING_MAX = 1024  # bytes of an ending that is learned: so shapes take 10 MB at most
 
-_UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])  # store.dispatch
+_QUEUE_ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])  # store.dispatch
 _HOP = np.dtype([("size", ">i4"), ("magic", ">i4")])
 _HEAD = np.dtype(
     {
@@ -141,12 +141,12 @@ def find_sound(data: bytes, base: int) -> int:
     """Return where in `data`, which begins at CommitLog offset `base` and in the midst of anything,
     the first record or frame begins that tells its own place rightly; -1 if none does."""
     found = -1
-    for magic, told_at in _TOLD_AT:
+    for magic, position_at in _POSITION_AT:
         mark = data.find(magic, 4)
         while mark >= 4 and (found < 0 or mark - 4 < found):
             begin = mark - 4
-            told = data[begin + told_at : begin + told_at + 8]
-            if told == (base + begin).to_bytes(8, "big"):
+            stored = data[begin + position_at : begin + position_at + 8]
+            if stored == (base + begin).to_bytes(8, "big"):
                 found = begin
             mark = data.find(magic, mark + 1)
     return found
@@ -158,14 +158,14 @@ class KeyWalker:
     def __init__(self) -> None:
         self._shapes: dict[int, list[_Shape]] = {}  # by the ending's size in bytes
 
-    def walk(self, data: bytes, base: int, units: bytes = b"") -> Walk:
+    def walk(self, data: bytes, base: int, queue_entries: bytes = b"") -> Walk:
         """Return the keys of every complete record in `data`, which begins at CommitLog offset
-        `base` with a record, frame or blank record. `units`: the ConsumeQueue units of its
+        `base` with a record, frame or blank record. `queue_entries`: the ConsumeQueue units of its
         records, in any order, as far as they are known.
 
         The end is where the first incomplete record begins, or beyond the slice, if something
         that is skipped ends there."""
-        starts, end, error = _records(data, base, units)
+        starts, end, error = _records(data, base, queue_entries)
         parts, done, last, last_ms = [NO_KEYS], 0, -1, 0
         while done < len(starts):
             part = starts[done : done + _AT_ONCE]
@@ -190,15 +190,15 @@ class KeyWalker:
         endings = heads["size"].astype(np.int64) - HEAD_SIZE_BYTES - heads["body"]
         plain = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] & _UNUSUAL == 0)
         plain &= (heads["body"] >= 0) & (endings >= 3)
-        found = _Found()
-        odd = np.flatnonzero(~plain)
+        found = _Hashes()
+        irregular = np.flatnonzero(~plain)
         for rows in _equal(endings, np.flatnonzero(plain)):
             size = int(endings[rows[0]])
             if len(rows) >= _ROWS_MIN and size <= _ENDING_MAX:
                 rows = self._by_shape(data, size, stops, rows, found)
-            odd = np.concatenate((odd, rows))
-        odd.sort()
-        for row in odd:
+            irregular = np.concatenate((irregular, rows))
+        irregular.sort()
+        for row in irregular:
             at = int(starts[row])
             found.add_one(int(row), _decoded(data[at : int(stops[row])], at))
             stamps[row] = store_timestamp_at(data, at)  # it stands elsewhere behind an IPv6 host
@@ -206,7 +206,7 @@ class KeyWalker:
         return Keys(hashes, base + starts[rows], stamps[rows]), stamps
 
     def _by_shape(
-        self, data: bytes, size: int, stops: Int64s, rows: Int64s, found: _Found
+        self, data: bytes, size: int, stops: Int64s, rows: Int64s, found: _Hashes
     ) -> Int64s:
         """Find the keys of records whose endings have `size` bytes; return those of no shape."""
         width = -(-size // 8) * 8  # whole words; what is before the ending is masked
@@ -216,7 +216,7 @@ class KeyWalker:
         shapes = self._shapes.setdefault(size, [])
         for shape in shapes:
             rows, endings = shape.take(rows, endings, found)
-        odd = rows[:0]
+        irregular = rows[:0]
         for _ in range(_SHAPES_MAX):
             if len(rows) < _ROWS_MIN:
                 break
@@ -225,13 +225,13 @@ class KeyWalker:
                 shapes.append(shape)
                 rows, endings = shape.take(rows, endings, found)
             else:
-                odd = np.append(odd, rows[0])
+                irregular = np.append(irregular, rows[0])
                 rows, endings = rows[1:], endings[1:]
         del shapes[:-_SHAPES_MAX]
-        return np.concatenate((odd, rows))
+        return np.concatenate((irregular, rows))
 
 
-class _Found:
+class _Hashes:
     """Hashes found so far, by the row of their record."""
 
     def __init__(self) -> None:
@@ -296,16 +296,16 @@ class _Shape:
         texts = [self._topic, *(columns for columns, _ in self._keys)]
         self.usable = all(ending[c.start - shift : c.stop - shift].isascii() for c in texts)
         self._fixed = fixed
-        self._fixed_words = fixed.view(np.uint64)
-        self._line_words = (line & fixed).view(np.uint64)
+        self._fixed_mask = fixed.view(np.uint64)
+        self._masked_line = (line & fixed).view(np.uint64)
         self._topic_powers = _powers(ending[0])[1:]
         self._powers = [_powers(columns.stop - columns.start) for columns, _ in self._keys]
 
-    def take(self, rows: Int64s, endings: Bytes, found: _Found) -> tuple[Int64s, Bytes]:
+    def take(self, rows: Int64s, endings: Bytes, found: _Hashes) -> tuple[Int64s, Bytes]:
         """Add the keys of the endings that have this shape; return rows and endings of the rest."""
         if not len(rows):
             return rows, endings
-        differs = (endings.view(np.uint64) & self._fixed_words) != self._line_words
+        differs = (endings.view(np.uint64) & self._fixed_mask) != self._masked_line
         splits = (endings | self._fixed) == _PAIR_END
         bad = [differs, splits, endings[:, self._topic] >= 0x80]
         for columns, token in self._keys:
@@ -383,8 +383,8 @@ def _decoded(data: bytes, at: int) -> list[int]:
 def _records(data: bytes, base: int, packed: bytes) -> tuple[Int64s, int, str]:
     """Return where the records in `data` begin, the end of the last thing read whole, and why that
     is not the end of `data`, if it is damage."""
-    units = np.frombuffer(packed, _UNIT)
-    starts, sizes = units["offset"] - base, units["size"].astype(np.int64)
+    queue_entries = np.frombuffer(packed, _QUEUE_ENTRY)
+    starts, sizes = queue_entries["offset"] - base, queue_entries["size"].astype(np.int64)
     inside = (starts >= 0) & (starts + sizes <= len(data)) & (sizes >= FIXED_SIZE_BYTES)
     if not inside.all():
         starts, sizes = starts[inside], sizes[inside]

@@ -1,8 +1,8 @@
 """The index of messages by key: a sequence of IndexFiles that lags behind the CommitLog.
 
-Dispatch only hands over the ConsumeQueue units it made (`notes`), by which the records are found
-again. `step` indexes the next slice of the log, of the dispatched part, whenever its caller has
-time; so the index may lag, and a lookup first catches up. Measured with 128-byte bodies and one
+Dispatch only hands over the ConsumeQueue units it made (`dispatched`), by which the records are
+found again. `step` indexes the next slice of the log, of the dispatched part, whenever its caller
+has time; so the index may lag, and a lookup first catches up. Measured with 128-byte bodies and one
 key, 1,000 messages a step: 0.15 microseconds a message all in all (0.3 without units, after a
 restart), beside 0.9 for dispatch. A step of one message takes some 80: so many are done together.
 
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 
 from ..commitlog.commitlog import CommitLog
 from ..disk import Disk
-from ..dispatch import Units
+from ..dispatch import EntryBatch
 from ..errors import StoreDamaged
 from ..record import HEAD_SIZE_BYTES, RecordError, decode_record, store_timestamp_at
 from .index_file import FileFlush, IndexFile, IndexLimits, limits_of
@@ -45,8 +45,8 @@ from .index_keys import Keys, KeyWalker, Walk, find_sound, has_key, key_hash
 log = logging.getLogger("raftmq.store.index")
 
 STEP_BYTES = 320 << 10  # of the log, indexed at once: some 1,000 small messages
-NOTES_MAX = 16_384  # batches of units that wait to be indexed; more are found again in the log
-NOTED_BYTES_MAX = 64 << 20  # of log that they are of: some 4 MB of units of small messages
+BATCHES_MAX = 16_384  # batches of units that wait to be indexed; more are found again in the log
+BATCHES_BYTES_MAX = 64 << 20  # of log that they are of: some 4 MB of units of small messages
 QUERY_COUNT_MAX = 64  # maxMsgsNumBatch
 QUERY_BYTES_MAX = 8 << 20  # half of the largest remoting frame
 CHAIN_ENTRIES_MAX = 20_000  # read by one query: a key that every message has is no key
@@ -80,32 +80,32 @@ class IndexFlush:
             self.disk.sync_directory(self.directory)
 
 
-class UnitNotes:
+class DispatchedEntries:
     """The units of the records dispatched last: where the records are in the log."""
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[int, Sequence[Units]]] = deque()  # (end in the log, units)
+        self._batches: deque[tuple[int, Sequence[EntryBatch]]] = deque()  # (end in the log, units)
         self._begin = 0  # in the log, of the first batch
 
-    def add(self, begin: int, end: int, units: Sequence[Units]) -> None:
+    def add(self, begin: int, end: int, queue_entries: Sequence[EntryBatch]) -> None:
         """Add the units of the log's part from `begin` to `end`, just dispatched. It should follow
         the one before."""
         batches = self._batches
-        many = len(batches) >= NOTES_MAX or end - self._begin > NOTED_BYTES_MAX
+        many = len(batches) >= BATCHES_MAX or end - self._begin > BATCHES_BYTES_MAX
         if not batches or batches[-1][0] != begin or many:
             batches.clear()
             self._begin = begin
-        batches.append((end, units))
+        batches.append((end, queue_entries))
 
     def take(self, position: int, limit: int) -> tuple[int, bytes]:
         """Return the end of the last batch that lies wholly between the two, and the units from
         `position` to there; `position` and none if they are not known. They are gone then."""
         batches, end, parts = self._batches, position, []
         while batches and self._begin <= end and batches[0][0] <= limit:
-            self._begin, units = batches.popleft()
+            self._begin, queue_entries = batches.popleft()
             if self._begin > position:
                 end = self._begin
-                parts += [packed for _, _, _, packed in units]
+                parts += [packed for _, _, _, packed in queue_entries]
         return end, b"".join(parts)
 
     def clear(self) -> None:
@@ -132,7 +132,7 @@ class MessageIndex:
         self._commitlog = commitlog
         self._walker = KeyWalker()
         self._skip = 0  # keys of the record at `position` that are indexed already
-        self.notes = UnitNotes()
+        self.dispatched = DispatchedEntries()
         self._passed = -1  # the damage there is not waited for
         self._last = -1, 0  # offset and store time of the last record walked
         self._directory_dirty = False
@@ -201,12 +201,12 @@ class MessageIndex:
         """Drop entries that point at or above `offset`. Blocking; not while a flush is in
         flight."""
         assert not self._flushing
-        self.notes.clear()
+        self.dispatched.clear()
         while self.files and self.files[-1].end_offset >= offset:
             file = self.files[-1]
             # A full file is durable as it is, and trusted: it is removed whole, and made again.
             if not file.full and file.count > 1 and file.entry(1)[1] < offset:
-                file.cut(offset)
+                file.truncate(offset)
                 if file.end_offset < offset:
                     break
             self.files.pop()
@@ -249,10 +249,10 @@ class MessageIndex:
         if self.files and not self.files[-1].full and not self.files[-1].load():
             return limit - self.position
         start, skip = self.position, self._skip
-        end, units = self.notes.take(start, min(limit, start + budget_bytes))
+        end, queue_entries = self.dispatched.take(start, min(limit, start + budget_bytes))
         if end == start:
             end = min(limit, start + max(HEAD_SIZE_BYTES, budget_bytes))
-        walk = self._read(end, limit, units)
+        walk = self._read(end, limit, queue_entries)
         keys, stop = walk.keys, min(walk.end, limit)
         if walk.error:
             stop = max(start, walk.last_offset)  # the size that stands there may be what is wrong
@@ -289,12 +289,12 @@ class MessageIndex:
             return begin + found
         return end if begin + len(data) >= end else begin + budget_bytes
 
-    def _read(self, end: int, limit: int, units: bytes = b"") -> Walk:
+    def _read(self, end: int, limit: int, queue_entries: bytes = b"") -> Walk:
         """Walk the log from `position` to `end`, or further if one record is larger, but not beyond
         `limit`."""
         position, commitlog = self.position, self._commitlog
         data = commitlog.read(position, end - position)
-        walk = self._walker.walk(data, position, units)
+        walk = self._walker.walk(data, position, queue_entries)
         if walk.end == position and not walk.error:  # one record is larger than the slice
             size = int.from_bytes(data[:4], "big", signed=True)
             data = commitlog.read(position, min(max(size, 0), limit - position))
@@ -350,22 +350,22 @@ class MessageIndex:
 
         They are at most `max_count` and QUERY_COUNT_MAX, and `max_bytes` unless the first alone is
         larger. Raises StoreDamaged, OSError."""
-        wanted = min(max_count, QUERY_COUNT_MAX)
-        hashed, looked_at, size = key_hash(topic, key), 0, 0
+        limit = min(max_count, QUERY_COUNT_MAX)
+        hashed, scanned, size = key_hash(topic, key), 0, 0
         chosen: dict[int, bytes] = {}
         for file in self.files[::-1]:
             if file not in self.files:  # retention removed it
                 continue
-            if len(chosen) >= wanted or file.end_ms < begin_ms:
+            if len(chosen) >= limit or file.end_ms < begin_ms:
                 break
             if file.begin_ms > end_ms:
                 continue
             for offset in file.select(hashed, begin_ms, end_ms):
                 yield
-                looked_at += 1
+                scanned += 1
                 if file not in self.files:
                     break
-                if looked_at > CHAIN_ENTRIES_MAX or len(chosen) >= wanted:
+                if scanned > CHAIN_ENTRIES_MAX or len(chosen) >= limit:
                     break
                 if offset is None or offset in chosen:
                     continue
@@ -374,7 +374,7 @@ class MessageIndex:
                     continue
                 size += len(record)
                 if chosen and size > max_bytes:
-                    wanted = len(chosen)
+                    limit = len(chosen)
                     break
                 chosen[offset] = record
         last = self.files[-1] if self.files else None
@@ -398,11 +398,11 @@ class MessageIndex:
 
     # -- flushing and retention -----------------------------------------------------------------
 
-    def begin_flush(self) -> IndexFlush:
+    def start_flush(self) -> IndexFlush:
         """Return a flush that makes the index durable up to `position`. One at a time."""
         assert not self._flushing
         self._flushing = True
-        files = [file.begin_flush() for file in self.files if file.changed]
+        files = [file.start_flush() for file in self.files if file.changed]
         flush = IndexFlush(self.disk, self.directory, self._directory_dirty, files)
         self._directory_dirty = False
         return flush

@@ -23,7 +23,7 @@ def write_node(root: Path, closed: bool) -> list[Placed]:
         mode=StoreMode.RAFT,
         directory="store",
         segment_size_bytes=8192,
-        units_per_file=50,
+        entries_per_file=50,
         hot_span_bytes=1 << 40,
     )
     store = MessageStore(OsDisk(str(root)), config)

@@ -51,13 +51,13 @@ class FakeLog:
     def propose(self, payload, done):
         self.commands.append((payload, done))
 
-    def place(self, length):
+    def allocate(self, length):
         position = self.end
         self.end += length
         return position
 
     def cut(self, sends):
-        frame = sends.cut(self.term, self.index + 1, self.place)
+        frame = sends.cut(self.term, self.index + 1, self.allocate)
         if frame is not None:
             self.index += 1
         return frame
@@ -69,7 +69,7 @@ class FakeLog:
             frame = seal_frame(
                 self.index,
                 self.term,
-                self.place(60 + len(payload)),
+                self.allocate(60 + len(payload)),
                 5,
                 FrameKind.COMMAND,
                 0,

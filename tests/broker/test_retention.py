@@ -63,7 +63,7 @@ def disk(tmp_path):
     return Usage(str(tmp_path))
 
 
-CONFIG = StoreConfig(mode=StoreMode.CLASSIC, segment_size_bytes=4096, units_per_file=100)
+CONFIG = StoreConfig(mode=StoreMode.CLASSIC, segment_size_bytes=4096, entries_per_file=100)
 
 
 def written(disk):
@@ -386,7 +386,7 @@ async def test_what_waits_for_delivery_stays_but_for_a_classic_slave_whose_disk_
 async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, clocks):
     retention = retention_of(store, clocks)
     keeper = keeper_of(store, disk, retention, Engine(store, []))
-    flush = store.flushes.begin()
+    flush = store.flushes.start()
     store.delete_before(store.commitlog.segments()[2].start)
     store.flushes.finish(flush, synced=False)
     assert store.queues.corrected_to < store.commitlog.min_offset
@@ -396,7 +396,7 @@ async def test_queues_follow_a_log_that_was_cut_during_a_flush(store, disk, cloc
     assert repair.rest_ms() == IDLE_MS
     assert store.queues.corrected_to == store.commitlog.min_offset
     (queue,) = store.queues.queues()
-    assert queue.unit(queue.min_offset)[0] == store.commitlog.min_offset
+    assert queue.entry(queue.min_offset)[0] == store.commitlog.min_offset
 
 
 @pytest.mark.parametrize("mode", ["raft", "classic"])

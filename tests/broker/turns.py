@@ -392,7 +392,7 @@ async def _measure(root, codes, limit_s):
         gc.collect()
         gc.disable()  # a collection falls upon whoever comes
         queue = world.broker.store.queues.queue("Large", 0)
-        large_at = str(struct.unpack(">q12x", queue.units(0, 1))[0])
+        large_at = str(struct.unpack(">q12x", queue.entries(0, 1))[0])
         for code in sorted(codes, key=lambda code: (code in LAST, code)):
             cases = dict(CASES[code](code))
             for name in JUNK if code == C.HEART_BEAT else EVERYWHERE:

@@ -22,7 +22,7 @@ from raftmq.chaos.cluster.timeouts import FIND_TIMEOUT_S
 from raftmq.chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
 from raftmq.remoting.key_file import load_registration_keys
 from raftmq.store.disk import OsDisk
-from raftmq.store.identity import StoreIdentity, note_identity
+from raftmq.store.identity import StoreIdentity, record_identity
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 from tests.waiting import until
 
@@ -223,7 +223,7 @@ async def test_the_size_of_segments_is_the_stores(cluster: Cluster) -> None:
     made = await cluster.up(Shape(replicas=2), {key: "64MiB"})
     store = cluster.store_of(made.node("n1"))
     store.mkdir()
-    note_identity(OsDisk(str(store)), StoreIdentity("raft", "broker-a", "n1", 64 << 20))
+    record_identity(OsDisk(str(store)), StoreIdentity("raft", "broker-a", "n1", 64 << 20))
     await cluster.up(settings={key: str(64 << 20)})
     with pytest.raises(SettingsError, match=f"log of n1 was made with segments of {64 << 20} "):
         await cluster.up(settings={key: "32MiB"})

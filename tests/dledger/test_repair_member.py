@@ -189,10 +189,10 @@ def extend(node: Node, count: int, term: int) -> list[Frame]:
     log.open()
     frames = []
     for n in range(count):
-        index, position = log.last_index + 1, log.place(100 + n)
+        index, position = log.last_index + 1, log.allocate(100 + n)
         frames.append(seal_frame(index, term, position, 1, FrameKind.COMMAND, 0, bytes(100 + n)))
         log.append(frames[-1:])
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     ticket.run()
     log.finish_sync(ticket)
@@ -320,11 +320,11 @@ def test_rot_of_a_running_node_is_found_by_the_scrubber_and_mended(
                     overwrite(node, frame.end, b"\x01\x02")
                     break
 
-            def is_whole() -> bool:
+            def is_valid_frame() -> bool:
                 status = node.member.status()
                 return int(str(status["mended"])) == 4 and status["damaged_count"] == 0
 
-            await group.until(is_whole)
+            await group.until(is_valid_frame)
             await leader.member.propose_command(b"after")
             await group.all_applied()
             scrub = node.member.status()["scrub"]

@@ -11,7 +11,7 @@ import pytest
 from bench.scenarios import SCENARIOS
 from raftmq.broker.config import OPTIONS
 from raftmq.chaos.cluster.topology import REPLICAS_MAX
-from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 from raftmq.store.frame import HEADER_SIZE_BYTES
 from raftmq.store.index.index_file import (
     ENTRY_SIZE_BYTES,
@@ -50,7 +50,7 @@ def test_sizes_are_those_of_the_formats() -> None:
     disk = section("Disk")
     assert f"| record | {fixed} + `topic` + `properties` + `body` |" in disk
     formula = f"{fixed} + topic + properties + body + {HEADER_SIZE_BYTES} / frame"
-    assert f"{formula} + {UNIT_SIZE_BYTES} + {index} * keys" in disk
+    assert f"{formula} + {QUEUE_ENTRY_BYTES} + {index} * keys" in disk
 
 
 def test_limits_are_the_defaults() -> None:

@@ -112,7 +112,7 @@ def open_ours(root: Path) -> MessageStore:
     config = StoreConfig(
         mode=StoreMode.CLASSIC,
         segment_size_bytes=int(SETTINGS["mappedFileSizeCommitLog"]),
-        units_per_file=int(SMALL_QUEUES["mappedFileSizeConsumeQueue"]) // 20,
+        entries_per_file=int(SMALL_QUEUES["mappedFileSizeConsumeQueue"]) // 20,
         index_limits=IndexLimits(
             int(SETTINGS["maxHashSlotNum"]), int(SETTINGS["maxIndexNum"]) // 4
         ),

@@ -189,7 +189,7 @@ async def test_our_slave_of_apaches_master(mixed):
     assert logs_agree(mixed)
     assert len(mixed.ours.store.commitlog.segments()) == 3
     for queue in range(4):
-        assert mixed.ours.store.queues.queue("T", queue).units(0, 99) == mixed.apache.units(
+        assert mixed.ours.store.queues.queue("T", queue).entries(0, 99) == mixed.apache.units(
             "T", queue
         )
     assert (await mixed.pull(master, "T", 0, 1)).code == ResponseCode.SUCCESS

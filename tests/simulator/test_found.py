@@ -45,14 +45,14 @@ def test_a_smaller_frame_takes_the_place_of_one_that_had_closed_the_segment() ->
     log = RaftLog(commitlog)
     log.open()
     for index, size in ((1, 3000), (2, 2000)):
-        frame = seal_frame(index, 1, log.place(size), 0, FrameKind.COMMAND, 0, bytes(size))
+        frame = seal_frame(index, 1, log.allocate(size), 0, FrameKind.COMMAND, 0, bytes(size))
         log.append((frame,))
     assert log.index.position_of(2) == 4096
     log.truncate(2)
     small = seal_frame(2, 2, log.index.end_of(1), 0, FrameKind.COMMAND, 0, b"small")
     assert small.position < 4096
     log.append((small,))
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     ticket.run()
     log.finish_sync(ticket)
@@ -76,9 +76,9 @@ def test_that_a_lost_segment_was_full_is_known_after_a_power_cut_too(seed: int) 
     log = RaftLog(commitlog)
     log.open()
     for index in range(1, 7):
-        frame = seal_frame(index, 1, log.place(1500), 0, FrameKind.COMMAND, 0, bytes(1500))
+        frame = seal_frame(index, 1, log.allocate(1500), 0, FrameKind.COMMAND, 0, bytes(1500))
         log.append((frame,))
-        ticket = log.begin_sync()
+        ticket = log.start_sync()
         assert ticket is not None
         ticket.run()
         log.finish_sync(ticket)

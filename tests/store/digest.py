@@ -114,8 +114,8 @@ class Life:
             mode=StoreMode.RAFT if self.raft else StoreMode.CLASSIC,
             directory=rng.choice(["", "store"]),
             segment_size_bytes=SEGMENT,
-            units_per_file=rng.choice([7, 16, 50]),
-            tail_units_max=rng.choice([3, 8, 64]),
+            entries_per_file=rng.choice([7, 16, 50]),
+            tail_entries_max=rng.choice([3, 8, 64]),
             tails_bytes_max=rng.choice([300, 2000]),
             open_files_max=rng.choice([2, 50]),
             cold_count_max=rng.choice([2, 8]),
@@ -169,14 +169,14 @@ class Life:
         self.note(deed.__name__)
         try:
             deed()
-            self.look()
+            self.compare()
         except SimCrash:
             self.die()
 
     def raft_deeds(self) -> Sequence[Callable[[], None]]:
         writing = (self.write_frame, self.write_frame, self.write_frame, self.write_command)
         hurting = (self.hurt_queue, self.hurt_queue, self.repair, self.repair)
-        rest = (self.dispatch, self.drop_waiting, self.cut_back, *hurting)
+        rest = (self.dispatch, self.drop_waiting, self.truncate_dispatched, *hurting)
         return (*writing, *rest, *self.common_deeds())
 
     def classic_deeds(self) -> Sequence[Callable[[], None]]:
@@ -213,7 +213,7 @@ class Life:
             except SimCrash:
                 self.counts["died opening"] += 1
                 self.disk.kill_process()
-        self.look()
+        self.compare()
 
     def recover(self) -> None:
         store = self.store
@@ -246,7 +246,7 @@ class Life:
         self.store.close()
         self.open()
 
-    def look(self) -> None:
+    def compare(self) -> None:
         """Note everything that can be seen of the store without reading files."""
         store, log = self.store, self.store.commitlog
         self.note(log.min_offset, log.max_offset, log.durable_offset, self.dispatched)
@@ -295,7 +295,7 @@ class Life:
 
     def dispatch(self) -> None:
         while self.waiting:
-            self.note("units", self.store.derived.dispatch_frame(self.waiting[0]))
+            self.note("entries", self.store.derived.dispatch_frame(self.waiting[0]))
             self.waiting.pop(0)
 
     def drop_waiting(self) -> None:
@@ -305,13 +305,13 @@ class Life:
             self.truncate(self.waiting[first].position)
             del self.waiting[first:]
 
-    def cut_back(self) -> None:
+    def truncate_dispatched(self) -> None:
         """Truncate before frames that were dispatched, as only an engine that breaks Raft does."""
         frames = [f for f in self.writer.frames if f.position >= self.store.commitlog.min_offset]
         if frames and self.rng.random() < 0.3:
             frame = self.rng.choice(frames[-5:])
             self.truncate(frame.position)
-            self.note("cut back", self.store.derived.cut_back(frame.position))
+            self.note("cut back", self.store.derived.truncate(frame.position))
             self.waiting = [f for f in self.waiting if f.position < frame.position]
 
     def truncate(self, position: int) -> None:
@@ -346,11 +346,11 @@ class Life:
         assert store.classic is not None
         message = replace(message, topic="T", sys_flag=0)
         queue = store.queues.queue("T", message.queue_id)
-        position = store.commitlog.place(len(encode_record(message)))
+        position = store.commitlog.allocate(len(encode_record(message)))
         offset = 0 if queue is None else queue.max_offset
         data = encode_record(replace(message, queue_offset=offset, physical_offset=position))
-        units = UNITS.index(data, position)
-        store.classic.append(position, data, units, self.now_ms)
+        entries = UNITS.index(data, position)
+        store.classic.append(position, data, entries, self.now_ms)
 
     def copy(self) -> None:
         """Copy from the master what follows here, a part of a segment at a time."""
@@ -406,16 +406,16 @@ class Life:
         self.note("record", store.reads.message_at(rng.randint(log.min_offset, log.max_offset)))
         queue = store.queues.queue(topic, queue_id)
         if queue is not None and queue.max_offset > queue.min_offset:
-            position = queue.unit(rng.randrange(queue.min_offset, queue.max_offset))[0]
+            position = queue.entry(rng.randrange(queue.min_offset, queue.max_offset))[0]
             self.note("record", position, store.reads.message_at(position))
 
     def whole(self, topic: str, queue_id: int) -> bool:
-        """Whether all units of a queue point into the log, where a whole head can stand."""
+        """Whether all entries of a queue point into the log, where a whole head can stand."""
         queue, log = self.store.queues.queue(topic, queue_id), self.store.commitlog
         if queue is None:
             return True
-        units = [queue.unit(n) for n in range(queue.min_offset, queue.max_offset)]
-        return all(log.min_offset <= at < log.max_offset - 112 for at, _, _ in units)
+        entries = [queue.entry(n) for n in range(queue.min_offset, queue.max_offset)]
+        return all(log.min_offset <= at < log.max_offset - 112 for at, _, _ in entries)
 
     def query(self) -> None:
         rng = self.rng
@@ -436,7 +436,7 @@ class Life:
 
     def sync_log(self) -> None:
         log = self.store.commitlog
-        ticket = log.begin_sync()
+        ticket = log.start_sync()
         if ticket is not None:
             ticket.run()
             self.note("durable", log.finish_sync(ticket))
@@ -449,7 +449,7 @@ class Life:
     def flush_slowly(self) -> None:
         """Do something while a flush is in flight, and perhaps have it fail."""
         store, rng = self.store, self.rng
-        flush = store.flushes.begin()
+        flush = store.flushes.start()
         for _ in range(rng.randrange(3)):
             rng.choice([self.read, self.write_frame if self.raft else self.read])()
         if rng.random() < 0.3:
@@ -471,7 +471,7 @@ class Life:
             self.note("deleted", store.delete_before(offset))
 
     def hurt_queue(self) -> None:
-        """Change a durable byte of a queue's file: a wrong unit."""
+        """Change a durable byte of a queue's file: a wrong entry."""
         prefix = self.config.path("consumequeue/")
         names = [p for p in sorted(self.disk.image(False)) if p.startswith(prefix)]
         if names and self.rng.random() < 0.5:
@@ -483,7 +483,7 @@ class Life:
     def repair(self) -> None:
         for _ in range(3):
             dispatched = self.store.derived.dispatched_offset
-            step = self.store.repairs.begin(dispatched, self.frame_is_damaged)
+            step = self.store.repairs.next_step(dispatched, self.frame_is_damaged)
             if step is None:
                 break
             self.counts["repaired"] += 1

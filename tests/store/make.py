@@ -10,7 +10,7 @@ import numpy as np
 from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.commitlog.recovery import FrameHeader, FrameRecovery, FrameWalk
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import Dispatcher, QueueUnits
+from raftmq.store.dispatch import Dispatcher, QueueEntries
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, parse_frame, seal_frame
 from raftmq.store.index.index_file import IndexFile
@@ -61,7 +61,7 @@ class FrameWriter:
 
     def messages(self, records: Sequence[MessageRecord]) -> Frame:
         size = sum(len(encode_record(r)) for r in records)
-        position = self.log.place(HEADER_SIZE_BYTES + size) + HEADER_SIZE_BYTES
+        position = self.log.allocate(HEADER_SIZE_BYTES + size) + HEADER_SIZE_BYTES
         parts = []
         for item in records:
             key = (item.topic, item.queue_id)
@@ -79,7 +79,7 @@ class FrameWriter:
 
     def write(self, kind: FrameKind, payload: bytes, count: int, stamp_ms: int) -> Frame:
         self.index += 1
-        position = self.log.place(HEADER_SIZE_BYTES + len(payload))
+        position = self.log.allocate(HEADER_SIZE_BYTES + len(payload))
         frame = seal_frame(self.index, self.term, position, stamp_ms, kind, count, payload)
         self.log.write(position, frame.data)
         self.frames.append(frame)
@@ -101,12 +101,12 @@ def append_classic(
 ) -> list[Appended]:
     """Append records one batch a segment, as the broker's send path does: give them their queue
     offset, physical offset and store time. Prepared and rolled-back ones get queue offset 0 and no
-    unit. Raises RecordTooLarge before anything is written."""
+    entry. Raises RecordTooLarge before anything is written."""
     assert store.classic is not None
     log, queues, dispatcher = store.commitlog, store.queues, Dispatcher()
     now_ms = max(now_ms, store.derived.newest_ms)
     for item in records:
-        log.place(len(encode_record(item)))
+        log.allocate(len(encode_record(item)))
     appended: list[Appended] = []
     run: list[bytes] = []  # adjacent records in one segment: one write
     begin = position = limit = 0
@@ -123,7 +123,7 @@ def append_classic(
         if run and position + size > limit:
             write()
         if not run:
-            begin = position = log.place(size)
+            begin = position = log.allocate(size)
             limit = log.segment_end(position) - BLANK_SIZE_BYTES
         offset = 0
         if item.sys_flag & SYS_TRANSACTION_MASK in (0, SYS_TRANSACTION_COMMIT):
@@ -191,8 +191,8 @@ def redispatch(store: MessageStore, end_offset: int) -> int:
     return count
 
 
-def index_payload(payload: bytes | memoryview, base_offset: int) -> list[QueueUnits]:
-    """Return the units of `payload` with the standard delay levels. Raises DispatchError."""
+def index_payload(payload: bytes | memoryview, base_offset: int) -> list[QueueEntries]:
+    """Return the entries of `payload` with the standard delay levels. Raises DispatchError."""
     return Dispatcher().index(bytes(payload), base_offset)
 
 
@@ -203,7 +203,7 @@ def new_log(disk: OsDisk, segment_size_bytes: int = 4096) -> CommitLog:
 
 
 def sync(log: CommitLog) -> int:
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     if ticket is None:
         return log.durable_offset
     ticket.run()

@@ -23,7 +23,7 @@ def raft_store(disk: Disk, **changes: object) -> MessageStore:
     config = StoreConfig(
         mode=StoreMode.RAFT,
         directory="store",
-        units_per_file=50,
+        entries_per_file=50,
         **options,  # type: ignore[arg-type]
     )
     store = MessageStore(disk, config)
@@ -35,7 +35,7 @@ def classic_store(disk: Disk, segment_size_bytes: int = SEGMENT) -> MessageStore
     config = StoreConfig(
         mode=StoreMode.CLASSIC,
         segment_size_bytes=segment_size_bytes,
-        units_per_file=50,
+        entries_per_file=50,
         hot_span_bytes=HOT,
     )
     store = MessageStore(disk, config)

@@ -11,7 +11,7 @@ import pytest
 
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import DELAY_LEVELS_MS, TIMER_TOPIC, UNIT, Dispatcher, timer_code
+from raftmq.store.dispatch import DELAY_LEVELS_MS, QUEUE_ENTRY, TIMER_TOPIC, Dispatcher, timer_code
 from raftmq.store.get_message import GetStatus
 from raftmq.store.index.index_file import IndexLimits
 from raftmq.store.index.index_keys import has_key, keys_of
@@ -30,7 +30,7 @@ from tests.store.make import append_classic, drained
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SEGMENT_SIZE_BYTES = 262_144
-UNITS_PER_FILE = 3000
+ENTRIES_PER_FILE = 3000
 # The broker ran with messageDelayLevel = 1s 2s 3s ...: seen in its delivery times.
 DELAYS_MS = (1000, 2000, 3000, *DELAY_LEVELS_MS[3:])
 INDEX_LIMITS = IndexLimits(slots=500, entries=2000)
@@ -47,7 +47,7 @@ def open_store(root: Path, index_limits: IndexLimits = INDEX_LIMITS) -> MessageS
     config = StoreConfig(
         mode=StoreMode.CLASSIC,
         segment_size_bytes=SEGMENT_SIZE_BYTES,
-        units_per_file=UNITS_PER_FILE,
+        entries_per_file=ENTRIES_PER_FILE,
         delay_levels_ms=DELAYS_MS,
         index_limits=index_limits,
     )
@@ -98,10 +98,10 @@ def test_dispatch_makes_the_same_units(apache: Path) -> None:
     dispatcher = Dispatcher(DELAYS_MS)
     for records in by_segment.values():
         payload = b"".join(data for _, data in records)
-        for units in dispatcher.index(payload, records[0][0]):
-            key = (units.topic, units.queue_id)
-            assert units.first_queue_offset == len(ours[key]) // 20
-            ours[key] += units.units
+        for entries in dispatcher.index(payload, records[0][0]):
+            key = (entries.topic, entries.queue_id)
+            assert entries.first_queue_offset == len(ours[key]) // 20
+            ours[key] += entries.entries
     theirs = queue_files(apache)
     assert len({topic for topic, _ in theirs}) == 45
     assert sum(map(len, theirs.values())) == 515 * 20
@@ -111,15 +111,15 @@ def test_dispatch_makes_the_same_units(apache: Path) -> None:
 def with_times(
     queues: dict[tuple[str, int], bytes], records: dict[int, bytes]
 ) -> dict[tuple[str, int], bytes]:
-    """Apache's units as we write them: those of timer messages say when, where theirs say 0."""
+    """Apache's entries as we write them: those of timer messages say when, where theirs say 0."""
     timers = (TIMER_TOPIC, 0)
-    units = b""
-    for at, size, code in UNIT.iter_unpack(queues[timers]):
+    entries = b""
+    for at, size, code in QUEUE_ENTRY.iter_unpack(queues[timers]):
         assert code == 0
         properties = decode_properties(decode_record(records[at]).properties)
-        units += UNIT.pack(at, size, timer_code(properties))
-    assert units != queues[timers]
-    return {**queues, timers: units}
+        entries += QUEUE_ENTRY.pack(at, size, timer_code(properties))
+    assert entries != queues[timers]
+    return {**queues, timers: entries}
 
 
 @pytest.mark.parametrize("unclean", [False, True])
@@ -136,8 +136,8 @@ def test_open_serves_the_same_messages(apache: Path, unclean: bool, queues_lost:
     assert store.derived.dispatched_offset == store.commitlog.max_offset
     assert store.checkpoint.fields.physic_timestamp_ms == 0x01A1FCBF27B4
     assert store.last_stop_clean is not unclean
-    for (topic, queue_id), units in theirs.items():
-        wanted = [records[at] for at, _, _ in UNIT.iter_unpack(units)]
+    for (topic, queue_id), entries in theirs.items():
+        wanted = [records[at] for at, _, _ in QUEUE_ENTRY.iter_unpack(entries)]
         offset, got = 0, []
         while True:
             result = store.reads.get_messages(topic, queue_id, offset, 32, 1 << 20)
@@ -242,8 +242,8 @@ def test_three_dledger_replicas_hold_the_same_records(tmp_path: Path) -> None:
             count += 1
         counts.append(count)
         ours: dict[tuple[str, int], bytes] = defaultdict(bytes)
-        for units in payloads:
-            ours[(units.topic, units.queue_id)] += units.units
+        for entries in payloads:
+            ours[(entries.topic, entries.queue_id)] += entries.entries
         assert dict(ours) == queue_files(root)
     assert len(contents) == 1
     assert counts == [178] * 3

@@ -13,7 +13,7 @@ def test_fields_and_layout(tmp_path: Path) -> None:
     assert checkpoint.fields == CheckpointFields()
     assert (tmp_path / "checkpoint").stat().st_size == 4096
     checkpoint.raise_durable(77)
-    checkpoint.note(CheckpointFields(1, 2, confirm_offset=55))
+    checkpoint.write(CheckpointFields(1, 2, confirm_offset=55))
     checkpoint.sync()
     checkpoint.close()
     data = (tmp_path / "checkpoint").read_bytes()
@@ -41,19 +41,19 @@ def test_the_index_time_of_another_broker_is_kept(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(bytes(16) + (3).to_bytes(8, "big"))
     checkpoint = Checkpoint(OsDisk(str(tmp_path)), "checkpoint")
     checkpoint.open()
-    checkpoint.note(checkpoint.fields._replace(physic_timestamp_ms=1, logics_timestamp_ms=2))
+    checkpoint.write(checkpoint.fields._replace(physic_timestamp_ms=1, logics_timestamp_ms=2))
     checkpoint.close()
     assert (tmp_path / "checkpoint").read_bytes()[16:24] == (3).to_bytes(8, "big")
 
 
 def test_abort(tmp_path: Path) -> None:
     abort = AbortFile(OsDisk(str(tmp_path)), "abort")
-    assert not abort.found()
+    assert not abort.exists()
     abort.create()
-    assert abort.found()
+    assert abort.exists()
     assert (tmp_path / "abort").read_bytes() == b""
     abort.remove()
-    assert not abort.found()
+    assert not abort.exists()
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -66,7 +66,7 @@ def test_damage_is_seen_and_never_taken_for_a_mark(
     checkpoint.open(verify=True)
     assert checkpoint.lost, "a new one knows nothing of a log that may be there"
     checkpoint.lower_durable(0)
-    checkpoint.note(CheckpointFields(1, 2, confirm_offset=55))
+    checkpoint.write(CheckpointFields(1, 2, confirm_offset=55))
     checkpoint.raise_durable(77)
     checkpoint.close()
     path = tmp_path / "checkpoint"
@@ -81,7 +81,7 @@ def test_damage_is_seen_and_never_taken_for_a_mark(
     assert (checkpoint.damaged, checkpoint.lost) == (damaged, damaged)
     if damaged:
         assert checkpoint.fields == CheckpointFields()
-        checkpoint.note(CheckpointFields(1, 2, confirm_offset=0))
+        checkpoint.write(CheckpointFields(1, 2, confirm_offset=0))
         checkpoint.close()
         checkpoint.open(verify=True)
         assert checkpoint.lost, "a note does not know how far the log was durable"

@@ -28,8 +28,8 @@ def test_written_but_not_dispatched_is_not_visible(disk: OsDisk) -> None:
     first = writer.frames[0]
     assert store.reads.get_messages("T", 0, 0, 9, 999).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
     assert store.reads.message_at(first.payload_position) is None
-    units = store.derived.dispatch_frame(first)
-    assert [(u[0], u[1], u[2], len(u[3])) for u in units] == [("T", 0, 0, 40), ("T", 1, 0, 20)]
+    entries = store.derived.dispatch_frame(first)
+    assert [(u[0], u[1], u[2], len(u[3])) for u in entries] == [("T", 0, 0, 40), ("T", 1, 0, 20)]
     data = store.reads.message_at(first.payload_position)
     assert data is not None
     assert decode_record(data).body == b"0-a"
@@ -52,7 +52,7 @@ def test_dispatching_again_changes_nothing_and_a_gap_is_refused(disk: OsDisk) ->
 
 def test_a_frame_that_contradicts_its_queue_is_refused(disk: OsDisk) -> None:
     store = raft_store(disk)
-    position = store.commitlog.place(1000)
+    position = store.commitlog.allocate(1000)
     payload = b"".join(encode_record(record(queue_offset=n)) for n in (0, 2))
     frame = seal_frame(1, 1, position, 0, FrameKind.MESSAGES, 2, payload)
     with pytest.raises(DispatchError):
@@ -65,12 +65,12 @@ def test_units_cut_back_may_be_dispatched_anew(disk: OsDisk) -> None:
     writer = fill(store)
     store.flush()
     fourth = writer.frames[4]
-    flush = store.flushes.begin()
-    assert not store.derived.cut_back(fourth.position), "a flush is in flight"
+    flush = store.flushes.start()
+    assert not store.derived.truncate(fourth.position), "a flush is in flight"
     flush.run()
     store.flushes.finish(flush, synced=True)
     seen = bodies(store)
-    assert store.derived.cut_back(fourth.position)
+    assert store.derived.truncate(fourth.position)
     assert store.derived.dispatched_offset == fourth.position
     assert store.checkpoint.fields.confirm_offset == fourth.position
     assert bodies(store) == seen[: len(bodies(store))] != seen
@@ -138,7 +138,7 @@ def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_ended(
     quiet, busy = store.queues.queue("T", 1), store.queues.queue("T", 0)
     assert quiet is not None and busy is not None
     assert (quiet.min_offset, quiet.max_offset) == (5, 5)
-    assert busy.unit(busy.min_offset)[0] >= begin
+    assert busy.entry(busy.min_offset)[0] >= begin
     again = FrameWriter(store.commitlog, index=writer.index)
     again.offsets = writer.offsets
     store.derived.dispatch_frame(again.messages([record(body=b"next", queue_id=1)]))
@@ -160,7 +160,7 @@ def test_what_is_confirmed_is_durable(disk: OsDisk) -> None:
         store.derived.dispatch_frame(frame)
         if n == 4:
             sync(store.commitlog)
-        flush = store.flushes.begin()
+        flush = store.flushes.start()
         flush.run()
         store.flushes.finish(flush, synced=n != 6)
         fields = store.checkpoint.fields
@@ -180,10 +180,10 @@ def test_a_flush_that_failed_is_done_again_by_the_next(disk: OsDisk) -> None:
     store = raft_store(disk)
     fill(store)
     sync(store.commitlog)
-    flush = store.flushes.begin()
+    flush = store.flushes.start()
     store.flushes.finish(flush, synced=False)
     assert store.checkpoint.fields.confirm_offset == 0
-    again = store.flushes.begin()
+    again = store.flushes.start()
     assert again.confirmed == flush.confirmed == store.derived.dispatched_offset
     again.run()
     store.flushes.finish(again, synced=True)
@@ -192,7 +192,7 @@ def test_a_flush_that_failed_is_done_again_by_the_next(disk: OsDisk) -> None:
 
 def test_without_an_index_the_time_that_another_broker_noted_stays(disk: OsDisk) -> None:
     store = raft_store(disk, index_enable=False)
-    store.checkpoint.note(store.checkpoint.fields._replace(index_timestamp_ms=3))
+    store.checkpoint.write(store.checkpoint.fields._replace(index_timestamp_ms=3))
     fill(store)
     store.flush()
     assert store.checkpoint.fields.index_timestamp_ms == 3

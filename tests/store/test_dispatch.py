@@ -4,11 +4,11 @@ import pytest
 
 from raftmq.store.dispatch import (
     DELAY_LEVELS_MS,
+    QUEUE_ENTRY,
     SCHEDULE_TOPIC,
-    UNIT,
     Dispatcher,
     DispatchError,
-    QueueUnits,
+    QueueEntries,
 )
 from raftmq.store.properties import decode_properties, java_string_hash, tags_code
 from raftmq.store.record import MessageRecord, encode_record, walk_records
@@ -23,8 +23,8 @@ def payload_of(items: list[MessageRecord]) -> bytes:
 
 
 def code_of(properties: bytes, **changes: object) -> int:
-    (units,) = index_payload(payload_of([record(properties=properties, **changes)]), BASE)
-    return int(UNIT.unpack(units.units)[2])
+    (entries,) = index_payload(payload_of([record(properties=properties, **changes)]), BASE)
+    return int(QUEUE_ENTRY.unpack(entries.entries)[2])
 
 
 def test_groups_by_queue_in_order_of_appearance() -> None:
@@ -38,9 +38,14 @@ def test_groups_by_queue_in_order_of_appearance() -> None:
     at = [BASE + sum(sizes[:n]) for n in range(4)]
     tag = java_string_hash("TagA")
     assert index_payload(payload_of(items), BASE) == [
-        QueueUnits("A", 1, 5, UNIT.pack(at[0], sizes[0], tag) + UNIT.pack(at[3], sizes[3], tag)),
-        QueueUnits("B", 1, 0, UNIT.pack(at[1], sizes[1], tag)),
-        QueueUnits("A", 0, 9, UNIT.pack(at[2], sizes[2], tag)),
+        QueueEntries(
+            "A",
+            1,
+            5,
+            QUEUE_ENTRY.pack(at[0], sizes[0], tag) + QUEUE_ENTRY.pack(at[3], sizes[3], tag),
+        ),
+        QueueEntries("B", 1, 0, QUEUE_ENTRY.pack(at[1], sizes[1], tag)),
+        QueueEntries("A", 0, 9, QUEUE_ENTRY.pack(at[2], sizes[2], tag)),
     ]
     assert index_payload(b"", BASE) == []
     data = payload_of(items)
@@ -84,8 +89,8 @@ def test_the_shortcut_for_equal_endings_never_lies() -> None:
         items = [
             record(properties=b"".join(rng.choices(pieces, k=3)), queue_offset=n) for n in range(8)
         ]
-        (units,) = index_payload(payload_of(items), 0)
-        codes = [code for _, _, code in UNIT.iter_unpack(units.units)]
+        (entries,) = index_payload(payload_of(items), 0)
+        codes = [code for _, _, code in QUEUE_ENTRY.iter_unpack(entries.entries)]
         assert codes == [tags_code(decode_properties(i.properties).get("TAGS")) for i in items]
 
 
@@ -103,15 +108,15 @@ def test_the_shortcut_for_equal_endings_never_lies() -> None:
 def test_unusual_shapes(changes: dict[str, object]) -> None:
     item = record(queue_offset=3, **changes)
     data = encode_record(item)
-    (units,) = index_payload(data, BASE)
+    (entries,) = index_payload(data, BASE)
     code = java_string_hash("TagA")
-    assert units == QueueUnits(item.topic, 0, 3, UNIT.pack(BASE, len(data), code))
+    assert entries == QueueEntries(item.topic, 0, 3, QUEUE_ENTRY.pack(BASE, len(data), code))
 
 
 def test_prepared_and_rolled_back_make_no_units() -> None:
     items = [record(sys_flag=0x4), record(queue_offset=0), record(sys_flag=0xC)]
-    (units,) = index_payload(payload_of(items), 0)
-    assert len(units.units) == 20
+    (entries,) = index_payload(payload_of(items), 0)
+    assert len(entries.entries) == 20
     assert index_payload(payload_of([items[0]]), 0) == []
 
 
@@ -128,8 +133,8 @@ def test_delayed_messages_carry_their_delivery_time(
         properties=f"TAGS\x01a\x02DELAY\x01{delay}\x02".encode(),
         **({"sys_flag": 0x10, "born_host": V6} if born_v6 else {}),
     )
-    (units,) = index_payload(encode_record(item), 0)
-    assert UNIT.unpack(units.units)[2] == item.store_timestamp_ms + expected_ms
+    (entries,) = index_payload(encode_record(item), 0)
+    assert QUEUE_ENTRY.unpack(entries.entries)[2] == item.store_timestamp_ms + expected_ms
 
 
 @pytest.mark.parametrize("properties", [b"TAGS\x01a\x02", b"TAGS\x01a\x02DELAY\x01x\x02"])
@@ -139,8 +144,8 @@ def test_without_a_level_the_tag_stays(properties: bytes) -> None:
 
 def test_own_delay_levels() -> None:
     item = record(topic=SCHEDULE_TOPIC, properties=b"DELAY\x012\x02")
-    (units,) = Dispatcher((7, 8)).index(encode_record(item), 0)
-    assert UNIT.unpack(units.units)[2] == item.store_timestamp_ms + 8
+    (entries,) = Dispatcher((7, 8)).index(encode_record(item), 0)
+    assert QUEUE_ENTRY.unpack(entries.entries)[2] == item.store_timestamp_ms + 8
     assert len(DELAY_LEVELS_MS) == 18
 
 
@@ -188,7 +193,7 @@ def test_agrees_with_the_walk() -> None:
     data = payload_of(items)
     places = sorted(
         (at, size)
-        for units in index_payload(data, 0)
-        for at, size, _ in UNIT.iter_unpack(units.units)
+        for entries in index_payload(data, 0)
+        for at, size, _ in QUEUE_ENTRY.iter_unpack(entries.entries)
     )
     assert places == list(walk_records(data))

@@ -1,6 +1,6 @@
 import pytest
 
-from raftmq.store.dispatch import UNIT
+from raftmq.store.dispatch import QUEUE_ENTRY
 from raftmq.store.get_message import (
     GAP_BYTES_MAX,
     SPAN_BYTES_MAX,
@@ -14,8 +14,8 @@ from raftmq.store.get_message import (
 )
 
 
-def packed(*units: tuple[int, int, int]) -> bytes:
-    return b"".join(UNIT.pack(*unit) for unit in units)
+def packed(*entries: tuple[int, int, int]) -> bytes:
+    return b"".join(QUEUE_ENTRY.pack(*entry) for entry in entries)
 
 
 def limits(count: int = 32, size: int = 1000, hot_from: int = 0) -> Limits:
@@ -41,8 +41,8 @@ def test_offsets(
     assert offset_status(offset, minimum, maximum) == expected
 
 
-def count(units: bytes, within: Limits) -> int:
-    return len(select(units, 0, within, None).positions)
+def count(entries: bytes, within: Limits) -> int:
+    return len(select(entries, 0, within, None).positions)
 
 
 def test_stop_rules() -> None:
@@ -59,16 +59,16 @@ def test_stop_rules() -> None:
     assert count(small, limits()) == 32
     assert count(small, limits(hot_from=1)) == 8  # by the first message
     nothing = select(b"", 7, limits(), None)
-    assert (len(nothing.positions), nothing.looked_at) == (0, 0)
+    assert (len(nothing.positions), nothing.scanned) == (0, 0)
 
 
 def test_selected_in_parallel() -> None:
     chosen = select(packed((50, 10, 1), (60, 20, 2), (90, 30, 3)), 7, limits(count=2), None)
     assert (chosen.positions, chosen.sizes) == ([50, 60], [10, 20])
-    assert (list(chosen.offsets), chosen.looked_at) == ([7, 8], 2)
+    assert (list(chosen.offsets), chosen.scanned) == ([7, 8], 2)
     later = chosen.from_position(60)
     assert (later.positions, later.sizes) == ([60], [20])
-    assert (list(later.offsets), later.looked_at) == ([8], 2)
+    assert (list(later.offsets), later.scanned) == ([8], 2)
 
 
 def test_filtering_counts_what_it_looked_at() -> None:
@@ -77,9 +77,9 @@ def test_filtering_counts_what_it_looked_at() -> None:
     assert chosen.positions == [1000, 5000, 9000]
     assert chosen.sizes == [100, 100, 100]
     assert list(chosen.offsets) == [501, 505, 509]
-    assert chosen.looked_at == 13  # up to the fourth match, which did not fit
+    assert chosen.scanned == 13  # up to the fourth match, which did not fit
     none = select(many, 500, limits(), {9})
-    assert (len(none.positions), none.looked_at) == (0, 40)
+    assert (len(none.positions), none.scanned) == (0, 40)
     assert scan_count(32) == 800
     assert scan_count(2000) == 2000
 
@@ -87,8 +87,8 @@ def test_filtering_counts_what_it_looked_at() -> None:
 def found_spans(
     records: list[tuple[int, int]], segment_size_bytes: int = 1 << 40, first_segment: int = 0
 ) -> list[Span]:
-    units = packed(*((position, size, 0) for position, size in records))
-    chosen = select(units, 0, limits(count=99, size=1 << 40), None)
+    entries = packed(*((position, size, 0) for position, size in records))
+    chosen = select(entries, 0, limits(count=99, size=1 << 40), None)
     return spans(chosen, segment_size_bytes, first_segment)
 
 

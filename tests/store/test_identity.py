@@ -9,8 +9,8 @@ from raftmq.store.identity import (
     StoreIdentity,
     WrongIdentity,
     check_identity,
-    note_identity,
     read_identity,
+    record_identity,
 )
 
 OWN = StoreIdentity("raft", "group-a", "n1")
@@ -23,7 +23,7 @@ def disk(tmp_path):
 
 def test_a_directory_knows_its_node(disk):
     assert check_identity(disk, "store", OWN) is None
-    note_identity(disk, OWN)
+    record_identity(disk, OWN)
     assert check_identity(disk, "store", OWN) == OWN
     assert read_identity(disk) == OWN
     assert disk.listdir("") == ["identity"]
@@ -38,7 +38,7 @@ def test_a_directory_knows_its_node(disk):
     ],
 )
 def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other, words):
-    note_identity(disk, OWN)
+    record_identity(disk, OWN)
     with pytest.raises(WrongIdentity) as wrong:
         check_identity(disk, "/data/store", other)
     told = str(wrong.value)
@@ -50,10 +50,10 @@ def test_another_is_told_what_stands_there_what_it_is_and_what_to_do(disk, other
 
 
 def test_the_segments_of_a_log_keep_their_size(disk):
-    note_identity(disk, OWN)  # by an earlier program: any size goes
+    record_identity(disk, OWN)  # by an earlier program: any size goes
     assert check_identity(disk, "store", replace(OWN, segment_size_bytes=1 << 30)) == OWN
     noted = replace(OWN, segment_size_bytes=1 << 24)
-    note_identity(disk, noted)
+    record_identity(disk, noted)
     assert check_identity(disk, "store", noted) == noted
     with pytest.raises(WrongIdentity) as wrong:
         check_identity(disk, "/data/store", replace(OWN, segment_size_bytes=1 << 25))
@@ -65,18 +65,18 @@ def test_the_segments_of_a_log_keep_their_size(disk):
 
 
 def test_a_damaged_file_says_nothing(disk, tmp_path):
-    note_identity(disk, OWN)
+    record_identity(disk, OWN)
     whole = (tmp_path / "identity").read_bytes()
     for at in range(len(whole)):
         for wrong in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             (tmp_path / "identity").write_bytes(wrong)
             assert check_identity(disk, "store", replace(OWN, node="n2")) is None
-    note_identity(disk, OWN)
+    record_identity(disk, OWN)
     assert (tmp_path / "identity").read_bytes() == whole
 
 
 @pytest.mark.parametrize("group", ["a=b", "%RETRY%x", "größe"])
 def test_names_come_back_as_they_were(disk, group):
     own = replace(OWN, group=group)
-    note_identity(disk, own)
+    record_identity(disk, own)
     assert check_identity(disk, "store", own)

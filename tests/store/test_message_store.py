@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.disk import OsDisk
-from raftmq.store.errors import StoreDamaged, UnitDamaged
+from raftmq.store.errors import EntryDamaged, StoreDamaged
 from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record
 from tests.store.make import (
@@ -159,7 +159,7 @@ def test_queues_longer_than_the_log_are_cut(disk: OsDisk) -> None:
 def units_of(store: MessageStore, queue_id: int) -> tuple[int, bytes]:
     queue = store.queues.queue("T", queue_id)
     assert queue is not None
-    return queue.min_offset, queue.units(queue.min_offset, queue.max_offset)
+    return queue.min_offset, queue.entries(queue.min_offset, queue.max_offset)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -186,7 +186,7 @@ def test_lost_queues_of_a_classic_store_come_again_from_the_log(
         assert append_classic(store, [record(queue_id=queue_id)], 1)[0].queue_offset == 60
     store.close()
     store = classic_store(disk)
-    assert [units_of(store, n)[1][:-20] for n in (0, 1)] == [units for _, units in expected]
+    assert [units_of(store, n)[1][:-20] for n in (0, 1)] == [entries for _, entries in expected]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -281,7 +281,7 @@ def test_a_classic_queue_is_made_again_around_what_is_damaged(
     second, third = (segment.start for segment in store.commitlog.segments()[1:3])
     damaged = 2 + queue.first_at(lambda position, _: position >= second)
     following = queue.first_at(lambda position, _: position >= third)
-    position, _, _ = queue.unit(damaged)
+    position, _, _ = queue.entry(damaged)
     store.close()
     shutil.rmtree(tmp_path / "consumequeue")
     file = disk.open(f"commitlog/{second:020d}")
@@ -291,7 +291,7 @@ def test_a_classic_queue_is_made_again_around_what_is_damaged(
         store = classic_store(disk)
         for n in range(120):
             if damaged <= n < following:
-                with pytest.raises(UnitDamaged):
+                with pytest.raises(EntryDamaged):
                     store.reads.get_messages("T", 0, n, 1, 4000)
             else:
                 (found,) = store.reads.get_messages("T", 0, n, 1, 4000).buffers
@@ -315,7 +315,7 @@ def test_queues_go_on_behind_messages_that_a_damaged_log_has_lost(
     append_classic(store, [record() for _ in range(60)], 1000)
     queue = store.queues.queue("Idle", 0)
     assert queue is not None
-    position, _, _ = queue.unit(3)
+    position, _, _ = queue.entry(3)
     store.close()
     shutil.rmtree(tmp_path / lost)
     file = disk.open(f"commitlog/{0:020d}")

@@ -74,14 +74,14 @@ def test_every_truncation_is_seen(item: MessageRecord) -> None:
     for end in range(len(data)):
         with pytest.raises(RecordError) as caught:
             check_record(data[:end])
-        assert caught.value.reason is StopReason.CUT_SHORT
+        assert caught.value.reason is StopReason.TRUNCATED
 
 
 @pytest.mark.parametrize(
     ("at", "new", "reason"),
     [
         (0, b"\0\0\0\x67", StopReason.BAD_SIZE),
-        (0, b"\0\0\0\x69", StopReason.CUT_SHORT),
+        (0, b"\0\0\0\x69", StopReason.TRUNCATED),
         (0, b"\0\0\0\x10", StopReason.BAD_SIZE),
         (0, b"\x7f\0\0\0", StopReason.BAD_SIZE),
         (4, b"\0\0\0\0", StopReason.ZEROS),
@@ -163,7 +163,7 @@ def test_walk_and_its_reasons() -> None:
     assert walked(data + b"garbage!", 1000) == (places, StopReason.BAD_MAGIC, len(data))
     last = places[2][0]
     for end in range(last + 1, len(data)):
-        assert walked(data[:end], 1000) == (places[:2], StopReason.CUT_SHORT, last)
+        assert walked(data[:end], 1000) == (places[:2], StopReason.TRUNCATED, last)
 
 
 def test_walk_hops_over_frame_headers() -> None:
@@ -173,8 +173,8 @@ def test_walk_hops_over_frame_headers() -> None:
     both = message + command
     shifted = [(offset + 60, size) for offset, size in places]
     assert walked(both, 940) == (shifted, StopReason.END_OF_BUFFER, len(both))
-    assert walked(both[:-1], 940)[:2] == (shifted, StopReason.CUT_SHORT)
-    assert walked(both[:70], 940)[1] is StopReason.CUT_SHORT
+    assert walked(both[:-1], 940)[:2] == (shifted, StopReason.TRUNCATED)
+    assert walked(both[:70], 940)[1] is StopReason.TRUNCATED
     torn = bytearray(both)
     torn[20] ^= 1
     assert walked(bytes(torn), 940) == ([], StopReason.BAD_FRAME, 0)

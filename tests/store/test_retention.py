@@ -107,7 +107,7 @@ def test_a_mark_is_reached_by_percentage_and_free_bytes(
 )
 def test_the_room_before_a_mark(free: int, floor: int, room: int) -> None:
     usage = DiskUsage((100 - free) * GIB, free * GIB)
-    assert DiskMark(90, floor * GIB).room_bytes(usage) == room * GIB
+    assert DiskMark(90, floor * GIB).capacity_bytes(usage) == room * GIB
     full = DiskUsage((100 - free + room) * GIB + 1, (free - room) * GIB - 1)
     assert DiskMark(90, floor * GIB).is_reached(full)
 
@@ -142,25 +142,25 @@ BOOT = 5_000
 def test_the_wall_clock_against_the_log_s_own_time(rounds: list[tuple[int, int, int]]) -> None:
     clock = LogClock(BOOT, ALIVE)
     for elapsed, off, lead in rounds:
-        now = clock.look(WALL + elapsed + off, BOOT + elapsed)
+        now = clock.compare(WALL + elapsed + off, BOOT + elapsed)
         assert now.lead_ms == lead
         assert now.age_ms(ALIVE) <= elapsed + CLOCK_JUMP_MS  # as old as it is, whatever the clock
 
 
 def test_what_is_stored_under_a_doubted_clock_ages_by_it() -> None:
     clock = LogClock(BOOT, ALIVE)
-    clock.look(WALL + YEAR, BOOT)
-    now = clock.look(WALL + YEAR + HOUR, BOOT + HOUR)
+    clock.compare(WALL + YEAR, BOOT)
+    now = clock.compare(WALL + YEAR + HOUR, BOOT + HOUR)
     assert now.age_ms(WALL + YEAR) == HOUR
     assert now.age_ms(ALIVE - DAY) == HOUR + DAY
 
 
 def test_the_doubt_outlasts_a_restart() -> None:
     clock = LogClock(BOOT, ALIVE)
-    clock.look(WALL + YEAR, BOOT)
-    noted = clock.look(WALL + YEAR + HOUR, BOOT + HOUR)
+    clock.compare(WALL + YEAR, BOOT)
+    noted = clock.compare(WALL + YEAR + HOUR, BOOT + HOUR)
     again = LogClock(0, noted.own_ms, noted.since_ms)
-    now = again.look(WALL + YEAR + 2 * HOUR, 0)
+    now = again.compare(WALL + YEAR + 2 * HOUR, 0)
     assert now.age_ms(ALIVE) == HOUR  # the hour in which it was off is none
     assert now.age_ms(WALL + YEAR) == 2 * HOUR
 
@@ -169,13 +169,13 @@ def test_the_doubt_outlasts_a_restart() -> None:
 def test_the_doubt_ends(by: str) -> None:
     clock = LogClock(BOOT, ALIVE)
     wall = WALL + YEAR
-    since = clock.look(wall, BOOT).since_ms
+    since = clock.compare(wall, BOOT).since_ms
     if by == "operator":
         clock.trust(wall, BOOT)
     else:
-        assert clock.look(wall, BOOT, since - 1).lead_ms
-    assert clock.look(wall, BOOT, since) == LogNow(wall, wall)
-    assert clock.look(wall + DAY, BOOT + DAY) == LogNow(wall + DAY, wall + DAY)
+        assert clock.compare(wall, BOOT, since - 1).lead_ms
+    assert clock.compare(wall, BOOT, since) == LogNow(wall, wall)
+    assert clock.compare(wall + DAY, BOOT + DAY) == LogNow(wall + DAY, wall + DAY)
 
 
 EMPTY = DiskUsage(0, 100)

@@ -147,7 +147,7 @@ def test_two_in_one_process_exclude_each_other_by_whatever_name(tmp_path):
 def test_a_file_that_only_appears_in_between_is_not_closed(tmp_path, monkeypatch):
     """The look at what this process holds comes first; a directory may be moved behind it."""
     lock = lock_store(str(tmp_path), "the first")
-    monkeypatch.setattr("raftmq.store.store_lock._place_at", lambda path: None)
+    monkeypatch.setattr("raftmq.store.store_lock._file_id_at", lambda path: None)
     with pytest.raises(StoreInUse):
         lock_store(str(tmp_path), "the second")
     assert said(FOREIGN, tmp_path) == "refused"
@@ -195,7 +195,7 @@ def test_it_is_known_whether_another_program_had_the_store_last(tmp_path):
 
     assert found()  # nobody of ours has opened it yet
     lock = lock_store(str(tmp_path), "a broker")
-    lock.note_opened()
+    lock.record_opened()
     assert not lock.foreign
     assert not owner_of(str(tmp_path)).what.startswith("ours")  # the note is still read
     lock.release()

@@ -144,7 +144,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
 
     def _no_op(self, idx: int, term: int) -> Frame:
         stamp_ms = 0 if idx == 1 else self._wall_ms()
-        return seal_frame(idx, term, self.log.place(0), stamp_ms, FrameKind.NOOP, 0, b"")
+        return seal_frame(idx, term, self.log.allocate(0), stamp_ms, FrameKind.NOOP, 0, b"")
 
     def _write(self, frame: Frame, idx: int, term: int) -> None:
         log = self.log
@@ -152,7 +152,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
             raise JournalError(f"entry {idx}@{term} carries {frame!r}")
         if idx != log.last_index + 1 or term < log.index.last_term:
             raise JournalError(f"{frame!r} does not follow {log.last_index}@{log.index.last_term}")
-        place = log.place(len(frame.payload))
+        place = log.allocate(len(frame.payload))
         if frame.position != place:
             raise JournalError(f"{frame!r}, but this log goes on at {place}: the replicas parted")
         log.append((frame,))

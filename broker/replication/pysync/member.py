@@ -81,7 +81,7 @@ class PySyncMember:
         commitlog: CommitLog,
         application: Application,
         *,
-        cut_back: Callable[[int], bool],
+        truncate: Callable[[int], bool],
         take_back: Callable[[int], None],
         rng: Random,
         clock_ms: Callable[[], float],
@@ -90,7 +90,7 @@ class PySyncMember:
         listen_socket: socket.socket | None = None,
     ) -> None:
         """Parameters as RaftMember's. `rng` only spreads the dialling: SyncObj has its own
-        randomness. `cut_back(position)` drops the index of the log from `position` on, which
+        randomness. `truncate(position)` drops the index of the log from `position` on, which
         SyncObj has truncated; it returns False if that is not possible now. `take_back(index)`
         tells the tables that other frames come behind frame `index`."""
         self.config = config
@@ -101,7 +101,7 @@ class PySyncMember:
         self._disk = disk
         self._commitlog = commitlog
         self._application = application
-        self._cut_back = cut_back
+        self._cut_back = truncate
         self._take_back = take_back
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
@@ -408,7 +408,7 @@ class PySyncMember:
         if command is not None:
             return command
         if self._cut_wanted:
-            frame = self._application.cut(term, index, self._commitlog.place)
+            frame = self._application.cut(term, index, self._commitlog.allocate)
             if frame is not None:
                 return frame
             self._cut_wanted = False
@@ -418,7 +418,7 @@ class PySyncMember:
         payload = self._proposals.take(index, term)
         if payload is None:
             return None
-        position = self.log.place(len(payload))
+        position = self.log.allocate(len(payload))
         return seal_frame(index, term, position, self._wall_ms(), FrameKind.COMMAND, 0, payload)
 
     def _apply(self) -> None:

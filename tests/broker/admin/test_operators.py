@@ -111,7 +111,7 @@ async def test_a_group_is_as_late_as_its_next_message_is_old(group):
         number = len(stored)
         stored.append(progress.stored_ms(broker.store, "T", 0, number))
         await asyncio.sleep(0.02)
-    broker.store.queues.queue("T", 0).correct_min(broker.store.queues.queue("T", 0).unit(1)[0])
+    broker.store.queues.queue("T", 0).correct_min(broker.store.queues.queue("T", 0).entry(1)[0])
     for offset, consumed, waiting in ((0, 1, 1), (1, 1, 1), (2, 1, 2), (3, 2, 3), (4, 3, None)):
         await group.commit(broker, "T", 0, offset)
         before_ms = broker.context.wall_ms()
@@ -197,7 +197,7 @@ async def test_the_progress_of_many_groups_holds_nobody_up(monkeypatch):
 
 
 async def test_units_are_answered_up_to_a_limit(group, monkeypatch):
-    monkeypatch.setattr(progress, "UNITS_MAX", 3)
+    monkeypatch.setattr(progress, "ENTRIES_MAX", 3)
     broker = await group.leading()
     await group.create_topic(broker, "T", 1)
     for _ in range(5):

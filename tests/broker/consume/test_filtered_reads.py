@@ -548,7 +548,7 @@ async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
     await group.send(broker, "T", properties=properties(n=1))
     queue = broker.store.queues.queue("T", 0)
     reads = FilteredReads(broker.store)
-    unit = queue.units(0, 1)
+    unit = queue.entries(0, 1)
     assert reads.properties_of(unit)[0]["n"] == "1"
     assert len(reads.properties_of(unit * WAKE_UNITS_MAX)) == WAKE_UNITS_MAX
     assert reads.properties_of(unit * (WAKE_UNITS_MAX + 1)) is None

@@ -9,7 +9,7 @@ import pytest
 import raftmq.broker.delayed.delay_levels
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.remoting.codes import RequestCode
-from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
@@ -171,9 +171,9 @@ async def test_a_classic_slave_follows_and_delivers_nothing(tmp_path):
         await until(lambda: slave.state.delays.get(1) == 3)
         await pair.caught_up()
         assert keys_of(await everything(pair, slave)) == ["K0", "K1", "K2"]
-        units = [b.store.queues.queue(SCHEDULE_TOPIC, 0).units(0, 9) for b in (master, slave)]
-        assert units[0] == units[1]
-        assert len(units[0]) == 3 * UNIT_SIZE_BYTES
+        entries = [b.store.queues.queue(SCHEDULE_TOPIC, 0).entries(0, 9) for b in (master, slave)]
+        assert entries[0] == entries[1]
+        assert len(entries[0]) == 3 * QUEUE_ENTRY_BYTES
         await send_delayed(pair, master, range(3, 5), 3)
         await pair.caught_up()
         await pair.kill("master")

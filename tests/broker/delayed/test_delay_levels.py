@@ -14,7 +14,7 @@ from raftmq.broker.replication.classic import keep_within
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.delay_offsets import DelayOffsets
 from raftmq.broker.tables.state import delay_progress
-from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record, walk_records
@@ -24,7 +24,7 @@ LEVELS = "1s 2s 60s"
 
 
 class Queue:
-    """A queue's units and records."""
+    """A queue's entries and records."""
 
     def __init__(self, queue_id):
         self.queue_id = queue_id
@@ -36,10 +36,10 @@ class Queue:
     def max_offset(self):
         return len(self.records)
 
-    def units(self, offset, count):
+    def entries(self, offset, count):
         if not self.min_offset <= offset < self.max_offset:
             return b""
-        return self.packed[offset * UNIT_SIZE_BYTES : (offset + count) * UNIT_SIZE_BYTES]
+        return self.packed[offset * QUEUE_ENTRY_BYTES : (offset + count) * QUEUE_ENTRY_BYTES]
 
 
 class Stage:
@@ -97,7 +97,7 @@ class Stage:
         if frame is None:
             return None
         pending = self.bench.sends.applied(frame)
-        for topic, queue_id, _, packed in pending.units:
+        for topic, queue_id, _, packed in pending.entries:
             queue = self.queues.setdefault((topic, queue_id), Queue(queue_id))
             queue.packed += packed
         records = []

@@ -16,7 +16,7 @@ from raftmq.broker.messages.timer_message import Key, recall_message, timed
 from raftmq.broker.scheduler import IDLE_MS
 from raftmq.broker.tables.timer_wheel import NOTHING, TimerWheel
 from raftmq.remoting.recall_handle import RecallHandle
-from raftmq.store.dispatch import TIMER_TOPIC, UNIT
+from raftmq.store.dispatch import QUEUE_ENTRY, TIMER_TOPIC
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import decode_record
@@ -301,8 +301,8 @@ def test_what_waits_for_long_or_stands_in_retentions_way_is_stored_once_more():
     stage = Stage()
     stage.send("far", 3 * KEPT_MS)
     stage.send("near", 1_000)
-    first = UNIT.unpack(stage.waiting().units(0, 1))[0]
-    second = UNIT.unpack(stage.waiting().units(1, 1))[0]
+    first = QUEUE_ENTRY.unpack(stage.waiting().entries(0, 1))[0]
+    second = QUEUE_ENTRY.unpack(stage.waiting().entries(1, 1))[0]
     stage.passes(0)
     assert stage.service.spare(first) == first  # nothing waits before it
     assert stage.service.spare(second + 1) == first
@@ -336,8 +336,8 @@ def test_units_of_an_apache_broker_hold_no_times_and_are_looked_up():
     stage = Stage()
     stage.send("K", 1_000)
     queue = stage.waiting()
-    at, size, _ = UNIT.unpack(queue.packed)
-    queue.packed = UNIT.pack(at, size, 65)
+    at, size, _ = QUEUE_ENTRY.unpack(queue.packed)
+    queue.packed = QUEUE_ENTRY.pack(at, size, 65)
     stage.passes(999)
     assert stage.commit() is None
     stage.passes(1)
@@ -351,7 +351,7 @@ def test_a_queue_that_lost_its_end_is_read_anew():
     stage.passes(1)
     queue = stage.waiting()
     queue.records.pop()
-    queue.packed = queue.packed[: UNIT.size]
+    queue.packed = queue.packed[: QUEUE_ENTRY.size]
     stage.passes(1)
     assert stage.service.look()[:1] == (1,)
     assert stage.bench.timers_waiting() == 1  # the send path counts by the same wheel

@@ -7,10 +7,10 @@ from raftmq.broker.consume.filters import Filter
 from raftmq.broker.consume.long_polling import AT_ONCE_MAX
 from raftmq.broker.pop.long_polling import ATTEMPT_WORK, Waiter, WaitingPops
 from raftmq.remoting.memory_limits import Allowance
-from raftmq.store.dispatch import UNIT
+from raftmq.store.dispatch import QUEUE_ENTRY
 
 HEAVY = WORK_MAX // 2
-ONE = UNIT.pack(0, 100, 0)
+ONE = QUEUE_ENTRY.pack(0, 100, 0)
 
 
 @dataclass

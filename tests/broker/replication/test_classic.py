@@ -87,7 +87,7 @@ async def test_sends_wait_until_the_master_can_write_its_consume_queues(tmp_path
             raise OSError(errno.ENOSPC, "says the test")
 
         with monkeypatch.context() as patch:
-            patch.setattr(pair.master.store.derived, "make_room", full)
+            patch.setattr(pair.master.store.derived, "write_full_tails", full)
             tasks = waiting(pair, 2)
             await until(lambda: pair.master.sends.held_bytes > 2 * len(BODY))
             assert pair.master.store.queues.end_of("T", 0) == end
@@ -123,8 +123,8 @@ async def test_room_is_looked_for_twice_a_second_however_many_sends_come(tmp_pat
     async with short(tmp_path) as pair:
         await fill(pair, errno.ENOSPC)
         log, looks = pair.master.store.commitlog, []
-        make_room = log.make_room
-        log.make_room = lambda position: (looks.append(position), make_room(position))
+        make_room = log.prepare_segment
+        log.prepare_segment = lambda position: (looks.append(position), make_room(position))
         tasks = []
         for count in range(1, 6):
             tasks += waiting(pair, 1)

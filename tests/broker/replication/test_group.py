@@ -117,8 +117,8 @@ async def test_replicas_are_byte_identical_and_so_are_their_queues(group):
     logs = {bytes(store.commitlog.read(0, store.commitlog.max_offset)) for store in stores}
     assert len(logs) == 1
     for queue_id in range(4):
-        units = {store.queues.queue("T", queue_id).units(0, 100) for store in stores}
-        assert len(units) == 1
+        entries = {store.queues.queue("T", queue_id).entries(0, 100) for store in stores}
+        assert len(entries) == 1
 
 
 async def test_clean_stop_hands_leadership_over(group):

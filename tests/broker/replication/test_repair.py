@@ -13,7 +13,7 @@ from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.state import BrokerState
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 from raftmq.store.errors import QueuesLost
 from raftmq.store.record import decode_record, walk_records
 from raftmq.store.retention import Expired
@@ -130,9 +130,9 @@ async def test_rot_under_a_running_broker_is_never_served_and_mended(tmp_path):
         assert broker.store.config.hot_span_bytes > 0
         queue = broker.store.queues.queue("T", 0)
         broker.store.queues.write_tails()
-        position, _, _ = queue.unit(20)
+        position, _, _ = queue.entry(20)
         at_queue = tmp_path / leader / "consumequeue" / "T" / "0" / f"{0:020d}"
-        damage(at_queue, 33 * UNIT_SIZE_BYTES, bytes(3 * UNIT_SIZE_BYTES))
+        damage(at_queue, 33 * QUEUE_ENTRY_BYTES, bytes(3 * QUEUE_ENTRY_BYTES))
         segment = position // SEGMENT * SEGMENT
         # The record's head, so that the hot path sees it, too.
         damage(tmp_path / leader / "commitlog" / f"{segment:020d}", position % SEGMENT + 14)
@@ -264,7 +264,7 @@ async def test_a_property_that_rots_is_never_served_and_mended(tmp_path, read):
         broker = await group.start(name)  # what it wrote before is not in its memory now
         end = (await group.leading()).store.derived.dispatched_offset
         await until(lambda: broker.store.derived.dispatched_offset >= end)
-        position, size, _ = broker.store.queues.queue("T", 0).unit(20)
+        position, size, _ = broker.store.queues.queue("T", 0).entry(20)
         intact = broker.store.commitlog.read(position, size)
         file = tmp_path / name / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
         damage(file, position % SEGMENT + size - 1)

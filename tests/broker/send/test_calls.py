@@ -70,10 +70,10 @@ def test_a_followers_calls_for_a_record():
 
     def follow(frame):
         again = parse_frame(frame.data)
-        units = dispatcher.index_frame(again)
-        packed = b"".join(part.units for part in units)
+        entries = dispatcher.index_frame(again)
+        packed = b"".join(part.entries for part in entries)
         keys.append(walker.walk(again.data, again.position, packed).keys)
-        return units
+        return entries
 
     follow(leader.frames[0])
     calls = calls_of(lambda: follow(leader.frames[-1])) / COUNT

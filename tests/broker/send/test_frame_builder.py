@@ -1,4 +1,4 @@
-"""Parse and cut: record bytes and consume-queue units are what the store would make of them."""
+"""Parse and cut: record bytes and consume-queue entries are what the store would make of them."""
 
 import random
 import struct
@@ -150,13 +150,13 @@ def test_prepared_units_equal_what_dispatch_finds():
             body = batch_body((b"x", properties.encode(), 1), (b"yy", b"", 2))
         send = parse_send(fields(properties), body, queue, topic, born, the_rules, number % 5 == 0)
         records += send.records
-    frame, positions, offsets, units = cut(records)
+    frame, positions, offsets, entries = cut(records)
     found = [tuple(group) for group in index_payload(frame.payload, frame.payload_position)]
-    assert units == found
+    assert entries == found
     walk = walk_records(bytes(frame.payload), frame.payload_position)
     assert [frame.payload_position + at for at, _ in walk] == sorted(positions)
     assert len(offsets) == len(records) == frame.record_count
-    second = cut(records[:3])[3]  # the collected units were reset
+    second = cut(records[:3])[3]  # the collected entries were reset
     assert sum(len(group[3]) for group in second) == 60
 
 

@@ -70,10 +70,10 @@ def test_every_walker_hops_over_the_command():
     frame = bench.log.cut(bench.sends)
     assert len(frame.command) == len(moved(7))
     assert parse_frame(frame.data) == frame
-    units = Dispatcher().index_frame(frame)
-    assert [tuple(u[:3]) for u in units] == [("T", 2, 0), ("T", 1, 0)]
+    entries = Dispatcher().index_frame(frame)
+    assert [tuple(u[:3]) for u in entries] == [("T", 2, 0), ("T", 1, 0)]
     pending = bench.sends.applied(frame)
-    assert [tuple(u) for u in pending.units] == [tuple(u) for u in units]
+    assert [tuple(u) for u in pending.entries] == [tuple(u) for u in entries]
     walk = walk_range(memoryview(frame.data), 0, 0, len(frame.data))
     assert (len(walk.frames), len(walk.records), walk.gaps) == (1, 2, [])
     assert walk.frames[0].size == frame.records_at

@@ -364,7 +364,7 @@ def test_unknown_outcome_is_told_once_after_the_time_out():
     assert answer.remark.startswith("[OUTCOME_UNKNOWN]")
     assert bench.sends.held_bytes == 0
     pending = bench.sends.applied(frame)
-    assert pending.units  # still good for the consume queues
+    assert pending.entries  # still good for the consume queues
     bench.sends.answer([pending])
     assert not bench.connection.writes
 
@@ -392,10 +392,10 @@ def test_store_times_never_go_back():
 class NoFiles:
     """ConsumeQueues that nobody reads."""
 
-    def make_room(self):
+    def write_full_tails(self):
         pass
 
-    def dispatch_frame(self, frame, units):
+    def dispatch_frame(self, frame, entries):
         return []
 
 
@@ -435,8 +435,8 @@ def test_a_new_leader_counts_on_from_what_the_queues_hold():
 def test_cut_of_another_term_gets_nothing():
     bench = Bench()
     bench.send()
-    assert bench.sends.cut(2, 1, bench.log.place) is None
-    assert bench.sends.cut(1, 1, bench.log.place) is not None
+    assert bench.sends.cut(2, 1, bench.log.allocate) is None
+    assert bench.sends.cut(1, 1, bench.log.allocate) is not None
 
 
 def test_failed_place_loses_nothing():

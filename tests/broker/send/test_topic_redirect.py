@@ -18,7 +18,7 @@ from raftmq.broker.tables.state import put_group
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.headers import SendResponseHeader
-from raftmq.store.dispatch import DELAY_LEVELS_MS, SCHEDULE_TOPIC, UNIT, Dispatcher
+from raftmq.store.dispatch import DELAY_LEVELS_MS, QUEUE_ENTRY, SCHEDULE_TOPIC, Dispatcher
 from raftmq.store.properties import decode_properties, joined, tags_code
 from raftmq.store.record import (
     SYS_TRANSACTION_COMMIT,
@@ -97,13 +97,13 @@ def test_ready_made_units_hold_the_time_of_delivery_as_dispatch_has_it():
         bench.send(i=f"DELAY\x01{level}\x02TAGS\x01t\x02")
     bench.send(i="TAGS\x01t\x02")
     frame = bench.log.cut(bench.sends)
-    units = bench.sends.applied(frame).units
+    entries = bench.sends.applied(frame).entries
     assert [tuple(u) for u in Dispatcher((100, 2_000, 0)).index_frame(frame)] == [
-        tuple(u) for u in units
+        tuple(u) for u in entries
     ]
     codes = {
-        (topic, queue): [unit[2] for unit in UNIT.iter_unpack(packed)]
-        for topic, queue, _, packed in units
+        (topic, queue): [unit[2] for unit in QUEUE_ENTRY.iter_unpack(packed)]
+        for topic, queue, _, packed in entries
     }
     now_ms = bench.now_ms
     assert codes == {

@@ -25,7 +25,7 @@ from tests.simulator.cluster.repairbreaks import marker_goes_first, marker_goes_
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import FrameWriter, record
 
-CONFIG = StoreConfig(segment_size_bytes=4096, units_per_file=8, index_enable=True)
+CONFIG = StoreConfig(segment_size_bytes=4096, entries_per_file=8, index_enable=True)
 RAFT = "raft"
 
 
@@ -70,7 +70,7 @@ class Replica:
         self.apply()
 
     def sync(self):
-        ticket = self.log.begin_sync()
+        ticket = self.log.start_sync()
         if ticket is not None:
             ticket.run()
             self.log.finish_sync(ticket)
@@ -85,7 +85,7 @@ class Replica:
             (q.topic, q.queue_id): (
                 q.min_offset,
                 q.max_offset,
-                q.units(q.min_offset, q.max_offset - q.min_offset),
+                q.entries(q.min_offset, q.max_offset - q.min_offset),
             )
             for q in self.store.queues.queues()
         }
@@ -283,7 +283,7 @@ def test_tables_ahead_of_a_log_that_nobody_installed_are_not_believed(donor):
 
 def test_nothing_is_captured_while_the_queues_do_not_know_where_they_begin(donor):
     assert broker_side.capture(donor.state, donor.store) is not None
-    ticket = donor.store.queues.begin_flush()
+    ticket = donor.store.queues.start_flush()
     trimmed(donor.log, donor.store.commitlog.segments()[-1].start)
     donor.store.derived.correct_min_offset()  # left for later
     assert broker_side.capture(donor.state, donor.store) is None

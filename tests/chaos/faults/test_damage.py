@@ -19,7 +19,7 @@ from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.consumequeue.consumequeue import ConsumeQueueStore
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import UNIT
+from raftmq.store.dispatch import QUEUE_ENTRY
 from raftmq.store.index.index_file import HEADER, IndexLimits
 from raftmq.store.record import encode_record
 from tests.store.make import FrameWriter, record, recover_frames
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Path:
     writer = FrameWriter(log)
     for number in range(40):
         writer.messages([record(body=bytes([number]) * 700)])
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     ticket.run()
     log.finish_sync(ticket)
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> Path:
     checkpoint.close()
     queues = ConsumeQueueStore(disk, "consumequeue", 100)
     queues.open(0)
-    queues.append("T", 0, 0, b"".join(UNIT.pack(n * 900, 800, 7) for n in range(1, 41)))
+    queues.append("T", 0, 0, b"".join(QUEUE_ENTRY.pack(n * 900, 800, 7) for n in range(1, 41)))
     queues.flush()
     queues.close()
     vote = HardStateFile(disk, "raft/hardstate")

@@ -190,7 +190,7 @@ def test_each_frame_is_checked_once_in_a_pass(life: Opened) -> None:
 
 def records(log: RaftLog, count: int) -> tuple[Frame, list[tuple[int, bytes]]]:
     """Append a frame of records; return it, and where each record stands."""
-    position, data = log.place(4000) + HEADER_SIZE_BYTES, b""
+    position, data = log.allocate(4000) + HEADER_SIZE_BYTES, b""
     found: list[tuple[int, bytes]] = []
     for number in range(count):
         stands_at = position + len(data)

@@ -50,14 +50,14 @@ def append(log: RaftLog, count: int = 1, term: int = 1, size: int = 100) -> list
     for _ in range(count):
         index = log.last_index + 1
         payload = b"%04d" % index + b"." * (size - 4)
-        frame = seal_frame(index, term, log.place(size), 7, FrameKind.COMMAND, 0, payload)
+        frame = seal_frame(index, term, log.allocate(size), 7, FrameKind.COMMAND, 0, payload)
         log.append((frame,))
         frames.append(frame)
     return frames
 
 
 def sync(log: RaftLog) -> int | None:
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     ticket.run()
     return log.finish_sync(ticket)
@@ -73,7 +73,7 @@ def flip(root: Path, position: int) -> None:
 def test_an_empty_log(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
-    assert (log.last_index, log.durable_index, log.begin_sync()) == (0, 0, None)
+    assert (log.last_index, log.durable_index, log.start_sync()) == (0, 0, None)
     assert log.frames(1, 0) == ()
     life.close()
 
@@ -149,14 +149,14 @@ def test_durability_is_by_ticket(tmp_path: Path) -> None:
     life = Opened(tmp_path)
     log = life.open()
     append(log, 3)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     append(log, 2)  # behind the ticket: not promised by it
     ticket.run()
     assert log.finish_sync(ticket) == 3
     assert log.durable_index == 3
     assert sync(log) == 5
-    assert log.begin_sync() is None
+    assert log.start_sync() is None
     life.close()
 
 
@@ -166,7 +166,7 @@ def test_a_sync_across_a_truncation_counts_for_nothing(tmp_path: Path) -> None:
     append(log, 3)
     assert sync(log) == 3
     append(log, 3)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     log.truncate(5)
     new = append(log, 3, term=2)  # frames 5..7 of another term
@@ -332,7 +332,7 @@ def test_the_beginning_that_retention_left_is_mended_or_cut(tmp_path: Path, vict
         again = Opened(tmp_path)
         log = again.open()
         assert log.last_index == first - 1
-        at_start = seal_frame(first, 3, log.place(10), 7, FrameKind.COMMAND, 0, bytes(10))
+        at_start = seal_frame(first, 3, log.allocate(10), 7, FrameKind.COMMAND, 0, bytes(10))
         assert at_start.position == 2 * SEGMENT
         log.append((at_start,))
     again.close()
@@ -342,7 +342,7 @@ def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     life = Opened(tmp_path)
     log = life.open()
     append(log, 3)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
 
     def fail(_: object) -> None:
@@ -353,7 +353,7 @@ def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ticket.run()
     monkeypatch.undo()
     with pytest.raises(SyncFailed):
-        log.begin_sync()
+        log.start_sync()
     assert log.durable_index == 0
     life.close()
 

@@ -145,7 +145,7 @@ class SimLock(StoreLock):
         self.foreign = False
         self._held = held
 
-    def note_opened(self) -> None:
+    def record_opened(self) -> None:
         """Nothing: no other program has these stores."""
 
     def release(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 from raftmq.store.errors import Diverged, FlushUnderWay, RecordTooLarge, StoreDamaged
 from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record, encode_record, walk_records
@@ -63,8 +63,13 @@ def test_a_slave_copies_its_masters_log(tmp_path: Path) -> None:
     data = master.commitlog.read(first.start, SEGMENT)
     walk = walk_records(data, 0)
     count = sum(1 for _ in walk)
-    (units,) = slave.classic.copy(data[: walk.end], 1000)
-    assert (units[0], units[1], units[2], len(units[3])) == ("T", 0, 0, count * UNIT_SIZE_BYTES)
+    (entries,) = slave.classic.copy(data[: walk.end], 1000)
+    assert (entries[0], entries[1], entries[2], len(entries[3])) == (
+        "T",
+        0,
+        0,
+        count * QUEUE_ENTRY_BYTES,
+    )
     slave.classic.copy_blank(data[walk.end :])
     assert slave.derived.dispatched_offset == slave.commitlog.max_offset == second.start
     assert slave.derived.newest_ms == 1000
@@ -103,8 +108,8 @@ def test_a_topic_that_the_master_made_again_begins_at_0(
     items = [(0, 0), (0, 1), (0, 2), (1, 0), (0, 0), (0, 1), (1, 1)]
     told: list[tuple[str, int, int]] = []
     for begin, end in pairwise((0, *cuts, len(items))):
-        units = slave.classic.copy(written(slave, *items[begin:end]), 1000)
-        told += [(topic, queue_id, first) for topic, queue_id, first, _ in units]
+        entries = slave.classic.copy(written(slave, *items[begin:end]), 1000)
+        told += [(topic, queue_id, first) for topic, queue_id, first, _ in entries]
         if flushed:
             slave.flush()
     assert told.count(("T", 0, 0)) == 2
@@ -142,7 +147,7 @@ def test_what_a_master_of_ours_stored_makes_no_queue_begin_anew(
 def test_a_queue_without_messages_may_begin_anew(disk: OsDisk) -> None:
     slave = classic_store(disk)
     assert slave.classic is not None
-    slave.queues.begin_at("T", 0, 5)
+    slave.queues.start_at("T", 0, 5)
     slave.classic.copy(written(slave, (1, 0)), 1000)
     end = slave.commitlog.max_offset
     slave.classic.copy(written(slave, (0, 0)), 1000, own_from=end)
@@ -189,7 +194,7 @@ def test_a_queue_does_not_begin_anew_while_it_is_flushed(disk: OsDisk) -> None:
     slave.classic.copy(written(slave, (0, 0), (0, 1)), 1000)
     end = slave.commitlog.max_offset
     data = written(slave, (0, 0))
-    ticket = slave.queues.begin_flush()
+    ticket = slave.queues.start_flush()
     with pytest.raises(FlushUnderWay):
         slave.classic.copy(data, 1000)
     assert slave.commitlog.max_offset == slave.derived.dispatched_offset == end

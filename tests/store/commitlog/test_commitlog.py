@@ -18,7 +18,7 @@ SIZE = 1024
 
 
 def put(log: CommitLog, data: bytes) -> int:
-    position = log.place(len(data))
+    position = log.allocate(len(data))
     log.write(position, data)
     return position
 
@@ -36,8 +36,8 @@ def test_rolls_exactly_when_length_and_eight_do_not_fit(disk: OsDisk, first: int
     assert put(log, b"a" * first) == 0
     remaining = SIZE - first
     if remaining > 8:
-        assert log.place(remaining - 8) == first
-    assert log.place(remaining - 7) == SIZE
+        assert log.allocate(remaining - 8) == first
+    assert log.allocate(remaining - 7) == SIZE
     put(log, b"b" * (remaining - 7))
     assert log.read(first, 8) == BLANK.pack(remaining, MAGIC_BLANK)
     assert log.read(SIZE, 5) == (b"b" * (remaining - 7))[:5]
@@ -48,8 +48,8 @@ def test_rolls_exactly_when_length_and_eight_do_not_fit(disk: OsDisk, first: int
 def test_a_segment_can_be_filled_to_the_last_eight(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * (SIZE - 8))
-    assert log.place(0) == SIZE - 8
-    assert log.place(1) == SIZE
+    assert log.allocate(0) == SIZE - 8
+    assert log.allocate(1) == SIZE
     put(log, b"b")
     assert raw(disk, 0)[-8:] == BLANK.pack(8, MAGIC_BLANK)
 
@@ -57,10 +57,10 @@ def test_a_segment_can_be_filled_to_the_last_eight(disk: OsDisk) -> None:
 def test_too_large_for_any_segment(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     with pytest.raises(RecordTooLarge):
-        log.place(SIZE - 7)
+        log.allocate(SIZE - 7)
     put(log, b"x")
     with pytest.raises(RecordTooLarge):
-        log.place(SIZE - 7)
+        log.allocate(SIZE - 7)
     assert log.max_offset == 1
 
 
@@ -74,10 +74,10 @@ def test_where_room_is_made_a_write_opens_nothing(disk: OsDisk) -> None:
 
     disk.open = counting  # type: ignore[method-assign,assignment]
     for length, count in ((600, 1), (100, 0), (600, 1), (SIZE - 8, 1), (1, 1)):
-        position = log.place(length)
+        position = log.allocate(length)
         for _ in range(2):
             opened.clear()
-            log.make_room(position)
+            log.prepare_segment(position)
             count -= len(opened)
         assert count == 0, "made once, and only if it is lacking"
         end = log.max_offset
@@ -355,7 +355,7 @@ def test_a_ticket_covers_every_dirty_segment_and_new_names(tmp_path: Path) -> No
     put(log, b"b" * 1000)
     put(log, b"c" * 100)
     disk.order.clear()
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     put(log, b"later")
     assert log.durable_offset == 0
@@ -371,18 +371,18 @@ def test_a_ticket_covers_every_dirty_segment_and_new_names(tmp_path: Path) -> No
     disk.order.clear()
     assert sync(log) == log.max_offset
     assert disk.order == [("sync", "2048")]  # the others were done, no new name
-    assert log.begin_sync() is None
+    assert log.start_sync() is None
 
 
 def test_a_roll_after_begin_is_the_next_tickets(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     put(log, b"b" * 100)
     ticket.run()
     assert log.finish_sync(ticket) == 1000
-    following = log.begin_sync()
+    following = log.start_sync()
     assert following is not None
     assert len(following.files) == 2  # the blank record came after the first ticket
     assert following.directory == "commitlog"
@@ -393,9 +393,9 @@ def test_a_roll_after_begin_is_the_next_tickets(disk: OsDisk) -> None:
 def test_two_tickets_may_finish_in_any_order(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 10)
-    first = log.begin_sync()
+    first = log.start_sync()
     put(log, b"b" * 10)
-    second = log.begin_sync()
+    second = log.start_sync()
     assert first is not None
     assert second is not None
     second.run()
@@ -408,7 +408,7 @@ def test_truncation_lowers_what_a_ticket_promises(disk: OsDisk) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     put(log, b"b" * 100)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     log.truncate(500)
     put(log, b"c" * 300)
@@ -422,7 +422,7 @@ def test_a_removed_segment_is_closed_after_the_ticket(tmp_path: Path) -> None:
     log = new_log(disk, SIZE)
     put(log, b"a" * 1000)
     put(log, b"b" * 100)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     log.truncate(500)
     assert ("remove", "1024") in disk.order
@@ -509,7 +509,7 @@ def test_a_failed_sync_is_final(disk: OsDisk) -> None:
     put(log, b"a" * 10)
     file = log._segments[-1].file
     log._segments[-1].file = cast(File, Failing(file))
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     with pytest.raises(OSError, match="broken"):
         ticket.run()
@@ -517,7 +517,7 @@ def test_a_failed_sync_is_final(disk: OsDisk) -> None:
     with pytest.raises(SyncFailed):
         log.finish_sync(ticket)
     with pytest.raises(SyncFailed):
-        log.begin_sync()
+        log.start_sync()
     assert log.durable_offset == 0
 
 
@@ -538,7 +538,7 @@ def test_the_prepared_segment_is_used(tmp_path: Path, zero_ahead: bool) -> None:
     assert disk.listdir("commitlog") == [f"{0:020d}", f"{SIZE:020d}"]
     put(log, b"b" * 1010)
     assert log._segments[-1] is prepared
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     assert ticket.directory is not None  # its name is not durable yet
 
@@ -622,7 +622,7 @@ def test_restored_segments_take_no_room(tmp_path: Path) -> None:
     log = CommitLog(disk, "commitlog", size)
     log.open(8 * size)
     log.write(8 * size, b"a" * 100)
-    log.write(log.place(size - 100), b"b" * (size - 100))
+    log.write(log.allocate(size - 100), b"b" * (size - 100))
     log.close()
     (tmp_path / "commitlog" / f"{8 * size:020d}").rename(tmp_path / "away")
     log = CommitLog(disk, "commitlog", size)
@@ -652,7 +652,7 @@ def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_at_the_next_
     put(log, b"a" * 100)
     sync(log)
     put(log, b"b" * 100)
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     disk.fails_sync = True
     with pytest.raises(OSError, match="Input/output error"):

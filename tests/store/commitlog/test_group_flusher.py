@@ -43,7 +43,7 @@ class Rig:
         self.log = CommitLog(OsDisk(str(path)), "commitlog", 4096)
         self.log.open()
         self.log.write(0, b"first")
-        ticket = self.log.begin_sync()
+        ticket = self.log.start_sync()
         assert ticket is not None
         ticket.run()
         self.log.finish_sync(ticket)
@@ -64,7 +64,7 @@ class Rig:
         )
 
     def put(self, size: int = 10) -> int:
-        self.log.write(self.log.place(size), bytes(size))
+        self.log.write(self.log.allocate(size), bytes(size))
         return self.log.max_offset
 
     async def begun(self) -> None:

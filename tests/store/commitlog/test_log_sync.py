@@ -28,7 +28,7 @@ class Rig:
 
     def sync(self, end: int) -> list[object]:
         """Return the files that were synced."""
-        ticket = self.syncs.begin(end)
+        ticket = self.syncs.start(end)
         if ticket is None:
             return []
         ticket.run()
@@ -59,7 +59,7 @@ def test_only_what_was_written_since_is_synced(rig: Rig) -> None:
 
 
 def test_a_truncation_lowers_what_a_ticket_promises(rig: Rig) -> None:
-    ticket = rig.syncs.begin(SIZE + 100)
+    ticket = rig.syncs.start(SIZE + 100)
     assert ticket is not None
     rig.syncs.lower(SIZE + 50)
     ticket.run()
@@ -70,7 +70,7 @@ def test_a_truncation_lowers_what_a_ticket_promises(rig: Rig) -> None:
 def test_names_are_synced_until_the_newest_segment_is_durable(rig: Rig) -> None:
     for end, names in ((SIZE, True), (SIZE + 1, True), (SIZE + 2, False)):
         rig.syncs.wrote(rig.second)
-        ticket = rig.syncs.begin(end)
+        ticket = rig.syncs.start(end)
         assert ticket is not None
         assert (ticket.directory == "log") is names, end
         ticket.run()
@@ -78,7 +78,7 @@ def test_names_are_synced_until_the_newest_segment_is_durable(rig: Rig) -> None:
 
 
 def test_a_removed_segment_is_closed_when_nobody_uses_it(rig: Rig) -> None:
-    ticket = rig.syncs.begin(SIZE + 1)
+    ticket = rig.syncs.start(SIZE + 1)
     hold = rig.syncs.hold(rig.first)
     assert ticket is not None
     rig.syncs.retire(rig.first)
@@ -96,5 +96,5 @@ def test_after_one_failure_nothing_is_promised(rig: Rig) -> None:
     assert rig.sync(10)
     rig.syncs.fail(OSError("broken"))
     with pytest.raises(SyncFailed, match="broken"):
-        rig.syncs.begin(SIZE)
+        rig.syncs.start(SIZE)
     assert rig.syncs.durable_offset == 10

@@ -120,7 +120,7 @@ def test_what_no_peer_may_have_is_read_whole_however_old_it_is(
     end = writer.frames[-1].end
     mark = Checkpoint(disk, "checkpoint")
     mark.open()
-    mark.note(CheckpointFields(confirm_offset=end if committed else frame.position))
+    mark.write(CheckpointFields(confirm_offset=end if committed else frame.position))
     log = CommitLog(disk, "commitlog", SIZE, mark)
     log.open()
     assert frame.end < log.segments()[-3].start
@@ -183,7 +183,7 @@ def test_a_blank_record_alone_is_dropped(disk: OsDisk) -> None:
     recovered = recover_frames(log, writer.frames[first - 1].end)
     assert recovered.torn is None
     assert log.max_offset == writer.frames[first - 1].end
-    assert log.place(10) == log.max_offset
+    assert log.allocate(10) == log.max_offset
 
 
 def test_frames_that_do_not_follow_each_other(disk: OsDisk) -> None:
@@ -253,7 +253,7 @@ def classic(disk: OsDisk, count: int = 30) -> list[tuple[int, bytes]]:
     for n in range(count):
         item = record(body=b"x" * (n % 90), store_timestamp_ms=1_000_000 + n * 1000)
         size = len(encode_record(item))
-        position = log.place(size)
+        position = log.allocate(size)
         data = encode_record(
             record(
                 body=item.body,
@@ -441,7 +441,7 @@ def test_a_patch_that_proves_nothing_damages_what_follows(disk: OsDisk) -> None:
     assert found is not None and found.last is not None
     assert (found.position, found.last.index) == (mended.frames[5].end, 6)
     assert recovery.neighbour(found.position) is not None
-    recovery.cut()
+    recovery.truncate()
     assert log.settled
     assert log.max_offset == mended.frames[5].end
     assert recovery.last is not None and recovery.last.index == 6
@@ -464,7 +464,7 @@ def test_another_frame_than_the_damaged_one_may_fit_before_the_blank_record(disk
     following = recovery.patch((small,), proven=False)
     assert following is not None
     assert following.end == small.end
-    recovery.cut()
+    recovery.truncate()
     assert log.max_offset == small.end
     assert [h.term for h in FrameWalk(log, 0)] == [1] * first + [2]
 

@@ -7,18 +7,18 @@ import pytest
 
 from raftmq.store.consumequeue.consumequeue import FILLER, ConsumeQueueStore
 from raftmq.store.disk import OsDisk, OsFile
-from raftmq.store.dispatch import UNIT
+from raftmq.store.dispatch import QUEUE_ENTRY
 
 PER_FILE = 10
 
 
-def unit(n: int, queue: int = 0) -> bytes:
-    """The unit of message n: CommitLog offset 1000 * (n + 1)."""
-    return UNIT.pack(1000 * (n + 1) + queue, 100 + n, n)
+def entry(n: int, queue: int = 0) -> bytes:
+    """The entry of message n: CommitLog offset 1000 * (n + 1)."""
+    return QUEUE_ENTRY.pack(1000 * (n + 1) + queue, 100 + n, n)
 
 
-def units(first: int, count: int) -> bytes:
-    return b"".join(unit(n) for n in range(first, first + count))
+def entries(first: int, count: int) -> bytes:
+    return b"".join(entry(n) for n in range(first, first + count))
 
 
 def new_store(disk: OsDisk, confirmed: int = 1 << 62, **options: Any) -> ConsumeQueueStore:
@@ -34,18 +34,18 @@ def file_of(disk: OsDisk, number: int) -> bytes:
 @pytest.mark.parametrize("flush_after", [0, 3, 10, 17, 25])
 def test_reads_see_file_and_tail_alike(disk: OsDisk, flush_after: int) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, flush_after))
+    store.append("T", 0, 0, entries(0, flush_after))
     store.flush()
-    store.append("T", 0, flush_after, units(flush_after, 27 - flush_after))
+    store.append("T", 0, flush_after, entries(flush_after, 27 - flush_after))
     queue = store.queue("T", 0)
     assert queue is not None
     assert (queue.min_offset, queue.max_offset) == (0, 27)
     for offset in range(27):
         for count in (1, 2, 9, 10, 11, 100):
-            assert queue.units(offset, count) == units(offset, min(count, 27 - offset))
+            assert queue.entries(offset, count) == entries(offset, min(count, 27 - offset))
     for offset, count in ((-1, 5), (27, 1), (28, 1), (3, 0)):
-        assert queue.units(offset, count) == b""
-    assert queue.unit(5) == (6000, 105, 5)
+        assert queue.entries(offset, count) == b""
+    assert queue.entry(5) == (6000, 105, 5)
 
 
 @pytest.mark.parametrize("queues", [("T",), ("T", "U")])
@@ -57,18 +57,18 @@ def test_files_keep_the_size_that_a_store_has(
     count = 7 if len(queues) > 1 else 13  # one file each, or two of one queue
     store = new_store(disk)
     for topic in queues:
-        store.append(topic, 0, 0, units(0, count))
+        store.append(topic, 0, 0, entries(0, count))
     store.flush()
     store.close()
     again = ConsumeQueueStore(disk, "consumequeue", configured)
     again.open(1 << 40, clean=True)
-    again.append("T", 0, count, units(count, 20))
+    again.append("T", 0, count, entries(count, 20))
     again.flush()
     assert disk.listdir("consumequeue/T/0") == [
         f"{start:020d}" for start in range(0, (count + 20) * 20, PER_FILE * 20)
     ]
     queue = again.queue("T", 0)
-    assert queue is not None and queue.units(0, 40) == units(0, count + 20)
+    assert queue is not None and queue.entries(0, 40) == entries(0, count + 20)
 
 
 def test_short_files_do_not_set_the_size_after_a_power_cut(disk: OsDisk) -> None:
@@ -76,46 +76,46 @@ def test_short_files_do_not_set_the_size_after_a_power_cut(disk: OsDisk) -> None
         disk.makedirs(f"consumequeue/{topic}/0")
         disk.open(f"consumequeue/{topic}/0/{0:020d}").truncate(40)
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 5))
+    store.append("T", 0, 0, entries(0, 5))
     store.flush()
     assert disk.open(f"consumequeue/T/0/{0:020d}").size_bytes == PER_FILE * 20
 
 
 def test_files_are_apaches(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 13))
-    store.append("%RETRY%g", 3, 0, units(0, 1))
+    store.append("T", 0, 0, entries(0, 13))
+    store.append("%RETRY%g", 3, 0, entries(0, 1))
     store.flush()
     assert disk.listdir("consumequeue/T/0") == [f"{0:020d}", f"{200:020d}"]
-    assert file_of(disk, 0) == units(0, 10)
-    assert file_of(disk, 1) == units(10, 3) + bytes(7 * 20)
+    assert file_of(disk, 0) == entries(0, 10)
+    assert file_of(disk, 1) == entries(10, 3) + bytes(7 * 20)
     assert store.topics() == {"T": [0], "%RETRY%g": [3]}
     assert store.queue("T", 1) is None
 
 
 def test_append_is_idempotent_below_max_and_allows_no_hole(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 5))
-    store.append("T", 0, 0, units(0, 5))
-    store.append("T", 0, 2, units(2, 3))
-    store.append("T", 0, 3, units(3, 4))  # half of it new
+    store.append("T", 0, 0, entries(0, 5))
+    store.append("T", 0, 0, entries(0, 5))
+    store.append("T", 0, 2, entries(2, 3))
+    store.append("T", 0, 3, entries(3, 4))  # half of it new
     store.flush()
-    store.append("T", 0, 6, units(6, 2))
+    store.append("T", 0, 6, entries(6, 2))
     queue = store.queue("T", 0)
     assert queue is not None
     assert queue.max_offset == 8
-    assert queue.units(0, 100) == units(0, 8)
+    assert queue.entries(0, 100) == entries(0, 8)
     with pytest.raises(AssertionError):
-        store.append("T", 0, 9, units(9, 1))
+        store.append("T", 0, 9, entries(9, 1))
     with pytest.raises(AssertionError):
-        store.append("T", 0, 8, units(8, 1)[:-1])
-    assert queue.units(0, 100) == units(0, 8)
+        store.append("T", 0, 8, entries(8, 1)[:-1])
+    assert queue.entries(0, 100) == entries(0, 8)
 
 
 @pytest.mark.parametrize("first", [1, 9, 10, 13, 40])
 def test_a_queue_that_begins_later_is_pre_filled(disk: OsDisk, first: int) -> None:
     store = new_store(disk)
-    store.append("T", 0, first, units(first, 3))
+    store.append("T", 0, first, entries(first, 3))
     queue = store.queue("T", 0)
     assert queue is not None
     assert (queue.min_offset, queue.max_offset) == (first, first + 3)
@@ -128,28 +128,28 @@ def test_a_queue_that_begins_later_is_pre_filled(disk: OsDisk, first: int) -> No
     queue = store.queue("T", 0)
     assert queue is not None
     assert (queue.min_offset, queue.max_offset) == (first, first + 3)
-    assert queue.units(first, 9) == units(first, 3)
+    assert queue.entries(first, 9) == entries(first, 3)
 
 
 @pytest.mark.parametrize("later", [7, 10, 25])
 def test_a_queue_without_a_message_in_the_log_may_go_on_later(disk: OsDisk, later: int) -> None:
     """What was noted of its end was not the last."""
     store = new_store(disk)
-    store.begin_at("T", 0, 5)
-    store.append("T", 0, later, units(later, 3))
+    store.start_at("T", 0, 5)
+    store.append("T", 0, later, entries(later, 3))
     store.flush()
     store.close()
     queue = new_store(disk).queue("T", 0)
     assert queue is not None
     queue.correct_min(1000)
     assert (queue.min_offset, queue.max_offset) == (later, later + 3)
-    assert queue.units(later, 3) == units(later, 3)
+    assert queue.entries(later, 3) == entries(later, 3)
 
 
 @pytest.mark.parametrize("confirmed_units", [0, 1, 9, 10, 11, 20, 24, 25])
 def test_units_not_confirmed_are_dropped_at_open(disk: OsDisk, confirmed_units: int) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 25))
+    store.append("T", 0, 0, entries(0, 25))
     store.flush()
     store.close()
     store = new_store(disk, 1000 * (confirmed_units + 1))
@@ -161,17 +161,17 @@ def test_units_not_confirmed_are_dropped_at_open(disk: OsDisk, confirmed_units: 
         assert queue is not None
         assert queue.max_offset == confirmed_units
         content = b"".join(file_of(disk, n) for n in range(len(queue.file_starts)))
-        assert content == units(0, confirmed_units).ljust(len(content), b"\0")
-    store.append("T", 0, confirmed_units, units(confirmed_units, 30))
+        assert content == entries(0, confirmed_units).ljust(len(content), b"\0")
+    store.append("T", 0, confirmed_units, entries(confirmed_units, 30))
     queue = store.queue("T", 0)
     assert queue is not None
-    assert queue.units(0, 100) == units(0, confirmed_units + 30)
+    assert queue.entries(0, 100) == entries(0, confirmed_units + 30)
 
 
 def test_units_behind_a_hole_do_not_come_back(disk: OsDisk) -> None:
     """A power cut lost a page in the middle of what was not confirmed."""
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 9))
+    store.append("T", 0, 0, entries(0, 9))
     store.flush()
     store.close()
     disk.open(f"consumequeue/T/0/{0:020d}").pwrite(4 * 20, bytes(40))
@@ -179,14 +179,14 @@ def test_units_behind_a_hole_do_not_come_back(disk: OsDisk) -> None:
     queue = store.queue("T", 0)
     assert queue is not None
     assert queue.max_offset == 4
-    assert file_of(disk, 0) == units(0, 4) + bytes(6 * 20)
+    assert file_of(disk, 0) == entries(0, 4) + bytes(6 * 20)
 
 
 def test_tails_that_were_not_flushed_are_gone_after_a_kill(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 3))
+    store.append("T", 0, 0, entries(0, 3))
     store.flush()
-    store.append("T", 0, 3, units(3, 3))
+    store.append("T", 0, 3, entries(3, 3))
     store.close()
     queue = new_store(disk).queue("T", 0)
     assert queue is not None
@@ -194,27 +194,27 @@ def test_tails_that_were_not_flushed_are_gone_after_a_kill(disk: OsDisk) -> None
 
 
 def test_bounds_of_the_tails(disk: OsDisk) -> None:
-    store = new_store(disk, tail_units_max=4, tails_bytes_max=200)
-    store.append("T", 0, 0, units(0, 3))
+    store = new_store(disk, tail_entries_max=4, tails_bytes_max=200)
+    store.append("T", 0, 0, entries(0, 3))
     assert store.tails_bytes == 60
-    store.append("T", 0, 3, units(3, 1))  # one tail is full: written
+    store.append("T", 0, 3, entries(3, 1))  # one tail is full: written
     assert store.tails_bytes == 0
-    assert file_of(disk, 0)[:80] == units(0, 4)
+    assert file_of(disk, 0)[:80] == entries(0, 4)
     for queue_id in range(1, 4):
-        store.append("T", queue_id, 0, units(0, 3))
+        store.append("T", queue_id, 0, entries(0, 3))
         assert store.tails_bytes == 60 * queue_id
-    store.append("T", 4, 0, units(0, 1))  # all together reach 200: the oldest is written
+    store.append("T", 4, 0, entries(0, 1))  # all together reach 200: the oldest is written
     assert store.tails_bytes == 140
     for queue_id in range(1, 4):
         queue = store.queue("T", queue_id)
         assert queue is not None
         assert queue.tail_bytes == (0 if queue_id == 1 else 60)
-        assert queue.units(0, 10) == units(0, 3)
-    store.append("T", 1, 3, units(3, 3))  # it is the youngest now
+        assert queue.entries(0, 10) == entries(0, 3)
+    store.append("T", 1, 3, entries(3, 3))  # it is the youngest now
     assert store.tails_bytes == 140
     assert [queue.tail_bytes for queue in store.queues()] == [0, 60, 0, 60, 20]
     store.write_tails()
-    store.append("T", 5, 0, units(0, 100))  # larger than any bound at once
+    store.append("T", 5, 0, entries(0, 100))  # larger than any bound at once
     assert store.tails_bytes == 0
 
 
@@ -222,15 +222,15 @@ def test_truncate_to_commitlog(disk: OsDisk) -> None:
     """Queues that know more than the log are cut, in file and tail."""
     for end in range(1, 26):
         store = new_store(OsDisk(f"{disk.root}/{end}"))
-        store.append("T", 0, 0, units(0, 15))
+        store.append("T", 0, 0, entries(0, 15))
         store.write_tails()
-        store.append("T", 0, 15, units(15, 10))
+        store.append("T", 0, 15, entries(15, 10))
         store.truncate_to_commitlog(1000 * (end + 1))
         queue = store.queue("T", 0)
         assert queue is not None
         assert queue.max_offset == end
-        store.append("T", 0, end, units(end, 4))
-        assert queue.units(0, 100) == units(0, end + 4)
+        store.append("T", 0, end, entries(end, 4))
+        assert queue.entries(0, 100) == entries(0, end + 4)
 
 
 def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> None:
@@ -244,11 +244,11 @@ def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> Non
 
     store = new_store(disk)
     store.show_from("T", 13_000)
-    store.append("T", 0, 0, units(0, 3))
+    store.append("T", 0, 0, entries(0, 3))
     assert shown(store) == (3, 3)
-    store.append("T", 0, 3, units(3, 32))
+    store.append("T", 0, 3, entries(3, 32))
     assert shown(store) == (12, 35)
-    store.append("U", 0, 0, units(0, 5))
+    store.append("U", 0, 0, entries(0, 5))
     store.flush()
     store.close()
     store = new_store(disk)
@@ -263,7 +263,7 @@ def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> Non
     store.show_from("T", 13_000)
     store.truncate_to_commitlog(1000 * 9)
     assert shown(store) == (8, 8)
-    store.append("T", 0, 8, units(8, 27))
+    store.append("T", 0, 8, entries(8, 27))
     assert shown(store) == (12, 35)
     store.correct_min_offset(1000 * 24 - 1)
     assert shown(store) == (23, 35)
@@ -274,7 +274,7 @@ def test_messages_before_where_a_topic_begins_are_not_shown(disk: OsDisk) -> Non
 
 def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 35))
+    store.append("T", 0, 0, entries(0, 35))
     store.correct_min_offset(1000 * 14)
     queue = store.queue("T", 0)
     assert queue is not None
@@ -283,11 +283,11 @@ def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
     store.correct_min_offset(1000 * 24 - 1)
     assert queue.min_offset == 23
     assert disk.listdir("consumequeue/T/0") == [f"{400:020d}", f"{600:020d}"]
-    assert queue.units(22, 1) == b""
+    assert queue.entries(22, 1) == b""
     store.correct_min_offset(1 << 40)  # all gone: the last file stays
     assert (queue.min_offset, queue.max_offset) == (35, 35)
     assert disk.listdir("consumequeue/T/0") == [f"{600:020d}"]
-    store.append("T", 0, 35, units(35, 1))
+    store.append("T", 0, 35, entries(35, 1))
     store.flush()
     store.close()
     store = new_store(disk)
@@ -299,8 +299,8 @@ def test_min_offset_follows_the_commitlog(disk: OsDisk) -> None:
 
 def test_files_are_not_removed_under_a_flush(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 35))
-    ticket = store.begin_flush()
+    store.append("T", 0, 0, entries(0, 35))
+    ticket = store.start_flush()
     ticket.run()
     store.correct_min_offset(1 << 40)
     assert len(disk.listdir("consumequeue/T/0")) == 4
@@ -337,9 +337,9 @@ def test_a_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk)
     counted = Counted(disk.root)
     store = new_store(counted)
     for number in range(50):
-        store.append(f"T{number}", 0, 0, units(0, 1))
+        store.append(f"T{number}", 0, 0, entries(0, 1))
     counted.made.clear()
-    ticket = store.begin_flush()
+    ticket = store.start_flush()
     assert counted.made == []
     ticket.run()
     written = len(counted.made)
@@ -351,7 +351,7 @@ def test_a_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk)
     assert len(counted.made) == written
     assert store.tails_bytes == 0
     for number in range(50):
-        assert disk.open(f"consumequeue/T{number}/0/{0:020d}").pread(0, 20) == units(0, 1)
+        assert disk.open(f"consumequeue/T{number}/0/{0:020d}").pread(0, 20) == entries(0, 1)
     store.close()
     again = new_store(disk)
     assert len(list(again.queues())) == 50
@@ -359,25 +359,25 @@ def test_a_flush_of_many_new_queues_touches_no_file_before_it_runs(disk: OsDisk)
 
 def test_units_come_and_are_read_while_a_flush_is_in_flight(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 3))
-    store.append("T", 1, 0, units(0, 12))  # two files
-    ticket = store.begin_flush()
-    store.append("T", 0, 3, units(3, 9))
-    store.append("T", 1, 12, units(12, 1))
-    store.append("T", 2, 0, units(0, 1))
+    store.append("T", 0, 0, entries(0, 3))
+    store.append("T", 1, 0, entries(0, 12))  # two files
+    ticket = store.start_flush()
+    store.append("T", 0, 3, entries(3, 9))
+    store.append("T", 1, 12, entries(12, 1))
+    store.append("T", 2, 0, entries(0, 1))
     store.write_tails()  # as if their bound was reached
-    store.append("T", 1, 13, units(13, 1))
+    store.append("T", 1, 13, entries(13, 1))
 
     def check(*counts: int) -> None:
         for queue_id, count in enumerate(counts):
             queue = store.queue("T", queue_id)
             assert queue is not None
-            assert queue.units(0, 100) == units(0, count)
+            assert queue.entries(0, 100) == entries(0, count)
 
     check(12, 14, 1)
     ticket.run()
     check(12, 14, 1)
-    store.append("T", 1, 14, units(14, 8))  # into the next file, too
+    store.append("T", 1, 14, entries(14, 8))  # into the next file, too
     store.finish_flush(ticket, synced=True)
     check(12, 22, 1)
     assert store.tails_bytes == 8 * 20
@@ -389,26 +389,26 @@ def test_units_come_and_are_read_while_a_flush_is_in_flight(disk: OsDisk) -> Non
 
 def test_only_what_a_flush_wrote_leaves_the_tails(disk: OsDisk) -> None:
     store = new_store(disk)
-    store.append("T", 0, 0, units(0, 3))
-    ticket = store.begin_flush()
+    store.append("T", 0, 0, entries(0, 3))
+    ticket = store.start_flush()
     ticket.run()
-    store.append("T", 0, 3, units(3, 2))
+    store.append("T", 0, 3, entries(3, 2))
     store.finish_flush(ticket, synced=True)
     queue = store.queue("T", 0)
     assert queue is not None
     assert (queue.tail_bytes, store.tails_bytes) == (40, 40)
-    assert queue.units(0, 9) == units(0, 5)
+    assert queue.entries(0, 9) == entries(0, 5)
     store.flush()
-    assert file_of(disk, 0)[:120] == units(0, 5) + bytes(20)
+    assert file_of(disk, 0)[:120] == entries(0, 5) + bytes(20)
 
 
 def test_a_flush_that_could_not_write_is_made_up_for_by_the_next(disk: OsDisk) -> None:
     counted = Counted(disk.root)
     store = new_store(counted)
-    store.append("T", 0, 0, units(0, 12))
-    store.append("U", 0, 0, units(0, 1))
+    store.append("T", 0, 0, entries(0, 12))
+    store.append("U", 0, 0, entries(0, 1))
     counted.fails = True
-    ticket = store.begin_flush()
+    ticket = store.start_flush()
     with pytest.raises(OSError, match="the test"):
         ticket.run()
     store.finish_flush(ticket, synced=False)
@@ -419,27 +419,27 @@ def test_a_flush_that_could_not_write_is_made_up_for_by_the_next(disk: OsDisk) -
     assert store.tails_bytes == 0
     store.close()
     (queue,) = new_store(disk).queues()
-    assert queue.units(0, 100) == units(0, 12)
+    assert queue.entries(0, 100) == entries(0, 12)
 
 
 def test_a_failed_flush_stays_dirty(disk: OsDisk) -> None:
     counted = Counted(disk.root)
     store = new_store(counted)
-    store.append("T", 0, 0, units(0, 3))
+    store.append("T", 0, 0, entries(0, 3))
     counted.sync_fails = True
-    ticket = store.begin_flush()
+    ticket = store.start_flush()
     with pytest.raises(OSError, match="the test"):
         ticket.run()
     store.finish_flush(ticket, synced=False)
     counted.sync_fails = False
-    again = store.begin_flush()
+    again = store.start_flush()
     again.run()
     dirty = again.files.all_dirty()
     assert dirty.paths == [f"consumequeue/T/0/{0:020d}"]
     assert dirty.directories == ["consumequeue/T/0", "consumequeue/T", "consumequeue"]
     store.finish_flush(again, synced=True)
     assert store.tails_bytes == 0
-    third = store.begin_flush()
+    third = store.start_flush()
     third.run()
     assert third.files.all_dirty().paths == []
 
@@ -480,7 +480,7 @@ def test_a_queue_as_it_was_left_is_loaded_by_few_reads_and_not_changed(
     disk: OsDisk, count: int
 ) -> None:
     store = manifested(disk)
-    store.append("T", 0, 0, units(0, count))
+    store.append("T", 0, 0, entries(0, count))
     store.flush()
     store.close()
     counted = Reads(disk.root)
@@ -495,7 +495,7 @@ def test_a_queue_as_it_was_left_is_loaded_by_few_reads_and_not_changed(
     again.correct_min_offset(0)
     again.correct_min_offset(0)
     before = counted.reads
-    for position in (0, 500, 1_000):  # of the first unit, or below: nothing moves
+    for position in (0, 500, 1_000):  # of the first entry, or below: nothing moves
         again.correct_min_offset(position)
     assert counted.reads == before
     again.correct_min_offset(1_001)
@@ -508,9 +508,9 @@ def test_units_that_are_not_confirmed_are_dropped_at_a_start(
     disk: OsDisk, confirmed: int, written: int
 ) -> None:
     store = manifested(disk)
-    store.append("T", 0, 0, units(0, 1))
+    store.append("T", 0, 0, entries(0, 1))
     store.flush()
-    store.append("T", 0, 1, units(1, written))
+    store.append("T", 0, 1, entries(1, written))
     store.write_tails()  # and killed: they are in the page cache
     store.close()
     store = manifested(disk, confirmed=confirmed)
@@ -521,27 +521,27 @@ def test_units_that_are_not_confirmed_are_dropped_at_a_start(
         return
     assert queue is not None
     assert queue.max_offset == kept
-    store.append("T", 0, kept, units(kept, 1))
+    store.append("T", 0, kept, entries(kept, 1))
     store.flush()
     store.close()
     queue = manifested(disk).queue("T", 0)
     assert queue is not None
-    assert queue.units(0, 2_000) == units(0, kept + 1)
+    assert queue.entries(0, 2_000) == entries(0, kept + 1)
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
 def test_a_topic_cannot_lead_elsewhere(disk: OsDisk, topic: str) -> None:
     with pytest.raises(ValueError):
-        new_store(disk).append(topic, 0, 0, units(0, 1))
+        new_store(disk).append(topic, 0, 0, entries(0, 1))
     with pytest.raises(ValueError):
-        new_store(disk).append("T", -1, 0, units(0, 1))
+        new_store(disk).append("T", -1, 0, entries(0, 1))
 
 
 def test_more_queues_than_descriptors(disk: OsDisk) -> None:
     before = len(os.listdir("/dev/fd"))
     store = new_store(disk, open_files_max=3)
     for queue_id in range(10):
-        store.append("T", queue_id, 0, units(0, 2))
+        store.append("T", queue_id, 0, entries(0, 2))
     store.write_tails()
     assert len(os.listdir("/dev/fd")) - before == 3
     store.flush()
@@ -549,7 +549,7 @@ def test_more_queues_than_descriptors(disk: OsDisk) -> None:
     for queue_id in range(10):
         queue = store.queue("T", queue_id)
         assert queue is not None
-        assert queue.units(0, 5) == units(0, 2)
+        assert queue.entries(0, 5) == entries(0, 2)
     assert len(os.listdir("/dev/fd")) - before == 3
 
 
@@ -565,37 +565,37 @@ class ShortDisk(OsDisk):
         return super().open(path, allocate_bytes=allocate_bytes)
 
 
-@pytest.mark.parametrize("bounds", [{"tail_units_max": 4}, {"tails_bytes_max": 80}])
+@pytest.mark.parametrize("bounds", [{"tail_entries_max": 4}, {"tails_bytes_max": 80}])
 def test_units_that_cannot_be_written_for_a_shortage_are_kept(
     tmp_path: Path, bounds: dict[str, int]
 ) -> None:
     disk = ShortDisk(str(tmp_path))
     store = new_store(disk, **bounds)
     disk.short = True
-    store.append("T", 0, 0, units(0, 7))
-    store.append("T", 0, 7, units(7, 7))
+    store.append("T", 0, 0, entries(0, 7))
+    store.append("T", 0, 7, entries(7, 7))
     queue = store.queue("T", 0)
     assert queue is not None
-    assert queue.units(0, 14) == units(0, 14)
+    assert queue.entries(0, 14) == entries(0, 14)
     assert store.tails_bytes == 14 * 20
     with pytest.raises(OSError, match="says the test"):
-        store.make_room()
+        store.write_full_tails()
     disk.short = False
-    store.make_room()
+    store.write_full_tails()
     assert store.tails_bytes == 0
-    assert queue.units(0, 14) == units(0, 14)
-    assert file_of(disk, 0) == units(0, 10)
+    assert queue.entries(0, 14) == entries(0, 14)
+    assert file_of(disk, 0) == entries(0, 10)
     disk.short, disk.error = True, errno.EIO
-    store.append("U", 0, 0, units(0, 1))
+    store.append("U", 0, 0, entries(0, 1))
     with pytest.raises(OSError, match="says the test"):
-        store.append("U", 0, 1, units(1, 6))
+        store.append("U", 0, 1, entries(1, 6))
 
 
 def test_what_a_start_dropped_is_not_missed_by_the_next(disk: OsDisk) -> None:
     """It was to be dispatched again, from the log's beginning, and power was cut before a flush."""
     store = manifested(disk)
-    store.append("T", 0, 0, units(0, 13))
-    store.append("U", 0, 0, units(0, 3))
+    store.append("T", 0, 0, entries(0, 13))
+    store.append("U", 0, 0, entries(0, 3))
     store.flush()
     for _ in range(2):
         store = manifested(disk, confirmed=0)
@@ -607,9 +607,9 @@ def test_what_a_start_dropped_is_not_missed_by_the_next(disk: OsDisk) -> None:
 def test_nor_what_it_dropped_behind_the_confirmed_offset(disk: OsDisk) -> None:
     """But files that are lost besides are missed."""
     store = manifested(disk)
-    store.append("U", 0, 0, units(0, 3))
-    store.append("T", 0, 0, units(3, 12))
-    store.append("V", 0, 0, units(12, 20))
+    store.append("U", 0, 0, entries(0, 3))
+    store.append("T", 0, 0, entries(3, 12))
+    store.append("V", 0, 0, entries(12, 20))
     store.flush()
     for _ in range(2):
         store = manifested(disk, confirmed=9_500)

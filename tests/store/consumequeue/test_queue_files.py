@@ -2,16 +2,16 @@ import pytest
 
 from raftmq.store.consumequeue.queue_files import SYNCS_MAX, DirtyFiles, QueueFiles
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import UNIT_SIZE_BYTES
+from raftmq.store.dispatch import QUEUE_ENTRY_BYTES
 
 QUEUE = "queues/T/0"
-UNIT_A = b"a" * UNIT_SIZE_BYTES
-UNIT_B = b"b" * UNIT_SIZE_BYTES
+UNIT_A = b"a" * QUEUE_ENTRY_BYTES
+UNIT_B = b"b" * QUEUE_ENTRY_BYTES
 
 
 @pytest.fixture
 def files(disk: OsDisk) -> QueueFiles:
-    """Two files of ten units; the first has a unit at 3, the second one at 10."""
+    """Two files of ten entries; the first has an entry at 3, the second one at 10."""
     files = QueueFiles(disk, "queues", 10)
     files.create(QUEUE, 0, first=True)
     files.write(QUEUE, 3, UNIT_A)
@@ -23,9 +23,9 @@ def files(disk: OsDisk) -> QueueFiles:
 def test_units_are_read_from_the_file_that_holds_them(files: QueueFiles) -> None:
     assert files.starts(QUEUE) == [0, 10]
     assert [files.start_of(offset) for offset in (0, 9, 10, 19)] == [0, 0, 10, 10]
-    assert files.read(QUEUE, 2, 2) == bytes(UNIT_SIZE_BYTES) + UNIT_A
+    assert files.read(QUEUE, 2, 2) == bytes(QUEUE_ENTRY_BYTES) + UNIT_A
     assert files.read(QUEUE, 10, 1) == UNIT_B
-    assert files.read(QUEUE, 19, 1) == bytes(UNIT_SIZE_BYTES)
+    assert files.read(QUEUE, 19, 1) == bytes(QUEUE_ENTRY_BYTES)
 
 
 def test_what_was_written_is_dirty_once(files: QueueFiles) -> None:
@@ -34,19 +34,19 @@ def test_what_was_written_is_dirty_once(files: QueueFiles) -> None:
     assert dirty.directories == [QUEUE, "queues/T", "queues"]
     dirty.run()
     assert files.take_dirty().paths == []
-    files.give_back(dirty)
+    files.mark_dirty(dirty)
     assert files.take_dirty() == dirty
 
 
 def test_a_cut_leaves_zeros_and_is_dirty(files: QueueFiles, disk: OsDisk) -> None:
     files.write(QUEUE, 4, UNIT_B)
     files.take_dirty()
-    files.cut(QUEUE, 0, 10)
+    files.truncate(QUEUE, 0, 10)
     assert files.take_dirty().paths == [], "nothing stands behind the end of a full file"
-    files.cut(QUEUE, 0, 4)
-    assert files.read(QUEUE, 3, 2) == UNIT_A + bytes(UNIT_SIZE_BYTES)
+    files.truncate(QUEUE, 0, 4)
+    assert files.read(QUEUE, 3, 2) == UNIT_A + bytes(QUEUE_ENTRY_BYTES)
     assert files.take_dirty().paths == [f"{QUEUE}/{0:020d}"]
-    assert disk.open(f"{QUEUE}/{0:020d}").size_bytes == 10 * UNIT_SIZE_BYTES
+    assert disk.open(f"{QUEUE}/{0:020d}").size_bytes == 10 * QUEUE_ENTRY_BYTES
 
 
 def test_a_removed_file_is_not_synced(files: QueueFiles) -> None:
@@ -60,7 +60,7 @@ def test_a_removed_file_is_not_synced(files: QueueFiles) -> None:
 def test_a_file_that_was_never_sized_gets_its_size(files: QueueFiles, disk: OsDisk) -> None:
     disk.open(f"{QUEUE}/{400:020d}").close()
     files.fill_up(QUEUE, 20)
-    assert files.read(QUEUE, 29, 1) == bytes(UNIT_SIZE_BYTES)
+    assert files.read(QUEUE, 29, 1) == bytes(QUEUE_ENTRY_BYTES)
 
 
 class Syncs(OsDisk):

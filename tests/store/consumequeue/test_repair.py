@@ -12,10 +12,10 @@ import pytest
 from raftmq.store.commitlog.recovery import FrameRecovery
 from raftmq.store.config import StoreConfig, StoreMode
 from raftmq.store.consumequeue.queue_files import QueueExtent, read_manifest, write_manifest
-from raftmq.store.consumequeue.repair import WANTED_MAX, QueueStep, body_is_whole, queue_offset_at
+from raftmq.store.consumequeue.repair import PENDING_MAX, QueueStep, body_is_valid, queue_offset_at
 from raftmq.store.disk import OsDisk
-from raftmq.store.dispatch import SCHEDULE_TOPIC, UNIT, UNIT_SIZE_BYTES
-from raftmq.store.errors import UnitDamaged
+from raftmq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC
+from raftmq.store.errors import EntryDamaged
 from raftmq.store.get_message import GetStatus
 from raftmq.store.message_store import MessageStore
 from raftmq.store.record import decode_record, encode_record, walk_records
@@ -40,14 +40,14 @@ class Filled:
             records.insert(13, record(body=b"other", queue_id=1))
             self.store.derived.dispatch_frame(writer.messages(records))
         self.frames = writer.frames
-        self.units = self.all_units()
+        self.entries = self.all_units()
         self.store.close()
 
     def open(self, recovers: bool = True) -> MessageStore:
         config = StoreConfig(
             mode=StoreMode.RAFT,
             segment_size_bytes=SEGMENT,
-            units_per_file=PER_FILE,
+            entries_per_file=PER_FILE,
             hot_span_bytes=self.hot,
         )
         store = MessageStore(self.disk, config)
@@ -65,20 +65,20 @@ class Filled:
     def all_units(self) -> dict[int, bytes]:
         found = {}
         for queue in self.store.queues.queues():
-            found[queue.queue_id] = queue.units(0, 2 * COUNT)
+            found[queue.queue_id] = queue.entries(0, 2 * COUNT)
         return found
 
-    def path(self, unit: int, queue_id: int = 0) -> Path:
-        name = f"{unit // PER_FILE * PER_FILE * UNIT_SIZE_BYTES:020d}"
+    def path(self, entry: int, queue_id: int = 0) -> Path:
+        name = f"{entry // PER_FILE * PER_FILE * QUEUE_ENTRY_BYTES:020d}"
         return self.root / "consumequeue" / "T" / str(queue_id) / name
 
-    def write(self, unit: int, data: bytes, queue_id: int = 0) -> None:
-        with open(self.path(unit, queue_id), "r+b") as file:
-            file.seek(unit % PER_FILE * UNIT_SIZE_BYTES)
+    def write(self, entry: int, data: bytes, queue_id: int = 0) -> None:
+        with open(self.path(entry, queue_id), "r+b") as file:
+            file.seek(entry % PER_FILE * QUEUE_ENTRY_BYTES)
             file.write(data)
 
-    def unit(self, offset: int) -> tuple[int, int, int]:
-        return UNIT.unpack_from(self.units[0], offset * UNIT_SIZE_BYTES)
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        return QUEUE_ENTRY.unpack_from(self.entries[0], offset * QUEUE_ENTRY_BYTES)
 
     def mend(self) -> int:
         """Run the repair to its end; how many steps it took."""
@@ -87,14 +87,14 @@ class Filled:
             step.run()
             self.store.repairs.finish(step)
             steps += 1
-            assert steps < 2 * WANTED_MAX
+            assert steps < 2 * PENDING_MAX
         return steps
 
 
 def begin(
     store: MessageStore, frame_is_damaged: Callable[[int], bool] = lambda position: False
 ) -> QueueStep | None:
-    return store.repairs.begin(store.derived.dispatched_offset, frame_is_damaged)
+    return store.repairs.next_step(store.derived.dispatched_offset, frame_is_damaged)
 
 
 @pytest.fixture
@@ -103,30 +103,30 @@ def filled(tmp_path: Path) -> Filled:
 
 
 def garbage(f: Filled) -> None:
-    f.write(COUNT - 1, b"\xa5" * UNIT_SIZE_BYTES)
+    f.write(COUNT - 1, b"\xa5" * QUEUE_ENTRY_BYTES)
 
 
 def points_elsewhere(f: Filled) -> None:
-    f.write(COUNT - 1, UNIT.pack(*f.unit(COUNT - 2)))
+    f.write(COUNT - 1, QUEUE_ENTRY.pack(*f.entry(COUNT - 2)))
 
 
 def points_into_another_queue(f: Filled) -> None:
-    f.write(COUNT - 1, f.units[1][-UNIT_SIZE_BYTES:])
+    f.write(COUNT - 1, f.entries[1][-QUEUE_ENTRY_BYTES:])
 
 
 def zeroed_page_in_the_middle(f: Filled) -> None:
-    f.write(1150, bytes(100 * UNIT_SIZE_BYTES))  # where bisection comes by
+    f.write(1150, bytes(100 * QUEUE_ENTRY_BYTES))  # where bisection comes by
 
 
 def zeroed_end(f: Filled) -> None:
-    f.write(COUNT - 150, bytes(150 * UNIT_SIZE_BYTES))
+    f.write(COUNT - 150, bytes(150 * QUEUE_ENTRY_BYTES))
 
 
-def lost_file(unit: int) -> Callable[[Filled], None]:
+def lost_file(entry: int) -> Callable[[Filled], None]:
     def act(f: Filled) -> None:
-        f.path(unit).unlink()
+        f.path(entry).unlink()
 
-    act.__name__ = f"lost_file_{unit}"
+    act.__name__ = f"lost_file_{entry}"
     return act
 
 
@@ -139,13 +139,13 @@ def lost_topic(f: Filled) -> None:
 
 
 def negative_size(f: Filled) -> None:
-    position, size, code = f.unit(1250)
-    f.write(1250, UNIT.pack(position, -size, code))
+    position, size, code = f.entry(1250)
+    f.write(1250, QUEUE_ENTRY.pack(position, -size, code))
 
 
 def position_too_high(f: Filled) -> None:
-    position, size, code = f.unit(1150)
-    f.write(1150, UNIT.pack(position + (1 << 60), size, code))
+    position, size, code = f.entry(1150)
+    f.write(1150, QUEUE_ENTRY.pack(position + (1 << 60), size, code))
 
 
 BOOT = [
@@ -172,12 +172,12 @@ def test_a_queue_that_cannot_be_right_is_made_anew_at_start(
         filled.kill()
     harm(filled)
     store = filled.open()
-    assert filled.all_units() == filled.units
+    assert filled.all_units() == filled.entries
     assert store.queues.damaged == {}
     assert store.derived.dispatched_offset == filled.frames[-1].end
     store.close()
     store = filled.open()  # and it stays so
-    assert filled.all_units() == filled.units
+    assert filled.all_units() == filled.entries
     store.close()
 
 
@@ -185,7 +185,7 @@ def test_a_queue_that_cannot_be_right_is_made_anew_at_start(
 def test_one_bad_unit_never_shortens_a_queue(
     filled: Filled, harm: Callable[[Filled], None]
 ) -> None:
-    """Bisection may come by it or not: the end is right, the unit is mended at last when read."""
+    """Bisection may come by it or not: the end is right, the entry is mended at last when read."""
     harm(filled)
     store = filled.open()
     queue = store.queues.queue("T", 0)
@@ -194,9 +194,9 @@ def test_one_bad_unit_never_shortens_a_queue(
     for offset in range(1100, COUNT, 50):
         try:
             store.reads.get_messages("T", 0, offset, 50, 1 << 20)
-        except UnitDamaged:
+        except EntryDamaged:
             filled.mend()
-    assert filled.all_units() == filled.units
+    assert filled.all_units() == filled.entries
     store.close()
 
 
@@ -213,7 +213,7 @@ def test_what_the_log_lost_is_no_damage(filled: Filled) -> None:
     assert queue is not None
     assert queue.max_offset == 31 * 26
     assert store.derived.dispatched_offset == store.commitlog.max_offset == end
-    assert queue.units(0, COUNT) == filled.units[0][: 31 * 26 * UNIT_SIZE_BYTES]
+    assert queue.entries(0, COUNT) == filled.entries[0][: 31 * 26 * QUEUE_ENTRY_BYTES]
     store.close()
 
 
@@ -229,7 +229,7 @@ def test_a_damaged_frame_in_the_way_is_waited_for(filled: Filled) -> None:
     assert store.queues.queue("T", 0) is None
     for one in filled.frames:
         store.derived.dispatch_frame(one)
-    assert filled.all_units() == filled.units
+    assert filled.all_units() == filled.entries
     store.close()
 
 
@@ -244,7 +244,7 @@ def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Fi
         store.derived.dispatch_frame(
             writer.messages([record(body=b"." * 300, topic="T") for _ in range(30)])
         )
-    units = filled.all_units()[0]
+    entries = filled.all_units()[0]
     filled.kill()  # the queues have them in memory only
     directory = filled.root / "commitlog"
     ahead = max(int(path.name) for path in directory.iterdir()) + SEGMENT
@@ -256,13 +256,13 @@ def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Fi
     recovery = FrameRecovery(store.commitlog)
     assert recovery.run() is not None
     recovery.patch((*filled.frames, *writer.frames), True)
-    recovery.cut()
+    recovery.truncate()
     assert store.commitlog.max_offset == writer.frames[-1].end
     store.derived.log_recovered()
     assert store.derived.dispatched_offset == confirmed
     for frame in writer.frames:
         store.derived.dispatch_frame(frame)
-    assert filled.all_units()[0] == units
+    assert filled.all_units()[0] == entries
     store.close()
 
 
@@ -270,7 +270,7 @@ def test_what_stood_in_lost_segments_is_dispatched_when_they_are_back(filled: Fi
 
 
 def pointing(position: int, size: int) -> bytes:
-    return UNIT.pack(position, size, 0)
+    return QUEUE_ENTRY.pack(position, size, 0)
 
 
 @pytest.mark.parametrize(
@@ -279,26 +279,26 @@ def pointing(position: int, size: int) -> bytes:
 @pytest.mark.parametrize("offset", [700, 0])
 def test_a_bad_unit_is_never_served_and_mended(filled: Filled, kind: str, offset: int) -> None:
     store = filled.open()
-    position, size, code = filled.unit(offset)
+    position, size, code = filled.entry(offset)
     bad = {
-        "garbage": b"\xa5" * UNIT_SIZE_BYTES,
-        "zeros": bytes(UNIT_SIZE_BYTES),
-        "another": UNIT.pack(*filled.unit(offset + 1)),
-        "other queue": filled.units[1][:UNIT_SIZE_BYTES],
-        "low": UNIT.pack(-5, size, code),
-        "high": UNIT.pack(1 << 50, size, code),
-        "size": UNIT.pack(position, size + 1, code),
+        "garbage": b"\xa5" * QUEUE_ENTRY_BYTES,
+        "zeros": bytes(QUEUE_ENTRY_BYTES),
+        "another": QUEUE_ENTRY.pack(*filled.entry(offset + 1)),
+        "other queue": filled.entries[1][:QUEUE_ENTRY_BYTES],
+        "low": QUEUE_ENTRY.pack(-5, size, code),
+        "high": QUEUE_ENTRY.pack(1 << 50, size, code),
+        "size": QUEUE_ENTRY.pack(position, size + 1, code),
     }[kind]
     filled.write(offset, bad)
-    with pytest.raises(UnitDamaged) as caught:
+    with pytest.raises(EntryDamaged) as caught:
         store.reads.get_messages("T", 0, offset, 10, 1 << 20)
     assert caught.value.retriable
-    with pytest.raises(UnitDamaged):
+    with pytest.raises(EntryDamaged):
         store.reads.get_messages("T", 0, max(0, offset - 3), 10, 1 << 20)
     elsewhere = store.reads.get_messages("T", 0, offset + 10, 10, 1 << 20)
     assert elsewhere.message_count == 10, "the rest of the queue is served meanwhile"
     assert filled.mend() > 0
-    assert filled.all_units() == filled.units
+    assert filled.all_units() == filled.entries
     assert store.repairs.rewritten == 1
     result = store.reads.get_messages("T", 0, offset, 10, 1 << 20)
     assert result.status is GetStatus.FOUND
@@ -319,7 +319,7 @@ def wrong_units(right: tuple[int, int, int]) -> dict[str, bytes]:
         "before the log": (-position, size, code),
         "its neighbour": (position + size, size, code),
     }
-    return {name: UNIT.pack(*unit) for name, unit in found.items()}
+    return {name: QUEUE_ENTRY.pack(*entry) for name, entry in found.items()}
 
 
 @pytest.mark.parametrize("kind", wrong_units((1, 1, 1)))
@@ -328,11 +328,11 @@ def test_no_pull_returns_what_a_wrong_unit_points_at(filled: Filled, count: int,
     store = filled.open()
     for place in (0, count // 2, count - 1):
         wrong = 301 + place
-        filled.write(wrong, wrong_units(filled.unit(wrong))[kind])
-        with pytest.raises(UnitDamaged) as found:
+        filled.write(wrong, wrong_units(filled.entry(wrong))[kind])
+        with pytest.raises(EntryDamaged) as found:
             store.reads.get_messages("T", 0, 301, count, 1 << 40)
         assert found.value.offset == wrong
-        filled.write(wrong, UNIT.pack(*filled.unit(wrong)))
+        filled.write(wrong, QUEUE_ENTRY.pack(*filled.entry(wrong)))
     result = store.reads.get_messages("T", 0, 301, count, 1 << 40)
     data = b"".join(result.buffers)
     walked = [decode_record(data, at).queue_offset for at, _ in walk_records(data)]
@@ -342,8 +342,8 @@ def test_no_pull_returns_what_a_wrong_unit_points_at(filled: Filled, count: int,
 
 def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> None:
     store = filled.open()
-    filled.write(300, b"\0" * 190 * UNIT_SIZE_BYTES)
-    with pytest.raises(UnitDamaged):
+    filled.write(300, b"\0" * 190 * QUEUE_ENTRY_BYTES)
+    with pytest.raises(EntryDamaged):
         store.reads.get_messages("T", 0, 350, 10, 1 << 20)
     step = begin(store)
     assert step is not None
@@ -354,7 +354,7 @@ def test_a_lost_page_is_mended_whole_while_the_queue_grows(filled: Filled) -> No
     step.run()
     store.repairs.finish(step)
     filled.mend()
-    assert filled.all_units()[0][: COUNT * UNIT_SIZE_BYTES] == filled.units[0]
+    assert filled.all_units()[0][: COUNT * QUEUE_ENTRY_BYTES] == filled.entries[0]
     queue = store.queues.queue("T", 0)
     assert queue is not None
     assert queue.max_offset == COUNT + 1
@@ -374,24 +374,26 @@ def test_a_mended_queue_of_delayed_messages_has_the_stores_delays(tmp_path: Path
     store.flush()
     queue = store.queues.queue(SCHEDULE_TOPIC, 1)
     assert queue is not None
-    units = queue.units(0, 10)
-    due_ms = {UNIT.unpack(units[at : at + UNIT_SIZE_BYTES])[2] for at in range(0, 200, 20)}
+    entries = queue.entries(0, 10)
+    due_ms = {
+        QUEUE_ENTRY.unpack(entries[at : at + QUEUE_ENTRY_BYTES])[2] for at in range(0, 200, 20)
+    }
     assert due_ms == {parked.store_timestamp_ms + 3_600_000}
     for offset in (3, 4, 5):
-        queue.rewrite(offset, bytes(UNIT_SIZE_BYTES))
-    with pytest.raises(UnitDamaged):
+        queue.rewrite(offset, bytes(QUEUE_ENTRY_BYTES))
+    with pytest.raises(EntryDamaged):
         store.reads.get_messages(SCHEDULE_TOPIC, 1, 3, 3, 1 << 20)
     while (step := begin(store)) is not None:
         step.run()
         store.repairs.finish(step)
-    assert queue.units(0, 10) == units
+    assert queue.entries(0, 10) == entries
     assert store.repairs.rewritten == 3
     store.close()
 
 
 def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
     store = filled.open()
-    position, size, _ = filled.unit(700)
+    position, size, _ = filled.entry(700)
     asked = []
 
     def frame_is_damaged(at: int) -> bool:
@@ -403,7 +405,7 @@ def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
     with open(path, "r+b") as file:
         file.seek(position % SEGMENT + 20)
         file.write(b"\xff")
-    with pytest.raises(UnitDamaged):
+    with pytest.raises(EntryDamaged):
         store.reads.get_messages("T", 0, 700, 1, size)
     assert begin(store, frame_is_damaged) is None
     assert asked == [position]
@@ -418,14 +420,14 @@ def test_a_damaged_frame_is_not_the_units_fault(filled: Filled) -> None:
 def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> None:
     filled = Filled(tmp_path, hot_span_bytes=1 << 40 if hot else 0)
     store = filled.open()
-    position, size, _ = filled.unit(700)
+    position, size, _ = filled.entry(700)
     with open(tmp_path / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}", "r+b") as file:
         file.seek(position % SEGMENT + 88)
         file.write(b"\xff")
     if hot:
         assert store.reads.get_messages("T", 0, 700, 1, size).message_count == 1
     else:
-        with pytest.raises(UnitDamaged):
+        with pytest.raises(EntryDamaged):
             store.reads.get_messages("T", 0, 700, 1, size)
     store.close()
 
@@ -433,9 +435,9 @@ def test_bodies_are_checked_where_data_are_cold(tmp_path: Path, hot: bool) -> No
 def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Filled) -> None:
     store = filled.open()
     told: list[int | None] = []
-    position = filled.unit(700)[0]
-    filled.write(700, bytes(UNIT_SIZE_BYTES))
-    with pytest.raises(UnitDamaged):
+    position = filled.entry(700)[0]
+    filled.write(700, bytes(QUEUE_ENTRY_BYTES))
+    with pytest.raises(EntryDamaged):
         store.reads.get_messages("T", 0, 700, 1, 1 << 20)
     path = filled.root / "commitlog" / f"{position // SEGMENT * SEGMENT:020d}"
     with open(path, "r+b") as file:
@@ -452,16 +454,16 @@ def test_a_repair_that_meets_a_damaged_frame_says_so_and_comes_again(filled: Fil
         file.seek(position % SEGMENT)
         file.write(b"\0")
     filled.mend()
-    assert filled.all_units() == filled.units
+    assert filled.all_units() == filled.entries
     store.close()
 
 
 def test_too_many_bad_units_are_found_again_later(filled: Filled) -> None:
     store = filled.open()
-    for offset in range(WANTED_MAX + 5):
-        store.repairs.note("T", 0, offset, 0)
-    assert (len(store.repairs), store.repairs.dropped) == (WANTED_MAX, 5)
-    store.repairs.note("gone", 0, 1, 0)
+    for offset in range(PENDING_MAX + 5):
+        store.repairs.report("T", 0, offset, 0)
+    assert (len(store.repairs), store.repairs.dropped) == (PENDING_MAX, 5)
+    store.repairs.report("gone", 0, 1, 0)
     filled.mend()
     assert len(store.repairs) == 0
     assert store.repairs.rewritten == 0, "they were right after all"
@@ -503,11 +505,11 @@ def test_what_a_unit_may_point_at() -> None:
             at(data=b""),
         ]
         assert wrong == [-1] * len(wrong)
-        assert body_is_whole(data, 6, 500)
-        assert not body_is_whole(data, 6, 501)
+        assert body_is_valid(data, 6, 500)
+        assert not body_is_valid(data, 6, 501)
         flipped = bytearray(data)
         flipped[6 + 88 + (12 if one is v6 else 0)] ^= 1
-        assert not body_is_whole(bytes(flipped), 6, 500)
+        assert not body_is_valid(bytes(flipped), 6, 500)
 
 
 def test_the_manifest(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ SIZE = 40 + 7 * 4 + 20 * 20
 
 
 def flush(file: IndexFile, synced: bool = True) -> None:
-    ticket = file.begin_flush()
+    ticket = file.start_flush()
     ticket.run()
     ticket.finish(synced=synced)
 
@@ -147,7 +147,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"):
         add_keys(file, keys[5:])
     with pytest.raises(OSError, match="full"):
-        ticket = file.begin_flush()
+        ticket = file.start_flush()
         ticket.run()
     ticket.finish(synced=False)
     assert file.changed
@@ -209,7 +209,7 @@ def test_cut_and_rebuild_are_what_was_never_more(disk: OsDisk, tmp_path: Path, s
         flush(file)
     at = rng.randrange(offset + 2)
     kept = [key for key in keys if key[1] < at]
-    file.cut(at, kept[-1][2] if kept else None)
+    file.truncate(at, kept[-1][2] if kept else None)
     add_keys(twin, kept)
     assert file.count == twin.count
     if kept:
@@ -267,7 +267,7 @@ def test_files_are_sparse(disk: OsDisk, tmp_path: Path) -> None:
     stat = (tmp_path / "f").stat()
     assert stat.st_size == 420_000_040
     assert stat.st_blocks * 512 < 2 << 20
-    file.cut(50)
+    file.truncate(50)
     flush(file)
     assert (tmp_path / "f").stat().st_blocks * 512 < 2 << 20
     file.close()
@@ -278,7 +278,7 @@ def test_a_slot_that_changes_during_a_flush_is_written_by_the_next(
 ) -> None:
     file, twin = IndexFile(disk, "f", LIMITS), IndexFile(disk, "twin", LIMITS)
     add_keys(file, [(1, 10, 1000)])
-    ticket = file.begin_flush()
+    ticket = file.start_flush()
     add_keys(file, [(1, 20, 2000)])
     ticket.run()
     ticket.finish(synced=True)
@@ -328,7 +328,7 @@ def test_a_new_file_has_nothing_to_load_and_a_rebuilt_one_forgets_what_was_loade
     file.close()
     again = IndexFile(disk, "f", limits)
     assert not again.load()
-    again.cut(100)
+    again.truncate(100)
     assert again.load()
     assert found(again, 97) == [1]
     assert found(again, 97 * 200) == []

@@ -47,16 +47,16 @@ def row(items: list[MessageRecord], base: int) -> tuple[bytes, list[tuple[int, i
 
 
 def units_of(items: list[MessageRecord], data: bytes, base: int) -> bytes:
-    """The ConsumeQueue units of records as dispatch makes them, each record in its own queue, in
+    """The ConsumeQueue entries of records as dispatch makes them, each record in its own queue, in
     any order. A rolled-back or prepared record has none."""
-    units, at = [], 0
+    entries, at = [], 0
     for item in items:
         size = int.from_bytes(data[at : at + 4], "big")
         if item.sys_flag & 0xC in (0, 0x8):
-            units.append(struct.pack(">qiq", base + at, size, 0))
+            entries.append(struct.pack(">qiq", base + at, size, 0))
         at += size
-    random.Random(len(data)).shuffle(units)
-    return b"".join(units)
+    random.Random(len(data)).shuffle(entries)
+    return b"".join(entries)
 
 
 def listed(walked: Walk) -> list[tuple[int, int, int]]:
@@ -64,8 +64,10 @@ def listed(walked: Walk) -> list[tuple[int, int, int]]:
     return list(zip(hashes.tolist(), offsets.tolist(), stamps.tolist(), strict=True))
 
 
-def walk(data: bytes, base: int = 0, units: bytes = b"") -> tuple[int, list[tuple[int, int, int]]]:
-    walked = KeyWalker().walk(data, base, units)
+def walk(
+    data: bytes, base: int = 0, entries: bytes = b""
+) -> tuple[int, list[tuple[int, int, int]]]:
+    walked = KeyWalker().walk(data, base, entries)
     assert not walked.error
     return walked.end - base, listed(walked)
 
@@ -157,12 +159,12 @@ def test_a_slice_that_ends_anywhere_is_taken_up_again_there() -> None:
         for n, topic in enumerate(["T", LONG_TOPIC, "T", "U"])
     ]
     data, keys = row(items, 0)
-    for units in (b"", units_of(items, data, 0)):
+    for entries in (b"", units_of(items, data, 0)):
         for end in range(len(data) + 1):
             walker = KeyWalker()
-            first = walker.walk(data[:end], 0, units)
+            first = walker.walk(data[:end], 0, entries)
             assert first.end <= end
-            second = walker.walk(data[first.end :], first.end, units)
+            second = walker.walk(data[first.end :], first.end, entries)
             assert second.end == len(data)
             assert listed(first) + listed(second) == keys
 
@@ -183,7 +185,7 @@ def test_frames_commands_and_blanks_are_hopped_over() -> None:
 def test_frames_and_what_no_queue_has_are_found_between_units() -> None:
     prepared = record(properties=b"UNIQ_KEY\x01p\x02", sys_flag=0x4)
     data, keys = b"", []
-    units = b""
+    entries = b""
     for index in range(1, 30):
         items = [record(properties=b"UNIQ_KEY\x01u%02d\x02" % index)] * (index % 4)
         if index % 7 == 0:
@@ -193,8 +195,8 @@ def test_frames_and_what_no_queue_has_are_found_between_units() -> None:
         kind = FrameKind.MESSAGES if items else FrameKind.NOOP
         data += seal_frame(index, 1, len(data), 5, kind, len(items), payload).data
         keys += found
-        units += units_of(items, payload, base)
-    assert walk(data, 0, units) == (len(data), keys)
+        entries += units_of(items, payload, base)
+    assert walk(data, 0, entries) == (len(data), keys)
 
 
 @pytest.mark.parametrize("lie", ["shifted", "overlapping", "of another part of the log"])
@@ -203,8 +205,8 @@ def test_units_that_do_not_fit_the_log_are_not_believed(lie: str) -> None:
     data, keys = row(items, 0)
     size = len(data) // 8
     first, length = {"shifted": (4, size), "overlapping": (0, 2 * size)}.get(lie, (1 << 40, size))
-    units = b"".join(struct.pack(">qiq", first + n * size, length, 0) for n in range(7))
-    assert walk(data, 0, units) == (len(data), keys)
+    entries = b"".join(struct.pack(">qiq", first + n * size, length, 0) for n in range(7))
+    assert walk(data, 0, entries) == (len(data), keys)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def open_store(
     disk: Disk, mode: StoreMode = StoreMode.RAFT, limits: IndexLimits = LIMITS, **changes: object
 ) -> MessageStore:
     options: dict[str, object] = {"segment_size_bytes": SEGMENT, **changes}
-    config = StoreConfig(mode=mode, units_per_file=50, index_limits=limits, **options)  # type: ignore[arg-type]
+    config = StoreConfig(mode=mode, entries_per_file=50, index_limits=limits, **options)  # type: ignore[arg-type]
     store = MessageStore(disk, config)
     store.open()
     if mode is StoreMode.RAFT:
@@ -115,7 +115,7 @@ def test_every_message_is_found_whatever_the_steps(
     store.close()
 
 
-@pytest.mark.parametrize(("limit", "batches"), [("NOTES_MAX", 7), ("NOTED_BYTES_MAX", 3000)])
+@pytest.mark.parametrize(("limit", "batches"), [("BATCHES_MAX", 7), ("BATCHES_BYTES_MAX", 3000)])
 def test_notes_of_what_waits_are_bounded_and_not_needed(
     disk: OsDisk, monkeypatch: pytest.MonkeyPatch, limit: str, batches: int
 ) -> None:
@@ -126,7 +126,7 @@ def test_notes_of_what_waits_are_bounded_and_not_needed(
     for n in range(40):
         writer.messages([keyed(n)])
         store.derived.dispatch_frame(writer.frames[-1])
-        most = max(most, len(store.index.notes))
+        most = max(most, len(store.index.dispatched))
     assert 3 < most <= 20
     store.derived.index_all()
     assert numbers(store, "all") == list(range(40))
@@ -297,7 +297,7 @@ def test_a_lost_tail_takes_its_entries_along(disk: OsDisk, tmp_path: Path) -> No
     state = dict(writer.offsets)
     write(store, 20, writer)
     store.derived.index_all()
-    flush = store.flushes.begin()
+    flush = store.flushes.start()
     flush.run()
     store.flushes.finish(flush, synced=True)
     assert numbers(store, "all") == list(range(40))
@@ -454,7 +454,7 @@ def act(rng: random.Random, store: MessageStore, writer: FrameWriter, number: in
         case 5:
             if rng.random() < 0.5:
                 sync(store.commitlog)
-            flush = store.flushes.begin()
+            flush = store.flushes.start()
             flush.run()
             store.flushes.finish(flush, synced=True)
     return number
@@ -501,7 +501,7 @@ def test_retention_takes_whole_files_but_never_the_last(disk: OsDisk) -> None:
     assert store.index is not None
     ends = [file.end_offset for file in store.index.files]
     assert len(store.commitlog.segments()) >= 3, "there is something to remove"
-    flush = store.flushes.begin()
+    flush = store.flushes.start()
     store.delete_before(store.commitlog.segments()[-1].start)
     minimum = store.commitlog.min_offset
     assert len(store.index.files) == len(ends)  # not while a flush may hold them

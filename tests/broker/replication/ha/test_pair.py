@@ -62,7 +62,7 @@ async def test_what_the_master_stores_the_slave_has_byte_for_byte(tmp_path):
         for queue in range(4):
             mine = pair.slave.store.queues.queue("T", queue)
             assert mine.max_offset == 10
-            assert mine.units(0, 10) == pair.master.store.queues.queue("T", queue).units(0, 10)
+            assert mine.entries(0, 10) == pair.master.store.queues.queue("T", queue).entries(0, 10)
 
 
 # ---- what a sender hears ----------------------------------------------------------------------
@@ -141,11 +141,11 @@ class SlowSync:
 
     def __init__(self, log):
         self.log = log
-        self.begin = log.begin_sync
-        log.begin_sync = lambda: None
+        self.begin = log.start_sync
+        log.start_sync = lambda: None
 
     def let_go(self):
-        self.log.begin_sync = self.begin
+        self.log.start_sync = self.begin
 
 
 async def test_a_disk_that_does_not_sync_in_time(tmp_path):

@@ -372,7 +372,7 @@ async def test_a_cut_waits_for_a_flush_under_way(group):
     await all_applied(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     before = follower.engine.frames_taken_back
-    flush = follower.store.flushes.begin()
+    flush = follower.store.flushes.start()
     follower.engine._transport.on_messages(old_heartbeat(broker, end))
     assert follower.store.queues.queue(TOPIC, 0).max_offset == 5
     flush.run()

@@ -52,14 +52,14 @@ def open_log(disk: Disk, start_offset: int = 0, segment_size_bytes: int = 4096) 
 
 
 def append(log: RaftLog, payload: bytes) -> Frame:
-    index, position = log.last_index + 1, log.place(len(payload))
+    index, position = log.last_index + 1, log.allocate(len(payload))
     frame = seal_frame(index, 1, position, 0, FrameKind.COMMAND, 0, payload)
     log.append([frame])
     return frame
 
 
 def sync(log: RaftLog) -> None:
-    ticket = log.begin_sync()
+    ticket = log.start_sync()
     assert ticket is not None
     ticket.run()
     log.finish_sync(ticket)

@@ -90,7 +90,7 @@ def test_fifo_links_with_a_delay_cut_applied_entries(make: MakeWorld) -> None:
         w.beat("a", "b", times=1)
         w.drop("a", "c")
     assert len(w.acked) == 13
-    cut_back = 0
+    truncate = 0
     on_the_way: list[list[tuple[str, str, object]]] = []
     for n in range(30):
         w.write("a", f"w{n}", BIG)
@@ -102,12 +102,12 @@ def test_fifo_links_with_a_delay_cut_applied_entries(make: MakeWorld) -> None:
         for source, target, message in on_the_way.pop(0):
             applied = w.values(target)[: w.commit(target)]
             w.give(source, target, [message])
-            cut_back += len(w.values(target)) < len(applied)
+            truncate += len(w.values(target)) < len(applied)
         for name in "abc":
             w.tick(name)
     w.elect_one_of("a", "b", "c")
     assert w.lost("a") == []  # this time; the commit index of a follower went back, though
-    assert (cut_back > 0) is w.stock
+    assert (truncate > 0) is w.stock
 
 
 def test_an_acknowledgement_of_an_older_term_commits(make: MakeWorld) -> None:

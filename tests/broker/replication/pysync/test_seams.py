@@ -60,7 +60,7 @@ class Store:
     def send(self, payload: bytes, term: int = 1) -> Frame:
         """As the member does on a leader: hold the frame, then SyncObj adds its command."""
         log = self.journal.log
-        index, position = log.last_index + 1, log.place(len(payload))
+        index, position = log.last_index + 1, log.allocate(len(payload))
         frame = seal_frame(index, term, position, 5, FrameKind.COMMAND, 0, payload)
         self.journal.held = frame
         self.journal.add(SEND, index, term)
@@ -243,7 +243,7 @@ def test_an_unreadable_meta_file_counts_as_none(tmp_path, text):
 
 
 def open_store(root: Path) -> MessageStore:
-    config = StoreConfig(mode=StoreMode.RAFT, segment_size_bytes=4096, units_per_file=50)
+    config = StoreConfig(mode=StoreMode.RAFT, segment_size_bytes=4096, entries_per_file=50)
     store = MessageStore(OsDisk(str(root)), config)
     store.open()
     return store
@@ -259,15 +259,15 @@ def test_a_store_forgets_what_its_log_lost(tmp_path):
     store.flush()
     assert store.checkpoint.fields.confirm_offset == frames[-1].end
     end = frames[9].end
-    flush = store.flushes.begin()
+    flush = store.flushes.start()
     store.commitlog.truncate(end)
-    assert not store.derived.cut_back(end)
+    assert not store.derived.truncate(end)
     assert store.queues.queue("T", 0).max_offset == 30
     flush.run()
     store.flushes.finish(flush, synced=True)
     assert store.checkpoint.fields.confirm_offset > end
-    assert store.derived.cut_back(end)
-    assert store.derived.cut_back(end)  # nothing more to cut
+    assert store.derived.truncate(end)
+    assert store.derived.truncate(end)  # nothing more to cut
     assert store.derived.dispatched_offset == store.checkpoint.fields.confirm_offset == end
     assert [store.queues.queue("T", n).max_offset for n in (0, 1)] == [10, 10]
     store.queues.close()  # a kill: nothing is flushed

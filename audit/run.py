@@ -8,9 +8,9 @@ query, and a check costs another query for its offenders only when there are any
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -24,13 +24,11 @@ from .checks.acknowledged import (
 )
 from .checks.checks import Check, sent_checks, stored_checks
 from .checks.consume_checks import consumption_checks, event_kinds
-from .checks.deferred_checks import evidence, later_checks
 from .checks.frames import group_frames
-from .checks.history_checks import observed_checks
+from .checks.history_checks import judged_history
 from .checks.index_and_config_checks import judge_beside
 from .checks.internal_topic_checks import waiting_checks
 from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
-from .checks.lock_checks import orderly_checks
 from .checks.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
 from .checks.replicas import (
     absent_check,
@@ -80,20 +78,13 @@ def run(
         staged = time.monotonic()
         count = sum(store.records for store in tables.limits.stores)
         progress(f"checking {count:,} records")
-        results: list[CheckResult] = []
-        copies = NONE
-        others = 0  # messages that other groups acknowledged
-        if history is None:
-            figures = _stored(tables)
-            if acknowledged is not None:
-                told = read_acknowledged(spark, acknowledged)
-                rows = compared(tables, told)
-                figures["acknowledged"] = rows.count()
-                others = told.count() - figures["acknowledged"]
-                results, copies = _acknowledged_results(tables, rows)
+        if history is not None:
+            sends = _sent_results(tables, history, topic, torn)
+        elif acknowledged is not None:
+            sends = _acknowledged_results(tables, acknowledged)
         else:
-            figures = _figures(tables)
-            results, copies = _sent_results(tables, topic, figures["sent"], torn)
+            sends = _Sends(_stored(tables), [])
+        results = [*sends.results]
         with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
             for together in pool.map(evaluate, _by_table(stored_checks(tables))):
                 results += together
@@ -102,12 +93,12 @@ def run(
         held = group_frames(tables) if tables.limits.mode == RAFT else None
         beside = judge_beside(tables, held)
         results += beside.results
-        for checks in _by_table(waiting_checks(tables, beside.delivered)):
+        for checks in _by_table(waiting_checks(tables, beside.delivered, sends.clocks_steady)):
             results += evaluate(checks)
         judged = time.monotonic()
         progress("comparing the replicas' bytes")
         results.append(absent_check(tables.limits))
-        results.append(replica_check(tables, copies))
+        results.append(replica_check(tables, sends.copies))
         results.append(commit_check(tables.limits))
         results.append(segment_check(stores, tables.limits))
         if since is not None:
@@ -125,7 +116,7 @@ def run(
                 StoreReport(s.store, s.begin, s.data_end, s.commit, s.agreed, s.records, s.frames)
                 for s in tables.limits.stores
             ),
-            figures=figures,
+            figures=sends.figures,
             checks=tuple(_with_places(result, stores) for result in results),
             mode=tables.limits.mode,
             group=subject.group or "",
@@ -139,7 +130,11 @@ def run(
                 "replicas": end - judged,
             },
             timeline=timeline(tables) if kept is not None else (),
-            not_judged=(*_not_judged(tables, history, acknowledged, topic, others), *beside.gaps),
+            not_judged=(
+                *_not_judged(tables, history, acknowledged, topic),
+                *sends.gaps,
+                *beside.gaps,
+            ),
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if since else []
@@ -147,58 +142,70 @@ def run(
         return report
 
 
-def _sent_results(
-    tables: Tables, topic: str, sent: int, torn: int
-) -> tuple[list[CheckResult], LastCopies]:
-    """Run the checks of what a history says; also return who holds what is missing. Raises
-    HistoryUnfit."""
-    found, kinds = evidence(tables), event_kinds(tables)
-    if topic and not sent and not found.events:
-        raise HistoryUnfit(f"the history has no sends to topic {topic}")
-    if not (sent or kinds or found.events):
-        raise HistoryUnfit("the history has nothing that can be judged")
+@dataclass(frozen=True, slots=True)
+class _Sends:
+    """The results of the checks of what was sent, and the `gaps` that they leave.
+
+    `copies`: the last copies of messages that were lost. `clocks_steady`: the history says that no
+    fault moved a clock.
+    """
+
+    figures: dict[str, int]
+    results: list[CheckResult]
+    copies: LastCopies = NONE
+    gaps: Sequence[str] = ()
+    clocks_steady: bool = False
+
+
+def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends:
+    """Run the checks of what a history says. Raises HistoryUnfit."""
+    figures, kinds = _figures(tables), event_kinds(tables)
     results = [_history_lines(tables, torn)]
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
+        judging = pool.submit(judged_history, tables, history)
         for together in pool.map(evaluate, _by_table(sent_checks(tables))):
             results += together
-        seen = (*consumption_checks(tables, kinds), *observed_checks(tables, kinds))
-        later = [*later_checks(tables, found)]
-        if found.has("work"):
-            later += orderly_checks(tables)
-        for together in pool.map(evaluate, _by_table((*seen, *later))):
+        judge = judging.result()
+        if topic and not figures["sent"] and not judge.has_deferred:
+            raise HistoryUnfit(f"the history has no sends to topic {topic}")
+        if not (figures["sent"] or kinds or judge.has_deferred):
+            raise HistoryUnfit("the history has nothing that can be judged")
+        seen = consumption_checks(tables, kinds, judge.has_orderly_work)
+        for together in pool.map(evaluate, _by_table(seen)):
             results += together
-    unlike = ((F.col("copies") == 0) & ~F.col("gone")) | (F.col("altered") > 0)
-    lost = tables.ledger.where((F.col("outcome") == "ok") & unlike).select("topic", "id_text")
-    return _with_copies(
-        tables,
-        results,
-        lost.join(
-            tables.sends.select("topic", "id_text", "crc", "fields", "born"), ["topic", "id_text"]
-        ),
-    )
+    judged, gaps = judge.results()
+    results += judged
+    differs = ((F.col("copies") == 0) & ~F.col("gone")) | (F.col("altered") > 0)
+    lost = tables.ledger.where((F.col("outcome") == "ok") & differs).select("topic", "id_text")
+    sent = tables.sends.select("topic", "id_text", "crc", "fields", "born")
+    copies = _add_holders(tables, results, lost.join(sent, ["topic", "id_text"]))
+    return _Sends(figures, results, copies, gaps, not judge.clocks_moved)
 
 
-def _acknowledged_results(tables: Tables, rows: DataFrame) -> tuple[list[CheckResult], LastCopies]:
-    """Run the checks of what was acknowledged; also return who holds what is missing."""
+def _acknowledged_results(tables: Tables, path: str) -> _Sends:
+    """Run the checks of a table of acknowledged messages."""
+    acknowledged = read_acknowledged(tables.spark, path)
+    rows = compared(tables, acknowledged)
+    figures = _stored(tables) | {"acknowledged": rows.count()}
+    others = acknowledged.count() - figures["acknowledged"]
+    gaps = [f"{others:,} messages that other broker groups acknowledged"] if others else []
     results = evaluate([*acknowledged_checks(tables, rows)])
-    sent = lost(rows).withColumnRenamed("body_crc", "crc")
     unknown = {name: F.lit(None).cast("long") for name in ("fields", "born")}
-    return _with_copies(tables, results, sent.withColumns(unknown))
+    sent = lost(rows).withColumnRenamed("body_crc", "crc").withColumns(unknown)
+    return _Sends(figures, results, _add_holders(tables, results, sent), gaps)
 
 
-def _with_copies(
-    tables: Tables, results: list[CheckResult], lost: DataFrame
-) -> tuple[list[CheckResult], LastCopies]:
-    """Say of what is missing or altered who has it as it was sent."""
+def _add_holders(tables: Tables, results: list[CheckResult], lost: DataFrame) -> LastCopies:
+    """Add to each missing or altered message the stores that hold it as it was sent."""
     about = [n for n, result in enumerate(results) if result.name in ("missing", "altered")]
     copies = last_copies(tables, [results[n] for n in about], lost)
     for n in about:
         results[n] = with_holders(results[n], copies)
-    return results, copies
+    return copies
 
 
 def _not_judged(
-    tables: Tables, history: str | None, acknowledged: str | None, topic: str, others: int
+    tables: Tables, history: str | None, acknowledged: str | None, topic: str
 ) -> Iterator[str]:
     if tables.since is not None:
         at = datetime.fromtimestamp(tables.since.audited_at_ms / 1000, UTC)
@@ -206,8 +213,6 @@ def _not_judged(
             f"the log before {tables.since.position:,}: "
             f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
         )
-    if others:
-        yield f"{others:,} messages that other broker groups acknowledged"
     if acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"
     elif history is None:

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "broker": {"ops", "remoting", "store", "dledger", "web"},
     "client": {"remoting", "store"},
     "spark": {"client", "remoting", "store"},
-    "audit": {"broker", "client", "ops", "remoting", "spark", "store"},
+    "audit": {"broker", "chaos", "client", "ops", "remoting", "spark", "store"},
     "chaos": {"client", "ops", "remoting", "store", "web"},
     "mqadmin": {"client", "ops", "remoting"},
     "proxy": {"client", "ops", "remoting", "store", "web"},
@@ -119,6 +119,9 @@ def test_imports_point_down(path: Path) -> None:
             assert top in MAY_IMPORT[room], f"{room} must not import {name}"
             if top == "store" and room in ("audit", "client", "chaos", "proxy"):
                 assert name in STORE_LAYOUT, f"{room} may know the layout only, not {name}"
+            if top == "chaos" and room == "audit":
+                checks = ("chaos.checks", "chaos.history")
+                assert name.startswith(checks), f"the audit shares mqchaos' checks, not {name}"
             if top == "broker" and room == "audit":
                 assert name in AUDITED_TABLES, f"the audit may know tables and backups, not {name}"
         assert top != "tests", f"{name}: the product does not import its tests"

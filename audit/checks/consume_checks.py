@@ -10,7 +10,9 @@ from ..read.tables import Tables
 from .checks import Check
 
 
-def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]:
+def consumption_checks(
+    tables: Tables, kinds: frozenset[str], orderly_work: bool
+) -> Iterator[Check]:
     """Yield the checks of consumed against stored; none of a topic that nobody consumed.
 
     A message stored and never consumed is a fault only if the history says that the consumers of
@@ -31,6 +33,8 @@ def consumption_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]
         yield from _consumed(events, stored, tables.limits.begin > 0)
     if "commit" in kinds:
         yield _committed(events, stored, tables.limits.begin > 0)
+    if orderly_work:
+        yield _worked(tables)
 
 
 def event_kinds(tables: Tables) -> frozenset[str]:
@@ -132,4 +136,26 @@ def _committed(events: DataFrame, stored: DataFrame, removed: bool) -> Check:
         F.col("committed") > F.coalesce("end", F.lit(None if removed else 0)),
         ("group", "topic", "queue", "committed", "end"),
         ("group", "topic", "queue"),
+    )
+
+
+def _worked(tables: Tables) -> Check:
+    """Check that orderly consumers worked on messages that are stored."""
+    queue = ("group", "broker", "topic", "queue")
+    ends = (
+        tables.log.where("visible")
+        .groupBy("topic", F.col("queue_id").alias("queue"))
+        .agg((F.max("queue_offset") + 1).alias("end"))
+    )
+    work = tables.events.where((F.col("f") == "work") & of_group(tables.group))
+    # A queue of which nothing is left may have been longer, if retention removed the beginning.
+    end = F.coalesce("end", F.lit(0 if tables.limits.begin == 0 else None))
+    return Check(
+        "work_not_stored",
+        "worked on, but nothing is stored there",
+        True,
+        work.join(F.broadcast(ends), ["topic", "queue"], "left"),
+        F.col("last") >= end,
+        (*queue, "p", "first", "last", "end"),
+        (*queue, "first"),
     )

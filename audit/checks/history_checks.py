@@ -1,240 +1,265 @@
-"""The checks that need only the history: offsets, metadata, leaders, logs of the cluster.
+"""Judges a history by the checkers of mqchaos, with the stored records as further deliveries.
 
-Builds queries only, each only if the history has such events. Real-time order decides: a read is
-compared with what had been answered before the read was asked for (`invoked_ns`; in old histories
-the time of its answer).
+Spark compares plain sends and what consumers got with the stores (audit.checks.checks). All other
+events go to chaos.checks: consumer offsets, metadata, leaders, logs, locks, transactions, delayed
+messages, retries and pops, by the rules of docs/history.md. A record that the group's log holds in
+a topic of such messages counts as a delivery, because a consumer would get it. So a message that is
+stored twice, early or without a commit is found even if no consumer of the run saw it.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
 from pyspark.sql import functions as F
 
-from ..read.history import of_group
+from raftmq.chaos.checks import delayed, retries, transactions
+from raftmq.chaos.checks.suite import Suite
+from raftmq.chaos.checks.verdict import Check as ChaosCheck
+from raftmq.chaos.checks.verdict import Verdict
+from raftmq.chaos.history.assembly import Assembler
+from raftmq.chaos.history.deferred_events import UNDECIDED, Delivery, Post, Stored
+from raftmq.chaos.history.events import HistoryError, Kind, Outcome
+
+from ..read.system_topics import SCHEDULE_TOPIC, TIMED_TOPICS
 from ..read.tables import Tables
-from .checks import Check
+from ..report.report import CheckResult, Offender
 
-# Lines that a node may log from a fault of these kinds on: a broken disk stops it on purpose.
-EXPECTED_KINDS = "^(disk|eio|short|flip|torn|lost|lying)-|power-cut"
-EXPECTED_LINES = "OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
-CLOCKS_APART_NS = 100_000_000  # logs have milliseconds of a clock that may be set during a run
-
-
-def observed_checks(tables: Tables, kinds: frozenset[str]) -> Iterator[Check]:
-    """Yield every check for which the history has events."""
-    if "commit" in kinds or "fetch" in kinds:
-        yield from offset_checks(tables)
-    if "meta_read" in kinds:
-        yield metadata_check(tables)
-    if "leader" in kinds:
-        yield leader_check(tables)
-    if "log_line" in kinds or "logs" in kinds:
-        yield log_check(tables)
+JUDGED_BY_SPARK = re.compile(rb'"f":\s*"(send|consume)"')
+DEFERRED = {Kind.POSTED, Kind.GIVEN_BACK, Kind.DELIVERED, Kind.SCANNED, Kind.WORKED}
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+# Checks for what is missing. They prove nothing once retention has removed the log's beginning.
+LOSSES = {
+    "committed but lost",
+    "half messages at the end",
+    "delayed and lost",
+    "given back and lost",
+    "popped and lost",
+}
+AT_ANY_TIME_NS = 1 << 62  # of a record: the harness's clock says nothing of when it was stored
+REMOVED = " (retention has removed messages: not decided)"
 
 
-def offset_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks for consumer offsets that went back: as answered, and as committed by one
-    consumer.
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored record of an id that the history may have. `visible`: consumers can get it."""
 
-    A reset, or a lower commit of another consumer that took a queue over, begins a new epoch; only
-    values of the same epoch are compared. A fetch may also answer the value of a lower commit that
-    was still unanswered when the fetch was asked for.
+    id: str
+    topic: str
+    queue: int
+    offset: int
+    position: int
+    store_ms: int
+    times: int
+    visible: bool
+
+
+class HistoryJudge:
+    """Takes the lines of a history, then the records of the `group` (None: the only one).
+
+    `whole`: the log still has its beginning. Memory: what mqchaos needs for these events, and an
+    entry for each deferred message.
     """
-    place = ("group", "broker", "topic", "queue")
-    moments = _moments(_operations(tables, ("commit", "fetch", "reset"), place, "offset"))
-    table = _judged_offsets(moments, place)
-    low = F.coalesce("offset", F.lit(-1)) < F.col("floor")
-    excused = F.exists(
-        "lower_commits",
-        lambda c: (
-            (c.offset == F.col("offset")) & (c.done_ns.isNull() | (c.done_ns >= F.col("asked_ns")))
-        ),
-    )
-    same_epoch = F.col("epoch_asked") == F.col("epoch")
-    columns = (*place, "p", "offset")
-    yield Check(
-        "offsets_back",
-        "consumer offsets answered below one that was acknowledged before",
-        True,
-        table,
-        (F.col("f") == "fetch") & low & same_epoch & ~excused,
-        (*columns, "floor"),
-        place,
-    )
-    yield Check(
-        "commits_back",
-        "commits of a consumer below its own last one",
-        True,
-        table,
-        F.col("own_lower"),
-        (*columns, "before"),
-        place,
-    )
 
+    def __init__(self, group: str | None, *, whole: bool) -> None:
+        self._kinds: set[Kind] = set()
+        self._group = group
+        self._whole = whole
+        self._assembler = Assembler()
+        self._suite = Suite()
+        self._violations: list[Offender] = []  # of the history's format
+        self._posts: dict[str, Post] = {}
+        self._works: dict[str, str] = {}  # topic → workload that sends to it
+        self._brokers: set[str] = set()  # that delivered messages
+        self._missing: set[str] = set()  # acknowledged posts that were found nowhere yet
+        self._phantoms: dict[str, Offender] = {}
+        self._levels: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self._decided: set[str] = set()  # transactions of which a producer said the outcome
+        self.clocks_moved = False
 
-def metadata_check(tables: Tables) -> Check:
-    """Check for versions read back older than acknowledged or read before, or never written. An
-    object of several writers is left to the harness, which looks for an order of its operations:
-    its versions do not rise."""
-    thing = ("broker", "what", "name")
-    operations = _operations(tables, ("meta_write", "meta_read"), thing, "version")
-    whole = Window.partitionBy(*thing)
-    is_write, is_read = F.col("f") == "meta_write", F.col("f") == "meta_read"
-    written = F.max(F.when(is_write, F.col("version"))).over(whole)
-    before = whole.orderBy("t_ns", "kind").rowsBetween(Window.unboundedPreceding, -1)
-    answered = F.when((F.col("kind") == 1) & (F.col("type") == "ok"), F.col("version"))
-    writers = F.size(F.collect_set(F.when(is_write, F.col("p"))).over(whole))
-    judged = (
-        _moments(operations.withColumn("written", written).withColumn("writers", writers))
-        .withColumn("floor", F.max(answered).over(before))
-        .where((F.col("kind") == 0) & is_read & (F.col("type") == "ok") & (F.col("writers") <= 1))
-    )
-    version = F.coalesce("version", F.lit(-1))
-    gone = version < F.coalesce("floor", F.lit(-1))
-    invented = version > F.coalesce("written", F.lit(-1))
-    return Check(
-        "metadata_back",
-        "topics and groups read back older than acknowledged, or as nobody wrote them",
-        True,
-        judged,
-        gone | (F.col("version").isNotNull() & invented),
-        (*thing, "op", "version", "floor", "written"),
-        (*thing, "op"),
-    )
+    @property
+    def has_deferred(self) -> bool:
+        """True if the history has deferred messages, or orderly work."""
+        return bool(self._kinds & DEFERRED)
 
+    @property
+    def has_orderly_work(self) -> bool:
+        return Kind.WORKED in self._kinds
 
-def _operations(
-    tables: Tables, functions: tuple[str, ...], place: tuple[str, ...], value: str
-) -> DataFrame:
-    """Return one row per operation: op, f, p, place, value, type (its outcome's; null: none),
-    asked_ns, done_ns (null: no answer)."""
-    ours = F.col("f").isin(*functions) & of_group(tables.group)
-    if "queue" in place:
-        ours = ours & F.col("topic").isin(*tables.topics)
-    begun = F.col("type") == "invoke"
-    answered = F.when(F.col("type") == "ok", F.col("t_ns"))
-    return (
-        tables.events.where(ours)
-        .withColumn("broker", F.coalesce("broker", F.lit("")))
-        .groupBy("op", "f", *place)
-        .agg(
-            F.max("p").alias("p"),
-            F.max(value).alias(value),
-            F.max(F.when(~begun, F.col("type"))).alias("type"),
-            F.max(answered).alias("done_ns"),
-            F.coalesce(
-                F.max("invoked_ns"), F.max(F.when(begun, F.col("t_ns"))), F.max("t_ns")
-            ).alias("asked_ns"),
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics in which deferred messages are stored for consumers."""
+        return frozenset(self._works)
+
+    def feed(self, line: bytes) -> None:
+        """Take a line. Lines that are no JSON object are left to the audit, which counts them."""
+        if JUDGED_BY_SPARK.search(line):
+            return
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(record, dict):
+            return
+        try:
+            event = self._assembler.take(record)
+            if event is not None:
+                self._suite.take(*event)
+                self._note(*event)
+        except (HistoryError, KeyError) as error:
+            self._violations.append({"op": record.get("op"), "what": str(error)})
+
+    def _note(self, kind: Kind, event: Any) -> None:
+        self._kinds.add(kind)
+        if kind is Kind.POSTED:
+            self._posts[event.id] = event
+            self._works[event.topic] = event.work
+            if event.outcome is Outcome.OK:
+                self._missing.add(event.id)
+        elif kind is Kind.DELIVERED:
+            self._brokers.add(event.broker)
+            self._missing.discard(event.id)
+            if event.work == retries.WORK:
+                for prefix in (retries.RETRY_PREFIX, retries.DLQ_PREFIX):
+                    self._works[f"{prefix}{event.group}"] = event.work
+        elif kind is Kind.WORKED:
+            self._brokers.add(event.broker)
+        elif kind is Kind.DECIDED and event.decision != UNDECIDED:
+            self._decided.add(event.id)
+        elif kind is Kind.FAULT:
+            self.clocks_moved = self.clocks_moved or event.kind.startswith("clock")
+
+    @property
+    def broker(self) -> str | None:
+        """The history's name of the audited group; None if it may be any of several."""
+        if self._group is not None:
+            return "" if self._brokers == {""} else self._group
+        return min(self._brokers, default="") if len(self._brokers) < 2 else None
+
+    def stored(self, record: Record) -> None:
+        """Take a record of the log, in the log's order."""
+        broker, post, work = self.broker, self._posts.get(record.id), self._works.get(record.topic)
+        if broker is None:
+            return
+        self._missing.discard(record.id)
+        if post is not None and post.topic == record.topic:
+            work = post.work  # workloads may share a topic
+        if work is not None and record.visible:
+            if post is None or post.outcome is Outcome.FAIL:
+                offender = {"id": record.id, "topic": record.topic, "position": record.position}
+                self._phantoms.setdefault(record.id, offender)
+            self._suite.take(
+                Kind.DELIVERED,
+                Delivery(
+                    t_ns=AT_ANY_TIME_NS,
+                    process="the audit",
+                    work=work,
+                    group="",
+                    topic=record.topic,
+                    broker=broker,
+                    queue=record.queue,
+                    offset=record.offset,
+                    id=record.id,
+                    store_ms=record.store_ms,
+                    times=record.times,
+                    accepted=False,
+                ),
+            )
+        elif post is not None:
+            self._waiting(record, post, broker)
+
+    def _waiting(self, record: Record, post: Post, broker: str) -> None:
+        """Take a record in one of the brokers' own topics."""
+        held = Stored(
+            *(AT_ANY_TIME_NS, post.work, record.id, broker),
+            *(record.queue, record.offset, record.store_ms),
         )
-    )
+        if post.work == delayed.WORK and record.topic in TIMED_TOPICS:
+            self._suite.take(Kind.STORED, held)
+        elif post.work == transactions.WORK and record.topic == GIVEN_UP_TOPIC:
+            if record.id not in self._decided:
+                self._suite.take(Kind.STORED, held)
+        elif post.work == retries.WORK and record.topic == SCHEDULE_TOPIC and record.times:
+            self._levels[record.id].append((record.times, record.position, record.queue + 1))
 
+    def results(self) -> tuple[list[CheckResult], list[str]]:
+        """Return the results of all checks that the history has events for, and the reasons why
+        others could not decide."""
+        found, undecided = [], []
+        for checker in self._suite.checkers:
+            if checker.essential or not checker.applies:
+                continue
+            check = checker.result()
+            if check.verdict is Verdict.UNKNOWN:
+                undecided.append(f"{check.name}: {check.detail}")
+            found.append(self._result(check))
+        if self._violations:
+            title = "events of the history that violate its format"
+            found.append(CheckResult.of_faults("history_events", title, self._violations))
+        if self._posts:
+            found += self._of_stores()
+        if self.broker is None and self._posts:
+            undecided.append("stored deferred messages: name the broker group (--group)")
+        return found, undecided
 
-def _moments(operations: DataFrame) -> DataFrame:
-    """Return each operation twice: when it was asked for (kind 0) and when answered (kind 1)."""
-    times = F.array(
-        F.struct(F.col("asked_ns").alias("t_ns"), F.lit(0).alias("kind")),
-        F.struct(F.col("done_ns").alias("t_ns"), F.lit(1).alias("kind")),
-    )
-    rows = operations.withColumn("moment", F.explode(times)).where("moment.t_ns is not null")
-    return rows.select("*", "moment.t_ns", "moment.kind").drop("moment")
-
-
-def _judged_offsets(moments: DataFrame, place: tuple[str, ...]) -> DataFrame:
-    """Return one row per answered operation: before (the last commit's offset), own_lower, epoch,
-    epoch_asked, floor (the highest value of its epoch known when it was asked for), lower_commits
-    (offset and done_ns of the commits that certainly or possibly wrote less than was there)."""
-    order = Window.partitionBy(*place).orderBy("t_ns", "kind", "op")
-    earlier = order.rowsBetween(Window.unboundedPreceding, -1)
-    answer = F.col("kind") == 1
-    is_commit = F.col("f") == "commit"
-
-    def last(column: Column, among: Column) -> Column:
-        return F.last(F.when(answer & among, column), ignorenulls=True).over(earlier)
-
-    writes = F.col("f").isin("commit", "reset")
-    rows = (
-        moments.withColumn("before", last(F.col("offset"), is_commit))
-        .withColumn("before_p", last(F.col("p"), is_commit))
-        .withColumn("before_ns", last(F.col("t_ns"), is_commit))
-        .withColumn("before_f", last(F.col("f"), writes))
-    )
-    lower = F.coalesce(is_commit & (F.col("offset") < F.col("before")), F.lit(False))
-    own = (F.col("p") == F.col("before_p")) & (F.col("before_ns") <= F.col("asked_ns"))
-    own_lower = answer & lower & own & (F.col("before_f") == "commit")
-    set_back = answer & (lower | (F.col("f") == "reset"))
-    maybe_lower = is_commit & (lower | F.col("done_ns").isNull())
-    rows = (
-        rows.withColumn("own_lower", F.coalesce(own_lower, F.lit(False)))
-        .withColumn("epoch", F.sum(set_back.cast("int")).over(order))
-        .withColumn(
-            "lower_commits",
-            F.collect_set(F.when(maybe_lower, F.struct("offset", "done_ns"))).over(
-                Window.partitionBy(*place)
-            ),
+    def _result(self, check: ChaosCheck) -> CheckResult:
+        removed = check.name in LOSSES and not self._whole
+        passed = check.verdict is Verdict.PASS and not check.count
+        return CheckResult(
+            check.name.replace(" ", "_"),
+            check.name + (REMOVED if removed else ""),
+            not removed and (passed or check.verdict is Verdict.FAIL),
+            check.count,
+            tuple({"what": example} for example in check.examples),
         )
-    )
-    in_epoch = (
-        Window.partitionBy(*place, "epoch")
-        .orderBy("t_ns", "kind", "op")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    # Of two consumers' concurrent commits either may be the last: the higher is not certain.
-    raced = is_commit & (F.col("before_f") == "commit") & (F.col("before_p") != F.col("p"))
-    raced = F.coalesce(raced & (F.col("before_ns") > F.col("asked_ns")), F.lit(False))
-    certain = F.when(answer & ~raced, F.col("offset"))
-    rows = rows.withColumn("floor", F.max(certain).over(in_epoch))
-    asked = F.col("kind") == 0
-    return rows.groupBy("op", "f", *place, "p", "offset", "asked_ns").agg(
-        F.max(F.when(answer, F.col("epoch"))).alias("epoch"),
-        F.max(F.when(asked, F.col("epoch"))).alias("epoch_asked"),
-        F.max(F.when(asked, F.col("floor"))).alias("floor"),
-        F.max(F.when(answer, F.col("before"))).alias("before"),
-        F.coalesce(F.max(F.when(answer, F.col("own_lower"))), F.lit(False)).alias("own_lower"),
-        F.first("lower_commits").alias("lower_commits"),
-    )
+
+    def _of_stores(self) -> Iterator[CheckResult]:
+        missing = self._missing if self._whole and self._brokers <= {"", self.broker} else set()
+        lost = [
+            {"id": name, "work": self._posts[name].work, "topic": self._posts[name].topic}
+            for name in sorted(missing)
+        ]
+        title = "deferred messages that were acknowledged, and are stored nowhere"
+        yield CheckResult.of_faults("post_missing", title, lost)
+        title = "stored for consumers, but never sent, or failed for certain"
+        yield CheckResult.of_faults("post_phantom", title, [*self._phantoms.values()])
+        if self._levels:
+            title = "given back again, and made to wait for less than the time before"
+            yield CheckResult.of_faults("retry_sooner", title, [*self._sooner()])
+
+    def _sooner(self) -> Iterator[Offender]:
+        for name, levels in sorted(self._levels.items()):
+            ordered = sorted(levels)
+            for (_, _, before), (times, position, level) in itertools.pairwise(ordered):
+                if level < before:
+                    levels_of = {"level_before": before, "level": level}
+                    yield {"id": name, "times": times, "position": position} | levels_of
 
 
-def leader_check(tables: Tables) -> Check:
-    """Check that each term of a broker group has one leader; classic masters have no terms."""
-    claims = (
-        tables.events.where((F.col("f") == "leader") & (F.col("term") > 0))
-        .groupBy(F.coalesce("group", F.lit("")).alias("group"), "term")
-        .agg(F.sort_array(F.collect_set("node")).alias("leaders"))
-    )
-    return Check(
-        "two_leaders",
-        "terms in which two nodes led",
-        True,
-        claims,
-        F.size("leaders") > 1,
-        ("group", "term", "leaders"),
-        ("group", "term"),
-    )
-
-
-def log_check(tables: Tables) -> Check:
-    """Check for failures and tracebacks in the nodes' logs that no injected fault explains."""
-    injects = (F.col("f") == "inject") & F.col("kind").rlike(EXPECTED_KINDS)
-    done = F.max(F.when(F.col("type") == "ok", F.col("t_ns")))
-    hit = (
-        tables.events.where(injects)
-        .groupBy("op")
-        .agg(F.max("nodes").alias("nodes"), F.min("t_ns").alias("began_ns"), done.alias("done_ns"))
-        .where(F.col("done_ns").isNotNull())
-        .select(F.explode("nodes").alias("node"), "began_ns")
-        .groupBy("node")
-        .agg(F.min("began_ns").alias("hit_ns"))
-    )
-    lines = tables.events.where(F.col("f") == "log_line").select("op", "node", "line", "logged_ns")
-    logged_ns = F.coalesce("logged_ns", F.lit(0))
-    after = (logged_ns == 0) | (logged_ns + CLOCKS_APART_NS >= F.col("hit_ns"))
-    excused = F.coalesce(after, F.lit(False)) & F.col("line").rlike(EXPECTED_LINES)
-    return Check(
-        "log_lines",
-        "failures in the nodes' logs that no injected fault explains",
-        True,
-        lines.join(hit, "node", "left"),
-        ~excused,
-        ("node", "line"),
-        ("op",),
-    )
+def judged_history(tables: Tables, path: str) -> HistoryJudge:
+    """Judge the history at `path`, and the group's records of its deferred messages."""
+    judge = HistoryJudge(tables.group, whole=tables.limits.begin == 0)
+    with Path(path).open("rb") as lines:
+        for line in lines:
+            judge.feed(line)
+    if judge.topics:
+        topic = F.col("topic")
+        rows = (
+            tables.log.where(~topic.isin(*tables.topics) | topic.isin(*judge.topics))
+            .where(F.col("id_text").isNotNull())
+            .orderBy("position")
+            .select(
+                "id_text", "topic", "queue_id", "queue_offset", "position", "store_timestamp",
+                "reconsume_times", "visible",
+            )
+        )  # fmt: skip
+        for row in rows.toLocalIterator():
+            judge.stored(Record(*row))
+    return judge

@@ -17,19 +17,23 @@ from pyspark.sql import functions as F
 from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from ..read.tables import Tables
 from .checks import Check
-from .deferred_checks import TOLERANCE_MS
 
+TOLERANCE_MS = 10  # between two readings of one machine's clock
 COMMITTED = 8  # transaction bits of a record's sysflag
 
 
-def waiting_checks(tables: Tables, delivered: Mapping[int, int]) -> Iterator[Check]:
+def waiting_checks(
+    tables: Tables, delivered: Mapping[int, int], clocks_steady: bool
+) -> Iterator[Check]:
     """Yield the checks; none of a log that is not whole. `delivered`: by delay level, the offset
-    before which all messages have been delivered."""
+    before which all messages have been delivered. `clocks_steady`: no clock was moved, so an early
+    message is a fault."""
     if tables.limits.begin or tables.since is not None:
         return
     waited = any(digest.waits for digest in tables.staged_log.digests)
     named = tables.log.where(F.col("id_text").isNotNull())
-    yield from _delayed_checks(tables, named.where("visible") if waited else None, delivered)
+    visible = named.where("visible") if waited else None
+    yield from _delayed_checks(tables, visible, delivered, clocks_steady)
     before = F.col("half_position") < F.col("position")
     yield Check(
         "committed_unprepared",
@@ -60,7 +64,7 @@ def _decided(named: DataFrame) -> DataFrame:
 
 
 def _delayed_checks(
-    tables: Tables, visible: DataFrame | None, delivered: Mapping[int, int]
+    tables: Tables, visible: DataFrame | None, delivered: Mapping[int, int], clocks_steady: bool
 ) -> Iterator[Check]:
     key = ("id_text", "reconsume_times")
     rows = None if visible is None else _came(tables, visible, delivered, key)
@@ -75,8 +79,9 @@ def _delayed_checks(
     )
     yield Check(
         "due_early",
-        "delayed messages stored for consumers before they were due, as clocks that are set cause",
-        False,
+        "delayed messages stored for consumers before they were due"
+        + ("" if clocks_steady else " (clocks that are set cause this)"),
+        clocks_steady,
         rows,
         F.col("came_ms") < F.col("due_ms") - TOLERANCE_MS,
         (*key, "position", "due_ms", "came_ms"),

@@ -427,6 +427,7 @@ def _place_of(placed: Placed) -> tuple[int, int]:
     return placed.message.queue, placed.queue_offset
 
 
+TOPIC_T = {"what": "topic", "name": "T"}
 COMMITTED = {"topic": TOPIC, "group": "G", "queue": 0}
 LOG_KINDS = (
     Kind(
@@ -756,19 +757,23 @@ HISTORY_KINDS = (
          _history(_ok("commit", **COMMITTED, offset=9_000)), "committed_beyond", said("9000")),
     Kind("an offset that went back", "beside three",
          _history(_ok("commit", **COMMITTED, offset=9), _ok("fetch", **COMMITTED, offset=3)),
-         "offsets_back", said("'offset': 3")),
+         "linearizable_consumer_offsets", said(f"{TOPIC}-0")),
     Kind("a commit below the one before", "beside three",
          _history(_ok("commit", **COMMITTED, offset=9), _ok("commit", **COMMITTED, offset=2)),
-         "commits_back"),
+         "consumer_offsets_going_back"),
     Kind("a topic that went back", "beside three",
-         _history(_ok("meta_write", what="topic", name="T", version=4),
-                  _ok("meta_read", what="topic", name="T", version=3)), "metadata_back"),
+         _history({"type": "invoke", "f": "meta_write", "op": 9_998, **TOPIC_T, "version": 4},
+                  _ok("meta_write", op=9_998, **TOPIC_T, version=4),
+                  {"type": "invoke", "f": "meta_read", "op": 9_997, **TOPIC_T},
+                  _ok("meta_read", op=9_997, **TOPIC_T, version=3)), "linearizable_metadata",
+         said("topic T")),
     Kind("two leaders of a term", "beside three",
          _history(_ok("leader", node="n0", group="g", term=7),
-                  _ok("leader", node="n1", group="g", term=7)), "two_leaders", said("'term': 7")),
+                  _ok("leader", node="n1", group="g", term=7)), "two_leaders_in_one_term",
+         said("term 7: n0, n1")),
     Kind("a traceback in a log", "beside three",
          _history(_ok("log_line", node="n1", line="Traceback (most recent call last)", level="e")),
-         "log_lines", said("Traceback")),
+         "failures_in_server_logs", said("Traceback")),
     Kind("a line that is none", "beside three",
          lambda hit: hit.history.write_bytes(b"{no json\n" + hit.history.read_bytes()),
          "history_lines", said("no json")),

@@ -202,7 +202,12 @@ def test_a_wrong_message_is_named(messages: AuditReport, check: str, numbers: li
 
 def test_what_the_history_says_nothing_of_is_not_checked(messages: AuditReport) -> None:
     names = {check.name for check in messages.checks}
-    assert not names & {"offsets_back", "metadata_back", "two_leaders", "log_lines"}
+    assert not names & {
+        "linearizable_consumer_offsets",
+        "linearizable_metadata",
+        "two_leaders_in_one_term",
+        "failures_in_server_logs",
+    }
     assert messages.mode == "raft"
 
 

@@ -86,7 +86,7 @@ def test_a_history_without_sends_is_judged_by_what_it_has(
     for node in ("n0", "n1"):
         run.history.event("ok", "leader", node=node, group="g", term=7)
     report = run_audit(spark, run.write().stores, run.history_path)
-    assert wrong(report) == {"two_leaders"}
+    assert wrong(report) == {"two_leaders_in_one_term"}
     assert any("the history has no sends" in gap for gap in report.not_judged)
 
 

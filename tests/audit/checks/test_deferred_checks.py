@@ -1,9 +1,9 @@
-"""Messages that come later, and orderly work, through Spark: what the chaos checkers find in a
-history the audit finds in it, too; and what only the stores can tell is found in them."""
+"""Deferred messages and orderly work, through Spark: what only the stores tell is found in them.
+And what mqchaos' checkers find in a history the audit finds, from deliveries or from records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from raftmq.audit.api import AuditReport, run_audit
+from raftmq.audit.checks.history_checks import HistoryJudge, Record
 from tests.audit.stores import History, Log, Message, queue_units, write_store
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks import test_delayed, test_locks, test_retries, test_transactions
@@ -21,69 +22,9 @@ from tests.chaos.checks.judging import failed
 pytestmark = pytest.mark.timeout(900)
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+OF_STORES = {"post_missing", "post_phantom", "retry_sooner"}
 
-# By workload: check of a history → the audit's, of histories and stores.
-SAME = {
-    "transactions": {
-        test_transactions.LOST: {"transaction_lost"},
-        test_transactions.UNCOMMITTED: {"transaction_uncommitted", "post_phantom"},
-        test_transactions.COPIES: {"transaction_copies"},
-        test_transactions.HALVES: {"transaction_halves"},
-    },
-    "delayed": {
-        test_delayed.LOST: {"delayed_lost"},
-        test_delayed.EARLY: {"delayed_early"},
-        test_delayed.COPIES: {"delayed_copies", "post_phantom"},
-    },
-    "retries": {
-        test_retries.LOST: {"retry_lost", "retry_not_again"},
-        test_retries.TURN: {"retry_out_of_turn", "post_phantom"},
-        test_retries.COPIES: {"retry_copies", "retry_first_copies"},
-    },
-    "locks": {
-        test_locks.TOGETHER: {"work_overlaps"},
-        test_locks.SKIPPED: {"work_skipped"},
-    },
-}
-
-
-# ---- the same histories ---------------------------------------------------------------------
-
-
-@dataclass
-class Planted:
-    """A history of the chaos checkers' own tests. `number` keeps its names apart from others'."""
-
-    number: int
-    work: str
-    name: str
-    plant: HistoryBuilder
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        for record in self.plant.records[1:]:
-            if record["f"] in ("send", "consume"):
-                continue
-            mine = {
-                key: self.apart(record[key]) for key in ("id", "topic", "group") if record.get(key)
-            }
-            yield record | mine | {"op": record["op"] + 1_000 * self.number}
-
-    def apart(self, text: str) -> str:
-        return f"{text}~{self.number}"
-
-    def messages(self) -> Iterator[Message]:
-        """Return the messages that were delivered, as they are stored."""
-        seen = set()
-        for record in self.records():
-            if record["f"] == "deliver":
-                place = (record["topic"], record["queue"], record["offset"])
-                if place not in seen:
-                    seen.add(place)
-                    topic, queue, offset = place
-                    more = {"store_ms": record["store_ms"], "times": record["times"]}
-                    yield Message(
-                        record["id"], b"x", topic, queue, queue_offset=offset, indexed=False, **more
-                    )
+# ---- the histories of the checkers' own tests ------------------------------------------------
 
 
 def marked(module: ModuleType, function: str) -> list[Any]:
@@ -91,76 +32,50 @@ def marked(module: ModuleType, function: str) -> list[Any]:
     return list(mark.args[1])
 
 
-def allowed_in(module: ModuleType, function: str) -> HistoryBuilder:
-    """The history that this test holds to be without fault."""
-    found: list[HistoryBuilder] = []
-
-    def seen(plant: HistoryBuilder) -> set[str]:
-        found.append(plant)
-        return set()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "failed", seen)
-        getattr(module, function)()
-    return found[0]
-
-
-def all_planted() -> list[Planted]:
-    found: list[tuple[str, str, HistoryBuilder]] = []
-    for work, module in (
-        ("transactions", test_transactions),
-        ("delayed", test_delayed),
-        ("retries", test_retries),
-    ):
-        found.append((work, "clean", module.end(module.clean())))
-        found.append((work, "allowed", allowed_in(module, "test_what_may_be_is_no_fault")))
+def planted() -> list[Any]:
+    found: list[Any] = []
+    for module in (test_transactions, test_delayed, test_retries):
+        found.append(pytest.param(module.end(module.clean()), id=f"{module.__name__}: clean"))
         for damage, _ in marked(module, "test_damage_is_found"):
             plant = module.clean()
             damage(plant)
-            found.append((work, damage.__name__, module.end(plant)))
-    for left_open, words in marked(
-        test_transactions, "test_what_is_left_open_is_what_was_left_open"
-    ):
-        end = test_transactions.end
-        found.append(("transactions", words, end(test_transactions.clean(), *left_open)))
-    found.append(("locks", "clean", test_locks.handed_over()))
-    found.append(("locks", "apart", allowed_in(test_locks, "test_queues_and_groups_are_apart")))
+            found.append(pytest.param(module.end(plant), id=damage.__name__))
+    found.append(pytest.param(test_locks.handed_over(), id="locks: clean"))
     for damage, _ in marked(test_locks, "test_damage_is_found"):
         plant = test_locks.handed_over()
         damage(plant)
-        found.append(("locks", damage.__name__, plant))
-    return [Planted(number, *more) for number, more in enumerate(found)]
+        found.append(pytest.param(plant, id=damage.__name__))
+    return found
 
 
-PLANTED = all_planted()
+@pytest.mark.parametrize("plant", planted())
+def test_stored_records_count_as_the_deliveries_that_they_are(plant: HistoryBuilder) -> None:
+    judge = HistoryJudge(None, whole=True)
+    records: dict[tuple[str, int, int], Record] = {}
+    for event in plant.records:
+        judge.feed(json.dumps(event).encode())
+        if event.get("f") == "deliver":
+            place = (event["topic"], event["queue"], event["offset"])
+            of_store = (len(records), event["store_ms"], event["times"], True)
+            records.setdefault(place, Record(event["id"], *place, *of_store))
+    for record in records.values():
+        judge.stored(record)
+    results, _ = judge.results()
+    found = {check.title for check in results if not check.ok and check.name not in OF_STORES}
+    assert found == failed(plant)
 
 
-@pytest.fixture(scope="module")
-def same(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
-    """All of them as one history, and one store that has what they saw."""
-    root = tmp_path_factory.mktemp("same")
-    history, log = History(), Log(framed=False, segment_size_bytes=1 << 20)
-    log.frame(0, [message for planted in PLANTED for message in planted.messages()])
-    for planted in PLANTED:
-        history.events += planted.records()
-    store = write_store(root / "n0" / "store", log)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raftmq.audit.run.OFFENDERS_MAX", 10_000)
-        return run_audit(
-            spark, {"n0": store}, history.write(root / "history.jsonl"), "none", mode="classic"
-        )
-
-
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda p: f"{p.work}: {p.name}")
-def test_both_find_the_same(same: AuditReport, planted: Planted) -> None:
-    found = {
-        ours
-        for ours, names in SAME[planted.work].items()
-        for name in names
-        for row in same.check(name).offenders
-        if (row["topic"] if planted.work == "locks" else row["id"]).endswith(f"~{planted.number}")
-    }
-    assert found == failed(planted.plant)
+def test_what_violates_the_format_of_a_history_is_named() -> None:
+    judge = HistoryJudge(None, whole=True)
+    for line in (
+        {"type": "meta", "version": 1},
+        {"type": "ok", "f": "meta_write", "op": 3, "t_ns": 1, "p": "p"},
+        {"type": "ok", "f": "surprise", "op": 4, "t_ns": 2, "p": "p"},
+    ):
+        judge.feed(json.dumps(line).encode())
+    judge.feed(b"{torn")
+    (result,), _ = judge.results()
+    assert (result.name, [row["op"] for row in result.offenders]) == ("history_events", [3, 4])
 
 
 # ---- what the stores tell -------------------------------------------------------------------
@@ -220,7 +135,8 @@ class Stored:
 
     def scan(self, *open_halves: str) -> None:
         for name in open_halves:
-            self.event("ok", "stored", work="transactions", id=name, store_ms=1)
+            place = {"broker": "b", "queue": 0, "offset": 0}
+            self.event("ok", "stored", work="transactions", id=name, store_ms=1, **place)
         self.event("ok", "scan", work="transactions", records=len(open_halves))
 
     def drain(self) -> None:
@@ -309,8 +225,7 @@ def clean(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audi
 
 def test_a_run_as_it_may_be_passes(clean: AuditReport) -> None:
     assert wrong(clean) == set()
-    ran = {check.name for check in clean.checks}
-    assert ran >= {name for checks in SAME.values() for names in checks.values() for name in names}
+    assert {check.name for check in clean.checks} >= {name for name, _ in NAMED_BY_STORE}
     assert names(clean, "duplicate_retry", "id_text") == ["retried"]
 
 
@@ -337,7 +252,7 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
     stored.store("early", "Delayed", 10_950)
     stored.post("retries", "hasty")
     stored.store("hasty", "Retries")
-    stored.deliver("retries", "hasty", 1, accepted=False)
+    stored.deliver("retries", "hasty", 2, accepted=False)
     stored.back("hasty", 0)
     stored.waits("hasty", 20_000, 4, 30_000, times=1)
     stored.store("hasty", "%RETRY%G", 45_000, times=1)  # early
@@ -355,20 +270,20 @@ def damaged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Au
 
 
 NAMED_BY_STORE = [
-    ("transaction_lost", ["commit gone"]),
-    ("transaction_uncommitted", ["resurrected"]),
-    ("transaction_copies", ["doubled"]),
-    ("transaction_halves", ["forgotten"]),
+    ("committed_but_lost", ["commit gone"]),
+    ("delivered_without_a_commit", ["resurrected"]),
+    ("transactions_stored_more_than_once", ["doubled"]),
+    ("half_messages_at_the_end", ["forgotten"]),
     ("post_phantom", ["made up"]),
     ("post_missing", ["never stored"]),
-    ("delayed_lost", ["never stored", "stuck"]),
-    ("delayed_early", ["early"]),
-    ("retry_lost", ["hasty"]),
-    ("retry_early", ["hasty"]),
+    ("delayed_and_lost", ["never stored", "stuck"]),
+    ("delayed_but_early", ["early"]),
+    ("delayed_and_stored_more_than_once", ["made up"]),
+    ("given_back_and_lost", ["hasty: neither", "hasty: given back at time 2"]),
+    ("retries_stored_more_than_once", ["hasty time 2"]),
+    ("retries_out_of_turn", ["hasty at b:%RETRY%G-0@7: time 7"]),
     ("retry_sooner", ["hasty"]),
-    ("retry_copies", ["hasty"]),
-    ("retry_out_of_turn", ["hasty"]),
-    ("retry_not_again", ["hasty"]),
+    ("due_early", ["early", "hasty"]),
 ]
 
 
@@ -376,7 +291,10 @@ NAMED_BY_STORE = [
 def test_what_only_the_store_tells_is_named(
     damaged: AuditReport, check: str, found: list[str]
 ) -> None:
-    assert names(damaged, check) == found
+    offenders = damaged.check(check).offenders
+    named = [str(row.get("id") or row.get("id_text") or row["what"]) for row in offenders]
+    assert len(named) == len(found), named
+    assert all(name.startswith(start) for name, start in zip(named, found, strict=True)), named
 
 
 def test_work_on_nothing_and_what_was_stored_again_are_named(damaged: AuditReport) -> None:

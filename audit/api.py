@@ -17,7 +17,7 @@ from .read.cluster_info import MODES, subject_of
 from .read.incremental import Kept
 from .read.remote_stores import fetched
 from .read.staging import place_for_tables
-from .read.store_files import confirmed_position, refuse_running
+from .read.store_files import Store, refuse_running
 from .report.report import AuditReport, CheckResult, StoreReport
 from .run import run
 from .session import session
@@ -103,7 +103,7 @@ def topic_frame(
     in the topic twice: make rows distinct by `uniq_key` if that matters. Every action reads the log
     again.
     """
-    commit = confirmed_position(str(store)) if until is None else until
+    commit = Store(str(store), str(store)).confirmed_position() if until is None else until
     reader = spark.read.format("rocketmq").option("topic", topic)
     if commit > 0:
         reader = reader.option("until", str(commit))

@@ -40,7 +40,7 @@ from .checks.replicas import (
 from .read.cluster_info import RAFT, Subject
 from .read.history import WEAK, HistoryUnfit, torn_lines_allowed
 from .read.incremental import Kept, Range
-from .read.store_files import file_at
+from .read.store_files import Store, opened_stores
 from .read.tables import Tables, enough_partitions, stage
 from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 
@@ -49,7 +49,7 @@ QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 
 def run(
     spark: SparkSession,
-    stores: Mapping[str, str],
+    directories: Mapping[str, str],
     history: str | None,
     topic: str,
     place: str,
@@ -60,8 +60,8 @@ def run(
     incremental: bool = False,
     shown: Mapping[tuple[str, int], int] | None = None,
 ) -> AuditReport:
-    """Audit `stores` (name → store directory), against a history file if there is one (what it says
-    of `topic`, or "": of every topic), or else a table of acknowledged messages
+    """Audit the stores in `directories` against a history file if there is one (what it says of
+    `topic`, or "": of every topic), or else a table of acknowledged messages
     (audit.checks.acknowledged).
 
     `place` is an empty directory for the staged tables, a path or URI; `progress(what)` is told
@@ -69,6 +69,7 @@ def run(
     `incremental` one begins where the one before has ended. `shown`: of a running group, where
     consumers saw its queues end (by topic and number). Raises StoreError, HistoryUnfit, OSError.
     """
+    stores = opened_stores(directories)
     with enough_partitions(spark, stores):
         begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
         since = kept.ended() if kept is not None and incremental else None
@@ -252,10 +253,10 @@ def _first_of(check: Check) -> list[Row]:
     return [*first.orderBy(*check.order).drop("rank").collect()]
 
 
-def _with_places(result: CheckResult, stores: Mapping[str, str]) -> CheckResult:
+def _with_places(result: CheckResult, stores: Mapping[str, Store]) -> CheckResult:
     """Add file and offset to the offenders that have a store and a log position."""
     offenders = tuple(
-        {**offender, "place": file_at(stores[offender["store"]], offender["position"])}
+        {**offender, "place": stores[offender["store"]].file_at(offender["position"])}
         if offender.get("store") in stores and isinstance(offender.get("position"), int)
         else offender
         for offender in result.offenders

@@ -30,7 +30,7 @@ from bench.wire import run_load
 from raftmq.audit.api import run_audit
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.read.log_scanner import walk_range
-from raftmq.audit.read.store_files import map_file, segments
+from raftmq.audit.read.store_files import Store, map_file
 from raftmq.audit.session import session
 from raftmq.client import Admin, Message, Producer
 from raftmq.spark.columns import record_columns
@@ -153,7 +153,7 @@ def one_core(store: Path) -> Iterator[Row]:
     """Measure on one core: the CRCs of a store's records, its walk, and all columns."""
     walks, crcs, columns = 0.0, 0.0, 0.0
     count = 0
-    for segment in segments(str(store)):
+    for segment in Store(store.name, str(store)).segments:
         view = map_file(segment.path)
         begun = time.perf_counter()
         walk = walk_range(view, segment.base, 0, len(view))

@@ -13,7 +13,7 @@ from raftmq.store.frame import FrameKind
 
 from ..read.committed_range import frame_end
 from ..read.range_digests import FrameRun
-from ..read.store_files import Segment, map_file, segments
+from ..read.store_files import Segment, Store, map_file
 from ..read.tables import Tables, each
 
 _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
@@ -123,7 +123,7 @@ def _of_all(tables: Tables, run: FrameRun | None, frames: DataFrame) -> GroupFra
     )
 
 
-def configurations_of(stores: Mapping[str, str], held: GroupFrames) -> dict[int, bytes]:
+def configurations_of(stores: Mapping[str, Store], held: GroupFrames) -> dict[int, bytes]:
     """Return the payloads of the group's configuration frames, by index. Raises OSError."""
     places = ((holder, start, end) for _, holder, start, end in held.configurations)
     found = payloads(stores, places)
@@ -132,14 +132,13 @@ def configurations_of(stores: Mapping[str, str], held: GroupFrames) -> dict[int,
 
 
 def payloads(
-    stores: Mapping[str, str], places: Iterable[tuple[str, int, int]]
+    stores: Mapping[str, Store], places: Iterable[tuple[str, int, int]]
 ) -> Iterator[memoryview]:
     """Yield the bytes at each (store, first log position, position behind the last). None of them
     spans segments. Raises OSError."""
-    known = {name: segments(directory) for name, directory in stores.items()}
     mapped: dict[str, memoryview] = {}
     for store, start, end in places:
-        segment = _holding(known[store], start)
+        segment = _holding(stores[store].segments, start)
         if segment.path not in mapped:
             mapped[segment.path] = map_file(segment.path)
         yield mapped[segment.path][start - segment.base : end - segment.base]

@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..read.committed_range import ABORT
 from ..read.index_keys import StagedPart, expected_keys, indexed_positions
 from ..read.range_digests import RANGE_BYTES, by_store, sums, total
-from ..read.store_files import map_file
+from ..read.store_files import Store, map_file
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender, first_of_each_store
 
@@ -96,12 +95,12 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
     offenders: list[Offender] = []
     gaps: list[str] = []
     files: dict[str, list[IndexFile]] = {}
-    for store, directory in tables.stores.items():
-        own = [*_files(store, directory, offenders, gaps)]
+    for name, store in tables.stores.items():
+        own = [*_files(store, offenders, gaps)]
         if own:
-            files[store] = own
+            files[name] = own
         else:
-            gaps.append(f"IndexFiles: store {store} has none")
+            gaps.append(f"IndexFiles: store {name} has none")
     count = len(offenders)
     if files:
         judge = _Judge(
@@ -109,7 +108,7 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
             _staged(tables),
             {one.store: (one.begin, one.limit) for one in tables.limits.stores},
             {name: own[0].begin for name, own in files.items()},
-            frozenset(n for n, d in tables.stores.items() if not (Path(d) / ABORT).exists()),
+            frozenset(name for name, store in tables.stores.items() if store.closed),
         )
         tasks = _tasks(files, tables.limits.read_from)
         context = tables.spark.sparkContext
@@ -131,10 +130,8 @@ def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
     return CheckResult("index", title, True, count, first_of_each_store(offenders)), gaps
 
 
-def _files(
-    store: str, directory: str, offenders: list[Offender], gaps: list[str]
-) -> Iterator[IndexFile]:
-    for path in sorted((Path(directory) / "index").glob("*")):
+def _files(store: Store, offenders: list[Offender], gaps: list[str]) -> Iterator[IndexFile]:
+    for path in sorted((Path(store.path) / "index").glob("*")):
         if len(path.name) != NAME_DIGITS or not path.name.isdigit():
             continue
         name = f"index/{path.name}"
@@ -143,17 +140,17 @@ def _files(
             size_bytes - HEADER.size, SLOT.itemsize + ENTRIES_TO_A_SLOT * ENTRY.itemsize
         )
         if rest or slots <= 0:
-            gaps.append(f"IndexFiles: {store}/{name} has not four entries to a slot")
+            gaps.append(f"IndexFiles: {store.name}/{name} has not four entries to a slot")
             continue
         with path.open("rb") as file:
             begin_ms, end_ms, begin, end, _, count = HEADER.unpack(file.read(HEADER.size))
-        file_of = IndexFile(store, str(path), begin_ms, begin, end, slots, count)
+        file_of = IndexFile(store.name, str(path), begin_ms, begin, end, slots, count)
         sound = 0 <= count <= ENTRIES_TO_A_SLOT * slots and begin <= end and begin_ms <= end_ms
         if sound and count > 1:
             positions = file_of.entries()["position"]
             sound = positions[1] == begin and positions[-1] <= end
         if not sound:
-            offenders.append({"store": store, "file": name, "what": "the header is damaged"})
+            offenders.append({"store": store.name, "file": name, "what": "the header is damaged"})
         elif count > 1:
             yield file_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ..read.store_files import file_at
+from ..read.store_files import Store
 from ..read.tables import Tables, records
 from ..report.report import CheckResult, Offender
 
@@ -60,13 +60,13 @@ def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) 
 
 
 def _places(
-    stores: Mapping[str, str], found: DataFrame, ids: list[str]
+    stores: Mapping[str, Store], found: DataFrame, ids: list[str]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     places: dict[tuple[str, str], tuple[str, ...]] = {}
     rows = found.where(F.col("id_text").isin(*ids)).orderBy("store", "position").collect()
     for row in rows:
         key = row["topic"], row["id_text"]
-        place = f"{row['store']}/{file_at(stores[row['store']], row['position'])}"
+        place = f"{row['store']}/{stores[row['store']].file_at(row['position'])}"
         places[key] = (*places.get(key, ()), place)
     return places
 

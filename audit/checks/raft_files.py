@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..read.committed_range import ABORT
 from ..read.slots import SLOT_SIZE_BYTES, Slots, parse_slots
+from ..read.store_files import Store
 from ..report.report import CheckResult, Offender
 
 DIRECTORY = "raft"
@@ -46,16 +46,15 @@ class BadHardState(Exception):
     """Bytes that are no term and vote."""
 
 
-def raft_files_check(stores: Mapping[str, str], facts: LogFacts) -> tuple[CheckResult, bool]:
+def raft_files_check(stores: Mapping[str, Store], facts: LogFacts) -> tuple[CheckResult, bool]:
     """Check the files of every store; also return whether there were any. Raises OSError."""
-    files = {name: _files(Path(directory)) for name, directory in stores.items()}
+    files = {name: _files(Path(store.path)) for name, store in stores.items()}
     expected = any(name in found for found in files.values() for name in EXPECTING)
     offenders: list[Offender] = []
     for name, found in files.items():
-        closed = not (Path(stores[name]) / ABORT).exists()
         if expected and HARD_STATE not in found:
             found[HARD_STATE] = MISSING
-        for file, what in _faults(found, facts.terms.get(name, 0), facts, closed):
+        for file, what in _faults(found, facts.terms.get(name, 0), facts, stores[name].closed):
             offenders.append({"store": name, "file": f"{DIRECTORY}/{file}", "what": what})
     title = "files under raft/ that are damaged, or say something else than the log"
     return CheckResult.of_faults("raft_files", title, offenders), any(files.values())

@@ -21,7 +21,7 @@ from raftmq.spark.layout import BLANK_SIZE_BYTES, ItemKind
 
 from ..read.committed_range import Limits
 from ..read.incremental import Ended, tail_of
-from ..read.store_files import file_at, first_difference, segments
+from ..read.store_files import Store, first_difference, stores_option
 from ..read.tables import Tables
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender
 from .last_copies import LastCopies
@@ -65,8 +65,8 @@ def earlier_check(tables: Tables, since: Ended) -> CheckResult:
     limits = tables.limits
     offenders: list[Offender] = []
     short = []
-    for name, directory in tables.stores.items():
-        tail = tail_of(directory, since.position)
+    for name, store in tables.stores.items():
+        tail = tail_of(store, since.position)
         if tail is not None and tail != since.tail:
             what = "other bytes than there were"
             offenders.append({"store": name, "position": since.position, "what": what})
@@ -102,11 +102,11 @@ def commit_check(limits: Limits) -> CheckResult:
     return CheckResult("commit", title, True, len(offenders), tuple(offenders))
 
 
-def segment_check(stores: Mapping[str, str], limits: Limits) -> CheckResult:
+def segment_check(stores: Mapping[str, Store], limits: Limits) -> CheckResult:
     """Check for segments missing between others, below the store's limit, in what was read."""
     offenders: list[Offender] = []
     for store in limits.stores:
-        files = segments(stores[store.store])
+        files = stores[store.store].segments
         for before, after in itertools.pairwise(files):
             if before.end < after.base and store.begin < after.base and before.end < store.limit:
                 gap: Offender = {"store": store.store, "from": before.end, "to": after.base}
@@ -131,7 +131,10 @@ def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Data
     reach = {store.store: store.limit for store in tables.limits.stores}
     return (
         tables.spark.read.format("rocketmq_blocks")
-        .option("stores", orjson.dumps(dict(tables.stores)).decode())
+        .option(
+            "stores",
+            stores_option(tables.stores),
+        )
         .option("from", str(tables.since.position if tables.since else 0))
         .option("ranges", orjson.dumps(ranges).decode())
         .option("limits", orjson.dumps(reach).decode())
@@ -177,7 +180,7 @@ def _reference(contents: Mapping[str, tuple[int, bytes]], kept: Mapping[str, int
 
 
 def _deviations(
-    start: int, copies: list[Any], stores: Mapping[str, str], kept: Mapping[str, int]
+    start: int, copies: list[Any], stores: Mapping[str, Store], kept: Mapping[str, int]
 ) -> list[Offender]:
     """List stores whose block is unlike the right one; never one of those that `kept` names."""
     contents = {copy["store"]: (copy["block_end"], bytes(copy["digest"])) for copy in copies}
@@ -195,7 +198,7 @@ def _deviations(
                 "because": right.why,
                 "block_start": start,
                 "first_difference": at,
-                "place": file_at(stores[store], start if at is None else at),
+                "place": stores[store].file_at(start if at is None else at),
             }
         )
     return found

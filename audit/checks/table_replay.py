@@ -32,7 +32,6 @@ from raftmq.broker.tables.snapshot import (
 )
 from raftmq.broker.tables.state import BrokerState
 
-from ..read.committed_range import ABORT
 from ..read.incremental import Ended
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
@@ -74,7 +73,7 @@ class Replayed:
 def replay(tables: Tables, held: GroupFrames) -> Replayed:
     """Judge the files of all stores. Raises OSError."""
     outcome = Replayed()
-    read = {store: _read_all(directory) for store, directory in tables.stores.items()}
+    read = {name: _read_all(store.path) for name, store in tables.stores.items()}
     if not any(INDEX_KEY in each.value for files in read.values() for each in files.values()):
         outcome.gaps.append("config/: no store has tables there that say which frame they reflect")
         return outcome
@@ -143,7 +142,7 @@ def _files(
         if not files and begins[store] > 0:
             what = "there are no tables, and the log's beginning has been removed"
             _wrong(outcome, store, DIRECTORY, what)
-        closed = not (Path(tables.stores[store]) / ABORT).exists()
+        closed = tables.stores[store].closed
         for number, name in enumerate(FILES):
             if files and closed and name not in files and name not in NEWER:
                 _wrong(outcome, store, f"{DIRECTORY}/{name}", "is not there")

@@ -31,7 +31,6 @@ position the checkpoint vouches for.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -42,16 +41,8 @@ from raftmq.store.frame import FrameKind
 from .cluster_info import CLASSIC, RAFT, Subject
 from .incremental import TAIL_BYTES, Ended, tail_of
 from .range_digests import Alike
-from .store_files import (
-    StoreError,
-    committed_index,
-    confirmed_position,
-    read_positions,
-    segments,
-)
-from .voters import ConfigurationFrame, Members, members_of, saved_configuration
-
-ABORT = "abort"  # a store has this file while it is open: it was not closed in order
+from .store_files import Store, StoreError
+from .voters import ConfigurationFrame, Members, members_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +118,7 @@ def find_limits(
     items: DataFrame,
     ends: Mapping[str, tuple[int, int, int]],
     alike: Alike | None,
-    stores: Mapping[str, str],
+    stores: Mapping[str, Store],
     subject: Subject,
     since: Ended | None = None,
 ) -> Limits:
@@ -151,7 +142,7 @@ def find_limits(
     framed = held or (since is not None and since.index > 0)
     mode = subject.mode or (RAFT if framed else CLASSIC)
     commits = [
-        _commit_of_dledger(items, name, stores[name]) or _commit(stores[name], mode, data_end)
+        _commit_of_dledger(items, stores[name]) or _commit(stores[name], mode, data_end)
         for name, data_end in zip(names, data_ends, strict=True)
     ]
     nodes = {name: subject.nodes.get(name, name) for name in names}
@@ -173,7 +164,7 @@ def find_limits(
         ]
     found = []
     for name, commit, agreed_end in zip(names, commits, agreed, strict=True):
-        files = segments(stores[name])
+        files = stores[name].segments
         _, records, frames = ends.get(name, (0, 0, 0))
         data_end = max(ends.get(name, (0, 0, 0))[0], earlier[name])
         found.append(
@@ -192,7 +183,7 @@ def find_limits(
 
 def _members(
     held: Sequence[_Held],
-    stores: Mapping[str, str],
+    stores: Mapping[str, Store],
     commits: Mapping[str, int],
     subject: Subject,
     nodes: Mapping[str, str],
@@ -204,7 +195,7 @@ def _members(
     for group in held:
         holder = min(group.holders)
         for index, start, end in group.configurations:
-            payload = read_positions(stores[holder], start, end)
+            payload = stores[holder].read(start, end)
             owners = frozenset(nodes[name] for name in group.holders)
             frames.append(ConfigurationFrame(index, end, payload, owners))
     return members_of(
@@ -217,11 +208,11 @@ def _members(
 
 
 def _saved(
-    items: DataFrame, alike: Alike | None, stores: Mapping[str, str], since: Ended | None
+    items: DataFrame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
     """Return the configurations that stores and the audit before have saved, without those at whose
     index a log has another frame."""
-    each = [saved_configuration(directory) for directory in stores.values()]
+    each = [store.saved_configuration() for store in stores.values()]
     each.append(since.configuration if since else None)
     saved = [one for one in each if one is not None]
     if not saved:
@@ -245,15 +236,15 @@ def _by_store(positions: Mapping[str, int]) -> Column:
     return value
 
 
-def _earlier_end(store: str, since: Ended | None) -> int:
+def _earlier_end(store: Store, since: Ended | None) -> int:
     """Return where the audit before ended, if this store has what is before it; else 0. Raises
     StoreError if the log no longer goes back so far."""
     if since is None:
         return 0
-    files = segments(store)
+    files = store.segments
     if files and files[0].base > max(0, since.position - TAIL_BYTES):
         raise StoreError(
-            f"the log of {store} begins at {files[0].base}, and the audit before ended at "
+            f"the log of {store.path} begins at {files[0].base}, and the audit before ended at "
             f"{since.position}: audit all of it (without --incremental)"
         )
     return since.position if tail_of(store, since.position) == since.tail else 0
@@ -281,30 +272,29 @@ def _agreed(held: Sequence[_Held], name: str, voting: frozenset[str], majority: 
     return max(ends, default=0)
 
 
-def _commit(store: str, mode: str, data_end: int) -> int:
-    confirmed = confirmed_position(store)
+def _commit(store: Store, mode: str, data_end: int) -> int:
+    confirmed = store.confirmed_position()
     if mode == RAFT:
         return confirmed
-    closed = not (Path(store) / ABORT).exists()
-    return data_end if closed else min(confirmed, data_end)
+    return data_end if store.closed else min(confirmed, data_end)
 
 
-def _commit_of_dledger(items: DataFrame, name: str, store: str) -> int:
+def _commit_of_dledger(items: DataFrame, store: Store) -> int:
     """Return the commit position of a replica of Apache's DLedger, which keeps it as an index; 0
     for any other store."""
-    index = committed_index(store)
+    index = store.committed_index()
     if index is None:
         return 0
-    frame = (F.col("store") == name) & (F.col("kind") == int(ItemKind.FRAME))
+    frame = (F.col("store") == store.name) & (F.col("kind") == int(ItemKind.FRAME))
     known = items.where(frame & (F.col("frame_index") <= index))
     return int(known.agg(F.coalesce(F.max(frame_end()), F.lit(0)).alias("end")).collect()[0]["end"])
 
 
-def _relied_on(store: str, data_end: int) -> int:
+def _relied_on(store: Store, data_end: int) -> int:
     """Return a store's commit position if it can be one; else 0. DLedger keeps an index, which
     frames behind a truncation may have, too."""
-    position = confirmed_position(store)
-    return position if committed_index(store) is None and position <= data_end else 0
+    position = store.confirmed_position()
+    return position if store.committed_index() is None and position <= data_end else 0
 
 
 def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> DataFrame:
@@ -334,7 +324,7 @@ def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> D
 
 
 def _held(
-    items: DataFrame, ends: Mapping[str, int], stores: Mapping[str, str], term: int
+    items: DataFrame, ends: Mapping[str, int], stores: Mapping[str, Store], term: int
 ) -> list[_Held]:
     """Return the frames that are intact and not left over behind a truncation, by the stores that
     hold them alike; empty if there is no frame. `term`: of the frame before the items. `ends`: per

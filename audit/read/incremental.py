@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .store_files import StoreError, map_file, read_positions, segments, without
+from .store_files import Store, StoreError, map_file, without
 
 TAIL_BYTES = 64 << 10  # before an end, kept as a digest
 RANGE_BYTES = 64 << 20
@@ -184,11 +184,11 @@ def _ms(stamp: Any) -> int:
     return int(stamp.timestamp() * 1000 + 0.5)
 
 
-def tail_of(store: str, position: int) -> str | None:
+def tail_of(store: Store, position: int) -> str | None:
     """Return the digest of the last bytes before a log position; None if a store lacks some of
     them. Raises StoreError, OSError."""
     begin = max(0, position - TAIL_BYTES)
-    data = read_positions(store, begin, position)
+    data = store.read(begin, position)
     return hashlib.sha256(data).hexdigest() if begin + len(data) == position else None
 
 
@@ -203,13 +203,13 @@ class Digest:
     """Digests ranges of a store's log; runs in Spark's workers. What is in `skipped` (garbage
     behind blank records) is left out; it is sorted."""
 
-    store: str
+    store: Store
     skipped: Sequence[tuple[int, int]]
 
     def __call__(self, part: tuple[int, int]) -> str:
         digest = hashlib.sha256()
         for low, high in without(*part, self.skipped):
-            for segment in segments(self.store):
+            for segment in self.store.segments:
                 first, last = max(low, segment.base), min(high, segment.end)
                 if first < last:
                     data = map_file(segment.path)

@@ -57,10 +57,9 @@ from .store_files import (
     BlockCopy,
     QueueFile,
     Segment,
+    Store,
     different_blocks,
     map_file,
-    queue_files,
-    segments,
     units,
     written_bytes,
 )
@@ -138,7 +137,7 @@ class Stores:
     """The stores that a source reads, and how their segments are split."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.directories = _stores(options)
+        self.stores = _stores(options)
         self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
         if self.split_bytes < SPLIT_BYTES_MIN:
             raise ValueError(f"splitBytes must be at least {SPLIT_BYTES_MIN}")
@@ -146,23 +145,23 @@ class Stores:
 
     def partitions(self) -> list[InputPartition]:
         found: list[InputPartition] = []
-        for store, directory in self.directories.items():
-            for segment in segments(directory):
+        for store in self.stores:
+            for segment in store.segments:
                 begin = max(segment.base, self.start)
                 # What a URI names is read whole, so that it is read once.
                 step = segment.size_bytes if is_uri(segment.path) else self.split_bytes
                 for start in range(begin, segment.end, step):
                     end = min(start + step, segment.end)
-                    found.append(SegmentRange(store, segment, start, end))
+                    found.append(SegmentRange(store.name, segment, start, end))
         return found
 
     def shared_partitions(self) -> list[SharedRange]:
         """Return each range with all stores that have a segment there, as far as any is written.
         Segments that begin at one position may be of different sizes."""
         copies: dict[int, list[tuple[str, Segment]]] = {}
-        for store, directory in self.directories.items():
-            for segment in segments(directory):
-                copies.setdefault(segment.base, []).append((store, segment))
+        for store in self.stores:
+            for segment in store.segments:
+                copies.setdefault(segment.base, []).append((store.name, segment))
         found: list[SharedRange] = []
         for base, same in sorted(copies.items()):
             last = max(segment.end for _, segment in same)
@@ -208,7 +207,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         stores = Stores(options)
         shared = _flag(options, "shared", False)
         self.partitions = stores.shared_partitions if shared else stores.partitions
-        self.stores = len(stores.directories)
+        self.stores = len(stores.stores)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SharedRange):
@@ -242,11 +241,11 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
     def partitions(self) -> list[InputPartition]:
         copies: dict[tuple[str, str, int, int], list[tuple[str, QueueFile]]] = {}
-        for store, directory in self.stores.directories.items():
-            for file in queue_files(directory):
-                own = "" if self.shared else store
+        for store in self.stores.stores:
+            for file in store.queue_files():
+                own = "" if self.shared else store.name
                 key = (own, file.topic, file.queue_id, file.first_offset)
-                copies.setdefault(key, []).append((store, file))
+                copies.setdefault(key, []).append((store.name, file))
         found: list[InputPartition] = []
         files: list[list[tuple[str, QueueFile]]] = []
         size_bytes = 0
@@ -403,11 +402,11 @@ def _plain(options: MutableMapping[str, str]) -> dict[str, str]:
     return {name: options[name] for name in names if name in options}
 
 
-def _stores(options: Mapping[str, str]) -> dict[str, str]:
+def _stores(options: Mapping[str, str]) -> list[Store]:
     if "stores" in options:
-        return {str(name): str(path) for name, path in orjson.loads(options["stores"]).items()}
+        return [Store(str(n), str(path)) for n, path in orjson.loads(options["stores"]).items()]
     if "path" in options:
-        return {options["path"]: options["path"]}
+        return [Store(options["path"], options["path"])]
     raise ValueError("give a store directory: load(path), or option stores")
 
 

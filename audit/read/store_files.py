@@ -12,10 +12,12 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from raftmq.spark.filesystem import below, name_of
 from raftmq.spark.layout import (
@@ -27,10 +29,12 @@ from raftmq.spark.layout import (
 from raftmq.store.store_lock import owner_of
 
 from .remote_stores import files_in, is_uri, read
+from .slots import parse_slots
 
 Bytes = npt.NDArray[np.uint8]
 NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
 HASH_BLOCK_BYTES = 1 << 20
+INDEX_SIZE_BYTES = 8  # of the frame, before the payload in raft/configuration
 STORES_SEPARATOR = "\n"  # of the names of stores that have a row alike
 
 
@@ -77,95 +81,128 @@ class QueueFile:
     size_bytes: int
 
 
-def segments(store: str) -> list[Segment]:
-    """Return the CommitLog segments of a store by position, without empty files.
+@dataclass(frozen=True)
+class Store:
+    """One replica's store, by its directory or URI `path`. Its segments are listed once."""
 
-    Raises StoreError if there is no commitlog directory or a segment begins inside another one.
-    """
-    found = []
-    for path, size_bytes in _log_files(store):
-        name = name_of(path)
-        if size_bytes and _is_offset(name):  # the store itself would not open any other file
-            found.append(Segment(path, int(name), size_bytes))
-    for before, after in itertools.pairwise(found):
-        if before.end > after.base:
-            raise StoreError(f"{after.path} begins inside {before.path}")
-    return found
+    name: str
+    path: str
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """The CommitLog segments by position, without empty files.
+
+        Raises StoreError if there is no commitlog directory or a segment begins inside another one.
+        """
+        found = []
+        for path, size_bytes in self._log_files():
+            name = name_of(path)
+            if size_bytes and _is_offset(name):  # the store itself would not open any other file
+                found.append(Segment(path, int(name), size_bytes))
+        for before, after in itertools.pairwise(found):
+            if before.end > after.base:
+                raise StoreError(f"{after.path} begins inside {before.path}")
+        return found
+
+    def _log_files(self) -> list[tuple[str, int]]:
+        """Return path and size of the log's files, by name: of commitlog, or of data of Apache's
+        DLedger. Raises StoreError."""
+        if is_uri(self.path):
+            listed = files_in(below(self.path, "commitlog"))
+            if listed is None:
+                raise StoreError(f"{self.path} is no store: it has no commitlog directory")
+            return sorted(listed)
+        root = Path(self.path)
+        directories = [root / "commitlog", *sorted(root.glob("dledger-*/data"))]
+        found = [directory for directory in directories if directory.is_dir()]
+        if not found:
+            raise StoreError(f"{self.path} is no store: it has no commitlog directory")
+        # A DLedger broker makes an empty commitlog, too.
+        holding = [directory for directory in found if any(directory.iterdir())]
+        files = sorted((holding or found)[0].iterdir())
+        return [(str(path), path.stat().st_size) for path in files]
+
+    @property
+    def closed(self) -> bool:
+        """True if the store was closed in order: while it is open it has a file `abort`."""
+        return not (Path(self.path) / "abort").exists()
+
+    def file_at(self, position: int) -> str:
+        """Return the file and the offset in it of a log position; "" if no segment holds it."""
+        for segment in self.segments:
+            if segment.base <= position < segment.end:
+                return f"{Path(segment.path).relative_to(self.path)}:{position - segment.base}"
+        return ""
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return log positions [start, end); fewer if the log ends earlier or has a gap."""
+        content = b""
+        for segment in self.segments:
+            at = start + len(content)
+            if segment.base <= at < min(end, segment.end):
+                with open(segment.path, "rb") as file:
+                    file.seek(at - segment.base)
+                    content += file.read(min(end, segment.end) - at)
+        return content
+
+    def queue_files(self) -> list[QueueFile]:
+        """Return every ConsumeQueue file, by topic, queue and offset."""
+        found = []
+        for path in sorted((Path(self.path) / "consumequeue").glob("*/*/*")):
+            queue = path.parent
+            if _is_offset(path.name) and queue.name.isdigit():
+                first = int(path.name) // UNIT.itemsize
+                size_bytes = path.stat().st_size
+                found.append(
+                    QueueFile(str(path), queue.parent.name, int(queue.name), first, size_bytes)
+                )
+        return found
+
+    def confirmed_position(self) -> int:
+        """Return confirmPhyOffset of the checkpoint: the commit position as this replica knows it.
+
+        0 without a checkpoint (a store killed before it wrote one). Raises StoreError if the file
+        is too short.
+        """
+        if is_uri(self.path):
+            content = read(below(self.path, "checkpoint"))
+        else:
+            path = Path(self.path) / "checkpoint"
+            content = memoryview(path.read_bytes()) if path.exists() else None
+        if content is None:
+            return 0
+        head = bytes(content[:CHECKPOINT_SIZE_BYTES_MIN])
+        if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
+            raise StoreError(f"{self.path}/checkpoint is cut short: {len(head)} bytes")
+        return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
+
+    def committed_index(self) -> int | None:
+        """Return the index up to which a replica of Apache's DLedger knew its log to be committed;
+        None in any other store, or if it has not written it."""
+        for path in sorted(Path(self.path).glob("dledger-*/checkpoint")):
+            for line in path.read_text("utf-8", "replace").splitlines():
+                name, _, value = line.partition("=")
+                if name == "committedIndex" and value.isdigit():
+                    return int(value)
+        return None
+
+    def saved_configuration(self) -> tuple[int, bytes] | None:
+        """Return (index of its frame, payload) in raft/configuration; None if it is not intact."""
+        path = Path(self.path) / "raft" / "configuration"
+        content = parse_slots(path.read_bytes()).content if path.is_file() else None
+        if content is None or len(content) <= INDEX_SIZE_BYTES:
+            return None
+        return int.from_bytes(content[:INDEX_SIZE_BYTES], "big"), content[INDEX_SIZE_BYTES:]
 
 
-def _log_files(store: str) -> list[tuple[str, int]]:
-    """Return path and size of the files of a store's log, by name. Raises StoreError."""
-    if is_uri(store):
-        listed = files_in(below(store, "commitlog"))
-        if listed is None:
-            raise StoreError(f"{store} is no store: it has no commitlog directory")
-        return sorted(listed)
-    return [(str(path), path.stat().st_size) for path in sorted(_log_directory(store).iterdir())]
+def stores_option(stores: Mapping[str, Store]) -> str:
+    """Return the option `stores` of audit.read.spark_sources."""
+    return orjson.dumps({name: store.path for name, store in stores.items()}).decode()
 
 
-def _log_directory(store: str) -> Path:
-    """Return the directory of a store's log: commitlog, or data of Apache's DLedger. Raises
-    StoreError."""
-    directories = [Path(store) / "commitlog", *sorted(Path(store).glob("dledger-*/data"))]
-    found = [directory for directory in directories if directory.is_dir()]
-    # A DLedger broker makes an empty commitlog, too.
-    holding = [directory for directory in found if any(directory.iterdir())]
-    if not found:
-        raise StoreError(f"{store} is no store: it has no commitlog directory")
-    return (holding or found)[0]
-
-
-def file_at(store: str, position: int) -> str:
-    """Return the file and the offset in it of a log position; "" if no segment holds it."""
-    for segment in segments(store):
-        if segment.base <= position < segment.end:
-            return f"{Path(segment.path).relative_to(store)}:{position - segment.base}"
-    return ""
-
-
-def queue_files(store: str) -> list[QueueFile]:
-    """Return every ConsumeQueue file of a store, by topic, queue and offset."""
-    found = []
-    for path in sorted((Path(store) / "consumequeue").glob("*/*/*")):
-        queue = path.parent
-        if _is_offset(path.name) and queue.name.isdigit():
-            first = int(path.name) // UNIT.itemsize
-            size_bytes = path.stat().st_size
-            found.append(
-                QueueFile(str(path), queue.parent.name, int(queue.name), first, size_bytes)
-            )
-    return found
-
-
-def confirmed_position(store: str) -> int:
-    """Return confirmPhyOffset of a store's checkpoint: the commit position as this replica knows
-    it.
-
-    0 if there is no checkpoint (a store killed before it wrote one). Raises StoreError if the file
-    is too short.
-    """
-    if is_uri(store):
-        content = read(below(store, "checkpoint"))
-    else:
-        path = Path(store) / "checkpoint"
-        content = memoryview(path.read_bytes()) if path.exists() else None
-    if content is None:
-        return 0
-    head = bytes(content[:CHECKPOINT_SIZE_BYTES_MIN])
-    if len(head) < CHECKPOINT_SIZE_BYTES_MIN:
-        raise StoreError(f"{store}/checkpoint is cut short: {len(head)} bytes")
-    return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
-
-
-def committed_index(store: str) -> int | None:
-    """Return the index up to which a replica of Apache's DLedger knew its log to be committed; None
-    in any other store, or if it has not written it."""
-    for path in sorted(Path(store).glob("dledger-*/checkpoint")):
-        for line in path.read_text("utf-8", "replace").splitlines():
-            name, _, value = line.partition("=")
-            if name == "committedIndex" and value.isdigit():
-                return int(value)
-    return None
+def opened_stores(directories: Mapping[str, str]) -> dict[str, Store]:
+    """Return the stores by name."""
+    return {name: Store(name, directory) for name, directory in directories.items()}
 
 
 def map_file(path: str) -> memoryview:
@@ -292,12 +329,12 @@ def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
     return all(np.array_equal(left[a:b], right[a:b]) for a, b in ((start, low), (high, end)))
 
 
-def first_difference(left: str, right: str, start: int, end: int) -> int | None:
+def first_difference(left: Store, right: Store, start: int, end: int) -> int | None:
     """Return the first log position in [start, end) at which two stores' bytes differ, or None.
 
     A position that only one of them has counts as different. Meant for one block.
     """
-    a, b = read_positions(left, start, end), read_positions(right, start, end)
+    a, b = left.read(start, end), right.read(start, end)
     shorter = min(len(a), len(b))
     unequal = np.flatnonzero(
         np.frombuffer(a, np.uint8, shorter) != np.frombuffer(b, np.uint8, shorter)
@@ -305,18 +342,6 @@ def first_difference(left: str, right: str, start: int, end: int) -> int | None:
     if len(unequal):
         return start + int(unequal[0])
     return None if len(a) == len(b) else start + shorter
-
-
-def read_positions(store: str, start: int, end: int) -> bytes:
-    """Read log positions [start, end) of a store; shorter if it ends earlier or has a gap."""
-    content = b""
-    for segment in segments(store):
-        at = start + len(content)
-        if segment.base <= at < min(end, segment.end):
-            with open(segment.path, "rb") as file:
-                file.seek(at - segment.base)
-                content += file.read(min(end, segment.end) - at)
-    return content
 
 
 def _is_offset(name: str) -> bool:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -25,7 +24,7 @@ from .range_digests import Alike, UnitDigest, all_alike, data_ends
 from .removed import with_gone
 from .spark_sources import LogReader, QueueReader
 from .staging import StagedLog, staged, staged_log, staged_units
-from .store_files import STORES_SEPARATOR, segments
+from .store_files import STORES_SEPARATOR, Store, stores_option
 
 SHUFFLED_BYTES = 512 << 20  # of logs, to a part of a shuffle
 # Two copies of a record on two stores are the same record if these fields are equal.
@@ -68,7 +67,7 @@ class Tables:
 
     spark: SparkSession
     place: str
-    stores: Mapping[str, str]
+    stores: Mapping[str, Store]
     topics: tuple[str, ...]
     subject: Subject
     limits: Limits
@@ -122,12 +121,12 @@ class Tables:
 
 
 @contextmanager
-def enough_partitions(spark: SparkSession, stores: Mapping[str, str]) -> Iterator[None]:
+def enough_partitions(spark: SparkSession, stores: Mapping[str, Store]) -> Iterator[None]:
     """Let shuffles have as many parts as the logs need, while the block runs: a part has to fit
     into a task's memory."""
     name = "spark.sql.shuffle.partitions"
     before = int(spark.conf.get(name) or 0)
-    files = (Path(segment.path) for store in stores.values() for segment in segments(store))
+    files = (Path(segment.path) for store in stores.values() for segment in store.segments)
     size_bytes = sum(file.stat().st_blocks * 512 for file in files)
     spark.conf.set(name, max(before, -(-size_bytes // SHUFFLED_BYTES)))
     try:
@@ -138,7 +137,7 @@ def enough_partitions(spark: SparkSession, stores: Mapping[str, str]) -> Iterato
 
 def stage(
     spark: SparkSession,
-    stores: Mapping[str, str],
+    stores: Mapping[str, Store],
     history_path: str | None,
     topic: str,
     place: str,
@@ -155,7 +154,10 @@ def stage(
     def stores_staged() -> tuple[
         StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
     ]:
-        options = {"stores": orjson.dumps(dict(stores)).decode(), "shared": "true"}
+        options = {
+            "stores": stores_option(stores),
+            "shared": "true",
+        }
         options["from"] = str(since.position if since else 0)
         logs = staged_log(spark, LogReader(options), below(place, "decoded"))
         units, unit_digests = staged_units(spark, QueueReader(options), below(place, "units"))

@@ -22,16 +22,11 @@ the payload.
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from .slots import parse_slots
 
 VERSIONS = (1, 2)
 VOTER, LEARNER = 1, 2
-FILE = Path("raft") / "configuration"
 _HEAD = struct.Struct(">BBBI")
 _MEMBER = struct.Struct(">BBIBB")
-_INDEX_SIZE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +78,6 @@ def decode_members(payload: bytes) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(by_role[VOTER]), frozenset(by_role[LEARNER])
 
 
-def saved_configuration(store: str) -> tuple[int, bytes] | None:
-    """Return (index of its frame, payload) of the configuration that a store keeps in a file; None
-    if it keeps none, or the file is damaged."""
-    path = Path(store) / FILE
-    content = parse_slots(path.read_bytes()).content if path.is_file() else None
-    if content is None or len(content) <= _INDEX_SIZE_BYTES:
-        return None
-    return int.from_bytes(content[:_INDEX_SIZE_BYTES], "big"), content[_INDEX_SIZE_BYTES:]
-
-
 def members_of(
     frames: Iterable[ConfigurationFrame],
     commits: Mapping[str, int],
@@ -102,7 +87,7 @@ def members_of(
 ) -> Members:
     """Return the members by the newest committed configuration, or the founders without one.
 
-    `commits`: the commit position of each store. `saved`: what `saved_configuration` returned.
+    `commits`: the commit position of each store. `saved`: what the stores' files say.
     `founded_by`: who names the founders."""
     known: dict[int, bytes] = {}
     in_logs: dict[int, bytes] = {}

@@ -14,8 +14,7 @@ from raftmq.audit.read.log_reader import (
     log_batches,
     record_batches,
 )
-from raftmq.audit.read.store_files import map_file, segments, units
-from raftmq.audit.read.store_files import queue_files as find_queue_files
+from raftmq.audit.read.store_files import Store, map_file, units
 from raftmq.spark.columns import PROPERTY_NAMES, pairs_of, properties_of, tags_codes, unpack_body
 from raftmq.spark.layout import ItemKind
 from raftmq.store.properties import FIELDS_SUM_MAX, decode_properties, fields_sum
@@ -233,7 +232,7 @@ def test_frames_and_gaps() -> None:
 def test_an_apache_store_reads_without_a_flaw(apache_store: Path) -> None:
     """515 records of Apache RocketMQ 5.3.3, and a ConsumeQueue unit for each visible one."""
     rows = []
-    for segment in segments(str(apache_store)):
+    for segment in Store("apache", str(apache_store)).segments:
         data = map_file(segment.path)
         for batch in log_batches(data, segment.base, 0, len(data), "apache"):
             rows += batch.to_pylist()
@@ -244,7 +243,7 @@ def test_an_apache_store_reads_without_a_flaw(apache_store: Path) -> None:
     assert not any(row["kind"] in (ItemKind.HOLE, ItemKind.FRAME) for row in rows)
     assert sum(row["sysflag"] & 1 for row in records.values()) == 1
     pointed = 0
-    for file in find_queue_files(str(apache_store)):
+    for file in Store("apache", str(apache_store)).queue_files():
         offsets, content = units(file)
         for offset, unit in zip(offsets.tolist(), content.tolist(), strict=True):
             position, size, tags_code = unit

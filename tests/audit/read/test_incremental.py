@@ -18,7 +18,7 @@ from raftmq.audit.cli import main
 from raftmq.audit.read import committed_range as limits
 from raftmq.audit.read import incremental as since
 from raftmq.audit.read.incremental import TAIL_BYTES, Ended, Kept, Range
-from raftmq.audit.read.store_files import StoreError
+from raftmq.audit.read.store_files import Store, StoreError
 from raftmq.audit.report.report import Offender
 from tests.audit.planted import Hit, group_at, write_beside
 from tests.audit.run import NAMES, TOPIC, Run
@@ -177,8 +177,8 @@ def test_a_kill_while_an_end_is_saved_leaves_this_one_or_the_one_before(
 def test_a_store_that_ends_before_a_position_has_no_last_bytes_before_it(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(100))
-    assert since.tail_of(str(tmp_path), 100) == hashlib.sha256(bytes(100)).hexdigest()
-    assert since.tail_of(str(tmp_path), 101) is None
+    assert since.tail_of(Store("n0", str(tmp_path)), 100) == hashlib.sha256(bytes(100)).hexdigest()
+    assert since.tail_of(Store("n0", str(tmp_path)), 101) is None
 
 
 def test_an_end_without_its_queues_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from raftmq.audit.api import run_audit, topic_frame
 from raftmq.audit.cli import main
-from raftmq.audit.read.store_files import StoreError, segments
+from raftmq.audit.read.store_files import Store, StoreError
 from tests.audit.run import TOPIC, Run
 
 
@@ -57,9 +57,9 @@ def test_a_topic_is_read_where_it_lies(spark: SparkSession, run: Run) -> None:
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no commitlog directory"):
-        segments(tmp_path.as_uri())
+        print(Store("n0", tmp_path.as_uri()).segments)
     with pytest.raises(OSError, match="nowhere"):
-        segments("nowhere://bucket/n0/store")
+        print(Store("n0", "nowhere://bucket/n0/store").segments)
     done = CliRunner().invoke(main, ["--store", "n0=nowhere://bucket/n0/store"])
     assert done.exit_code == 2
     assert "nowhere" in done.output

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.audit.api import topic_frame
-from raftmq.audit.read.store_files import StoreError, confirmed_position, first_difference, segments
+from raftmq.audit.read.store_files import Store, StoreError, first_difference
 from tests.audit.run import TOPIC, Run
 from tests.audit.stores import Log, Message, write_store
 
@@ -91,28 +91,28 @@ def test_bad_options_are_refused(
 
 def test_files_that_are_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no commitlog"):
-        segments(str(tmp_path))
+        print(Store("n0", str(tmp_path)).segments)
     (tmp_path / "checkpoint").write_bytes(bytes(39))
     with pytest.raises(StoreError, match="cut short"):
-        confirmed_position(str(tmp_path))
+        Store("n0", str(tmp_path)).confirmed_position()
     log = Log(4096)
     log.frame(1, [Message("A" * 32, b"a")])
     store = write_store(tmp_path / "store", log)
     (store / "commitlog" / f"{100:020d}").write_bytes(b"overlap")
     with pytest.raises(StoreError, match="begins inside"):
-        segments(str(store))
+        print(Store("n0", str(store)).segments)
 
 
 def test_first_difference(run: Run, tmp_path: Path) -> None:
     other = run.log.copy()
     other.flip(20_000)
-    store = str(write_store(tmp_path / "store", other))
-    end = run.log.end
-    assert first_difference(store, run.stores["n0"], 0, end) == 20_000
-    assert first_difference(store, run.stores["n0"], 20_001, end) is None
+    store = Store("n1", str(write_store(tmp_path / "store", other)))
+    sound, end = Store("n0", run.stores["n0"]), run.log.end
+    assert first_difference(store, sound, 0, end) == 20_000
+    assert first_difference(store, sound, 20_001, end) is None
     first, last = min(other.segments), max(other.segments)
-    (Path(store) / "commitlog" / f"{last:020d}").unlink()
-    assert first_difference(store, run.stores["n0"], first, end) == last
+    (Path(store.path) / "commitlog" / f"{last:020d}").unlink()
+    assert first_difference(Store("n1", store.path), sound, first, end) == last
     gap = write_store(tmp_path / "gap", run.log)
     (gap / "commitlog" / f"{first:020d}").unlink()
-    assert first_difference(str(gap), run.stores["n0"], first, end) == first
+    assert first_difference(Store("n2", str(gap)), sound, first, end) == first

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.audit.read.store_files import Store
 from raftmq.audit.read.voters import (
     BadConfiguration,
     ConfigurationFrame,
     Members,
     decode_members,
     members_of,
-    saved_configuration,
 )
 from raftmq.dledger.raft.configuration import (
     Configuration,
@@ -57,20 +57,20 @@ def test_bytes_that_are_no_configuration_are_refused() -> None:
 
 
 def test_the_file_is_read_as_the_group_wrote_it(tmp_path: Path) -> None:
-    assert saved_configuration(str(tmp_path)) is None
+    assert Store("n0", str(tmp_path)).saved_configuration() is None
     file = ConfigurationFile(OsDisk(str(tmp_path)), "raft")
     file.save(5, decode_configuration(configuration("abc")))
     file.save(9, decode_configuration(configuration("abcd", "e")))
     file.close()
-    assert saved_configuration(str(tmp_path)) == (9, configuration("abcd", "e"))
+    assert Store("n0", str(tmp_path)).saved_configuration() == (9, configuration("abcd", "e"))
     path = tmp_path / "raft" / "configuration"
     content = bytearray(path.read_bytes())
     content[20] ^= 1  # the first slot rots
     path.write_bytes(content)
-    assert saved_configuration(str(tmp_path)) == (9, configuration("abcd", "e"))
+    assert Store("n0", str(tmp_path)).saved_configuration() == (9, configuration("abcd", "e"))
     content[4096 + 20] ^= 1  # and the second
     path.write_bytes(content)
-    assert saved_configuration(str(tmp_path)) is None
+    assert Store("n0", str(tmp_path)).saved_configuration() is None
 
 
 def test_the_newest_committed_configuration_counts() -> None:

@@ -4,7 +4,7 @@
         figures.parquet   how much was stored, sent, acknowledged
         checks.parquet    each check with its count and verdict
         findings.parquet  the first offenders of each check, with file and offset if they have any
-        audit.html        all of that as a page with pictures (audit.report.html_report)
+        audit.html        all of that as a page (audit.report.html_report)
         mqaudit.prom      verdict and counts for Prometheus' textfile collector
 
 A file is replaced as a whole, so that a reader never sees half of one.

@@ -42,7 +42,7 @@ from raftmq.ops.tls_options import OFF, PeerTlsOptions
 from raftmq.remoting.acl.signature import Credentials, credentials_of
 from raftmq.remoting.names import NAME_LENGTH_MAX, address_problem, name_problem
 from raftmq.store.index.index_file import ENTRIES_MAX, SLOTS_MAX
-from raftmq.web.loopback import is_loopback
+from raftmq.web.settings import is_loopback
 
 __all__ = [
     "OPTIONS",

@@ -16,7 +16,7 @@ from raftmq.store.frame import HEADER_SIZE_BYTES
 from raftmq.store.index.index_file import IndexLimits
 from raftmq.store.record import BLANK_SIZE_BYTES
 from raftmq.store.retention import RetentionPolicy
-from raftmq.web.auth import WebSettings
+from raftmq.web.settings import WebSettings
 
 from .config import BrokerConfig
 from .messages.send_request import SendRules

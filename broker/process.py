@@ -38,7 +38,7 @@ from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreError
 from raftmq.store.identity import WrongIdentity
 from raftmq.store.store_lock import StoreInUse, StoreLock, lock_store
-from raftmq.web.auth import WebConfigError
+from raftmq.web.settings import WebConfigError
 
 from .broker import Broker, open_broker
 from .config import OPTIONS, BrokerConfig, Loaded, load

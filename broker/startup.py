@@ -29,7 +29,7 @@ from raftmq.store.message_store import MessageStore
 from raftmq.store.record import pack_host
 from raftmq.store.store_lock import StoreLock
 from raftmq.web.auth import Access as WebAccess
-from raftmq.web.auth import WebConfigError, WebSettings
+from raftmq.web.settings import WebConfigError, WebSettings
 
 from .accountbook import load_account_file
 from .config import BrokerConfig

@@ -19,7 +19,7 @@ from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.memory import return_large_blocks
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.remoting.errors import RemotingError
-from raftmq.web.auth import WebConfigError
+from raftmq.web.settings import WebConfigError
 
 from .config import ConfigError, NameServerConfig, load
 from .server import NameServer

@@ -46,7 +46,7 @@ from raftmq.remoting.registration import (
     topic_problem,
 )
 from raftmq.remoting.registration_proof import NONCE
-from raftmq.web.loopback import is_loopback
+from raftmq.web.settings import is_loopback
 
 from . import views
 from .kv import ORDER_TOPIC_CONFIG, VALUE_BYTES_MAX, KvConfig

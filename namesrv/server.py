@@ -23,7 +23,7 @@ from raftmq.remoting.threads import in_thread_to_its_end
 from raftmq.remoting.tls import TlsError, TlsMode
 from raftmq.remoting.tls_listener import ArrivalLimits
 from raftmq.web.auth import Access as WebAccess
-from raftmq.web.auth import WebConfigError
+from raftmq.web.settings import WebConfigError
 
 from .access import Access
 from .config import NameServerConfig

@@ -13,10 +13,10 @@ from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls_listener import listening_with
 from raftmq.web import levels
-from raftmq.web.app import WebServer
-from raftmq.web.auth import Access, WebSettings
-from raftmq.web.metrics import Render, metrics_route
+from raftmq.web.app import Render, WebServer, metrics_route
+from raftmq.web.auth import Access
 from raftmq.web.operation import Call, Operation, Reply
+from raftmq.web.settings import WebSettings
 
 from .config import OPTIONS, ProxyConfig
 

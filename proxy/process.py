@@ -17,7 +17,7 @@ from raftmq.ops.descriptors import raise_descriptor_limit
 from raftmq.ops.logs import report_configuration, set_up
 from raftmq.ops.permissions import warn_if_others_read
 from raftmq.remoting.errors import RemotingError
-from raftmq.web.auth import WebConfigError
+from raftmq.web.settings import WebConfigError
 
 from .config import ConfigError, ProxyConfig, load
 from .server import ProxyServer

@@ -19,7 +19,7 @@ from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls import TlsError, TlsMode
 from raftmq.remoting.tls_listener import TlsListener, TlsPolicy
 from raftmq.web.auth import Access as WebAccess
-from raftmq.web.auth import WebConfigError
+from raftmq.web.settings import WebConfigError
 
 from .access import Access
 from .clients import Clients

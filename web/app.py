@@ -32,10 +32,8 @@ from raftmq.ops.listening import Listening, listen_plain
 from raftmq.ops.versions import Condition
 
 from .admission import Admission
-from .auth import Access, WebSettings, allow
-from .docspage import FILES, content_of
-from .docspage import POLICY as REFERENCE_POLICY
-from .openapi import document
+from .auth import Access, allow
+from .openapi import DOCS_FILES, DOCS_POLICY, docs_file, document
 from .operation import EVENT_STREAM, JSON, Call, Caller, Operation, Reply, Role
 from .problem import (
     MEDIA_TYPE,
@@ -48,6 +46,7 @@ from .problem import (
     too_large,
 )
 from .schema import from_json, from_texts, invalid_repeats, to_json
+from .settings import WebSettings
 from .versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
@@ -71,10 +70,12 @@ REASON_CHARS_MAX = 200  # of a refusal's reason in the log
 PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 OPENAPI_PATH = "/api/v1/openapi.json"
 HEALTH_PATHS = ("/health/live", "/health/ready")
-UNLIMITED_PATHS = frozenset((*HEALTH_PATHS, "/metrics"))
+METRICS_PATH = "/metrics"
+UNLIMITED_PATHS = frozenset((*HEALTH_PATHS, METRICS_PATH))
 LOOPBACK = "127.0.0.1"  # where httpHealthPort is
 
 RawHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
+Render = Callable[[str], tuple[bytes, str]]
 Translate = Callable[[Exception], ApiProblem | None]
 
 
@@ -519,8 +520,8 @@ def _of_http(error: web.HTTPException) -> ApiProblem:
 
 def _reference() -> list[Page]:
     return [
-        Page(path, media, content_of(name), REFERENCE_POLICY, encoding)
-        for path, (name, media, encoding) in FILES.items()
+        Page(path, media, docs_file(name), DOCS_POLICY, encoding)
+        for path, (name, media, encoding) in DOCS_FILES.items()
     ]
 
 
@@ -544,3 +545,13 @@ def _page_handler(page: Page) -> Callable[[web.Request], Awaitable[web.StreamRes
         )
 
     return handle
+
+
+def metrics_route(render: Render) -> RawRoute:
+    """Make the route GET /metrics, for viewers; `render(accept)` returns text and content type."""
+
+    async def handle(request: web.Request, _: Caller) -> web.StreamResponse:
+        text, content_type = render(request.headers.get("Accept", ""))
+        return web.Response(body=text, headers={"Content-Type": content_type})
+
+    return RawRoute("GET", METRICS_PATH, handle, lambda _: Role.VIEWER)

@@ -17,7 +17,6 @@ import logging
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -28,10 +27,10 @@ from msgspec import Meta
 
 from raftmq.ops.strict_json import loads
 
-from .loopback import is_loopback
 from .operation import Caller, Role
 from .problem import forbidden, unauthorized
 from .sessions import COOKIE, LASTS_S, Cookie, Sessions, check_own_page, host_of
+from .settings import WebConfigError, WebSettings, is_loopback
 
 log = logging.getLogger("raftmq.web")
 
@@ -39,41 +38,8 @@ TOKENS_MAX = 256
 TOKEN_LENGTH_MIN = 16
 FILE_SIZE_MAX = 256 * 1024  # bytes
 LOCAL = Caller("local", Role.ADMIN)
-OLD_SCHEME = "RaftMQ-HMAC"  # name servers of earlier versions signed instead of showing a token
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 ROLES = {"viewer": Role.VIEWER, "operator": Role.OPERATOR, "admin": Role.ADMIN}
-
-
-class WebConfigError(Exception):
-    """The HTTP API cannot be offered as configured; the text says what to change."""
-
-
-@dataclass(frozen=True, slots=True)
-class WebSettings:
-    """The configuration keys that brokers and name servers share."""
-
-    enabled: bool = True  # httpEnable
-    bind_address: str = "127.0.0.1"  # httpBindAddress
-    port: int = 0  # httpPort; 0: any
-    advertised: str = ""  # httpAdvertisedAddress, host:port; "": derived from where it listens
-    tokens_file: str = ""  # httpTokensFile
-    health_port: int = 0  # httpHealthPort, on 127.0.0.1; 0: none
-
-    def check(self) -> None:
-        """Raise WebConfigError for an API that is reachable from outside without a token."""
-        if self.enabled and not self.tokens_file and not is_loopback(self.bind_address):
-            raise WebConfigError(
-                f"httpBindAddress={self.bind_address} is not loopback: set httpTokensFile, so "
-                "that not everybody who reaches it is admin, or httpBindAddress=127.0.0.1"
-            )
-
-    def advertised_address(self, host: str, port: int) -> str:
-        """Return the address to announce: `advertised`; else `port` at `host`, by which this
-        process is reached, or at the loopback address if it listens only there."""
-        if self.advertised:
-            return self.advertised
-        shown = self.bind_address if is_loopback(self.bind_address) else host
-        return f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
 
 
 class _Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,8 +126,7 @@ class Access:
             return LOCAL
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            hint = "; signed requests ended: upgrade who asks" if scheme == OLD_SCHEME else ""
-            raise unauthorized(f"show a token: Authorization: Bearer …{hint}")
+            raise unauthorized("show a token: Authorization: Bearer …")
         shown = _digest(token.strip())
         found = None
         for digest, caller in self._callers.items():  # always all of them, for constant time

@@ -1,9 +1,10 @@
-"""The OpenAPI 3.1 document of a list of operations. Pure."""
+"""The OpenAPI 3.1 document of a list of operations, and the page /docs that renders it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -15,6 +16,19 @@ from .schema import Input, Nothing, ProblemView
 VERSION = "3.1.0"
 _TAG = '(W/)?"[!#-~]*"'
 IF_MATCH_PATTERN = rf"^(\*|{_TAG}(, ?{_TAG})*)$"
+DOCS_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
+# The page /docs: path → (file, media type, encoding). The renderer in reference/ is vendored
+# (package-lock.json, tools/vendor.sh), and writes styles of its own.
+DOCS_FILES = {
+    "/docs": ("index.html", "text/html", None),
+    "/docs/page.js": ("page.js", "text/javascript", None),
+    "/docs/style.css": ("style.css", "text/css", None),
+    "/docs/rapidoc.js": ("rapidoc.js.gz", "text/javascript", "gzip"),
+}
 _TEMPLATE = "#/components/schemas/{name}"
 
 
@@ -160,3 +174,8 @@ def _conditions() -> list[dict[str, Any]]:
 def _schema(kind: Any) -> dict[str, Any]:
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=_TEMPLATE)
     return dict(schema)
+
+
+def docs_file(name: str) -> bytes:
+    """Return the content of a file of the page /docs."""
+    return resources.files("raftmq.web").joinpath("reference", name).read_bytes()

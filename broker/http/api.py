@@ -18,9 +18,10 @@ from aiohttp import web
 from raftmq import __version__
 from raftmq.remoting.tls_listener import listening_with
 from raftmq.web.app import WebServer
-from raftmq.web.auth import Access, WebSettings
+from raftmq.web.auth import Access
 from raftmq.web.operation import Call, Handler, Operation
 from raftmq.web.problem import unavailable
+from raftmq.web.settings import WebSettings
 
 from ..admin.metrics import BrokerMetrics
 from ..admin.operator_log import OperatorLog

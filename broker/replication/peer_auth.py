@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raftmq.dledger.transport.peer_auth import Gate
 from raftmq.dledger.transport.proof import Purpose, Secret
-from raftmq.web.loopback import is_loopback
+from raftmq.web.settings import is_loopback
 
 from ..config import BrokerConfig
 from ..errors import EngineError

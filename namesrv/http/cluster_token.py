@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from yarl import URL
 
-from raftmq.web.loopback import is_loopback
+from raftmq.web.settings import is_loopback
 
 
 def _nobody(_: str) -> bool:

@@ -35,10 +35,10 @@ import orjson
 from aiohttp import web
 
 from raftmq.web.app import RawRoute
-from raftmq.web.auth import ROLES, WebConfigError, load_token
-from raftmq.web.loopback import is_loopback
+from raftmq.web.auth import ROLES, load_token
 from raftmq.web.operation import Caller, Role
 from raftmq.web.sessions import Cookie, Sessions
+from raftmq.web.settings import WebConfigError, is_loopback
 
 from ..config import NameServerConfig
 from .broker_http import read_within

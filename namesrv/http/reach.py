@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from raftmq.remoting.address import parse_address
 from raftmq.remoting.errors import ConnectError
-from raftmq.web.loopback import is_loopback
+from raftmq.web.settings import is_loopback
 
 from ..routes import THIS_MACHINE
 

@@ -11,11 +11,11 @@ from raftmq.ops.ports import http_port
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.tls_listener import listening_with
 from raftmq.web import levels
-from raftmq.web.app import CONNECTIONS_MAX, Page, WebServer
-from raftmq.web.auth import Access, WebSettings, load_token
+from raftmq.web.app import CONNECTIONS_MAX, Page, Render, WebServer, metrics_route
+from raftmq.web.auth import Access, load_token
 from raftmq.web.events import EventHub
-from raftmq.web.metrics import Render, metrics_route
 from raftmq.web.operation import Call, Operation, Reply
+from raftmq.web.settings import WebSettings
 
 from ..config import OPTIONS, NameServerConfig
 from ..routes import RouteTable

@@ -11,9 +11,10 @@ from raftmq.remoting import fast_json as fastjson
 from raftmq.remoting.acl.signature import credentials_of
 from raftmq.remoting.contexts import ContextError, read
 from raftmq.remoting.errors import BodyError
-from raftmq.web.auth import WebConfigError, load_tokens
+from raftmq.web.auth import load_tokens
 from raftmq.web.problem import ApiProblem
 from raftmq.web.schema import Input, from_json
+from raftmq.web.settings import WebConfigError
 
 TWICE = (
     b'{"a":1,"a":2}',

@@ -27,12 +27,13 @@ from raftmq.web.app import (
     RequestLog,
     WebServer,
 )
-from raftmq.web.auth import Access, WebConfigError, WebSettings, load_token
+from raftmq.web.auth import Access, load_token
 from raftmq.web.events import EventHub
 from raftmq.web.operation import Caller, Operation, Reply, Role
 from raftmq.web.problem import conflict
 from raftmq.web.schema import Count, Input
 from raftmq.web.sessions import COOKIE
+from raftmq.web.settings import WebConfigError, WebSettings
 from tests.broker.http.client import Client
 from tests.waiting import until
 
@@ -167,13 +168,6 @@ async def test_tokens_that_change_are_in_force_without_a_restart(tmp_path, monke
             assert caplog.text.count("tokens_file_refused") == 1
     finally:
         await server.stop()
-
-
-async def test_who_still_signs_is_told_that_this_ended(tmp_path):
-    async with serving(tokens_file(tmp_path)) as client:
-        answer = await client.ask("GET", "/fine", Authorization='RaftMQ-HMAC nonce="0", id="1"')
-        assert answer.status == 401
-        assert b"signed requests ended: upgrade who asks" in answer.body
 
 
 async def test_tokens_and_roles(tmp_path):

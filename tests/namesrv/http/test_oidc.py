@@ -17,9 +17,9 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.http import login_throttle as exchanges
 from raftmq.namesrv.http import oidc
 from raftmq.namesrv.http.oidc import LoginFailed, OidcSettings, caller_of, roles_of
-from raftmq.web.auth import WebConfigError
 from raftmq.web.operation import Caller, Role
 from raftmq.web.sessions import COOKIE
+from raftmq.web.settings import WebConfigError
 from tests.namesrv.http.nodes import FakeCluster
 from tests.namesrv.http.provider import ALICE, CLIENT, SECRET, Provider
 from tests.namesrv.http.test_login import TOKEN, tokens_file

@@ -1,4 +1,4 @@
-"""Topics, offsets and single messages, asked for by a program."""
+"""Create a topic, and read offsets and messages, by program."""
 
 import asyncio
 import os

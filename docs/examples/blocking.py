@@ -1,4 +1,4 @@
-"""The same without an event loop: for scripts, and for listeners that block."""
+"""Blocking clients for scripts, and for listeners that block."""
 
 import os
 import threading

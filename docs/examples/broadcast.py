@@ -1,4 +1,4 @@
-"""Every consumer gets every message, and keeps its own place in a file."""
+"""Deliver every message to every consumer, with offsets in a file."""
 
 import asyncio
 import os

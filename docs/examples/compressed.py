@@ -1,4 +1,4 @@
-"""Large bodies travel and are stored compressed; whoever consumes them does not notice."""
+"""Compress large bodies; consumers decompress them automatically."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Print the drinks among the orders, from the first one on, until somebody ends it."""
+"""Print the drinks among all orders until Ctrl-C."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A message that consumers get later: levels 1, 2, 3, … are 1 s, 5 s, 10 s, … (18: 2 h)."""
+"""Delay a message by a level; levels 1, 2, 3, … are 1 s, 5 s, 10 s, … (18 is 2 h)."""
 
 import asyncio
 import os

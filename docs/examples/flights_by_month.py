@@ -1,6 +1,6 @@
-"""Writes the flights of a topic into Parquet, by month, for as long as it runs.
+"""Write the flights of a topic into Parquet, by month, until stopped.
 
-The month is the flight's own, as the message's body has it, not the one in which it was stored.
+The month is that of the flight in the message's body, not of the store time.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A send that is repeated after a crash and stored once: the program names it, brokers know it."""
+"""Send once over a crash, by a unique key that the program chooses."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import os
 from raftmq import Message, Producer, SendConfig
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
-KEY = "till-7-receipt-4711"  # from the program's own books: after a crash it is the same
+KEY = "till-7-receipt-4711"  # from the program's own database, equal after a crash
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
-"""One send after the other for some seconds; then: the longest wait, and what was not acknowledged.
+"""Send messages singly for some seconds, then print the longest wait and the outcomes.
 
-Kill the leader meanwhile (mqcluster kill --dir DIR leader) and see what a client notices of it.
+Kill the leader during the run (mqcluster kill --dir DIR leader).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def main() -> None:
             except SendOutcomeUnknown:
                 unknown += 1
             now = time.monotonic()
-            if acknowledged + failed + unknown > 1:  # the first one connects, and creates a topic
+            if acknowledged + failed + unknown > 1:  # the first send connects, and creates a topic
                 longest_s = max(longest_s, now - last)
             last = now
     print(f"{acknowledged} acknowledged, {failed} failed, {unknown} unknown")

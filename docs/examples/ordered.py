@@ -1,4 +1,4 @@
-"""Messages of one key in one queue, and so in the order in which they were sent."""
+"""Send the messages of a key to the same queue, so that they stay in order."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Steps of an order, worked on one after the other: an orderly consumer holds its queues' locks."""
+"""Consume the steps of each order in turn; an orderly consumer holds its queues' locks."""
 
 import asyncio
 import os
@@ -22,13 +22,13 @@ async def main() -> None:
     shipped = asyncio.Event()
 
     async def work(messages: list[MessageExt]) -> None:
-        for message in messages:  # of one queue, and no other batch of it until this returns
+        for message in messages:  # of a single queue, without a second batch until this returns
             done.append(message.body.decode())
         if STEPS[-1] in done:
             shipped.set()
 
     async with Producer("shop", NAMESRV) as producer:
-        queue: MessageQueue | None = None  # the first one in turn, then the same again
+        queue: MessageQueue | None = None  # the queues in turn, then the same queue for the key
         for step in STEPS:
             queue = (await producer.send(Message("Parcels", step.encode()), queue=queue)).queue
 

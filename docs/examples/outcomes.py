@@ -1,4 +1,4 @@
-"""The three ways in which a send ends, and what a program may do then."""
+"""Handle the three outcomes of a send."""
 
 import asyncio
 import os
@@ -12,11 +12,11 @@ async def pay(producer: Producer, order: str) -> str:
     try:
         result = await producer.send(Message("Payments", order.encode(), keys=order))
     except SendFailed as error:
-        # No broker has it and none ever will: do it again, or tell the customer.
+        # No broker has it or ever will: repeat it, or report the failure.
         return f"{order}: not sent ({error})"
     except SendOutcomeUnknown as error:
-        # Some attempt may have been stored. Sent again, it may be there twice: look it up by
-        # its key first, or have the consumer notice that it knows this order already.
+        # An attempt may have been stored, so a repetition may be a duplicate: look it up by
+        # its key first, or let the consumer detect orders that it has processed.
         return f"{order}: perhaps sent ({error})"
     return f"{order}: stored at {result.queue_offset} of queue {result.queue.queue_id}"
 

@@ -1,4 +1,4 @@
-"""A loop that asks for messages when it is ready for them; the group's queues are shared out."""
+"""Poll for messages in a loop, with the group's queues distributed among consumers."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def main() -> None:
         while printed < COUNT:
             for message in await consumer.poll(timeout_ms=5_000):
                 printed += bool(message.body)
-        await consumer.commit()  # all that was handed out; the next poll would have said so, too
+        await consumer.commit()  # all polled messages; the next poll would commit them as well
     print(printed, "printed")
 
 

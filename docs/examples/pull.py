@@ -1,4 +1,4 @@
-"""One queue read from an offset, by a program that keeps its own account of what it has."""
+"""Read a queue from an offset, in a program that keeps its own offsets."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ async def main() -> None:
         while True:
             result = await consumer.pull(sent.queue, offset, count_max=2)
             if result.status is not PullStatus.FOUND:
-                break  # the end, for now
+                break  # end of the queue
             print(offset, [message.body for message in result.messages])
             offset = result.next_offset
 

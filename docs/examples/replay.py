@@ -1,4 +1,4 @@
-"""Yesterday's messages once more: queues by name, from a time on, and no group is disturbed."""
+"""Read yesterday's messages again, from a time, without a group's offsets."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ async def main() -> None:
         for number in range(8):
             await producer.send(Message("Journal", b"yesterday, %d" % number))
 
-    config = LitePullConfig(auto_commit=False)  # what is read once more is nobody's progress
+    config = LitePullConfig(auto_commit=False)  # a replay is no progress of a group
     async with LitePullConsumer("auditor", NAMESRV, config=config) as consumer:
         queues = await consumer.fetch_queues("Journal")
         await consumer.assign(queues)

@@ -1,4 +1,4 @@
-"""A question and its answer: the sender waits for what a consumer replies."""
+"""Send a request and wait for the reply of a consumer."""
 
 import asyncio
 import os

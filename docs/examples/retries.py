@@ -1,4 +1,4 @@
-"""What a listener does not manage comes again, and in the end is a dead letter."""
+"""Retry failed messages; they become dead letters in the end."""
 
 import asyncio
 import os

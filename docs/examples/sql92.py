@@ -1,4 +1,4 @@
-"""Only messages whose properties satisfy an expression: the broker decides which ones it sends."""
+"""Filter by an expression over properties; the broker evaluates it."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Messages for a time of one's own choice, and one that is called back before that."""
+"""Deliver messages at a chosen time, and recall a message before it."""
 
 import asyncio
 import os

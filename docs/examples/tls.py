@@ -1,4 +1,4 @@
-"""Send over TLS, as the file that RAFTMQ_TLS_CONFIG_FILE names says; in the clear without one."""
+"""Send over TLS as configured in the file RAFTMQ_TLS_CONFIG_FILE; without it, in the clear."""
 
 import asyncio
 import os

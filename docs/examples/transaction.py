@@ -1,4 +1,4 @@
-"""A message that is there if and only if the order is in the shop's own database."""
+"""Send a message if and only if the order is in the shop's database."""
 
 import asyncio
 import os
@@ -17,17 +17,17 @@ NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 
 
 class Till:
-    """`orders` stands in for the database."""
+    """`orders` is the database."""
 
     def __init__(self) -> None:
         self.orders: set[str] = set()
 
     async def execute(self, message: Message, order: str) -> TransactionState:
         if order == "order-2":
-            return TransactionState.ROLLBACK  # no money: nobody is to hear of it
+            return TransactionState.ROLLBACK  # no money: no consumer gets it
         self.orders.add(order)
         if order == "order-3":
-            return TransactionState.UNKNOWN  # say, we were cut off: the broker will ask
+            return TransactionState.UNKNOWN  # for example disconnected: the broker will check
         return TransactionState.COMMIT
 
     async def check(self, message: MessageExt) -> TransactionState:
@@ -36,7 +36,7 @@ class Till:
 
 
 async def main() -> None:
-    heard: set[str] = set()  # a message may be delivered twice, with Apache's brokers above all
+    heard: set[str] = set()  # a message may be delivered twice, especially by Apache's brokers
     both = asyncio.Event()
 
     async def listen(messages: list[MessageExt]) -> None:

@@ -1,4 +1,4 @@
-"""Writes the days' totals into a topic, each once, however often this program is begun again."""
+"""Write daily totals into a topic, each once over any number of restarts."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import os
 from raftmq import Admin, ExactlyOnceWriter, Message
 
 NAMESRV = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
-TOTALS = {20261121: ["apples 7", "pears 3"], 20261122: ["apples 2"]}  # day → what was computed
+TOTALS = {20261121: ["apples 7", "pears 3"], 20261122: ["apples 2"]}  # day → results
 
 
 async def main() -> None:

@@ -235,13 +235,7 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
         named = set(re.findall(r"`(Raftmq\w+)`", text))
         assert named == alerts, url
         assert f"({Path(url).name})" in index
-        for part in (
-            "What it means",
-            "What is at risk",
-            "What to look at",
-            "What to do",
-            "When to",
-        ):
+        for part in ("Meaning", "Impact", "Diagnosis", "Remedy", "Escalation"):
             assert f"\n## {part}" in text, (url, part)
     files = {f"docs/runbooks/{path.name}" for path in RUNBOOKS.glob("*.md")}
     assert files == set(wanted) | {f"docs/runbooks/{name}" for name in WITHOUT_ALERT}

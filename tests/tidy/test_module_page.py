@@ -1,5 +1,6 @@
 """docs/modules.md is as the modules are."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,10 @@ def test_sub_packages_have_sections_of_their_own(tmp_path: Path) -> None:
     assert "## store\n\nSubject | of __init__.py.\n" in page
     assert "| `disk.py` | Subject \\| of disk.py. |" in page
     assert "### store/index\n\n| module | subject |" in page
+
+
+def test_files_that_contributing_names_are_there() -> None:
+    text = (module_page.ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:[a-z]\w*/)+[\w.]*)`", text)) - {"tests/ROOM/test_MODULE.py"}
+    gone = sorted(name for name in named if not (module_page.ROOT / name).exists())
+    assert not gone, f"CONTRIBUTING.md names files that moved: {', '.join(gone)}"

@@ -123,7 +123,7 @@ class BrokerApplication:
         return min(self._state.applied_index, index.last_index)
 
     def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
-        return self._sends.cut(term, index, place)
+        return self._sends.next_frame(term, index, place)
 
     def apply(self, frames: Sequence[Frame]) -> None:
         self._activity.note()

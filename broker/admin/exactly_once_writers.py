@@ -84,14 +84,14 @@ class Writers:
         limit = self.context.config.writers_max
         if writer is None and len(self._table.writers) >= limit:
             raise busy(f"there are {limit} writers: delete one that is not used any more")
-        self._requests.begin_change(key)
+        self._requests.start_change(key)
         try:
             await self.context.log.propose(open_writer(topic, name, epoch))
             opened = self._table.writers.get(key)
             if opened is None or opened.epoch != epoch:
                 raise busy("the writer was changed meanwhile; try again", retriable=True)
         finally:
-            self._requests.end_change(key)
+            self._requests.finish_change(key)
         log.info("writer_opened topic=%s writer=%s epoch=%d", topic, name, epoch)
         return opened
 
@@ -103,11 +103,11 @@ class Writers:
         await self.context.log.barrier()
         if key not in self._table.writers:
             return
-        self._requests.begin_change(key)
+        self._requests.start_change(key)
         try:
             await self.context.log.propose(delete_writer(topic, name))
         finally:
-            self._requests.end_change(key)
+            self._requests.finish_change(key)
         log.info("writer_deleted topic=%s writer=%s", topic, name)
 
     def _check_possible(self) -> None:

@@ -487,7 +487,7 @@ class BrokerMetrics:
 
     def _delayed(self, families: Families) -> None:
         try:
-            levels = self._parts.delays.look()
+            levels = self._parts.delays.view()
         except (OSError, StoreError):
             levels = []  # the disk's state has a metric of its own
         families.gauges(
@@ -505,7 +505,7 @@ class BrokerMetrics:
 
     def _timers(self, families: Families) -> None:
         try:
-            view = self._parts.timers.look()
+            view = self._parts.timers.view()
         except (OSError, StoreError):
             return
         _tell(families, [

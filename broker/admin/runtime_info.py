@@ -161,7 +161,7 @@ def _from_disk(parts: Parts) -> dict[str, str]:
 def _delayed(parts: Parts) -> dict[str, str]:
     """Return Apache's `scheduleMessageOffset_LEVEL`: next offset to deliver, queue end."""
     try:
-        levels = parts.delays.look()
+        levels = parts.delays.view()
     except (OSError, StoreError):
         return {}  # `diskState` says why
     return {f"scheduleMessageOffset_{v.level}": f"{v.offset},{v.max_offset}" for v in levels}
@@ -170,7 +170,7 @@ def _delayed(parts: Parts) -> dict[str, str]:
 def _timers(parts: Parts) -> dict[str, str]:
     """Return our own keys: how many timer messages wait, how late the next one is."""
     try:
-        view = parts.timers.look()
+        view = parts.timers.view()
     except (OSError, StoreError):
         return {}
     return {"timerWaiting": str(view.waiting), "timerLateMs": str(view.late_ms)}

@@ -98,23 +98,23 @@ class FilteredReads:
         budget = budget or ReadBudget()
         while units_left > 0 and bytes_left > 0 and not budget.spent:
             limits = min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
-            found = self.store.reads.get_messages(topic, queue_id, at, *limits, budget=budget)
-            if found.status is not GetStatus.FOUND:
+            read = self.store.reads.get_messages(topic, queue_id, at, *limits, budget=budget)
+            if read.status is not GetStatus.FOUND:
                 if result is None:
-                    return found
+                    return read
                 break
-            if found.cold:
+            if read.cold:
                 cold = True
                 kept.count_max = min(kept.count_max, config.cold_count_max)
                 kept.bytes_max = min(kept.bytes_max, config.cold_bytes_max)
-            result = found
-            stopped_at = self._take(found.buffers, matcher, kept)
+            result = read
+            stopped_at = self._select(read.buffers, matcher, kept)
             if stopped_at is not None:
                 at = stopped_at
                 break
-            units_left -= found.next_offset - at
-            bytes_left -= found.size_bytes
-            at = found.next_offset
+            units_left -= read.next_offset - at
+            bytes_left -= read.size_bytes
+            at = read.next_offset
         assert result is not None
         count = len(kept.buffers)
         status = GetStatus.FOUND if count else GetStatus.NO_MATCHED_MESSAGE
@@ -128,7 +128,7 @@ class FilteredReads:
             cold=cold,
         )
 
-    def _take(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
+    def _select(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
         """Keep what matches; return the queue offset to go on at if no more fits, or the work is
         done, else None. A record is looked at if any work is left, whatever it takes: so reads go
         on."""
@@ -155,7 +155,7 @@ class FilteredReads:
                 self.store.commitlog.read(position, size)
                 for position, size in _UNIT.iter_unpack(units)
             )
-            found = [properties for *_, properties in records_in(data)]
+            parsed = [properties for *_, properties in records_in(data)]
         except (OSError, StoreError, struct.error, IndexError):
             return None
-        return found if len(found) * 20 == len(units) else None
+        return parsed if len(parsed) * 20 == len(units) else None

@@ -124,10 +124,10 @@ def parse_tags(expression: str) -> Codes:
     if not expression or expression.strip() == "*":
         return None
     tags = [tag.strip() for tag in expression.split("||")]
-    wanted = [tag for tag in tags if tag]
-    if len(wanted) > TAGS_MAX:
-        raise BodyError(f"a subscription of {len(wanted)} tags; at most {TAGS_MAX}")
-    return frozenset(java_string_hash(tag) for tag in wanted) if wanted else None
+    named = [tag for tag in tags if tag]
+    if len(named) > TAGS_MAX:
+        raise BodyError(f"a subscription of {len(named)} tags; at most {TAGS_MAX}")
+    return frozenset(java_string_hash(tag) for tag in named) if named else None
 
 
 def is_tag(expression_type: str | None) -> bool:
@@ -174,12 +174,12 @@ def subscription_from_json(fields: Any) -> Subscription:
     codes: Codes = None
     if expression_type == TAG:
         codes = parse_tags(expression)
-        told = fields.get("codeSet")
-        if codes is not None and isinstance(told, list) and told:
-            if len(told) > TAGS_MAX or not all(type(code) in (int, str) for code in told):
+        code_set = fields.get("codeSet")
+        if codes is not None and isinstance(code_set, list) and code_set:
+            if len(code_set) > TAGS_MAX or not all(type(code) in (int, str) for code in code_set):
                 raise BodyError("codeSet is not a list of numbers")
             try:
-                codes = frozenset(int(code) for code in told)
+                codes = frozenset(int(code) for code in code_set)
             except ValueError:
                 raise BodyError("codeSet is not a list of numbers") from None
     version = fields.get("subVersion")
@@ -220,39 +220,40 @@ class RetryMatcher:
         return None if subscription is None else subscription.matcher
 
 
-def own_retries(wanted: Filter, topic: str, group: str) -> Filter:
+def own_retries(message_filter: Filter, topic: str, group: str) -> Filter:
     """Return the filter of a read of `topic` by `group`, which leaves out other groups' retries."""
     name = topic.removeprefix(RETRY_PREFIX)
     if name == topic or "_" not in name:
-        return wanted
+        return message_filter
     if name == group or name.startswith(f"{group}_"):
-        return Filter(wanted.codes, OwnRetries(group, name == group, wanted))
-    return wanted
+        return Filter(message_filter.codes, OwnRetries(group, name == group, message_filter))
+    return message_filter
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRetries:
-    """Matches the group's own retries that `wanted` takes, too. `ordinary`: the topic is the
+    """Matches the group's own retries that `message_filter` takes, too. `ordinary`: the topic is the
     group's own, not one of its pop retry topics."""
 
     group: str
     ordinary: bool
-    wanted: Filter
+    message_filter: Filter
 
     @property
     def evaluates(self) -> bool:
-        return self.wanted.evaluates
+        return self.message_filter.evaluates
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         if not self._is_own(properties):
             return False
-        codes, matcher = self.wanted.codes, self.wanted.matcher
+        codes, matcher = self.message_filter.codes, self.message_filter.matcher
         if codes is not None and tags_code(properties.get(TAGS)) not in codes:
             return False
         return matcher is None or matcher.matches(properties)
 
     def work(self, properties: Mapping[str, str]) -> int:
-        return 0 if self.wanted.matcher is None else self.wanted.matcher.work(properties)
+        matcher = self.message_filter.matcher
+        return 0 if matcher is None else matcher.work(properties)
 
     def _is_own(self, properties: Mapping[str, str]) -> bool:
         origin = properties.get(ORIGIN_GROUP)

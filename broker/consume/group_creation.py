@@ -27,8 +27,8 @@ class GroupCreation:
     def is_notified(self, group: str) -> bool:
         """Return whether the group's consumers are told when others join or leave."""
         config = self._context.state.groups.get(group)
-        wanted = config is None or config.notify_enable
-        return wanted and self._context.config.notify_consumer_ids_changed_enable
+        enabled = config is None or config.notify_enable
+        return enabled and self._context.config.notify_consumer_ids_changed_enable
 
     def ensure(self, name: str) -> None:
         """Create a group and its retry topic, if they are missing and that is allowed. Raises

@@ -49,12 +49,12 @@ class Wait(Protocol):
 W = TypeVar("W", bound=Wait)
 
 
-def kept_bytes(request: RemotingCommand, wanted: Filter) -> int:
+def kept_bytes(request: RemotingCommand, message_filter: Filter) -> int:
     """Return roughly what a waiting request keeps in memory, besides what every one does."""
     size = sum(map(len, (request.ext or {}).values()))
-    if wanted.evaluates:
+    if message_filter.evaluates:
         return size * COMPILED
-    return size + CODE_BYTES * len(wanted.codes or ())
+    return size + CODE_BYTES * len(message_filter.codes or ())
 
 
 class Waits(Generic[W]):
@@ -136,7 +136,7 @@ class Held(Generic[T]):
     """One held pull; `pull` is the owner's object, `owner` its connection."""
 
     key: tuple[str, int]
-    wanted: Filter
+    message_filter: Filter
     deadline_ms: int
     pull: T
     owner: object = None
@@ -231,7 +231,7 @@ class HoldTable(Generic[T]):
         arrival = _Arrival(entries, self._properties_of, self.work)
         wanting: list[Held[T]] = []
         for held in pulls:
-            wants = arrival.wanted_by(held.wanted)
+            wants = arrival.matches(held.message_filter)
             if wants:
                 wanting.append(held)
             elif wants is None:
@@ -239,7 +239,7 @@ class HoldTable(Generic[T]):
         self._release_these(wanting)
 
     def _may_run(self, held: Held[T]) -> bool:
-        return not held.wanted.evaluates or self.work.left > 0
+        return not held.message_filter.evaluates or self.work.left > 0
 
     def _release_these(self, pulls: Sequence[Held[T]]) -> None:
         """Release the first of them, and the others as if their time was over."""
@@ -293,20 +293,20 @@ class _Arrival:
         self._asked = False
         self._work = work
 
-    def wanted_by(self, wanted: Filter) -> bool | None:
-        """Return whether the filter takes one of the entries' messages; None if no work is left to
+    def matches(self, message_filter: Filter) -> bool | None:
+        """Return whether the filter takes one of the units' messages; None if no work is left to
         find out."""
-        if not self._has(wanted.codes):
+        if not self._has(message_filter.codes):
             return False
-        if wanted.matcher is None:
+        if message_filter.matcher is None:
             return True
         passes = None
         if self._work.left > 0:
             try:
-                passes = self._passes(wanted.matcher)
+                passes = self._passes(message_filter.matcher)
             except Exception:  # from a filter: the pull meets it again when run, and answers
                 return True
-        return True if passes is None and not wanted.evaluates else passes
+        return True if passes is None and not message_filter.evaluates else passes
 
     def _has(self, codes: Codes) -> bool:
         if codes is None:

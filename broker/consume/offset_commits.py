@@ -109,7 +109,7 @@ class CommitService:
         """Raise Refused if offsets of these queues may not be set now."""
         self.check_withheld(topic, group)
         if not self.has_room(topic, group, queue_ids):
-            raise no_room()
+            raise offsets_full()
 
     def check_withheld(self, topic: str, group: str) -> None:
         """Raise Refused if the topic or the group is being deleted."""
@@ -145,8 +145,8 @@ class CommitService:
         """Propose the gathered commits."""
         gathered, self._gathered = self._gathered, {}
         waiting, self._waiters = self._waiters, {}
-        found = ((*key, offset) for key, offset in gathered.items())
-        for commits in in_frames(found, self.frame_bytes_max):
+        gathered_commits = ((*key, offset) for key, offset in gathered.items())
+        for commits in in_frames(gathered_commits, self.frame_bytes_max):
             keys = [commit[:3] for commit in commits]
             waiters = [waiter for key in keys for waiter in waiting.get(key, ())]
             try:
@@ -182,20 +182,20 @@ class CommitService:
 
 def in_frames(commits: Iterable[Commit], bytes_max: int) -> Iterator[list[Commit]]:
     """Yield the commits in parts of `bytes_max` as JSON, which fit into a command each."""
-    part: list[Commit] = []
+    chunk: list[Commit] = []
     size = 0
     for commit in commits:
         more = len(commit[0]) + len(commit[1]) + COMMIT_BYTES
-        if part and size + more > bytes_max:
-            yield part
-            part, size = [], 0
-        part.append(commit)
+        if chunk and size + more > bytes_max:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(commit)
         size += more
-    if part:
-        yield part
+    if chunk:
+        yield chunk
 
 
-def no_room() -> Refused:
+def offsets_full() -> Refused:
     return busy("there are consumerOffsetsMax offsets already; none is new")
 
 

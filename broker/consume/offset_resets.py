@@ -58,17 +58,17 @@ class ResetMarks:
     def __init__(self, context: Context, commits: CommitService) -> None:
         self._context = context
         self._commits = commits
-        self._told: set[Key] = set()  # queues whose consumer this leader has told
+        self._redirected: set[Key] = set()  # queues whose consumer this leader has told
         self._taking: dict[Key, list[Callable[[], None]]] = {}  # pulls that wait for the log
         self._taking_count = 0
 
     def service(self) -> Service:
         # Forgotten with the leadership: another leader may have told the consumers since.
-        return Service(role_changed=at_each_leadership(self._told.clear))
+        return Service(role_changed=at_each_leadership(self._redirected.clear))
 
     def marked(self, key: Key) -> None:
         """Note that a reset of this queue is about to be proposed."""
-        self._told.discard(key)
+        self._redirected.discard(key)
 
     def judge(
         self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
@@ -83,13 +83,13 @@ class ResetMarks:
         key = (topic, group, queue_id)
         waiting = self._taking.get(key)
         if waiting is None:
-            if key not in self._told or offset != mark:
-                self._told.add(key)
+            if key not in self._redirected or offset != mark:
+                self._redirected.add(key)
                 return mark
             waiting = self._taking[key] = []
             self._commits.flush()
             self._context.log.propose_then(
-                reset_taken((*key, mark)), lambda error: self._taken(key, error)
+                reset_taken((*key, mark)), lambda error: self._reset_applied(key, error)
             )
         if self._taking_count >= TAKING_MAX:
             raise busy("too many resets are being taken")
@@ -97,8 +97,8 @@ class ResetMarks:
         self._taking_count += 1
         return Wait.LATER
 
-    def _taken(self, key: Key, error: Exception | None) -> None:
-        self._told.discard(key)
+    def _reset_applied(self, key: Key, error: Exception | None) -> None:
+        self._redirected.discard(key)
         if error is not None:  # the waiting pulls are told again, or learn who leads
             log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
         waiting = self._taking.pop(key, [])
@@ -148,8 +148,8 @@ class Resets:
         where = (header.topic, header.group)
         before = {q: self._state.position(*where, q) for q in targets}
         if header.offset < 0 and not header.force:
-            wanted = targets.items()
-            targets = {q: to for q, to in wanted if (was := before[q]) is None or was > to}
+            earlier = targets.items()
+            targets = {q: to for q, to in earlier if (was := before[q]) is None or was > to}
         await self.reset(header.group, header.topic, targets)
         table = {
             MessageQueue(header.topic, self._broker_name, q): targets.get(q, was or 0)
@@ -161,7 +161,7 @@ class Resets:
         """Return queue id → new offset. Raises Refused, also for an offset that its queue does not
         have, as Apache's brokers do."""
         topic = self._state.topics.existing(header.topic)
-        self._know(header.group)
+        self._check_group(header.group)
         queue_ids = range(topic.read_queue_count)
         if header.queue_id >= 0:
             if header.queue_id not in queue_ids:
@@ -178,20 +178,20 @@ class Resets:
         if queue is None:
             return 0
         if header.offset >= 0:
-            wanted = header.offset
-            if not queue.min_offset <= wanted <= queue.max_offset:
+            target = header.offset
+            if not queue.min_offset <= target <= queue.max_offset:
                 raise Refused(
                     ResponseCode.SYSTEM_ERROR,
-                    f"offset {wanted} is not in queue {queue_id} of topic [{header.topic}], which"
+                    f"offset {target} is not in queue {queue_id} of topic [{header.topic}], which"
                     f" has {queue.min_offset} to {queue.max_offset}",
                 )
         elif header.timestamp_ms == TO_END:
-            wanted = queue.max_offset
+            target = queue.max_offset
         else:
-            wanted = self._store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
-        return min(max(wanted, queue.min_offset), queue.max_offset)
+            target = self._store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
+        return min(max(target, queue.min_offset), queue.max_offset)
 
-    def _know(self, group: str) -> None:
+    def _check_group(self, group: str) -> None:
         known = group in self._state.groups.entries or group in self._clients.consumers
         if not known and not any(name == group for _, name in self._state.offsets.offsets):
             raise Refused(
@@ -205,20 +205,20 @@ class Resets:
             raise not_leader()
         online = self._clients.consumers.get(group)
         if online is not None and online.is_broadcasting:
-            self._tell_broadcasters(group, topic, targets)
+            self._notify_broadcasters(group, topic, targets)
             return
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
-        for part in in_frames(resets, self._commits.frame_bytes_max):
+        for chunk in in_frames(resets, self._commits.frame_bytes_max):
             self._commits.check(topic, group, targets)
-            for key in part:
+            for key in chunk:
                 self._marks.marked(key[:3])
             self._commits.flush()
-            await self._context.log.propose(reset_offsets(part))
+            await self._context.log.propose(reset_offsets(chunk))
         if resets:
             log.info("offsets_reset group=%s topic=%s queues=%d", group, topic, len(resets))
         self._wake()
 
-    def _tell_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
+    def _notify_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
         """Tell broadcasting consumers (220), in the form that each client's language reads."""
         ext = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
         table = {MessageQueue(topic, self._broker_name, q): o for q, o in targets.items()}
@@ -240,14 +240,14 @@ class Resets:
         """Clone (314) the offsets of one group in a topic (none: in all it consumes) to another.
         Raises Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
-        wanted = (request.ext or {}).get("topic") or ""
+        only_topic = (request.ext or {}).get("topic") or ""
         await self._context.log.barrier()
         table = self._state.offsets.offsets
         # As they are now: a topic may be deleted while another's offsets are set.
         topics = {
             topic: {q: self._state.position(topic, source, q) or 0 for q in offsets}
             for (topic, group), offsets in table.items()
-            if group == source and wanted in ("", topic)
+            if group == source and only_topic in ("", topic)
         }
         self._access.permit(
             connection, request, [topic_need(topic, Permission.SUB) for topic in topics]

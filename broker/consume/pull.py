@@ -102,7 +102,7 @@ class Pull:
     connection: PullConnection
     request: RemotingCommand
     header: PullHeader
-    wanted: Filter
+    message_filter: Filter
 
 
 class PullService:
@@ -200,8 +200,8 @@ class PullService:
             )
         if self._permit(header) is None:
             self._groups.ensure_bare(header.consumer_group)
-        wanted = self._filter(header, connection)
-        return own_retries(wanted, header.topic, header.consumer_group)
+        message_filter = self._filter(header, connection)
+        return own_retries(message_filter, header.topic, header.consumer_group)
 
     def _permit(self, header: PullHeader) -> SubscriptionGroup | None:
         """Return the pull's group, None if it is yet to be created. Raises Refused unless
@@ -323,14 +323,14 @@ class PullService:
     def _read(self, pull: Pull, work: Work) -> GetResult:
         """Read for the pull, whose filter may do `work`. Raises Refused if disk or data are bad: a
         retry may help."""
-        header, matcher = pull.header, pull.wanted.matcher
+        header, matcher = pull.header, pull.message_filter.matcher
         where = (header.topic, header.queue_id, header.queue_offset)
         limits = (self._count_max(header), self._bytes_max(header))
 
         def read() -> GetResult:
             if matcher is not None:
                 return self._filtered.get_messages(*where, *limits, matcher, work)
-            return self._get_messages(*where, *limits, pull.wanted.codes)
+            return self._get_messages(*where, *limits, pull.message_filter.codes)
 
         try:
             return read()
@@ -385,8 +385,10 @@ class PullService:
         if wait_ms <= 0:
             return False
         deadline_ms = self._context.clock_ms() + min(wait_ms, WAIT_MS_MAX)
-        where, size = (header.topic, header.queue_id), kept_bytes(pull.request, pull.wanted)
-        return self.holds.hold(Held(where, pull.wanted, deadline_ms, pull, pull.connection, size))
+        where, size = (header.topic, header.queue_id), kept_bytes(pull.request, pull.message_filter)
+        return self.holds.hold(
+            Held(where, pull.message_filter, deadline_ms, pull, pull.connection, size)
+        )
 
     def _prove(self, pull: Pull, may_hold: bool) -> None:
         """Run the pull again once this replica is proven to lead, or refuse it."""

@@ -116,13 +116,13 @@ class Queries:
         topic, group = header.topic, header.consumer_group
         if not request.is_oneway and not self.context.roles.takes_commits:
             raise not_leader()  # first: a replica that is behind may not know the topic yet
-        self._check_place(topic, group, header.queue_id)
+        self._check_queue(topic, group, header.queue_id)
         if request.is_oneway:
             self.commits.commit(topic, group, header.queue_id, offset)
             return None
         return self._commit_and_answer(connection, request, header, offset)
 
-    def _check_place(self, topic: str, group: str, queue_id: int) -> None:
+    def _check_queue(self, topic: str, group: str, queue_id: int) -> None:
         """Check a commit: offsets are kept only for valid group names and existing queues, those of
         topics that have fewer now included."""
         problem = group_name_problem(group)
@@ -195,8 +195,8 @@ class Queries:
         by_boundary = {"LOWER": reads.offset_by_time, "UPPER": reads.last_offset_by_time}
         search = by_boundary.get(header.boundary)
         if search is None:
-            words = f"boundaryType is LOWER or UPPER, not {header.boundary}"
-            raise Refused(ResponseCode.SYSTEM_ERROR, words)
+            remark = f"boundaryType is LOWER or UPPER, not {header.boundary}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         await self.context.log.barrier()
         return _offset_answer(request, search(header.topic, header.queue_id, timestamp_ms))
 
@@ -211,8 +211,8 @@ class Queries:
         offset = integer(request.ext, "offset")
         record = self.context.store.reads.message_at(offset)
         if record is None:
-            words = f"can not find message by offset: {offset}"
-            raise Refused(ResponseCode.SYSTEM_ERROR, words, absent=True)
+            remark = f"can not find message by offset: {offset}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark, absent=True)
         self.access.permit_record(connection, request, record)
         return RemotingCommand.response_to(request, body=bytes(record))
 

@@ -93,13 +93,13 @@ log = logging.getLogger("raftmq.broker.locks")
 QUEUES_PER_REQUEST_MAX = 5_000
 QUEUES_PER_ROUND_MAX = 2_000
 SWEPT_MAX = 2_000  # locks at a time
-TOLD_MAX = 1_000  # ages in one command, which is then still below 4 MiB
+AGES_MAX = 1_000  # ages in one command, which is then still below 4 MiB
 # Fractions of a lock's lifetime. The docstring explains LOGGED and GONE: 45 s by a clock that is
 # fast by a quarter are 36, and 3 s by one that is slow by a fifth are 3.75; 31 + 3.75 are less.
 LOGGED = 1 / 20  # if younger than that, a renewal is not logged again
 GONE = 3 / 4  # for an owner that is not connected here
 OVERDUE = 1 / 2  # for renewals: 30 s, where consumers renew every 20
-TOLD = 1 / 6  # an age is logged again when it has grown by so much
+AGE_STEP = 1 / 6  # an age is logged again when it has grown by so much
 WAITING_MAX = 10_000  # requests
 OWNED_MAX = 200_000
 SWEEP_MS = 10_000  # between sweeps: less than a lock's lifetime
@@ -155,8 +155,8 @@ class LockService:
         self._term = 0
         self._led_since_ms = clock_ms()
         self._since_ms: int | None = None  # renewals before it are unknown; None: all are known
-        self._told = False  # this leadership has logged what it knows
-        self._telling = False  # it should do so again
+        self._ages_logged = False  # this leadership has logged what it knows
+        self._log_ages = False  # it should do so again
         self._renewed: dict[Key, int] = {}  # when this leadership last confirmed the owner
         self._logged: dict[Key, int] = {}  # when it decided the last of these that is logged
         self._waiting: deque[_Request] = deque()
@@ -175,18 +175,18 @@ class LockService:
         )
 
     async def lock(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        wanted, named = _parsed(request.body)
-        wanted.queues = [queue for queue in wanted.queues if self._exists(*queue)]
-        await self.settle(wanted)
-        if wanted.full and not wanted.granted:
+        lock_request, named = _parsed(request.body)
+        lock_request.queues = [queue for queue in lock_request.queues if self._exists(*queue)]
+        await self.settle(lock_request)
+        if lock_request.full and not lock_request.granted:
             raise busy(f"there are {OWNED_MAX} locks already; none is new")
-        body = orjson.dumps({"lockOKMQSet": [named[queue] for queue in wanted.granted]})
+        body = orjson.dumps({"lockOKMQSet": [named[queue] for queue in lock_request.granted]})
         return RemotingCommand.response_to(request, ext={}, body=body)
 
     async def unlock(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        wanted, _named = _parsed(request.body)
-        wanted.unlock = True
-        await self.settle(wanted)
+        lock_request, _named = _parsed(request.body)
+        lock_request.unlock = True
+        await self.settle(lock_request)
         return RemotingCommand.response_to(request, ext={})
 
     def are_held(self, group: str) -> bool:
@@ -202,15 +202,15 @@ class LockService:
         while self._waiting:
             request = self._waiting.popleft()
             request.error, request.done = not_leader(), True
-        self._told = self._telling = False
+        self._ages_logged = self._log_ages = False
         if self._leading():
             table = self._table()
             self._term, before = self._terms()
             self._led_since_ms = self.clock_ms()
             self._since_ms = None if before == table.term else self._led_since_ms
             if len(table):
-                self._telling = True
-                self._begin_round()
+                self._log_ages = True
+                self._start_round()
 
     def sweep(self) -> None:
         """Free locks that nobody renewed, or log their age; a chore."""
@@ -225,13 +225,13 @@ class LockService:
         self._waiting.extend(
             _Request(group, "", queues, ended=True) for group, queues in by_group.items()
         )
-        self._telling = bool(keys and not self._told) or bool(self._untold(now_ms))
+        self._log_ages = bool(keys and not self._ages_logged) or bool(self._unlogged_ages(now_ms))
         if len(self._renewed) > 2 * len(keys) + SWEPT_MAX:
             for known in (self._renewed, self._logged):
                 for key in known.keys() - set(keys):
                     del known[key]
-        if ended or self._telling:
-            self._begin_round()
+        if ended or self._log_ages:
+            self._start_round()
 
     async def stop(self) -> None:
         """Stop; call it when nothing is proposed any more."""
@@ -250,18 +250,18 @@ class LockService:
         self._waiting.append(request)
         while not request.done:
             # A round belongs to nobody: it goes on if one that waits for it is cancelled.
-            await asyncio.shield(self._begin_round())
+            await asyncio.shield(self._start_round())
         if request.error is not None:
             raise request.error
 
-    def _begin_round(self) -> asyncio.Task[None]:
+    def _start_round(self) -> asyncio.Task[None]:
         """Return the round in progress, or start the next one."""
         if self._round is None or self._round.done():
             self._round = asyncio.get_running_loop().create_task(self._decide_all())
         return self._round
 
     async def _decide_all(self) -> None:
-        while self._waiting or self._telling:
+        while self._waiting or self._log_ages:
             batch = self._take()
             try:
                 await self._decide(batch)
@@ -283,7 +283,7 @@ class LockService:
 
     async def _decide(self, batch: Sequence[_Request]) -> None:
         leadership = self._leadership
-        telling, self._telling = self._telling, False
+        log_ages, self._log_ages = self._log_ages, False
         if self._doubtful:
             await self._propose(lock_queues([]))
             self._doubtful = False
@@ -291,11 +291,11 @@ class LockService:
             raise not_leader()
         now_ms = self.clock_ms()
         # Before the changes: the ages are of the table as it is.
-        ages = self._untold(now_ms) if telling else {}
+        ages = self._unlogged_ages(now_ms) if log_ages else {}
         changes, confirmed = self._decisions(batch, now_ms)
-        if changes or telling:
+        if changes or log_ages:
             self._doubtful = True
-            fresh = self._since_ms is not None and not self._told
+            fresh = self._since_ms is not None and not self._ages_logged
             await self._propose(lock_queues(changes, Renewals(self._term, fresh, _by_age(ages))))
             self._doubtful = False
         elif confirmed:
@@ -304,7 +304,7 @@ class LockService:
             for request in batch:
                 request.granted.clear()
             raise not_leader()
-        self._told = self._told or bool(changes) or telling
+        self._ages_logged = self._ages_logged or bool(changes) or log_ages
         confirmed_ms = self.clock_ms()
         for key, logged in confirmed.items():
             self._renewed[key] = confirmed_ms
@@ -368,7 +368,7 @@ class LockService:
     def _age_ms(self, key: Key, now_ms: int) -> int:
         """Return a lower bound of the time since the lock's owner was last confirmed."""
         known = [self._table().renewed.get(key, now_ms), self._renewed.get(key)]
-        if not self._told:
+        if not self._ages_logged:
             known.append(self._since_ms)  # once that is logged, the table's note is later
         return now_ms - max(moment for moment in known if moment is not None)
 
@@ -380,23 +380,23 @@ class LockService:
         present = owner is not None and self._present(key[1], owner)
         return age_ms > self._lifetime_ms or not present
 
-    def _untold(self, now_ms: int) -> dict[Key, int]:
+    def _unlogged_ages(self, now_ms: int) -> dict[Key, int]:
         """Return the oldest of the ages that a replica which has only the log does not know."""
-        if self._since_ms is not None and not self._told:
+        if self._since_ms is not None and not self._ages_logged:
             return {}  # this replica does not know them either
         aged = self._table().aged
-        untold: list[tuple[int, Key]] = []
+        unlogged: list[tuple[int, Key]] = []
         for key in self._table().keys():
             age_ms = self._age_ms(key, now_ms)
             known_ms = aged.get(key, 0)
-            if self._told:
-                wanted = age_ms > self._lifetime_ms * OVERDUE
-                wanted = wanted and age_ms - known_ms >= self._lifetime_ms * TOLD
+            if self._ages_logged:
+                due = age_ms > self._lifetime_ms * OVERDUE
+                due = due and age_ms - known_ms >= self._lifetime_ms * AGE_STEP
             else:
-                wanted = age_ms - known_ms >= self._logged_ms
-            if wanted:
-                untold.append((age_ms, key))
-        return {key: age_ms for age_ms, key in sorted(untold, reverse=True)[:TOLD_MAX]}
+                due = age_ms - known_ms >= self._logged_ms
+            if due:
+                unlogged.append((age_ms, key))
+        return {key: age_ms for age_ms, key in sorted(unlogged, reverse=True)[:AGES_MAX]}
 
 
 def _by_age(ages: dict[Key, int]) -> list[tuple[int, str, dict[str, list[int]]]]:
@@ -459,12 +459,12 @@ def lock_service(context: Context, clients: ClientTable) -> LockService:
         return context.roles.term, before
 
     def is_here(group: str, client: str) -> bool:
-        found = clients.consumers.get(group)
-        return found is not None and client in found.members
+        consumers = clients.consumers.get(group)
+        return consumers is not None and client in consumers.members
 
     def exists(topic: str, queue_id: int) -> bool:
-        found = context.state.topics.get(topic)
-        return found is not None and queue_id < found.read_queue_count
+        topic_config = context.state.topics.get(topic)
+        return topic_config is not None and queue_id < topic_config.read_queue_count
 
     return LockService(
         (lambda: own) if config.is_classic else (lambda: offsets.locks),

@@ -30,7 +30,7 @@ from ..tables.groups import SubscriptionGroup
 
 MASTER_ID = 0
 SLOW_ID = 1  # for a group that is not configured: Apache's default
-LOOKED_MS = 1_000  # for so long a look at the followers is valid
+CACHE_MS = 1_000  # for so long a look at the followers is valid
 
 
 class ReadPolicy(Protocol):
@@ -48,7 +48,7 @@ class ReadPolicy(Protocol):
         ...
 
 
-def _wanted(group: SubscriptionGroup | None, cold: bool) -> int:
+def _configured_id(group: SubscriptionGroup | None, cold: bool) -> int:
     if group is None:
         return SLOW_ID if cold else MASTER_ID
     return group.slow_broker_id if cold else group.broker_id
@@ -67,7 +67,7 @@ class ClassicReads:
         return self.master_alive()
 
     def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
-        return _wanted(group, cold) if self.slave_reads else MASTER_ID
+        return _configured_id(group, cold) if self.slave_reads else MASTER_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class RaftReads:
     def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
         if not self.slave_reads:
             return MASTER_ID
-        wanted, own = _wanted(group, cold), self.own_id()
+        preferred, own = _configured_id(group, cold), self.own_id()
         if own != MASTER_ID:
-            return own if cold or wanted == own else MASTER_ID
-        if wanted == MASTER_ID:
+            return own if cold or preferred == own else MASTER_ID
+        if preferred == MASTER_ID:
             return MASTER_ID
         within_reach = self.followers()
-        if wanted in within_reach:
-            return wanted
+        if preferred in within_reach:
+            return preferred
         return within_reach[0] if cold and within_reach else MASTER_ID
 
 
@@ -118,16 +118,16 @@ class Followers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._seen: list[int] = []
-        self._seen_ms = -LOOKED_MS
+        self._seen_ms = -CACHE_MS
 
     def within_reach(self) -> list[int]:
         """Return the brokerIds of connected members; one without the data sends back."""
         now_ms = self._context.clock_ms()
-        if now_ms - self._seen_ms >= LOOKED_MS:
-            self._seen_ms, self._seen = now_ms, self._look()
+        if now_ms - self._seen_ms >= CACHE_MS:
+            self._seen_ms, self._seen = now_ms, self._connected()
         return self._seen
 
-    def _look(self) -> list[int]:
+    def _connected(self) -> list[int]:
         status: dict[str, Any] = self._context.log.status()
         peers = status.get("peers") or {}
         connected = {name for name, peer in peers.items() if peer.get("connected")}

@@ -63,8 +63,8 @@ class SubscriptionQuestions:
             answer = await member.connection.invoke(question, TIMEOUT_MS)
             if answer.code != ResponseCode.SUCCESS:
                 raise RemotingError(answer.remark or f"code {answer.code}")
-            told = loads_object(answer.body).get("subscriptionSet") or []
-            self._clients.subscriptions_told(group, told)
+            subscriptions = loads_object(answer.body).get("subscriptionSet") or []
+            self._clients.subscriptions_told(group, subscriptions)
         except RemotingError as error:  # its next heartbeat will tell
             name = member.client_id
             log.info("subscription_not_told group=%s client=%s: %s", group, name, error)

@@ -88,9 +88,9 @@ class Level:
     """One delay level, as the leader of this term sees it."""
 
     __slots__ = (
-        "begin",
         "count_max",
         "delay_ms",
+        "min_offset",
         "number",
         "pause_until_ms",
         "sightings",
@@ -104,7 +104,7 @@ class Level:
         self.under_way: int | None = None  # the offset behind the delivery in flight
         self.pause_until_ms = 0
         self.count_max = COUNT_MAX
-        self.begin = 0  # of its queue, when last looked at
+        self.min_offset = 0  # of its queue, when last looked at
 
 
 class DelayService:
@@ -180,9 +180,9 @@ class DelayService:
                 rest_ms = min(rest_ms, max(due_ms - wall_ms, level.pause_until_ms - now_ms))
         return rest_ms
 
-    def look(self) -> list[LevelView]:
+    def view(self) -> list[LevelView]:
         """Return all levels with messages, on any replica. Raises OSError, StoreError."""
-        found: list[LevelView] = []
+        views: list[LevelView] = []
         wall_ms = self._wall_ms()
         for level in self._levels:
             queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
@@ -191,8 +191,8 @@ class DelayService:
             offset, late_ms = self._next(level, queue), 0
             for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(offset, 1)):
                 late_ms = max(0, wall_ms - due_ms)
-            found.append(LevelView(level.number, level.delay_ms, offset, queue.max_offset, late_ms))
-        return found
+            views.append(LevelView(level.number, level.delay_ms, offset, queue.max_offset, late_ms))
+        return views
 
     def _is_free(self, level: Level, now_ms: int) -> bool:
         if level.under_way is not None and self._table.get(level.number) >= level.under_way:
@@ -205,7 +205,7 @@ class DelayService:
 
     def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
         """Begin a delivery; return its number of messages."""
-        self._look_at_begin(level, queue)
+        self._log_lost(level, queue)
         offset = self._next(level, queue)
         count_max = min(count_max, level.count_max)
         get_messages = self._context.store.reads.get_messages
@@ -229,11 +229,11 @@ class DelayService:
             self._store(level, messages, end, now_ms)
         return len(messages)
 
-    def _look_at_begin(self, level: Level, queue: ConsumeQueue) -> None:
+    def _log_lost(self, level: Level, queue: ConsumeQueue) -> None:
         """Log messages that retention deleted before delivery: retention does not ask."""
-        if queue.min_offset != level.begin:
-            level.begin = queue.min_offset
-            lost = level.begin - self._table.get(level.number)
+        if queue.min_offset != level.min_offset:
+            level.min_offset = queue.min_offset
+            lost = level.min_offset - self._table.get(level.number)
             if lost > 0:
                 log.error("delayed_lost level=%d count=%d: retention took them", level.number, lost)
 
@@ -253,17 +253,17 @@ class DelayService:
 
     def _messages(self, data: bytes) -> list[Outgoing]:
         """Return the messages to deliver for these records. Raises RecordError."""
-        found: list[Outgoing] = []
+        messages: list[Outgoing] = []
         walk = walk_records(data)
         for at, _ in walk:
             record = decode_record(data, at, check_body=False)
             try:
-                found.append(delivered(as_stored(record)))
+                messages.append(delivered(as_stored(record)))
             except ValueError as error:  # Apache's broker does not know where to, either
                 log.error("delayed_without_target position=%d: %s", record.physical_offset, error)
         if walk.end != len(data):
             raise RecordError(walk.stop, walk.detail)
-        return found
+        return messages
 
     def _store(self, level: Level, messages: list[Outgoing], end: int, now_ms: int) -> None:
         leadership = self._leadership

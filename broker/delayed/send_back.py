@@ -62,9 +62,9 @@ class SendBack:
         if group is None:
             group = await self._new_group(name)
         times_max = group.retry_times_max
-        wanted = header.max_reconsume_times
-        if wanted is not None and request.version >= KNOWS_TIMES_MAX:
-            times_max = wanted
+        requested_max = header.max_reconsume_times
+        if requested_max is not None and request.version >= KNOWS_TIMES_MAX:
+            times_max = requested_max
         if is_exhausted(record, level, times_max):
             topic = await self._have(dead_letter_topic(name))
         else:

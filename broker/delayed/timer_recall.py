@@ -57,7 +57,7 @@ class Recalls:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         born_host = packed_address(connection.peer_address)
         message = recall_message(handle, group or "recall", now_ms, born_host)
-        parked = timed(message, decode_properties(message.properties), timers.timing)
+        redirected = timed(message, decode_properties(message.properties), timers.timing)
         ended, over = Ended(), timers.recalling(slot_ms, Key(topic, handle.unique_key))
 
         def done(error: Exception | None) -> None:
@@ -65,7 +65,7 @@ class Recalls:
             ended(error)
 
         try:
-            sends.store([parked], b"", done)
+            sends.store([redirected], b"", done)
         except BaseException:
             over()
             raise

@@ -59,7 +59,7 @@ BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
 TAKE_MAX = 4_096  # entries in one tick: about 5 ms
 RETRY_MS = 500  # after a failed read or a refusal
 RECALL_MS = 10  # while what is due is being recalled
-AGE_LOOK_MS = 10_000
+AGE_CHECK_MS = 10_000
 STEP_MS = 2_000  # of the time of day against the monotonic clock
 STEP_HOLD_MS = 15_000  # a leader whose clock its peers contradict has handed over by then
 AHEAD_MS = 10_000  # by so much a clock may have been ahead before all that waits is stored again
@@ -87,7 +87,7 @@ class TimerService:
     ) -> None:
         """`wheel` is empty, and counts for the send path what waits. `soon(function)` calls it in
         another turn of the loop."""
-        self.timing = sends.parking.timing
+        self.timing = sends.redirects.timing
         self._context = context
         self._table = context.state.delays
         self._sends = sends
@@ -110,8 +110,8 @@ class TimerService:
         self._roll_next = False
         self._roll_position = 0  # retention wants to delete all before this CommitLog offset
         self._roll_offset = 0  # all before this queue offset has waited for long
-        self._anew_offset = 0  # behind all before this queue offset the order begins anew; 0: not
-        self._anew_from_ms = 0  # until then it does not begin anew: a message could not be read
+        self._reorder_offset = 0  # behind it the order begins anew; 0: not
+        self._reorder_from_ms = 0  # until then it does not begin anew: a message could not be read
         self._age_due_ms = 0
         self.delivered_count = 0
         self.rolled_count = 0
@@ -129,12 +129,12 @@ class TimerService:
         self._recalling.clear()
         self._pause_until_ms = 0
         self._count_max = COUNT_MAX
-        self._anew_offset = self._anew_from_ms = 0
+        self._reorder_offset = self._reorder_from_ms = 0
 
     def tick(self) -> None:
         """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
         now_ms = self._clock_ms()
-        self._look_for_step(now_ms)
+        self._check_clock_step(now_ms)
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return
@@ -142,19 +142,19 @@ class TimerService:
             self._follow(queue)
             if now_ms < self._held_until_ms or not self._is_free(queue):
                 return
-            self._look_at_age(now_ms)
-            self._look_ahead(now_ms)
+            self._check_age(now_ms)
+            self._check_ahead(now_ms)
             moves = [self._deliver, self._roll]
-            if self._roll_next or self._anew_offset:
+            if self._roll_next or self._reorder_offset:
                 moves.reverse()
             self._roll_next = not self._roll_next
-            if not moves[0](queue) and not self._anew_offset:
+            if not moves[0](queue) and not self._reorder_offset:
                 moves[1](queue)
         except (OSError, StoreError, RecordError) as error:
             log.error("timers_unread: %s", error)
             self._end_move()
             self._pause_until_ms = now_ms + RETRY_MS
-            self._anew_offset, self._anew_from_ms = 0, now_ms + 2 * RETRY_MS
+            self._reorder_offset, self._reorder_from_ms = 0, now_ms + 2 * RETRY_MS
             if isinstance(error, OSError):
                 self._context.log.read_failed(error, self._again)
 
@@ -180,14 +180,14 @@ class TimerService:
     def _wall_lead_ms(self) -> int:
         return self.timing.wall_ms() - self._clock_ms()
 
-    def _look_for_step(self, now_ms: int) -> None:
+    def _check_clock_step(self, now_ms: int) -> None:
         lead_ms = self._wall_lead_ms()
         if lead_ms > self._lead_ms + STEP_MS:
             self._step_until_ms = now_ms + STEP_HOLD_MS
             log.warning("timers_held step_ms=%d: the clock jumped ahead", lead_ms - self._lead_ms)
         self._lead_ms = lead_ms
 
-    def look(self) -> TimerView:
+    def view(self) -> TimerView:
         """Return the state of the timer messages, on any replica. Raises OSError, StoreError."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
@@ -236,8 +236,8 @@ class TimerService:
     def _follow(self, queue: ConsumeQueue) -> None:
         """Take the queue's new entries, and the progress of the deliveries."""
         wheel, table = self.wheel, self._table.timer
-        if self._anew_offset and table.end == table.floor >= self._anew_offset:
-            self._anew_offset = 0  # it is done
+        if self._reorder_offset and table.end == table.floor >= self._reorder_offset:
+            self._reorder_offset = 0  # it is done
         if queue.max_offset < wheel.next_offset or table < wheel.progress:
             log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
             self._end_move()
@@ -297,7 +297,7 @@ class TimerService:
     def _read(self, queue: ConsumeQueue, waiting: Sequence[Waiting]) -> tuple[list[Outgoing], int]:
         """Return the messages to deliver for the first of these that fit into a delivery, and the
         number of entries handled."""
-        found: list[Outgoing] = []
+        messages: list[Outgoing] = []
         size, budget = 0, ReadBudget()
         for count, (due_ms, offset) in enumerate(waiting):
             entries = queue.entries(offset, 1)
@@ -307,26 +307,26 @@ class TimerService:
             at, record_size, _ = QUEUE_ENTRY.unpack(entries)
             size += record_size
             if count and size > BYTES_MAX:
-                return found, count
+                return messages, count
             try:
                 message = as_stored(self._record(at, offset, budget))
             except StoreDamaged:
                 if budget.spent:
-                    return found, count
+                    return messages, count
                 raise
             if recalls(message) is not None:
                 continue
             key = key_of(message) if self._recalling or due_ms in self._recalls else None
             if key is not None and (due_ms, key) in self._recalling:
-                return found, count
+                return messages, count
             if key is not None and self._is_recalled(queue, due_ms, key):
                 log.info("timer_recalled offset=%d", offset)
                 continue
             try:
-                found.append(delivered(message))
+                messages.append(delivered(message))
             except (ValueError, KeyError) as error:
                 log.error("timer_without_target position=%d: %s", at, error)
-        return found, len(waiting)
+        return messages, len(waiting)
 
     def _is_recalled(self, queue: ConsumeQueue, slot_ms: int, key: Key) -> bool:
         offsets = self._recalls.get(slot_ms, ())
@@ -342,31 +342,31 @@ class TimerService:
 
     # ---- stored once more -------------------------------------------------------------------
 
-    def _look_at_age(self, now_ms: int) -> None:
+    def _check_age(self, now_ms: int) -> None:
         if now_ms >= self._age_due_ms:
-            self._age_due_ms = now_ms + AGE_LOOK_MS
+            self._age_due_ms = now_ms + AGE_CHECK_MS
             kept_ms = 3_600_000 * self._context.config.file_reserved_time
             since_ms = self.timing.wall_ms() - kept_ms // 2
             self._again = lambda: self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
             self._roll_offset = self._reads.offset_by_time(TIMER_TOPIC, 0, since_ms)
 
-    def _look_ahead(self, now_ms: int) -> None:
+    def _check_ahead(self, now_ms: int) -> None:
         ahead_ms = self.wheel.ahead_ms(self.timing.over_before_ms)
-        if not self._anew_offset and ahead_ms > AHEAD_MS and now_ms >= self._anew_from_ms:
-            self._anew_offset = self.wheel.next_offset
+        if not self._reorder_offset and ahead_ms > AHEAD_MS and now_ms >= self._reorder_from_ms:
+            self._reorder_offset = self.wheel.next_offset
             log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
 
     def _roll(self, queue: ConsumeQueue) -> bool:
         """Begin to store once more what has waited for long, stands in retention's way, or behind
         which the order begins anew; return whether anything was begun."""
-        anew = self._anew_offset
-        begin = offset = max(self.wheel.first_offset, queue.min_offset)
-        self._again = lambda: queue.entries(begin, TAKE_MAX)
+        reorder_offset = self._reorder_offset
+        first_offset = offset = max(self.wheel.first_offset, queue.min_offset)
+        self._again = lambda: queue.units(first_offset, TAKE_MAX)
         progress = self._table.timer
         messages: list[Outgoing] = []
         size = 0
-        for at, record_size, code in QUEUE_ENTRY.iter_unpack(queue.entries(offset, TAKE_MAX)):
-            if offset >= max(self._roll_offset, anew) and at >= self._roll_position:
+        for at, record_size, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+            if offset >= max(self._roll_offset, reorder_offset) and at >= self._roll_position:
                 break
             due_ms = abs(code)
             if due_ms < NO_TIME_BELOW_MS or progress.lets_wait(due_ms, offset):
@@ -375,11 +375,11 @@ class TimerService:
                     break
                 messages.append(rolled(as_stored(self._record(at, offset))))
             offset += 1
-        is_anew = anew > 0 and offset >= anew
-        if offset == begin and not is_anew:
+        reordered = reorder_offset > 0 and offset >= reorder_offset
+        if offset == first_offset and not reordered:
             return False
         progress = progress._replace(floor=offset)
-        if is_anew:
+        if reordered:
             progress = Progress(self.timing.over_before_ms - 1, -1, offset, offset)
         self._move(messages, progress, 0, len(messages))
         return True

@@ -159,8 +159,8 @@ def op_record(half_offset: int, half: MessageRecord, now_ms: int, key: str = "")
 def ended_halves(op: MessageRecord) -> list[int]:
     """Return the halves that an op record names: one (4.x, and here), or a list `12,13,` (5.x).
     Parts that are no number are ignored."""
-    parts = op.body.decode("ascii", "replace").split(",")[:_OP_HALVES_MAX]
-    return [int(part) for part in parts if part.isdecimal()]
+    texts = op.body.decode("ascii", "replace").split(",")[:_OP_HALVES_MAX]
+    return [int(text) for text in texts if text.isdecimal()]
 
 
 def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing | None:

@@ -73,7 +73,7 @@ BATCH_STEP = 256  # of them are parsed at once: some 1 ms
 TAGS_CACHE_MAX = 10_000
 BORN_TIMES_CACHE_MAX = 1_000  # of clients' latest milliseconds, at most 20 characters each
 NUMBERS_CACHE_MAX = 1_000  # by (sysFlag, flag, reconsumeTimes) as written: nearly always zeros
-NAME_PARTS_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
+NAME_PREFIXES_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
 ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as written
 ENDING_SIZE_MAX = 512  # characters; longer ones are not remembered
 
@@ -127,7 +127,7 @@ class Outgoing:
     sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
     reconsume: int = 0
     prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
-    anyhow: bool = False  # store it even if its topic or queue does not exist (any more)
+    force: bool = False  # store it even if its topic or queue does not exist (any more)
 
 
 def as_stored(record: MessageRecord) -> Outgoing:
@@ -185,8 +185,8 @@ class SendTopic:
         "magic",
         "message_type",
         "name",
-        "name_part",
-        "name_parts",
+        "name_prefix",
+        "name_prefixes",
         "plain",
         "queue_count",
         "queues",
@@ -201,12 +201,12 @@ class SendTopic:
         free = derived or not types_checked or config.message_type == MIXED
         self.message_type = "" if free else config.message_type
         self.magic = MAGIC_V1 if len(name) <= 127 else MAGIC_V2
-        self.name_part = (
+        self.name_prefix = (
             bytes((len(name),)) + name
             if self.magic == MAGIC_V1
             else len(name).to_bytes(2, "big") + name
         )
-        self.name_parts: dict[int, bytes] = {}  # `name_part` and a properties length
+        self.name_prefixes: dict[int, bytes] = {}  # `name_prefix` and a properties length
         self.queue_count = config.queue_count
         self.write_count = config.write_queue_count
         self.writable = config.writable
@@ -276,7 +276,7 @@ def check_types(topic: SendTopic, properties: Iterable[bytes]) -> None:
 
 def properties_of(record: Record, topic: SendTopic) -> bytes:
     """Return the stored properties of a topic's record."""
-    return record[10][len(topic.name_part) + _INT16_FORMAT.size :]
+    return record[10][len(topic.name_prefix) + _INT16_FORMAT.size :]
 
 
 def check_topic(topic: str) -> None:
@@ -307,13 +307,13 @@ def stored_properties(text: str, rules: SendRules) -> Properties:
     if known is None:
         if HANDLE in rest:
             return _read_properties(without_handle(text), rules, False)
-        found = _read_properties(text, rules, False)
-        stored, _, tags, wants_reply = found
+        parsed = _read_properties(text, rules, False)
+        stored, _, tags, wants_reply = parsed
         if len(rest) <= ENDING_SIZE_MAX and not wants_reply:  # replies differ in more
             if len(rules.endings) >= ENDINGS_CACHE_MAX:
                 rules.endings.clear()
             rules.endings[rest] = (stored[len(text.encode()) :], tags)
-        return found
+        return parsed
     return text.encode() + known[0], text[at + 9 : end], known[1], False
 
 
@@ -324,7 +324,7 @@ def without_handle(text: str) -> str:
     acknowledge that handle and receive the message again. Only a broker's answer has a handle."""
     if HANDLE not in text:
         return text
-    return "\x02".join(part for part in text.split("\x02") if not part.startswith(HANDLE))
+    return "\x02".join(item for item in text.split("\x02") if not item.startswith(HANDLE))
 
 
 def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
@@ -364,11 +364,11 @@ def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
 
 def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
     """Return the tags code of properties among which may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
-    found = _SPECIAL_PROPERTY.search(marked)
-    while found is not None:
-        if found[2] not in ("", "0", "false") and not special:
+    match = _SPECIAL_PROPERTY.search(marked)
+    while match is not None:
+        if match[2] not in ("", "0", "false") and not special:
             raise Special
-        found = _SPECIAL_PROPERTY.search(marked, found.end())
+        match = _SPECIAL_PROPERTY.search(marked, match.end())
     at = marked.rfind("TAGS\x01")
     if at < 0:
         return 0
@@ -460,11 +460,11 @@ def parse_batch(
             if first:
                 yield
             some = items[first : first + BATCH_STEP]
-            found = _batch_records(some, body, queue, topic, numbers, born, rules)
+            step_records = _batch_records(some, body, queue, topic, numbers, born, rules)
             if topic.message_type:
-                check_types(topic, (properties_of(record, topic) for record in found))
-            records += found
-            size_bytes += sum(record[1] for record in found)
+                check_types(topic, (properties_of(record, topic) for record in step_records))
+            records += step_records
+            size_bytes += sum(record[1] for record in step_records)
             if size_bytes > rules.record_bytes_max:
                 raise Refused(
                     MESSAGE_ILLEGAL,
@@ -544,10 +544,10 @@ def _record(
     rules: SendRules,
 ) -> Record:
     sys_flag, flag, reconsume = numbers
-    name_part = topic.name_parts.get(len(stored))
-    if name_part is None:
-        name_part = _name_part(topic, len(stored))
-    tail = name_part + stored
+    name_prefix = topic.name_prefixes.get(len(stored))
+    if name_prefix is None:
+        name_prefix = _name_prefix(topic, len(stored))
+    tail = name_prefix + stored
     if len(born_host) == 8:
         head, size = rules.head_v4, rules.head_size_v4
     else:
@@ -579,12 +579,12 @@ def check_properties_size(size_bytes: int) -> None:
         )
 
 
-def _name_part(topic: SendTopic, properties_size: int) -> bytes:
+def _name_prefix(topic: SendTopic, properties_size: int) -> bytes:
     """Return a record's part before its properties, cached by their size. Raises Refused."""
     check_properties_size(properties_size)
-    if len(topic.name_parts) >= NAME_PARTS_MAX:
-        topic.name_parts.clear()
-    made = topic.name_parts[properties_size] = topic.name_part + _INT16(properties_size)
+    if len(topic.name_prefixes) >= NAME_PREFIXES_MAX:
+        topic.name_prefixes.clear()
+    made = topic.name_prefixes[properties_size] = topic.name_prefix + _INT16(properties_size)
     return made
 
 

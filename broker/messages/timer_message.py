@@ -110,12 +110,12 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
     waiting = timing.waiting()
     if waiting >= timing.count_max:
         raise busy(f"{waiting} timer messages wait already (timerMessagesMax)", retriable=True)
-    place = {
+    fields = {
         TIMER_OUT_MS: str(timing.slot_of(deliver_ms)),
         REAL_TOPIC: message.topic,
         REAL_QUEUE_ID: str(message.queue_id),
     }
-    return replace(message, topic=TIMER_TOPIC, queue_id=0, properties=joined(properties | place))
+    return replace(message, topic=TIMER_TOPIC, queue_id=0, properties=joined(properties | fields))
 
 
 def rolled(message: Outgoing) -> Outgoing:
@@ -146,11 +146,11 @@ def key_of(message: Outgoing) -> Key:
     return Key(properties.get(REAL_TOPIC, ""), properties.get(UNIQ_KEY, ""))
 
 
-def handle_of(parked: Outgoing, broker_name: str) -> str:
+def handle_of(redirected: Outgoing, broker_name: str) -> str:
     """Return the recall handle of a timer message; "" for others."""
-    if parked.topic != TIMER_TOPIC:
+    if redirected.topic != TIMER_TOPIC:
         return ""
-    properties = decode_properties(parked.properties)
+    properties = decode_properties(redirected.properties)
     topic = properties[REAL_TOPIC]
     if topic.startswith(RETRY_PREFIX) or UNIQ_KEY not in properties:
         return ""

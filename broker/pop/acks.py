@@ -27,7 +27,7 @@ from raftmq.remoting.pop_headers import (
 
 from ..context import Context
 from ..errors import Refused
-from ..tables.pops import Batch, BatchKey, Place, Step
+from ..tables.pops import Batch, BatchKey, QueueKey, Step
 from .command_batch import StepLog
 from .leader_state import Gate, LiveQueues
 from .requests import INVISIBLE_MS_MAX, PopConnection
@@ -41,7 +41,7 @@ class Ack(NamedTuple):
     """The messages that one acknowledgement names: bit n is offset `start` + n. `until_ms`: when
     its handle ends."""
 
-    place: Place
+    queue_key: QueueKey
     key: BatchKey
     start: int
     bits: int
@@ -80,9 +80,9 @@ class Acks:
         self._gate.check()
         header = AckHeader.parse(request.ext)
         handle = Handle.decode(header.handle)
-        place = self._place(header.topic, header.consumer_group, header.queue_id)
+        queue_key = self._queue_key(header.topic, header.consumer_group, header.queue_id)
         until_ms = handle.pop_ms + handle.invisible_ms
-        one = Ack(place, (handle.start, handle.pop_ms), header.offset, 1, until_ms)
+        one = Ack(queue_key, (handle.start, handle.pop_ms), header.offset, 1, until_ms)
         self._run(connection, request, partial(self._acknowledge, [one]))
 
     def batch_ack(self, connection: PopConnection, request: RemotingCommand) -> None:
@@ -90,7 +90,7 @@ class Acks:
         self._gate.check()
         acks = [
             Ack(
-                self._place(one.topic, one.consumer_group, one.queue_id),
+                self._queue_key(one.topic, one.consumer_group, one.queue_id),
                 (one.start, one.pop_ms),
                 one.start,
                 one.bits,
@@ -107,21 +107,21 @@ class Acks:
         self._gate.check()
         header = ChangeHeader.parse(request.ext)
         if not 0 <= header.invisible_ms <= INVISIBLE_MS_MAX:
-            words = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
-            raise Refused(ResponseCode.INVALID_PARAMETER, words)
+            reason = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
+            raise Refused(ResponseCode.INVALID_PARAMETER, reason)
         handle = Handle.decode(header.handle)
-        place = self._place(header.topic, header.consumer_group, header.queue_id)
-        self._run(connection, request, partial(self._change, place, handle, header))
+        queue_key = self._queue_key(header.topic, header.consumer_group, header.queue_id)
+        self._run(connection, request, partial(self._change, queue_key, handle, header))
 
     # ---- decisions ------------------------------------------------------------------------
 
-    def _place(self, topic: str, group: str, queue_id: int) -> Place:
-        found = self._state.topics.existing(topic)
-        if not 0 <= queue_id < found.queue_count:
-            words = f"queueId[{queue_id}] is illegal, topic:[{topic}]"
+    def _queue_key(self, topic: str, group: str, queue_id: int) -> QueueKey:
+        topic_config = self._state.topics.existing(topic)
+        if not 0 <= queue_id < topic_config.queue_count:
+            reason = f"queueId[{queue_id}] is illegal, topic:[{topic}]"
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"{words} topicConfig.readQueueNums:[{found.read_queue_count}]",
+                f"{reason} topicConfig.readQueueNums:[{topic_config.read_queue_count}]",
             )
         return topic, group, queue_id
 
@@ -142,7 +142,7 @@ class Acks:
                 act(request, answer)
             except _Later as later:
                 try:
-                    self._live.wait(later.place, run)
+                    self._live.wait(later.queue_key, run)
                 except Refused as refused:
                     answer(self._refusal(request, refused))
             except (Refused, HeaderError) as error:
@@ -163,26 +163,26 @@ class Acks:
         self._context.log.barrier_then(proven)
 
     def _acknowledge(self, acks: Sequence[Ack], request: RemotingCommand, answer: Answer) -> None:
-        found: list[tuple[Place, BatchKey, int]] = []
+        acked: list[tuple[QueueKey, BatchKey, int]] = []
         steps: list[Step] = []
         gone = False
         for one in acks:
-            batch = self._table.batch(one.place, one.key)
+            batch = self._table.batch(one.queue_key, one.key)
             mask = 0 if batch is None else batch.mask_of(one.start, one.bits)
-            if mask and self._live.is_busy(one.place, one.key, mask):
-                raise _Later(one.place)
+            if mask and self._live.is_busy(one.queue_key, one.key, mask):
+                raise _Later(one.queue_key)
         for one in acks:
-            batch = self._table.batch(one.place, one.key)
+            batch = self._table.batch(one.queue_key, one.key)
             mask = 0 if batch is None else batch.mask_of(one.start, one.bits) & batch.pending
             gone = gone or not self._all_known(one, mask)
-            mask &= ~self._live.busy_of(one.place, one.key)  # named twice in this request
+            mask &= ~self._live.busy_of(one.queue_key, one.key)  # named twice in this request
             if batch is None or not mask:
                 continue
-            steps.append(("done", *one.place, *one.key, mask))
+            steps.append(("done", *one.queue_key, *one.key, mask))
             if batch.order:
-                steps.append(self._offset_behind(one.place, one.key, batch, mask))
-            found.append((one.place, one.key, mask))
-            self._live.begin(one.place, one.key, mask)
+                steps.append(self._offset_behind(one.queue_key, one.key, batch, mask))
+            acked.append((one.queue_key, one.key, mask))
+            self._live.start(one.queue_key, one.key, mask)
         code = ResponseCode.NO_MESSAGE if gone else ResponseCode.SUCCESS
         remark = GONE if gone else None
         response = RemotingCommand.response_to(request, code, remark)
@@ -194,12 +194,12 @@ class Acks:
         leadership = self._live.leadership
 
         def done(error: Exception | None) -> None:
-            for place, key, mask in found:
-                self._live.end(place, key, mask, leadership)
+            for queue_key, key, mask in acked:
+                self._live.finish(queue_key, key, mask, leadership)
             if error is not None:
                 answer(self._refusal(request, error))
                 return
-            self.acked_count += sum(mask.bit_count() for _, _, mask in found)
+            self.acked_count += sum(mask.bit_count() for _, _, mask in acked)
             answer(response)
             for step in steps:
                 if step[0] == "offset":
@@ -208,8 +208,8 @@ class Acks:
         try:
             self._steps.add(steps, done)
         except Refused:
-            for place, key, mask in found:
-                self._live.end(place, key, mask, leadership)
+            for queue_key, key, mask in acked:
+                self._live.finish(queue_key, key, mask, leadership)
             raise
 
     def _all_known(self, one: Ack, pending: int) -> bool:
@@ -217,7 +217,7 @@ class Acks:
         under it before."""
         if pending.bit_count() == one.bits.bit_count():
             return True
-        queue = self._table.get(one.place)
+        queue = self._table.get(one.queue_key)
         if queue is None or one.until_ms <= queue.unknown_ms:
             return False
         _, void = queue.void.get(one.key, (0, ()))
@@ -226,60 +226,62 @@ class Acks:
         last = one.start + one.bits.bit_length() - 1
         return last < queue.popped_to and one.key[1] <= queue.popped_ms
 
-    def _offset_behind(self, place: Place, key: BatchKey, batch: Batch, mask: int) -> Step:
+    def _offset_behind(self, queue_key: QueueKey, key: BatchKey, batch: Batch, mask: int) -> Step:
         """Return the step that moves the group's offset to the first message of an orderly queue
         that is not acknowledged then."""
-        queue = self._table.get(place)
+        queue = self._table.get(queue_key)
         assert queue is not None
-        ended = mask | self._live.busy_of(place, key)
+        ended = mask | self._live.busy_of(queue_key, key)
         rest = [offset for offset, _ in queue.left]
         rest += batch._replace(pending=batch.pending & ~ended).pending_offsets
-        topic, group, queue_id = place
+        topic, group, queue_id = queue_key
         mark = self._state.offsets.reset_of(topic, group, queue_id)
         return ("offset", topic, group, queue_id, min(rest, default=queue.next), mark)
 
     def _change(
         self,
-        place: Place,
+        queue_key: QueueKey,
         handle: Handle,
         header: ChangeHeader,
         request: RemotingCommand,
         answer: Answer,
     ) -> None:
         key = (handle.start, handle.pop_ms)
-        batch = self._table.batch(place, key)
+        batch = self._table.batch(queue_key, key)
         mask = 0 if batch is None else batch.mask_of(header.offset, 1)
-        if mask and self._live.is_busy(place, key, mask):
-            raise _Later(place)
+        if mask and self._live.is_busy(queue_key, key, mask):
+            raise _Later(queue_key)
         if batch is None or not batch.pending & mask:
             raise Refused(ResponseCode.NO_MESSAGE, "the message was acknowledged, or came again")
         now_ms, leadership = self._context.wall_ms(), self._live.leadership
         step: Step
         if batch.order:
             visible_ms = now_ms + header.invisible_ms
-            step = ("hide", *place, *key, header.offset, visible_ms)
-            told = ChangeResponseHeader(handle.pop_ms, visible_ms - handle.pop_ms, 999)
+            step = ("hide", *queue_key, *key, header.offset, visible_ms)
+            response_header = ChangeResponseHeader(handle.pop_ms, visible_ms - handle.pop_ms, 999)
             new_key = key
         else:
             new_key = (header.offset, max(now_ms, handle.pop_ms + 1))
             visible_ms = new_key[1] + header.invisible_ms
-            step = ("change", *place, *key, header.offset, new_key[1], visible_ms)
-            told = ChangeResponseHeader(new_key[1], header.invisible_ms, handle.revive_queue)
+            step = ("change", *queue_key, *key, header.offset, new_key[1], visible_ms)
+            response_header = ChangeResponseHeader(
+                new_key[1], header.invisible_ms, handle.revive_queue
+            )
 
         def done(error: Exception | None) -> None:
-            self._live.end(place, key, mask, leadership)
+            self._live.finish(queue_key, key, mask, leadership)
             if error is not None:
                 answer(self._refusal(request, error))
                 return
-            self._deadlines.add(place, new_key)
-            answer(RemotingCommand.response_to(request, ext=told.to_ext()))
+            self._deadlines.add(queue_key, new_key)
+            answer(RemotingCommand.response_to(request, ext=response_header.to_ext()))
 
         self._steps.add([step], done)
-        self._live.begin(place, key, mask)
+        self._live.start(queue_key, key, mask)
 
 
 class _Later(Exception):
     """Something is under way in this queue that has to end before."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, queue_key: QueueKey) -> None:
+        self.queue_key = queue_key

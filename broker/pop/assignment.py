@@ -82,14 +82,14 @@ class TopicQueues:
         for address in self._context.config.name_servers:
             try:
                 answer = await self._client.invoke(address, request, ASK_TIMEOUT_MS)
-                found = _queues(topic, answer)
+                queues = _queues(topic, answer)
             except RemotingError as error:
                 log.info("route_not_told topic=%s by=%s: %s", topic, address, error)
                 continue
             if len(self._known) >= ROUTES_MAX:
                 self._known.clear()
-            self._known[topic] = now_ms, found
-            return found
+            self._known[topic] = now_ms, queues
+            return queues
         return [] if known is None else known[1]
 
     async def close(self) -> None:
@@ -147,19 +147,19 @@ class Assignments:
         if body.get("messageModel") == "CLUSTERING":
             strategy = STRATEGIES.get(str(body.get("strategyName")))
             if strategy is None:
-                words = (
+                reason = (
                     f"strategy {body.get('strategyName')!r} is not one of {', '.join(STRATEGIES)}"
                 )
-                raise Refused(ResponseCode.INVALID_PARAMETER, words)
+                raise Refused(ResponseCode.INVALID_PARAMETER, reason)
             clients = self._clients.client_ids(group)
             if mode == POP:
-                found = shared_out(queues, clients, client, share, strategy)
+                assigned = shared_out(queues, clients, client, share, strategy)
             else:
-                found = list(strategy(queues, clients, client))
+                assigned = list(strategy(queues, clients, client))
         else:
-            found = queues
-        told = [{"messageQueue": queue.as_fields(), "mode": mode} for queue in found]
-        answer = orjson.dumps({"messageQueueAssignments": told})
+            assigned = queues
+        assignments = [{"messageQueue": queue.as_fields(), "mode": mode} for queue in assigned]
+        answer = orjson.dumps({"messageQueueAssignments": assignments})
         return RemotingCommand.response_to(request, body=answer)
 
     def mode_of(self, topic: str, group: str) -> tuple[str, int]:
@@ -182,8 +182,8 @@ class Assignments:
     async def change_mode(self, topic: str, group: str, mode: str, share: int = 0) -> None:
         """Let a group's clients pull or pop a topic. Raises Refused, RaftError."""
         if topic.startswith(RETRY_PREFIX):
-            words = "retry topic is not allowed to set mode"
-            raise Refused(ResponseCode.NO_PERMISSION, words)
+            reason = "retry topic is not allowed to set mode"
+            raise Refused(ResponseCode.NO_PERMISSION, reason)
         if mode not in MODES:
             raise Refused(ResponseCode.INVALID_PARAMETER, f"mode {mode!r} is not PULL or POP")
         self._gate.check()
@@ -224,11 +224,11 @@ def shared_out(
     at = ordered.index(client)
     if len(ordered) > len(queues):  # every client gets one
         return [sorted(queues)[at % len(queues)]] if queues else []
-    found: dict[MessageQueue, None] = {}
+    shared: dict[MessageQueue, None] = {}
     for n in range(share + 1):
         neighbour = ordered[(at + n) % len(ordered)]
-        found |= dict.fromkeys(strategy(queues, ordered, neighbour))
-    return list(found)
+        shared |= dict.fromkeys(strategy(queues, ordered, neighbour))
+    return list(shared)
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

@@ -32,7 +32,7 @@ from ..tables.pops import Step, pop_command
 
 COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an estimate that is never too low; 4 MiB are refused
 ENVELOPE_BYTES = 64  # of a command's JSON around its steps
-PART_BYTES = 24  # of a number, or of a name besides its characters
+VALUE_BYTES = 24  # of a number, or of a name besides its characters
 CHARACTER_BYTES_MAX = 6  # of JSON
 GATHERED_MAX = 20_000
 PAUSE_S = 0.1
@@ -55,10 +55,10 @@ class _Change(NamedTuple):
 def _bytes_max(value: object) -> int:
     """Return the most bytes that a step, or a part of one, may have in a command."""
     if isinstance(value, str):
-        return PART_BYTES + CHARACTER_BYTES_MAX * len(value)
+        return VALUE_BYTES + CHARACTER_BYTES_MAX * len(value)
     if isinstance(value, tuple | list):
-        return PART_BYTES + sum(map(_bytes_max, value))
-    return PART_BYTES
+        return VALUE_BYTES + sum(map(_bytes_max, value))
+    return VALUE_BYTES
 
 
 class StepLog:
@@ -130,9 +130,9 @@ class StepLog:
         stale = [one for one in self._gathered if one.leadership != leadership]
         if stale:
             self._gathered = [one for one in self._gathered if one.leadership == leadership]
-            self._tell(stale, not_leader())
+            self._notify(stale, not_leader())
 
-    def _tell(self, batch: list[_Change], error: Exception | None) -> None:
+    def _notify(self, batch: list[_Change], error: Exception | None) -> None:
         for one in batch:
             self._contained.run("pop_told", partial(one.done, error))
 
@@ -144,7 +144,7 @@ class StepLog:
                 self._propose_then(pop_command(()), partial(settled, error))
                 return
             self._in_flight = False
-            self._tell(batch, error)
+            self._notify(batch, error)
             self._flush()
 
         def settled(unknown: Exception, error: Exception | None) -> None:

@@ -23,10 +23,10 @@ from raftmq.dledger.transport.wire import POP_VERSION
 from ..context import Context
 from ..errors import busy, not_leader
 from ..replication.engine import all_speak
-from ..tables.pops import BatchKey, Place
+from ..tables.pops import BatchKey, QueueKey
 
 WAITING_MAX = 1_000  # of one queue
-TOLD_S = 2.0  # how long an answer may take from here to the client
+CONFIRM_S = 2.0  # how long an answer may take from here to the client
 BATCHES_MAX = 10_000  # of one connection in that time; the oldest are taken for heard
 
 
@@ -71,7 +71,7 @@ class LiveQueues:
 
     def __init__(self) -> None:
         self.leadership = 0  # its number; what an earlier one began does not end here
-        self._queues: dict[Place, LiveQueue] = {}
+        self._queues: dict[QueueKey, LiveQueue] = {}
 
     def clear(self) -> None:
         """Forget everything, because a leadership began or ended; those that wait look again."""
@@ -81,113 +81,115 @@ class LiveQueues:
             for again in queue.waiting:
                 again()
 
-    def next_of(self, place: Place) -> int | None:
+    def next_of(self, queue_key: QueueKey) -> int | None:
         """Return where the queue goes on behind the pops in flight; None: there are none."""
-        queue = self._queues.get(place)
+        queue = self._queues.get(queue_key)
         return queue.next if queue is not None and queue.takes else None
 
-    def mark_of(self, place: Place) -> int | None:
+    def mark_of(self, queue_key: QueueKey) -> int | None:
         """Return the mark of the reset that the pops in flight obey. One that came since is not
         obeyed by what goes on behind them."""
-        return self._queues[place].mark
+        return self._queues[queue_key].mark
 
-    def begin_take(self, place: Place, after: int, mark: int | None) -> None:
-        queue = self._queues.setdefault(place, LiveQueue())
+    def start_take(self, queue_key: QueueKey, after: int, mark: int | None) -> None:
+        queue = self._queues.setdefault(queue_key, LiveQueue())
         queue.next = after
         if not queue.takes:
             queue.mark = mark
         queue.takes += 1
 
-    def end_take(self, place: Place, leadership: int) -> None:
+    def finish_take(self, queue_key: QueueKey, leadership: int) -> None:
         if leadership == self.leadership:
-            queue = self._queues[place]
+            queue = self._queues[queue_key]
             queue.takes -= 1
-            self._settle(place, queue)
+            self._settle(queue_key, queue)
 
-    def is_busy(self, place: Place, key: BatchKey, mask: int) -> bool:
+    def is_busy(self, queue_key: QueueKey, key: BatchKey, mask: int) -> bool:
         """Return whether something is under way for one of these messages."""
-        return bool(self.busy_of(place, key) & mask)
+        return bool(self.busy_of(queue_key, key) & mask)
 
-    def busy_of(self, place: Place, key: BatchKey) -> int:
+    def busy_of(self, queue_key: QueueKey, key: BatchKey) -> int:
         """Return the bits of a batch for which something is under way."""
-        queue = self._queues.get(place)
+        queue = self._queues.get(queue_key)
         return 0 if queue is None else queue.busy.get(key, 0)
 
-    def begin(self, place: Place, key: BatchKey, mask: int) -> None:
-        queue = self._queues.setdefault(place, LiveQueue())
+    def start(self, queue_key: QueueKey, key: BatchKey, mask: int) -> None:
+        queue = self._queues.setdefault(queue_key, LiveQueue())
         queue.busy[key] = queue.busy.get(key, 0) | mask
 
-    def end(self, place: Place, key: BatchKey, mask: int, leadership: int) -> None:
+    def finish(self, queue_key: QueueKey, key: BatchKey, mask: int, leadership: int) -> None:
         if leadership != self.leadership:
             return
-        queue = self._queues[place]
+        queue = self._queues[queue_key]
         left = queue.busy.get(key, 0) & ~mask
         if left:
             queue.busy[key] = left
         else:
             queue.busy.pop(key, None)
-        self._settle(place, queue)
+        self._settle(queue_key, queue)
 
-    def wait(self, place: Place, again: Callable[[], None]) -> None:
+    def wait(self, queue_key: QueueKey, again: Callable[[], None]) -> None:
         """Have `again` called when something of the queue has ended. Raises Refused at the
         limit."""
-        queue = self._queues[place]
+        queue = self._queues[queue_key]
         if len(queue.waiting) >= WAITING_MAX:
             raise busy("too many requests wait for one queue's messages")
         queue.waiting.append(again)
 
-    def _settle(self, place: Place, queue: LiveQueue) -> None:
+    def _settle(self, queue_key: QueueKey, queue: LiveQueue) -> None:
         waiting, queue.waiting = queue.waiting, []
         if not queue.takes and not queue.busy:
-            del self._queues[place]
+            del self._queues[queue_key]
         for again in waiting:
             again()
 
 
-class Teller(Protocol):
+class ActiveConnection(Protocol):
     """A connection through which pops are answered."""
 
     last_active_s: float  # when something arrived last, by the loop's clock
 
 
-class Told:
+class Deliveries:
     """The batches told through each connection in the last seconds; one per broker."""
 
     def __init__(
-        self, clock_s: Callable[[], float], is_there: Callable[[Place, BatchKey], bool]
+        self, clock_s: Callable[[], float], is_there: Callable[[QueueKey, BatchKey], bool]
     ) -> None:
         """`clock_s` is the clock of `last_active_s`; `is_there`: whether a batch is in flight."""
         self._clock_s = clock_s
         self._is_there = is_there
-        self._recent: dict[Teller, deque[tuple[float, Place, BatchKey]]] = {}
-        self._unheard: set[tuple[Place, BatchKey]] = set()
+        self._recent: dict[ActiveConnection, deque[tuple[float, QueueKey, BatchKey]]] = {}
+        self._unconfirmed: set[tuple[QueueKey, BatchKey]] = set()
 
-    def note(self, connection: Teller, place: Place, key: BatchKey) -> None:
+    def record(self, connection: ActiveConnection, queue_key: QueueKey, key: BatchKey) -> None:
         """Note that a batch was told through a connection."""
         recent = self._recent.setdefault(connection, deque(maxlen=BATCHES_MAX))
-        self._drop_heard(connection, recent)
-        recent.append((self._clock_s(), place, key))
+        self._drop_confirmed(connection, recent)
+        recent.append((self._clock_s(), queue_key, key))
 
-    def closed(self, connection: Teller) -> None:
+    def closed(self, connection: ActiveConnection) -> None:
         """Take what was told through a connection at its end for unheard."""
         recent = self._recent.pop(connection, None)
         if recent is not None:
-            self._drop_heard(connection, recent)
-            self._unheard.update((place, key) for _, place, key in recent)
-            self._unheard = {one for one in self._unheard if self._is_there(*one)}
+            self._drop_confirmed(connection, recent)
+            self._unconfirmed.update((queue_key, key) for _, queue_key, key in recent)
+            self._unconfirmed = {one for one in self._unconfirmed if self._is_there(*one)}
 
-    def is_unheard(self, place: Place, key: BatchKey) -> bool:
-        return (place, key) in self._unheard
+    def is_unconfirmed(self, queue_key: QueueKey, key: BatchKey) -> bool:
+        return (queue_key, key) in self._unconfirmed
 
     def clear(self) -> None:
         """Forget everything: another leader decides now."""
         self._recent.clear()
-        self._unheard.clear()
+        self._unconfirmed.clear()
 
     def __len__(self) -> int:
-        return len(self._unheard)
+        return len(self._unconfirmed)
 
     @staticmethod
-    def _drop_heard(connection: Teller, recent: deque[tuple[float, Place, BatchKey]]) -> None:
-        while recent and recent[0][0] < connection.last_active_s - TOLD_S:
+    def _drop_confirmed(
+        connection: ActiveConnection, recent: deque[tuple[float, QueueKey, BatchKey]]
+    ) -> None:
+        while recent and recent[0][0] < connection.last_active_s - CONFIRM_S:
             recent.popleft()

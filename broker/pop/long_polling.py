@@ -35,7 +35,7 @@ class Waiter(Generic[T]):
     topic: str
     group: str
     queue_id: int
-    wanted: Filter
+    message_filter: Filter
     deadline_ms: int
     pop: T
     owner: object = None
@@ -90,11 +90,9 @@ class WaitingPops(Generic[T]):
             if waiter.topic == topic:
                 if waiter.queue_id not in (-1, queue_id):
                     continue
-                if waiter.wanted.codes is not None:
-                    codes = codes or frozenset(
-                        code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)
-                    )
-                    if codes.isdisjoint(waiter.wanted.codes):
+                if waiter.message_filter.codes is not None:
+                    codes = codes or frozenset(code for _, _, code in UNIT.iter_unpack(units))
+                    if codes.isdisjoint(waiter.message_filter.codes):
                         continue
             number = woken.get(waiter.group, 0)
             if number < count:

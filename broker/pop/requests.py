@@ -46,17 +46,17 @@ from ..consume.filters import (
 )
 from ..consume.group_creation import GroupCreation
 from ..consume.long_polling import WAIT_MS_MAX, kept_bytes
-from ..consume.offset_commits import no_room
+from ..consume.offset_commits import offsets_full
 from ..context import Context
 from ..errors import Refused, busy
 from ..tables.groups import SubscriptionGroup
-from ..tables.pops import Place
+from ..tables.pops import QueueKey
 from ..tables.topics import PERM_READ, topic_name_problem
 from .command_batch import StepLog
-from .leader_state import Gate, LiveQueues, Told
+from .leader_state import Deliveries, Gate, LiveQueues
 from .long_polling import Waiter, WaitingPops
 from .revive import Deadlines
-from .selection import ALL, Attempt, Pop, Repeats, Taken, Taker
+from .selection import ALL, Attempt, Pop, RepeatedAttempts, Taken, Taker
 
 log = logging.getLogger("raftmq.broker.pops")
 
@@ -76,7 +76,7 @@ class PopConnection(ClientConnection, Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class PopRequest:
     """A pop, or a question whether there is something to pop, and who asked."""
 
     connection: PopConnection
@@ -100,7 +100,7 @@ class Pops:
         live: LiveQueues,
         steps: StepLog,
         deadlines: Deadlines,
-        told: Told,
+        deliveries: Deliveries,
         refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
         """`refusal` makes the answer for an error."""
@@ -113,12 +113,12 @@ class Pops:
         self._live = live
         self._steps = steps
         self._deadlines = deadlines
-        self._told = told
+        self._deliveries = deliveries
         self._taker = Taker(context, live)
-        self._repeats = Repeats(context)
+        self._repeats = RepeatedAttempts(context)
         self._answer_bytes = 0
         self.popped_count = 0  # messages
-        self.waiting: WaitingPops[Asked] = WaitingPops(
+        self.waiting: WaitingPops[PopRequest] = WaitingPops(
             lambda: context.config.held_pulls_max, context.budgets.kept, self._again, self._over
         )
 
@@ -132,16 +132,16 @@ class Pops:
             return
         poll_ms = min(header.poll_ms, WAIT_MS_MAX) if self._config.long_polling_enable else 0
         deadline_ms = self._context.clock_ms() + poll_ms
-        self._run(Asked(connection, request, pop, deadline_ms))
+        self._run(PopRequest(connection, request, pop, deadline_ms))
 
     def notify(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200054: tell, now or later, whether there is something to pop. Raises Refused,
         HeaderError."""
-        asked = QueuePollHeader.parse(request.ext)
-        header = _as_pop(asked)
+        poll = QueuePollHeader.parse(request.ext)
+        header = _as_pop(poll)
         pop = Pop(header, self._check(header))
-        deadline_ms = self._context.clock_ms() + min(asked.poll_ms, WAIT_MS_MAX)
-        self._run(Asked(connection, request, pop, deadline_ms))
+        deadline_ms = self._context.clock_ms() + min(poll.poll_ms, WAIT_MS_MAX)
+        self._run(PopRequest(connection, request, pop, deadline_ms))
 
     def peek(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200052: answer with what a pop would get, which changes nothing. Raises Refused,
@@ -149,10 +149,10 @@ class Pops:
         header = _as_pop(QueuePollHeader.parse(request.ext))
         pop = Pop(header, self._check(header))
         attempt = self._attempt(pop)
-        if attempt.found:
+        if attempt.has_messages:
             self._write(connection, request, pop, attempt.taken, self._taker.pop_ms(attempt), 0)
         else:
-            self._write_nothing(Asked(connection, request, pop, 0))
+            self._write_nothing(PopRequest(connection, request, pop, 0))
 
     def polling_info(self, _: PopConnection, request: RemotingCommand) -> RemotingCommand:
         """200055: how many pops of the group wait. Raises HeaderError."""
@@ -173,11 +173,11 @@ class Pops:
         if not 0 < header.count_max <= COUNT_MAX:
             raise Refused(code.INVALID_PARAMETER, f"maxMsgNums is from 1 to {COUNT_MAX}")
         if not 0 <= header.invisible_ms <= INVISIBLE_MS_MAX:
-            words = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
-            raise Refused(code.INVALID_PARAMETER, words)
+            reason = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
+            raise Refused(code.INVALID_PARAMETER, reason)
         if max(len(header.attempt_id), len(header.renewed_by)) > NAME_LENGTH_MAX:
-            words = f"attemptId and client have at most {NAME_LENGTH_MAX} characters"
-            raise Refused(code.INVALID_PARAMETER, words)  # they are kept in the log
+            reason = f"attemptId and client have at most {NAME_LENGTH_MAX} characters"
+            raise Refused(code.INVALID_PARAMETER, reason)  # they are kept in the log
         group = self._permit(header)
         known = (header.topic, name) in self._state.pops.queues
         problem = "" if known else topic_name_problem(pop_retry_topic(header.topic, name))
@@ -197,19 +197,19 @@ class Pops:
         if not topic.readable:
             raise Refused(code.NO_PERMISSION, f"topic[{header.topic}] is not readable")
         if header.queue_id >= topic.read_queue_count:
-            words = f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
+            reason = f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
             raise Refused(
                 code.INVALID_PARAMETER,
-                f"{words} topicConfig.readQueueNums:[{topic.read_queue_count}]",
+                f"{reason} topicConfig.readQueueNums:[{topic.read_queue_count}]",
             )
         group = self._state.groups.get(name)
         if group is None:
             if not self._config.auto_create_subscription_group:
-                words = f"subscription group [{name}] does not exist"
-                raise Refused(code.SUBSCRIPTION_GROUP_NOT_EXIST, words)
+                reason = f"subscription group [{name}] does not exist"
+                raise Refused(code.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
         elif not group.consume_enable:
-            words = f"subscription group no permission, {name}"
-            raise Refused(code.NO_PERMISSION, words)
+            reason = f"subscription group no permission, {name}"
+            raise Refused(code.NO_PERMISSION, reason)
         return group
 
     def _filter(self, header: PopHeader) -> Filter:
@@ -223,16 +223,16 @@ class Pops:
 
     # ---- pops -----------------------------------------------------------------------------
 
-    def _run(self, asked: Asked) -> int:
+    def _run(self, pop_request: PopRequest) -> int:
         """Return the work of the pop's filter."""
-        attempt = self._attempt(asked.pop)
-        if not asked.is_pop:
-            if attempt.found or not self._hold(asked):
-                self._tell_whether(asked, attempt.found)
+        attempt = self._attempt(pop_request.pop)
+        if not pop_request.is_pop:
+            if attempt.has_messages or not self._hold(pop_request):
+                self._write_availability(pop_request, attempt.has_messages)
         elif attempt.taken:
-            self._take(asked, attempt)
-        elif not self._hold(asked):
-            self._write_nothing(asked)
+            self._take(pop_request, attempt)
+        elif not self._hold(pop_request):
+            self._write_nothing(pop_request)
         return WORK_MAX - attempt.work.left
 
     def _attempt(self, pop: Pop) -> Attempt:
@@ -246,102 +246,111 @@ class Pops:
             remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
-    def _take(self, asked: Asked, attempt: Attempt) -> None:
+    def _take(self, pop_request: PopRequest, attempt: Attempt) -> None:
         """Have it put into the log that the messages are in flight, then answer."""
-        header, taken = asked.pop.header, attempt.taken
+        header, taken = pop_request.pop.header, attempt.taken
         room = self._gate.has_room
         for one in taken:
-            if not room(one.place[0], one.place[1], (one.place[2],)):
-                raise no_room()
+            if not room(one.queue_key[0], one.queue_key[1], (one.queue_key[2],)):
+                raise offsets_full()
         size = sum(one.size_bytes for one in taken)
         if self._answer_bytes + size > ANSWER_BYTES_MAX:
             raise busy("too many answers to pops are under way")
         pop_ms = self._taker.pop_ms(attempt)
         leadership = self._live.leadership
         # Queues that were popped in order: what is in flight there comes again as everything else.
-        ending = [one.place for one in taken if not header.order and self._is_orderly(one.place)]
+        ending = [
+            one.queue_key for one in taken if not header.order and self._is_orderly(one.queue_key)
+        ]
 
         def done(error: Exception | None) -> None:
             self._answer_bytes -= size
             for one in taken:
-                self._live.end_take(one.place, leadership)
+                self._live.finish_take(one.queue_key, leadership)
             if error is not None:
-                self._write_error(asked, error)
+                self._write_error(pop_request, error)
                 return
-            for place in ending:
-                self._deadlines.add_all(place)
-            found = [one for one in taken if self._is_there(one, pop_ms)]
-            for one in found:
-                self._deadlines.add(one.place, one.key(pop_ms))
-            if found:
-                self.popped_count += sum(len(one.offsets) for one in found)
-                self._write(asked.connection, asked.request, asked.pop, found, pop_ms, attempt.rest)
-            elif attempt.found:
-                self._write_nothing(asked)  # a reset came between
+            for queue_key in ending:
+                self._deadlines.add_all(queue_key)
+            delivered = [one for one in taken if self._is_there(one, pop_ms)]
+            for one in delivered:
+                self._deadlines.add(one.queue_key, one.key(pop_ms))
+            if delivered:
+                self.popped_count += sum(len(one.offsets) for one in delivered)
+                self._write(
+                    pop_request.connection,
+                    pop_request.request,
+                    pop_request.pop,
+                    delivered,
+                    pop_ms,
+                    attempt.rest,
+                )
+            elif attempt.has_messages:
+                self._write_nothing(pop_request)  # a reset came between
             else:
-                self._go_on(asked)  # only what its filter does not want was passed over
+                self._go_on(pop_request)  # only what its filter does not want was passed over
 
         self._steps.add([step for one in taken for step in one.steps(pop_ms, header)], done)
         self._answer_bytes += size
         for one in taken:
-            self._live.begin_take(one.place, one.after, one.mark)
+            self._live.start_take(one.queue_key, one.after, one.mark)
 
-    def _is_orderly(self, place: Place) -> bool:
-        queue = self._state.pops.get(place)
+    def _is_orderly(self, queue_key: QueueKey) -> bool:
+        queue = self._state.pops.get(queue_key)
         return queue is not None and queue.is_orderly
 
     def _is_there(self, taken: Taken, pop_ms: int) -> bool:
         if not taken.offsets:
             return False
-        return self._state.pops.batch(taken.place, taken.key(pop_ms)) is not None
+        return self._state.pops.batch(taken.queue_key, taken.key(pop_ms)) is not None
 
     # ---- waiting --------------------------------------------------------------------------
 
-    def _hold(self, asked: Asked) -> bool:
+    def _hold(self, pop_request: PopRequest) -> bool:
         """Keep a pop that found nothing; return False if it is to be answered now."""
-        if asked.deadline_ms <= self._context.clock_ms() or self._context.life.stopping:
+        if pop_request.deadline_ms <= self._context.clock_ms() or self._context.life.stopping:
             return False
-        header = asked.pop.header
+        header = pop_request.pop.header
         queue_id = max(header.queue_id, -1)
         waiter = Waiter(
             header.topic,
             header.consumer_group,
             queue_id,
-            asked.pop.wanted,
-            asked.deadline_ms,
-            asked,
-            asked.connection,
-            kept_bytes(asked.request, asked.pop.wanted),
-            asks=not asked.is_pop,
+            pop_request.pop.message_filter,
+            pop_request.deadline_ms,
+            pop_request,
+            pop_request.connection,
+            kept_bytes(pop_request.request, pop_request.pop.message_filter),
+            asks=not pop_request.is_pop,
         )
         return self.waiting.wait(waiter)
 
-    def _again(self, waiter: Waiter[Asked]) -> int:
+    def _again(self, waiter: Waiter[PopRequest]) -> int:
         return self._go_on(waiter.pop)
 
-    def _go_on(self, asked: Asked) -> int:
+    def _go_on(self, pop_request: PopRequest) -> int:
         """Return the work of the pop's filter."""
-        if not asked.connection.is_open:
+        if not pop_request.connection.is_open:
             return 0
         try:
             try:
                 self._gate.check()
-                self._permit(asked.pop.header)
-                return self._run(asked)
+                self._permit(pop_request.pop.header)
+                return self._run(pop_request)
             except Refused as refused:
-                self._write_error(asked, refused)
+                self._write_error(pop_request, refused)
         except Exception as error:  # nothing that a consumer asks for may fail an apply
-            self._context.contained.failed("held_pop", error, asked.connection)
+            self._context.contained.failed("held_pop", error, pop_request.connection)
         return 0
 
-    def _over(self, waiter: Waiter[Asked]) -> None:
-        asked = waiter.pop
-        if not asked.connection.is_open:
+    def _over(self, waiter: Waiter[PopRequest]) -> None:
+        pop_request = waiter.pop
+        if not pop_request.connection.is_open:
             return
-        if asked.is_pop:
-            self._write_nothing(asked, ResponseCode.POLLING_TIMEOUT)
+        if pop_request.is_pop:
+            self._write_nothing(pop_request, ResponseCode.POLLING_TIMEOUT)
         else:
-            self._tell_whether(asked, False)
+            self._write_availability(pop_request, False)
 
     # ---- answers --------------------------------------------------------------------------
 
@@ -350,7 +359,7 @@ class Pops:
         connection: PopConnection,
         request: RemotingCommand,
         pop: Pop,
-        found: list[Taken],
+        taken_queues: list[Taken],
         pop_ms: int,
         rest: int,
     ) -> None:
@@ -361,15 +370,15 @@ class Pops:
             header.invisible_ms,
             revive,
             rest,
-            ";".join([start_info(*_at(one), one.start) for one in found if one.offsets]),
-            ";".join([offset_info(*_at(one), one.offsets) for one in found if one.offsets]),
-            self._order_counts(found, pop_ms) if header.order else "",
+            ";".join([start_info(*_at(one), one.start) for one in taken_queues if one.offsets]),
+            ";".join([offset_info(*_at(one), one.offsets) for one in taken_queues if one.offsets]),
+            self._order_counts(taken_queues, pop_ms) if header.order else "",
         )
         buffers: list[bytes] = []
-        for one in found:
-            topic = one.place[0]
+        for one in taken_queues:
+            topic = one.queue_key[0]
             if topic != header.topic:
-                buffers += [self._as_asked(data, one, header, pop_ms) for data in one.buffers]
+                buffers += [self._with_handles(data, one, header, pop_ms) for data in one.buffers]
             else:
                 buffers += one.buffers
         response = RemotingCommand.response_to(
@@ -378,20 +387,20 @@ class Pops:
         head = encode_command(response)
         size = sum(map(len, buffers))
         if header.renewed_by:
-            for one in found:
-                self._told.note(connection, one.place, one.key(pop_ms))
+            for one in taken_queues:
+                self._deliveries.record(connection, one.queue_key, one.key(pop_ms))
         connection.write_many([_LENGTH.pack(len(head) - 4 + size) + head[4:], *buffers])
 
-    def _order_counts(self, found: list[Taken], pop_ms: int) -> str:
-        parts: list[str] = []
-        for one in found:
-            batch = self._state.pops.batch(one.place, one.key(pop_ms))
+    def _order_counts(self, taken_queues: list[Taken], pop_ms: int) -> str:
+        counts: list[str] = []
+        for one in taken_queues:
+            batch = self._state.pops.batch(one.queue_key, one.key(pop_ms))
             if batch is not None and batch.times:
                 times = dict(zip(batch.offsets, batch.times, strict=True))
-                parts.append(order_info(*_at(one), times))
-        return ";".join(parts)
+                counts.append(order_info(*_at(one), times))
+        return ";".join(counts)
 
-    def _as_asked(self, data: bytes, taken: Taken, header: PopHeader, pop_ms: int) -> bytes:
+    def _with_handles(self, data: bytes, taken: Taken, header: PopHeader, pop_ms: int) -> bytes:
         """Return retries as messages of the topic that was popped, with their handles, as Apache's
         broker does: its clients could not tell them from others. One whose properties have no room
         for the handle stays a message of the retry topic, by which clients make it themselves."""
@@ -405,53 +414,55 @@ class Pops:
                 pop_ms,
                 header.invisible_ms,
                 0,
-                taken.place[0].startswith(RETRY_PREFIX),
+                taken.queue_key[0].startswith(RETRY_PREFIX),
                 self._config.broker_name,
                 record.queue_id,
                 record.queue_offset,
             )
             properties = decode_properties(record.properties)
             properties[POP_CK] = handle.encode()
-            told = joined(properties)
-            if len(told) <= PROPERTIES_SIZE_BYTES_MAX:
-                records.append(encode_record(replace(record, topic=header.topic, properties=told)))
+            stored = joined(properties)
+            if len(stored) <= PROPERTIES_SIZE_BYTES_MAX:
+                records.append(
+                    encode_record(replace(record, topic=header.topic, properties=stored))
+                )
             else:
                 records.append(data[at : at + size])
             at += size
         return b"".join(records)
 
-    def _write_nothing(self, asked: Asked, code: int = 0) -> None:
-        header = asked.pop.header
+    def _write_nothing(self, pop_request: PopRequest, code: int = 0) -> None:
+        header = pop_request.pop.header
         revive = ORDER_REVIVE_QUEUE if header.order else 0
         answer = PopResponseHeader(self._context.wall_ms(), header.invisible_ms, revive, 0)
         if not code:
-            in_time = asked.deadline_ms > self._context.clock_ms()
+            in_time = pop_request.deadline_ms > self._context.clock_ms()
             code = ResponseCode.POLLING_FULL if in_time else ResponseCode.POLLING_TIMEOUT
-        response = RemotingCommand.response_to(asked.request, code, NOTHING, answer.to_ext())
-        asked.connection.write_many([encode_command(response)])
+        response = RemotingCommand.response_to(pop_request.request, code, NOTHING, answer.to_ext())
+        pop_request.connection.write_many([encode_command(response)])
 
-    def _tell_whether(self, asked: Asked, found: bool) -> None:
-        ext = {"hasMsg": "true" if found else "false", "pollingFull": "false"}
-        response = RemotingCommand.response_to(asked.request, ext=ext)
-        asked.connection.write_many([encode_command(response)])
+    def _write_availability(self, pop_request: PopRequest, available: bool) -> None:
+        ext = {"hasMsg": "true" if available else "false", "pollingFull": "false"}
+        response = RemotingCommand.response_to(pop_request.request, ext=ext)
+        pop_request.connection.write_many([encode_command(response)])
 
-    def _write_error(self, asked: Asked, error: Exception) -> None:
-        response = self._refusal(asked.request, error)
-        asked.connection.write_many([encode_command(response)])
+    def _write_error(self, pop_request: PopRequest, error: Exception) -> None:
+        response = self._refusal(pop_request.request, error)
+        pop_request.connection.write_many([encode_command(response)])
 
 
 def _at(taken: Taken) -> tuple[str, int]:
-    return taken.place[0], taken.place[2]
+    return taken.queue_key[0], taken.queue_key[2]
 
 
-def _as_pop(asked: QueuePollHeader) -> PopHeader:
+def _as_pop(poll: QueuePollHeader) -> PopHeader:
     return PopHeader(
-        asked.consumer_group,
-        asked.topic,
-        asked.queue_id,
-        max(1, min(asked.count_max, COUNT_MAX)),
+        poll.consumer_group,
+        poll.topic,
+        poll.queue_id,
+        max(1, min(poll.count_max, COUNT_MAX)),
         0,
-        asked.poll_ms,
-        order=asked.order,
-        attempt_id=asked.attempt_id,
+        poll.poll_ms,
+        order=poll.order,
+        attempt_id=poll.attempt_id,
     )

@@ -38,29 +38,29 @@ from ..send.retry_policy import (
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
     dead_letter_topic,
-    note_original,
+    record_origin,
 )
 from ..send.service import SendPath
 from ..tables.groups import SubscriptionGroup
-from ..tables.pops import Batch, BatchKey, Place, Step, pop_command
+from ..tables.pops import Batch, BatchKey, QueueKey, Step, pop_command
 from ..tables.state import put_topic
 from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 from .command_batch import StepLog
-from .leader_state import LiveQueues, Told
+from .leader_state import Deliveries, LiveQueues
 
 log = logging.getLogger("raftmq.broker.revivals")
 
 COUNT_MAX = 128  # messages of one frame
 BYTES_MAX = 512 * 1024  # of one frame; a larger message goes alone
-LOOKS_MAX = 2_000  # deadlines looked at in one tick
+CHECKS_MAX = 2_000  # deadlines looked at in one tick
 SPARE_MAX = 1_024  # deadlines of batches that have ended
 RETRY_MS = 500  # after a failed read or a refusal
 RENEWED_MS = 60_000
 RENEW_BEFORE_MS = 30_000  # the end
-ABSENT_LOOK_MS = 2_000  # between two looks whether a client that is absent has come back
+ABSENT_CHECK_MS = 2_000  # between two looks whether a client that is absent has come back
 RENEWED_MS_MAX = 10_800_000  # 3 h, as Apache's proxy
 
-Due = tuple[int, Place, BatchKey]
+Due = tuple[int, QueueKey, BatchKey]
 
 
 class Deadlines:
@@ -69,62 +69,62 @@ class Deadlines:
     def __init__(self, context: Context) -> None:
         self._table = context.state.pops
         self._due: list[Due] = []
-        self._unseen: list[Place] = []
+        self._unseen: list[QueueKey] = []
 
     def clear(self) -> None:
         self._due.clear()
         self._unseen.clear()
 
-    def learn(self) -> None:
+    def reload(self) -> None:
         """Begin to take the deadlines of all batches from the table."""
         self._due.clear()
-        self._unseen = [place for place, queue in self._table.places() if queue.batches]
+        self._unseen = [queue_key for queue_key, queue in self._table.all_queues() if queue.batches]
 
-    def look(self) -> None:
+    def load_some(self) -> None:
         """Take some of what is left to learn."""
         count = 0
-        while self._unseen and count < LOOKS_MAX:
-            place = self._unseen.pop()
-            queue = self._table.get(place)
+        while self._unseen and count < CHECKS_MAX:
+            queue_key = self._unseen.pop()
+            queue = self._table.get(queue_key)
             count += 0 if queue is None else len(queue.batches)
-            self.add_all(place)
+            self.add_all(queue_key)
 
-    def add_all(self, place: Place) -> None:
+    def add_all(self, queue_key: QueueKey) -> None:
         """Note when the batches of a queue are to be looked at."""
-        queue = self._table.get(place)
+        queue = self._table.get(queue_key)
         for key in () if queue is None else queue.batches:
-            self.add(place, key)
+            self.add(queue_key, key)
 
-    def add(self, place: Place, key: BatchKey, not_before_ms: int = 0) -> None:
+    def add(self, queue_key: QueueKey, key: BatchKey, not_before_ms: int = 0) -> None:
         """Note when a batch is to be looked at, if it is still there."""
-        batch = self._table.batch(place, key)
+        batch = self._table.batch(queue_key, key)
         if batch is not None:
             due_ms = batch.ends_ms
             if batch.client:
                 due_ms -= RENEW_BEFORE_MS
-            heapq.heappush(self._due, (max(due_ms, not_before_ms), place, key))
+            heapq.heappush(self._due, (max(due_ms, not_before_ms), queue_key, key))
             if len(self._due) > 2 * self._table.batch_count + SPARE_MAX:  # of ended ones, mostly
                 self._drop_ended()
 
     def _drop_ended(self) -> None:
         """Forget the entries of batches that have ended, and all but one of each other."""
-        first: dict[tuple[Place, BatchKey], int] = {}
-        for due_ms, place, key in self._due:
-            if self._table.batch(place, key) is not None:
-                known_ms = first.get((place, key), due_ms)
-                first[place, key] = min(known_ms, due_ms)
-        self._due = [(due_ms, place, key) for (place, key), due_ms in first.items()]
+        first: dict[tuple[QueueKey, BatchKey], int] = {}
+        for due_ms, queue_key, key in self._due:
+            if self._table.batch(queue_key, key) is not None:
+                known_ms = first.get((queue_key, key), due_ms)
+                first[queue_key, key] = min(known_ms, due_ms)
+        self._due = [(due_ms, queue_key, key) for (queue_key, key), due_ms in first.items()]
         heapq.heapify(self._due)
 
     def __len__(self) -> int:
         return len(self._due)
 
-    def next_due(self, now_ms: int) -> tuple[Place, BatchKey] | None:
+    def next_due(self, now_ms: int) -> tuple[QueueKey, BatchKey] | None:
         """Take out a batch that is due."""
         if not self._due or self._due[0][0] > now_ms:
             return None
-        _, place, key = heapq.heappop(self._due)
-        return place, key
+        _, queue_key, key = heapq.heappop(self._due)
+        return queue_key, key
 
     def rest_ms(self, now_ms: int) -> float:
         if self._unseen:
@@ -142,7 +142,7 @@ class Reviver:
         steps: StepLog,
         live: LiveQueues,
         deadlines: Deadlines,
-        told: Told,
+        deliveries: Deliveries,
         *,
         is_present: Callable[[str, str], bool],
         opened: Callable[[str, str], None],
@@ -156,7 +156,7 @@ class Reviver:
         self._steps = steps
         self._live = live
         self.deadlines = deadlines
-        self._told = told
+        self._deliveries = deliveries
         self._is_present = is_present
         self._opened = opened
         self._wall_ms = context.wall_ms
@@ -175,12 +175,12 @@ class Reviver:
     def leadership_changed(self) -> None:
         """Forget what is under way, which has ended; a ready leader's table says how."""
         self._live.clear()
-        self._told.clear()
+        self._deliveries.clear()
         self._under_way = False
         self._pause_until_ms = 0
         self._making.clear()
         if self._context.roles.leading:
-            self.deadlines.learn()
+            self.deadlines.reload()
         else:
             self.deadlines.clear()
 
@@ -191,14 +191,14 @@ class Reviver:
         now_ms = self._wall_ms()
         if now_ms < self._pause_until_ms:
             return
-        self.deadlines.look()
+        self.deadlines.load_some()
         # Of a small segment half: the heads of the records and the command come on top.
         frame = _Frame(min(BYTES_MAX, self._sends.own_bytes_max // 2))
-        for _ in range(LOOKS_MAX):
+        for _ in range(CHECKS_MAX):
             due = self.deadlines.next_due(now_ms)
             if due is None:
                 break
-            if self._look(*due, now_ms, frame):
+            if self._check(*due, now_ms, frame):
                 break
         if frame.steps:
             self._store(frame)
@@ -211,9 +211,9 @@ class Reviver:
 
     # ---- one batch ------------------------------------------------------------------------
 
-    def _look(self, place: Place, key: BatchKey, now_ms: int, frame: _Frame) -> bool:
+    def _check(self, queue_key: QueueKey, key: BatchKey, now_ms: int, frame: _Frame) -> bool:
         """Handle one batch that may be due; return whether the frame is full."""
-        batch = self._table.batch(place, key)
+        batch = self._table.batch(queue_key, key)
         if batch is None:
             return False
         ends_ms = batch.ends_ms
@@ -221,58 +221,58 @@ class Reviver:
             renewable = (
                 bool(batch.client)
                 and now_ms < key[1] + RENEWED_MS_MAX
-                and not self._told.is_unheard(place, key)
+                and not self._deliveries.is_unconfirmed(queue_key, key)
             )
-            if renewable and self._is_present(place[1], batch.client):
-                self._renew(place, key, now_ms + RENEWED_MS)
+            if renewable and self._is_present(queue_key[1], batch.client):
+                self._renew(queue_key, key, now_ms + RENEWED_MS)
             elif renewable:  # it may come back, through another proxy
-                self.deadlines.add(place, key, min(ends_ms, now_ms + ABSENT_LOOK_MS))
+                self.deadlines.add(queue_key, key, min(ends_ms, now_ms + ABSENT_CHECK_MS))
             else:
-                self.deadlines.add(place, key, ends_ms)
+                self.deadlines.add(queue_key, key, ends_ms)
             return False
         if batch.order:
-            self._opened(place[0], place[1])
+            self._opened(queue_key[0], queue_key[1])
             return False
-        return self._revive(place, key, batch, frame)
+        return self._revive(queue_key, key, batch, frame)
 
-    def _renew(self, place: Place, key: BatchKey, visible_ms: int) -> None:
+    def _renew(self, queue_key: QueueKey, key: BatchKey, visible_ms: int) -> None:
         def done(_: Exception | None) -> None:
-            self.deadlines.add(place, key)
+            self.deadlines.add(queue_key, key)
 
         try:
-            self._steps.add([("renew", *place, *key, visible_ms)], done)
+            self._steps.add([("renew", *queue_key, *key, visible_ms)], done)
         except Refused:  # too much is under way
-            self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+            self.deadlines.add(queue_key, key, self._wall_ms() + RETRY_MS)
 
-    def _revive(self, place: Place, key: BatchKey, batch: Batch, frame: _Frame) -> bool:
-        topic, group, _ = place
+    def _revive(self, queue_key: QueueKey, key: BatchKey, batch: Batch, frame: _Frame) -> bool:
+        topic, group, _ = queue_key
         config = self._state.groups.get(group) or SubscriptionGroup(group)
         mask = 0
         full = False
         for number, offset in enumerate(batch.offsets):
             bit = 1 << number
-            if not batch.pending & bit or self._live.is_busy(place, key, bit):
+            if not batch.pending & bit or self._live.is_busy(queue_key, key, bit):
                 continue
             try:
-                record = self._read(place, offset, frame.budget)
+                record = self._read(queue_key, offset, frame.budget)
                 if record is None and frame.budget.spent:
-                    self.deadlines.add(place, key)
+                    self.deadlines.add(queue_key, key)
                     full = True
                     break
                 if record is not None:
                     message, target = again(record, topic, group, key[1], config)
                     if not self._have(target):
-                        self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+                        self.deadlines.add(queue_key, key, self._wall_ms() + RETRY_MS)
                         break
                     if frame.is_full_for(message):
-                        self.deadlines.add(place, key)
+                        self.deadlines.add(queue_key, key)
                         full = True
                         break
                     self._sends.check(message)
             except (OSError, StoreError, RecordError, Refused) as error:
-                log.error("revival_unread place=%s offset=%d: %s", place, offset, error)
+                log.error("revival_unread place=%s offset=%d: %s", queue_key, offset, error)
                 if isinstance(error, OSError):
-                    self._context.log.read_failed(error, partial(self._read, place, offset))
+                    self._context.log.read_failed(error, partial(self._read, queue_key, offset))
                 continue
             except Exception as error:  # no message keeps others from coming again
                 self._context.contained.failed("revival", error)
@@ -281,29 +281,29 @@ class Reviver:
                 frame.add(message, is_dead=target.name != pop_retry_topic(topic, group))
             else:
                 log.error(
-                    "popped_message_lost topic=%s queue=%d offset=%d", topic, place[2], offset
+                    "popped_message_lost topic=%s queue=%d offset=%d", topic, queue_key[2], offset
                 )
             mask |= bit
         else:
             if batch.pending & ~mask:  # the rest is being acknowledged, or cannot come now
-                self.deadlines.add(place, key, self._wall_ms() + RETRY_MS)
+                self.deadlines.add(queue_key, key, self._wall_ms() + RETRY_MS)
         if mask:
-            frame.steps.append(("revived", *place, *key, mask))
-            frame.held.append((place, key, mask))
-            self._live.begin(place, key, mask)
+            frame.steps.append(("revived", *queue_key, *key, mask))
+            frame.held.append((queue_key, key, mask))
+            self._live.start(queue_key, key, mask)
         return full
 
     def _read(
-        self, place: Place, offset: int, budget: ReadBudget | None = None
+        self, queue_key: QueueKey, offset: int, budget: ReadBudget | None = None
     ) -> MessageRecord | None:
         """Return a message; None: the log does not have it any more, or the budget is used up.
         Raises OSError, StoreError, RecordError."""
-        found = self._context.store.reads.get_messages(
-            place[0], place[2], offset, 1, BYTES_MAX, budget=budget
+        result = self._context.store.reads.get_messages(
+            queue_key[0], queue_key[2], offset, 1, BYTES_MAX, budget=budget
         )
-        if not found.message_count or found.next_offset != offset + 1:
+        if not result.message_count or result.next_offset != offset + 1:
             return None
-        return decode_record(found.buffers[0], check_body=False)
+        return decode_record(result.buffers[0], check_body=False)
 
     def _have(self, topic: TopicConfig) -> bool:
         """Return whether the topic exists; have it created if not."""
@@ -344,9 +344,9 @@ class Reviver:
                 self.dead_count += frame.dead_count
             else:
                 self._pause_until_ms = self._wall_ms() + RETRY_MS
-            for place, key, mask in frame.held:
-                self._live.end(place, key, mask, leadership)
-                self.deadlines.add(place, key, self._pause_until_ms)
+            for queue_key, key, mask in frame.held:
+                self._live.finish(queue_key, key, mask, leadership)
+                self.deadlines.add(queue_key, key, self._pause_until_ms)
 
         command = pop_command(frame.steps)
         if not frame.messages:
@@ -370,7 +370,7 @@ class _Frame:
         self._bytes_max = bytes_max
         self.messages: list[Outgoing] = []
         self.steps: list[Step] = []
-        self.held: list[tuple[Place, BatchKey, int]] = []
+        self.held: list[tuple[QueueKey, BatchKey, int]] = []
         self.size_bytes = 0
         self.dead_count = 0
         self.budget = ReadBudget()
@@ -396,7 +396,7 @@ def again(
     group's retries of `topic`, or its dead letters. If its properties have no room for where it
     comes from, nothing is added."""
     properties = decode_properties(record.properties)
-    note_original(properties, record.topic, popped_topic(record.topic, group))
+    record_origin(properties, record.topic, popped_topic(record.topic, group))
     properties.setdefault(FIRST_POP_TIME, str(pop_ms))
     properties[ORIGIN_GROUP] = group
     properties.pop(DELAY, None)

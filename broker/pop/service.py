@@ -20,7 +20,7 @@ from ..send.service import SendPath
 from .acks import Acks
 from .assignment import Assignments, TopicQueues
 from .command_batch import StepLog
-from .leader_state import Gate, LiveQueues, Told
+from .leader_state import Deliveries, Gate, LiveQueues
 from .requests import PopConnection, Pops
 from .revive import Deadlines, Reviver
 
@@ -52,14 +52,16 @@ class Popping:
         self.settled = steps.settled
         deadlines = Deadlines(context)
         table = context.state.pops
-        told = Told(asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None)
-        self._told = told
-        self.pops = Pops(context, gate, groups, live, steps, deadlines, told, refusal)
+        deliveries = Deliveries(
+            asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None
+        )
+        self._deliveries = deliveries
+        self.pops = Pops(context, gate, groups, live, steps, deadlines, deliveries, refusal)
         waiting = self.pops.waiting
 
         def is_present(group: str, client: str) -> bool:
-            found = clients.consumers.get(group)
-            return found is not None and client in found.members
+            consumers = clients.consumers.get(group)
+            return consumers is not None and client in consumers.members
 
         self.reviver = Reviver(
             context,
@@ -67,7 +69,7 @@ class Popping:
             steps,
             live,
             deadlines,
-            told,
+            deliveries,
             is_present=is_present,
             opened=waiting.opened,
         )
@@ -79,7 +81,7 @@ class Popping:
 
     def closed(self, connection: PopConnection) -> None:
         """A connection ended: nobody hears what it was told last, or waits over it."""
-        self._told.closed(connection)
+        self._deliveries.closed(connection)
         self.pops.waiting.closed(connection)
 
     def services(self) -> list[Service]:

@@ -340,8 +340,8 @@ class ClassicEngine:
         """Cut the next batch of what waits; None if nothing does, or for want of room: then it
         waits on, and `_cut` is called again after a pause. Raises StoreError, OSError."""
         try:
-            return self._application.sends.cut_batch(self._application.allocate)
-        except OSError as error:  # of `allocate`
+            return self._application.sends.next_batch(self._application.place)
+        except OSError as error:  # of `place`
             if not passes(error):
                 raise
             log.warning("disk_full error=%s", error)
@@ -528,7 +528,7 @@ def keep_within(state: BrokerState, end_of: Callable[[str, int], int]) -> bool:
         for queue_id, offset in queues.items()
         if offset > (end := end_of(topic, queue_id))
     ]
-    for (topic, group, queue_id), queue in pops.places():
+    for (topic, group, queue_id), queue in pops.all_queues():
         if queue.next > (end := end_of(topic, queue_id)):
             first = queue.first_unfinished
             begin = end if first is None else min(first, end)

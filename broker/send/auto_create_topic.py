@@ -57,8 +57,8 @@ class Creations:
             raise busy("too much waits for topics to be created")
         if not self._state.has_room_for_topics(1, self._config.topics_max):
             raise busy(f"there are {self._config.topics_max} topics already; none was created")
-        wanted = 1 if derived else integer_or(send.ext, "d", 4)
-        config = auto_created(name, wanted, self._config.default_topic_queue_nums)
+        queue_count = 1 if derived else integer_or(send.ext, "d", 4)
+        config = auto_created(name, queue_count, self._config.default_topic_queue_nums)
         if waiters is not None:
             waiters.append(send)
             return

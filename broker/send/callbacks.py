@@ -32,15 +32,15 @@ class Ended:
     """A `done` that can be awaited."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     def __call__(self, error: Exception | None) -> None:
-        if not self._told.done():  # else the waiter is gone
-            self._told.set_result(error)
+        if not self._outcome.done():  # else the waiter is gone
+            self._outcome.set_result(error)
 
     async def stored(self) -> None:
         """Wait until the outcome is known; return if it is stored. Raises OutcomeUnknown,
         Refused."""
-        error = await self._told
+        error = await self._outcome
         if error is not None:
             raise error

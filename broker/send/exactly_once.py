@@ -71,25 +71,25 @@ class WriterRequests:
         continues = last is not None and mark == (last.batch, last.sequence + 1)
         if mark.sequence and not continues:
             have = "nothing" if last is None else f"{last.batch}/{last.sequence}"
-            words = f"queue {queue_id} has {have} of writer {key[1]}, not what is before"
-            raise _refused(OUT_OF_SEQUENCE, f"{words} {mark.batch}/{mark.sequence}")
+            reason = f"queue {queue_id} has {have} of writer {key[1]}, not what is before"
+            raise _refused(OUT_OF_SEQUENCE, f"{reason} {mark.batch}/{mark.sequence}")
         return Written(key, queue_id, mark)
 
-    def begin(self, written: Written) -> None:
+    def start(self, written: Written) -> None:
         self._in_flight.add((written.writer, written.queue_id))
 
-    def end(self, written: Written) -> None:
+    def finish(self, written: Written) -> None:
         """Note that a request was stored, or certainly was not."""
         self._in_flight.discard((written.writer, written.queue_id))
 
-    def begin_change(self, key: WriterKey) -> None:
-        """Let no request of the writer begin until `end_change`. Raises Refused while one is in
+    def start_change(self, key: WriterKey) -> None:
+        """Let no request of the writer begin until `finish_change`. Raises Refused while one is in
         flight, or another change."""
         if key in self._changing or any(writer == key for writer, _ in self._in_flight):
             raise busy(f"a request of writer {key[1]} is in flight; try again", retriable=True)
         self._changing.add(key)
 
-    def end_change(self, key: WriterKey) -> None:
+    def finish_change(self, key: WriterKey) -> None:
         self._changing.discard(key)
 
 
@@ -115,5 +115,5 @@ def _number(ext: Mapping[str, str], name: str) -> int:
     return value
 
 
-def _refused(tag: str, words: str) -> Refused:
-    return Refused(ResponseCode.SYSTEM_ERROR, f"{words}; nothing was stored", tag=tag)
+def _refused(tag: str, reason: str) -> Refused:
+    return Refused(ResponseCode.SYSTEM_ERROR, f"{reason}; nothing was stored", tag=tag)

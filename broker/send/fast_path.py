@@ -96,10 +96,10 @@ def plain_record(
         except (Refused, HeaderError):
             return None
     stored = text.encode() + ending[0]
-    name_part = topic.name_parts.get(len(stored))
-    if name_part is None:
+    name_prefix = topic.name_prefixes.get(len(stored))
+    if name_prefix is None:
         return None
-    tail = name_part + stored
+    tail = name_prefix + stored
     sys_flag, flag, reconsume = numbers
     record = (
         queue,

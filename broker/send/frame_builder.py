@@ -1,8 +1,8 @@
 """Building one frame from waiting sends, and formatting answers: pure, the rest of the hot path.
 
-`cut_records` is the one loop that gives records their queue offset, physical offset and store
-timestamp. It also packs the consume-queue entries, so that the leader does not parse its own frame
-again when it applies it (tests hold this equal to store.dispatch's result). `cut_frame` puts a
+`build_records` is the one loop that gives records their queue offset, physical offset and store
+timestamp. It also packs the consume-queue units, so that the leader does not parse its own frame
+again when it applies it (tests hold this equal to store.dispatch's result). `build_frame` puts a
 frame header before its result; in classic mode there is none. `AnswerFormat` formats a SEND_OK as
 bytes: the header is a fixed JSON text with five holes.
 """
@@ -27,20 +27,20 @@ _SIZES = 1024  # headers up to this size have a ready-made prefix
 _PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
 
 
-def cut_frame(
+def build_frame(
     records: Sequence[Record],
     payload_size: int,
     index: int,
     term: int,
-    place: Callable[[int], int],
+    allocate: Callable[[int], int],
     now_ms: int,
     store_host: bytes,
     command: bytes = b"",
 ) -> tuple[Frame, list[int], list[int], list[EntryBatch]]:
     """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
-    Returns it, and `cut_records`' results except the payload."""
-    frame_position = place(HEADER_SIZE_BYTES + payload_size)
-    payload, positions, offsets, groups = cut_records(
+    Returns it, and `build_records`' results except the payload."""
+    frame_position = allocate(HEADER_SIZE_BYTES + payload_size)
+    payload, positions, offsets, groups = build_records(
         records, frame_position + HEADER_SIZE_BYTES + len(command), now_ms, store_host
     )
     if command:
@@ -62,18 +62,18 @@ def cut_frame(
 def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
     """Return the places of each queue's records, in order; the queues as they first appear. In this
     order records are stored, so that a pull of one queue reads whole stretches of the log."""
-    places: dict[SendQueue, list[int]] = {}
-    known = places.get
+    indexes_by_queue: dict[SendQueue, list[int]] = {}
+    get = indexes_by_queue.get
     for at, record in enumerate(records):
-        found = known(record[0])
-        if found is None:
-            places[record[0]] = [at]
+        indexes = get(record[0])
+        if indexes is None:
+            indexes_by_queue[record[0]] = [at]
         else:
-            found.append(at)
-    return places
+            indexes.append(at)
+    return indexes_by_queue
 
 
-def cut_records(
+def build_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
 ) -> tuple[bytes, list[int], list[int], list[EntryBatch]]:
     """Build the stored form of records, `by_queue`, the first of them at `position`.
@@ -83,18 +83,18 @@ def cut_records(
     offset, and the consume-queue entries by queue. The queues' `next_offset` advance. Raises
     struct.error, and changes nothing then.
     """
-    parts: list[bytes] = []
-    add = parts.append
+    chunks: list[bytes] = []
+    add = chunks.append
     positions = [0] * len(records)
     offsets = [0] * len(records)
-    groups: list[EntryBatch] = []
-    entry = QUEUE_ENTRY.pack
-    places = by_queue(records)
-    for queue, run in places.items():
+    groups: list[Units] = []
+    pack_entry = UNIT.pack
+    indexes_by_queue = by_queue(records)
+    for queue, indexes in indexes_by_queue.items():
         queue_id, offset = queue.queue_id, queue.next_offset
         due_ms = now_ms + queue.delay_ms if queue.delay_ms >= 0 else None
-        entries: list[bytes] = []
-        for at in run:
+        units: list[bytes] = []
+        for at in indexes:
             (
                 _,
                 size,
@@ -130,15 +130,15 @@ def cut_records(
             )
             add(body)
             add(tail)
-            entries.append(entry(position, size, tags_code if due_ms is None else due_ms))
+            units.append(pack_entry(position, size, tags_code if due_ms is None else due_ms))
             positions[at] = position
             offsets[at] = offset
             position += size
             offset += 1
-        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(entries)))
-    for queue, run in places.items():
-        queue.next_offset += len(run)
-    return b"".join(parts), positions, offsets, groups
+        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(units)))
+    for queue, indexes in indexes_by_queue.items():
+        queue.next_offset += len(indexes)
+    return b"".join(chunks), positions, offsets, groups
 
 
 class AnswerFormat:
@@ -192,7 +192,7 @@ class AnswerFormat:
 
     def any(
         self,
-        asked: tuple[int, int],
+        request: tuple[int, int],
         positions: Sequence[int],
         queue_id: int,
         queue_offset: int,
@@ -200,9 +200,9 @@ class AnswerFormat:
         recall_handle: str = "",
     ) -> bytes:
         """Format the answer to any send, of one message or a batch, in the header codec of the
-        request. `asked`: opaque and header codec; `positions`: where its messages are in the
+        request. `request`: opaque and header codec; `positions`: where its messages are in the
         log."""
-        opaque, serialize_type = asked
+        opaque, serialize_type = request
         ids = ",".join([f"{self.host}{position:016X}" for position in positions])
         if serialize_type == JSON and not recall_handle:
             return self.success(opaque, ids, queue_id, queue_offset, unique_key)

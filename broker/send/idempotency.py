@@ -36,43 +36,43 @@ class Repeats:
         self._count += 1
         return True
 
-    def begin(self, key: Key) -> None:
+    def start(self, key: Key) -> None:
         self._waiting[key] = []
 
-    def end(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
+    def finish(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
         """Return (send, sender) of each attempt that waits for these sends, whose outcome is known
         now."""
-        found: list[tuple[Once, Sender]] = []
+        waiters: list[tuple[Once, Sender]] = []
         for once in sends:
-            found += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
-        self._count -= len(found)
-        return found
+            waiters += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
+        self._count -= len(waiters)
+        return waiters
 
     def overdue(self, before_ms: int) -> Sequence[Sender]:
         """Remove and return the senders that have waited since `before_ms` or longer; they are to
         be told that the outcome is unknown."""
         if not self._count:
             return ()
-        found: list[Sender] = []
+        senders: list[Sender] = []
         for waiting in self._waiting.values():
             late = [sender for sender, since_ms in waiting if since_ms <= before_ms]
             if late:
                 waiting[:] = [entry for entry in waiting if entry[1] > before_ms]
-                found += late
-        self._count -= len(found)
-        return found
+                senders += late
+        self._count -= len(senders)
+        return senders
 
 
 def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
     """Return the command that notes a group's idempotent sends. The group is about to become a
     frame, and its queues have not advanced yet. `host`: the STOREHOST that its records get."""
     assert group.once is not None
-    wanted = {once.at: once for once in group.once}
+    by_index = {once.at: once for once in group.once}
     sends: list[tuple[str, str, int, int, int]] = []
     position = 0
     for queue, run in by_queue(group.records).items():
         for offset, at in enumerate(run, queue.next_offset):
-            once = wanted.get(at)
+            once = by_index.get(at)
             if once is not None:
                 sends.append((*once.key, once.queue_id, offset, position))
             position += group.records[at][1]

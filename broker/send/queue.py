@@ -67,20 +67,20 @@ OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 
 class AttendedTime:
     """A stall-aware clock: it counts only the milliseconds in which this process ran, because while
-    it did not run no send was waiting for the disk. The time between two calls of `look` counts as
+    it did not run no send was waiting for the disk. The time between two calls of `advance` counts as
     LOOK_MS_MAX at most."""
 
-    LOOK_MS_MAX = 50  # twice the tick of broker.scheduler
+    STEP_MS_MAX = 50  # twice the tick of broker.scheduler
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self.now_ms = 0
         self._clock_ms = clock_ms
-        self._seen_ms = clock_ms()
+        self._last_ms = clock_ms()
 
-    def look(self) -> int:
-        seen_ms = self._clock_ms()
-        self.now_ms += min(self.LOOK_MS_MAX, seen_ms - self._seen_ms)
-        self._seen_ms = seen_ms
+    def advance(self) -> int:
+        clock_ms = self._clock_ms()
+        self.now_ms += min(self.STEP_MS_MAX, clock_ms - self._last_ms)
+        self._last_ms = clock_ms
         return self.now_ms
 
 
@@ -95,19 +95,21 @@ class Backlog:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._cut_bytes = 0
+        self._proposed_bytes = 0
         self._scarce_until_ms = 0
         self._seen: deque[tuple[int, int]] = deque()  # when, and the bytes proposed until then
 
-    def cut(self, size_bytes: int) -> None:
-        self._cut_bytes += size_bytes
+    def proposed(self, size_bytes: int) -> None:
+        self._proposed_bytes += size_bytes
 
-    def look(self, groups: Sequence[Group], held_bytes: int, wait_ms: int, now_ms: int) -> int:
+    def bytes_allowed(
+        self, groups: Sequence[Group], held_bytes: int, wait_ms: int, now_ms: int
+    ) -> int:
         """Return the bound in bytes from now on. `groups` are waiting, the oldest first;
         `held_bytes` is the size of all sends that wait or are in flight; `wait_ms` is how long a
         send may wait. Call it about ten times a second."""
         seen = self._seen
-        seen.append((now_ms, self._cut_bytes))
+        seen.append((now_ms, self._proposed_bytes))
         while seen[0][0] < now_ms - self.SPAN_MS:
             seen.popleft()
         span_ms = now_ms - seen[0][0]
@@ -115,7 +117,7 @@ class Backlog:
             self._scarce_until_ms = now_ms + self.SPAN_MS
         if not span_ms or now_ms >= self._scarce_until_ms:
             return self._bytes_max
-        stored_bytes = (self._cut_bytes - seen[0][1]) * wait_ms // (2 * span_ms)
+        stored_bytes = (self._proposed_bytes - seen[0][1]) * wait_ms // (2 * span_ms)
         under_way = held_bytes - sum(group.held_bytes for group in groups)
         return min(self._bytes_max, under_way + max(self.ALWAYS_BYTES, stored_bytes))
 
@@ -147,7 +149,7 @@ class Group:
         """The command for the tables that goes with the records; b"": none."""
         return several(self.commands) if self.commands else b""
 
-    def add_parked(
+    def add_redirected(
         self, record: Record, sender: Sender, unique_key: str, queue_id: int, handle: str
     ) -> None:
         """Add a send whose message is stored elsewhere than in the queue that its sender chose."""
@@ -157,7 +159,7 @@ class Group:
         self.records.append(record)
         self.replies.append((sender, unique_key, 1))
 
-    def taken_dones(self) -> list[Done]:
+    def take_callbacks(self) -> list[Done]:
         """Return the callbacks of the broker's own messages, each to be called once."""
         dones, self.dones = self.dones, []
         return dones
@@ -174,7 +176,7 @@ class HeldSend(NamedTuple):
 
 
 class HeldSends:
-    """The held sends and their common deadline. Holds nothing until `begin`."""
+    """The held sends and their common deadline. Holds nothing until `start`."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -186,7 +188,7 @@ class HeldSends:
     def holding(self) -> bool:
         return self._until_ms > 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Hold from now on. Calling it again does not extend the deadline."""
         if not self._until_ms:
             self._until_ms = self._clock_ms() + HOLD_MS_MAX
@@ -195,7 +197,7 @@ class HeldSends:
     def overdue(self) -> bool:
         return 0 < self._until_ms <= self._clock_ms()
 
-    def end(self) -> tuple[list[HeldSend], list[Group]]:
+    def finish(self) -> tuple[list[HeldSend], list[Group]]:
         """Stop holding; return what was held to the caller."""
         self._until_ms = 0
         sends, self.sends = self.sends, []
@@ -210,8 +212,8 @@ class Stored:
     group: Group
     positions: list[int]
     offsets: list[int]
-    entries: list[EntryBatch]
-    cut_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not to be timed
+    units: list[Units]
+    built_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not to be timed
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +221,7 @@ class Pending(Stored):
     """A frame that was built here and is not applied yet."""
 
     frame: Frame
-    cut_ms: int
+    built_ms: int
 
 
 @dataclass(slots=True, eq=False)
@@ -253,8 +255,8 @@ def split_unwaiting(batch: Batch) -> Stored | None:
         late.append((sender if waits else silent, unique_key, count))
         at += count
     group.replies = late
-    unwaiting = Stored(early, batch.positions, batch.offsets, batch.entries)
-    unwaiting.cut_s = 0.0
+    unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
+    unwaiting.built_s = 0.0
     return unwaiting
 
 

@@ -121,14 +121,14 @@ class ReplyService:
         timeout_ms = max(1, min(ttl_ms, PUSH_TIMEOUT_MS))
         self._pushes += 1
         try:
-            found = self.clients.producer_connection(client_id)
-            if found is None:
+            requester = self.clients.producer_connection(client_id)
+            if requester is None:
                 problem = f"push reply message fail, channel of <{client_id}> not found."
                 if not forwarded and await self._forward(request, born_host, timeout_ms):
                     problem = ""
                 return problem
             command = self._pushed(header, properties, born_host, request.body)
-            answer = await found.invoke(command, timeout_ms)
+            answer = await requester.invoke(command, timeout_ms)
         except RemotingError as error:
             return f"push reply message to {client_id} fail: {error}"
         finally:
@@ -141,13 +141,13 @@ class ReplyService:
         self, header: SendHeader, properties: dict[str, str], born_host: str, body: bytes
     ) -> RemotingCommand:
         now_ms = self.context.wall_ms()
-        told = {
+        pushed_properties = {
             **properties,
             "MSG_REGION": self.context.config.region_id,
             "TRACE_ON": "true" if self.context.config.trace_on else "false",
             PUSH_REPLY_TIME: str(now_ms),
         }
-        text = "".join(f"{name}\x01{value}\x02" for name, value in told.items())
+        text = "".join(f"{name}\x01{value}\x02" for name, value in pushed_properties.items())
         push = ReplyPushHeader(
             header._replace(properties=text), born_host, self.context.address, now_ms
         )
@@ -170,13 +170,13 @@ class ReplyService:
             for address in self._former_leaders()
         ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        taken = False
+        handed_over = False
         for answer in answers:
             if isinstance(answer, RemotingCommand):
-                taken = taken or answer.code == ResponseCode.SUCCESS
+                handed_over = handed_over or answer.code == ResponseCode.SUCCESS
             elif not isinstance(answer, RemotingError):
                 raise answer
-        return taken
+        return handed_over
 
     # ---- to the log -------------------------------------------------------------------------
 

@@ -92,8 +92,8 @@ class Answers:
         if one_way:
             return
         try:
-            found = message_id, queue_id, offset, key
-            connection.write(self._formats[code].success_in(opaque, *found, serialize_type))
+            fields = message_id, queue_id, offset, key
+            connection.write(self._formats[code].success_in(opaque, *fields, serialize_type))
         except Exception as error:
             self._contained.failed("answer", error, connection)
 
@@ -129,7 +129,7 @@ class Answers:
         except Exception as error:
             self._contained.failed("answer", error, connection)
 
-    def tell(self, dones: Iterable[Done], error: Exception | None) -> None:
+    def notify(self, dones: Iterable[Done], error: Exception | None) -> None:
         """Call the callbacks of those who stored the broker's own messages, with the outcome."""
         for done in dones:
             self._contained.run("told_of_store", partial(done, error))

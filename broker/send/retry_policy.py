@@ -36,7 +36,7 @@ def dead_letter_topic(group: str) -> TopicConfig:
     return TopicConfig(DLQ_PREFIX + group, DLQ_QUEUE_COUNT, DLQ_QUEUE_COUNT, PERM_READ | PERM_WRITE)
 
 
-def note_original(properties: dict[str, str], topic: str, origin: str = "") -> None:
+def record_origin(properties: dict[str, str], topic: str, origin: str = "") -> None:
     """Note in RETRY_TOPIC where a message of `topic` that is to be retried was sent to: `origin`,
     by default the topic. What another retry noted stays; in a topic that is none, the property
     came with the sender's others, from a message that he copied."""
@@ -65,7 +65,7 @@ def given_back(
     origin = properties.get(ORIGIN_MESSAGE_ID, "").strip() or offset_message_id(
         record.store_host, record.physical_offset
     )
-    note_original(properties, record.topic)
+    record_origin(properties, record.topic)
     properties |= {ORIGIN_MESSAGE_ID: origin, WAIT: "false"}
     _name_group(properties, group)
     dead = is_exhausted(record, delay_level, times_max)
@@ -98,7 +98,7 @@ def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> Subs
     return group or SubscriptionGroup(name)
 
 
-def redirected(
+def retry_or_dead_letter(
     ext: Mapping[str, str], group: SubscriptionGroup, holds_locks: Callable[[str], bool]
 ) -> Mapping[str, str]:
     """Return a send to the group's retry topic as it is stored: itself, or a dead letter if it was

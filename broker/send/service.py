@@ -1,7 +1,7 @@
 """The send path: requests → waiting list → frame → commit → answers.
 
 A send that passes the checks becomes records (broker/messages/send_request.py) in the waiting list.
-The Raft member calls `cut` whenever another frame may be proposed: everything that waited becomes
+The Raft member calls `build_frame` whenever another frame may be proposed: everything that waited becomes
 one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is applied, its
 sends are answered, one write per connection.
 
@@ -72,7 +72,7 @@ from .auto_create_topic import WAITING_OVERHEAD_BYTES, Creations
 from .callbacks import Done
 from .exactly_once import WriterRequests, Written
 from .fast_path import PlainSend, plain_record
-from .frame_builder import cut_frame, cut_records
+from .frame_builder import build_frame, build_records
 from .idempotency import Repeats, sent_once
 from .queue import (
     OWN,
@@ -89,8 +89,8 @@ from .queue import (
     split_unwaiting,
 )
 from .responses import Answers, Writes
-from .retry_policy import group_of, redirected
-from .topic_redirect import Parking, internal_topics, park, unit_code
+from .retry_policy import group_of, retry_or_dead_letter
+from .topic_redirect import Redirects, entry_code, internal_topics, redirect
 
 log = logging.getLogger("raftmq.broker.send")
 
@@ -169,10 +169,10 @@ class SendPath:
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
-        self.parking = Parking.of(config, wall_ms, hooks.timers_waiting)
+        self.redirects = Redirects.of(config, wall_ms, hooks.timers_waiting)
         self.internal_topics = state.topics.internal  # of the broker's own
         self.internal_topics.update(
-            {topic.name: topic for topic in internal_topics(self.parking.levels_ms)}
+            {topic.name: topic for topic in internal_topics(self.redirects.levels_ms)}
         )
         self._creations = Creations(config, state, log.propose, self._created)
         self._next_queue = 0
@@ -273,10 +273,10 @@ class SendPath:
         topic = self._topics.get(send.fields.b)
         if topic is None or not topic.plain or not self._leading or self.disk_full:
             return False
-        found = plain_record(send.fields, body, topic, born_host, self._rules)
-        if found is None:
+        parsed = plain_record(send.fields, body, topic, born_host, self._rules)
+        if parsed is None:
             return False
-        record, unique_key = found
+        record, unique_key = parsed
         size = record[1]
         held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
         if held_bytes > self.held_bytes_max:  # here: a refusal must not cost more than a send
@@ -306,7 +306,7 @@ class SendPath:
         if topic is None:
             return
         if not topic.plain and topic.name.startswith(RETRY_PREFIX):
-            stored = redirected(ext, self._retry_group(topic.name), self._holds_locks)
+            stored = retry_or_dead_letter(ext, self._retry_group(topic.name), self._holds_locks)
             if stored is not ext:
                 self.admit(sender, stored, body, born_host, code)
                 return
@@ -322,7 +322,7 @@ class SendPath:
             check_types(topic, (properties_of(record, topic) for record in records))
         if wants_reply:
             self._on_request(sender[0], ext)
-        group = self._room(size)
+        group = self._reserve(size)
         group.records += records
         group.replies.append((sender, unique_key, 1))
 
@@ -363,7 +363,7 @@ class SendPath:
         if self._topics.get(topic.name) is not topic:
             raise not_leader("the leader or the topic changed; the batch was not stored")
         if self.disk_full:
-            raise self._no_room()
+            raise self._disk_full_error()
         written = self._written(sender, ext, queue, topic) if code == WRITER_CODE else None
         if code == WRITER_CODE and written is None:
             return
@@ -372,13 +372,13 @@ class SendPath:
             self._check_fits(size, len(command))
         elif wants_reply:
             self._on_request(sender[0], ext)
-        group = self._room(size, len(command))
+        group = self._reserve(size, len(command))
         group.records += records
         group.replies.append((sender, unique_key, len(records)))
         if written is not None:
             group.commands.append(command)
             group.written = [*(group.written or ()), written]
-            self.writers.begin(written)
+            self.writers.start(written)
 
     def _written(
         self, sender: Sender, ext: Mapping[str, str], queue: SendQueue, topic: SendTopic
@@ -408,21 +408,21 @@ class SendPath:
             check_types(topic, (message.properties,))
         if wants_reply:
             self._on_request(sender[0], ext)
-        told_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
-        key = once_key(message.topic, decode_properties(message.properties), told_key)
+        has_unique_key = UNIQ_KEY in decode_properties(ext.get("i") or "")
+        key = once_key(message.topic, decode_properties(message.properties), has_unique_key)
         if key is not None and self._is_repeated(key, sender, unique_key):
             return
-        parked = park(message, self.parking)
-        if parked.topic == HALF_TOPIC:
+        redirected = redirect(message, self.redirects)
+        if redirected.topic == HALF_TOPIC:
             self._on_half(ext["a"], sender[0])
-        record = self._own_record(parked)
-        group = self._room(record[1], 0 if key is None else command_size(key))
+        record = self._own_record(redirected)
+        group = self._reserve(record[1], 0 if key is None else command_size(key))
         if key is not None:
             group.once = group.once or []
             group.once.append(Once(len(group.records), key, queue.queue_id))
-            self._repeats.begin(key)
-        handle = self.parking.handle(parked)
-        group.add_parked(record, sender, unique_key, queue.queue_id, handle)
+            self._repeats.start(key)
+        handle = self.redirects.handle(redirected)
+        group.add_redirected(record, sender, unique_key, queue.queue_id, handle)
 
     def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
         """Return whether an idempotent send is a repeat, which is answered as the first one."""
@@ -431,8 +431,8 @@ class SendPath:
         if sent is None:
             return self._repeats.join(key, sender, self._clock_ms())
         self.repeat_count += 1
-        place = sent.message_id, sent.queue_id, sent.queue_offset
-        self._answers.repeated(sender, ResponseCode.SUCCESS, *place, unique_key)
+        location = sent.message_id, sent.queue_id, sent.queue_offset
+        self._answers.repeated(sender, ResponseCode.SUCCESS, *location, unique_key)
         return True
 
     def store(
@@ -447,11 +447,11 @@ class SendPath:
         if not self._leading:
             raise _not_stored()
         if self.disk_full:
-            raise self._no_room()
+            raise self._disk_full_error()
         records = [self._own_record(message) for message in messages]
         size = sum(record[1] for record in records)
         self._check_fits(size, len(command))
-        group = self._room(size, len(command), reserve_bytes)
+        group = self._reserve(size, len(command), reserve_bytes)
         group.records += records
         group.replies.append((OWN, "", len(records)))
         group.dones.append(done)
@@ -479,17 +479,17 @@ class SendPath:
             config = self._state.topics.get(name)
             if config is not None:
                 topic = self._topics[name] = self._prepared(config)
-            elif message.anyhow:
+            elif message.force:
                 topic = SendTopic(TopicConfig(name, 1, 1))
             else:
                 raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first")
-        if message.anyhow and message.queue_id >= topic.queue_count:
+        if message.force and message.queue_id >= topic.queue_count:
             queue = self._queue(name, message.queue_id)
         else:
             queue = self._queue_for(topic, message.queue_id)
-        return record_of(message, queue, topic, unit_code(message), self._rules)
+        return record_of(message, queue, topic, entry_code(message), self._rules)
 
-    def _room(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:
+    def _reserve(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:
         """Return the group that takes `size` more bytes of records, now counted as waiting, and a
         command of `command_size`. Raises Refused."""
         held = size + WAITING_OVERHEAD_BYTES
@@ -511,7 +511,7 @@ class SendPath:
         return group
 
     def _open_group(self) -> Group:
-        group = Group(self._attended.look())
+        group = Group(self._attended.advance())
         self._groups.append(group)
         return group
 
@@ -542,7 +542,7 @@ class SendPath:
     def _queue(self, topic: str, queue_id: int) -> SendQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            delay_ms = self.parking.levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
+            delay_ms = self.redirects.levels_ms[queue_id] if topic == SCHEDULE_TOPIC else -1
             queue = SendQueue(topic, queue_id, self._queue_end(topic, queue_id), delay_ms)
             self._queues[topic, queue_id] = queue
         return queue
@@ -571,7 +571,7 @@ class SendPath:
                 return None
             raise _not_stored()
         if self.disk_full:
-            raise self._no_room()
+            raise self._disk_full_error()
         if not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
         problem = topic_name_problem(name)
@@ -604,7 +604,7 @@ class SendPath:
 
     # ---- calls of the Raft member ---------------------------------------------------------
 
-    def cut(self, term: int, index: int, place: Callable[[int], int]) -> Frame | None:
+    def next_frame(self, term: int, index: int, allocate: Callable[[int], int]) -> Frame | None:
         """Build the next frame from the waiting sends; return None if there are none."""
         groups = self._groups
         if not groups or not self._leading or term != self._term:
@@ -615,53 +615,53 @@ class SendPath:
         if group.once is not None:
             command = several([*group.commands, sent_once(group, self._store_host, self._config)])
         try:
-            frame, positions, offsets, units = cut_frame(
+            frame, positions, offsets, units = build_frame(
                 group.records,
                 len(command) + group.size_bytes,
                 index,
                 term,
-                place,
+                allocate,
                 stamp_ms,
                 self._store_host,
                 command,
             )
         except struct.error as error:
-            self._uncuttable(groups.popleft(), error)
-            return self.cut(term, index, place)
-        groups.popleft()  # only now: `place` may have raised
-        self._backlog.cut(group.held_bytes)
+            self._refuse_unencodable(groups.popleft(), error)
+            return self.next_frame(term, index, allocate)
+        groups.popleft()  # only now: `allocate` may have raised
+        self._backlog.proposed(group.held_bytes)
         self.stamp_ms = stamp_ms
-        cut_ms = self._clock_ms()
-        self._pending[index] = Pending(group, positions, offsets, units, frame, cut_ms)
+        built_ms = self._clock_ms()
+        self._pending[index] = Pending(group, positions, offsets, units, frame, built_ms)
         return frame
 
-    def _uncuttable(self, group: Group, error: struct.error) -> None:
+    def _refuse_unencodable(self, group: Group, error: struct.error) -> None:
         """Refuse a group with a number that does not fit its record; the checks of sends should
         have found that. Nothing of the group has touched the log, and nothing will."""
         self._contained.failed("cut", error)
         words = f"a number does not fit into its record ({error}); the message was not stored"
         self._fail(group, Refused(ResponseCode.MESSAGE_ILLEGAL, words))
 
-    def cut_batch(self, place: Callable[[int], int]) -> Batch | None:
-        """Do as `cut`, for a log without frames. The batch is stored once it is written."""
+    def next_batch(self, allocate: Callable[[int], int]) -> Batch | None:
+        """Do as `build_frame`, for a log without frames. The batch is stored once it is written."""
         groups = self._groups
         if not groups or not self._leading:
             return None
         group = groups[0]
         stamp_ms = max(self.stamp_ms, self._wall_ms())
-        position = place(group.size_bytes)
+        position = allocate(group.size_bytes)
         if group.once is not None:
             group.commands.append(sent_once(group, self._store_host, self._config))
         try:
-            data, positions, offsets, units = cut_records(
+            data, positions, offsets, units = build_records(
                 group.records, position, stamp_ms, self._store_host
             )
         except struct.error as error:
-            self._uncuttable(groups.popleft(), error)
-            return self.cut_batch(place)
+            self._refuse_unencodable(groups.popleft(), error)
+            return self.next_batch(allocate)
         assert len(data) == group.size_bytes
         groups.popleft()
-        self._backlog.cut(group.held_bytes)
+        self._backlog.proposed(group.held_bytes)
         self.stamp_ms = stamp_ms
         return Batch(group, positions, offsets, units, position, data, stamp_ms)
 
@@ -683,19 +683,19 @@ class SendPath:
         now_s = time.perf_counter()
         for pending in stored:
             group = pending.group
-            if pending.cut_s:
-                self._on_stored(now_s - pending.cut_s)
+            if pending.built_s:
+                self._on_stored(now_s - pending.built_s)
             self.put_count += answers.stored(pending, code, writes)
             for written in group.written or ():
-                self.writers.end(written)
-            for once, sender in self._repeats.end(group.once or ()):
+                self.writers.finish(written)
+            for once, sender in self._repeats.finish(group.once or ()):
                 self.repeat_count += 1
                 position, offset = pending.positions[once.at], pending.offsets[once.at]
                 message_id = f"{self._host}{position:016X}"
                 answers.repeated(sender, code, message_id, once.queue_id, offset, once.key[1])
             self._held_bytes -= group.held_bytes
             group.held_bytes = 0
-            answers.tell(group.taken_dones(), None)
+            answers.notify(group.take_callbacks(), None)
         answers.write(writes)
 
     def answer_unwaiting(self, batch: Batch) -> bool:
@@ -727,7 +727,7 @@ class SendPath:
         self._topics.clear()
         self._queues.clear()
         if awaited:
-            self._held.begin()
+            self._held.start()
             self._held.groups += self._groups
             self._groups.clear()
             return
@@ -748,7 +748,7 @@ class SendPath:
 
     def _release(self) -> None:
         """Take what was held, or refuse it: the leader is known, or there was none in time."""
-        sends, groups = self._held.end()
+        sends, groups = self._held.finish()
         for group in groups:  # their queue offsets belong to another leadership
             self._fail(group, _not_stored())
         for send in sends:
@@ -761,7 +761,7 @@ class SendPath:
         the disk is full; called by a timer."""
         if self._held.overdue:
             self._release()
-        now_ms, wait_ms = self._attended.look(), self._config.wait_time_mills_in_send_queue
+        now_ms, wait_ms = self._attended.advance(), self._config.wait_time_mills_in_send_queue
         refused = 0
         while (
             self._groups
@@ -769,9 +769,11 @@ class SendPath:
             and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
         ):
             refused += len(self._groups[0].replies)
-            refusal = self._no_room() if self.disk_full else busy(OVERDUE)
+            refusal = self._disk_full_error() if self.disk_full else busy(OVERDUE)
             self._fail(self._groups.popleft(), refusal)
-        self.held_bytes_max = self._backlog.look(self._groups, self._held_bytes, wait_ms, now_ms)
+        self.held_bytes_max = self._backlog.bytes_allowed(
+            self._groups, self._held_bytes, wait_ms, now_ms
+        )
 
     def _rest_ms(self) -> float:
         held = self._groups or self._held.holding
@@ -782,7 +784,7 @@ class SendPath:
         """Answer sends whose frame's outcome has been unknown for too long; called by a timer."""
         oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
         for pending in self._pending.values():
-            if pending.cut_ms <= oldest_ms and pending.group.replies:
+            if pending.built_ms <= oldest_ms and pending.group.replies:
                 log.warning(
                     "outcome_unknown index=%d term=%d sends=%d",
                     pending.frame.index,
@@ -804,7 +806,7 @@ class SendPath:
 
     # ---- refusals -------------------------------------------------------------------------
 
-    def _no_room(self) -> Refused:
+    def _disk_full_error(self) -> Refused:
         return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, self.disk_full, tag="DISK_FULL")
 
     def _fail(
@@ -812,15 +814,15 @@ class SendPath:
     ) -> None:
         if decided:
             for written in group.written or ():
-                self.writers.end(written)
+                self.writers.finish(written)
         if group.once is not None and decided:
-            for _, sender in self._repeats.end(group.once):
+            for _, sender in self._repeats.finish(group.once):
                 self._answers.refuse(sender, refusal)
         for sender, _, _ in group.replies:
             self._answers.refuse(sender, refusal)
         self._held_bytes -= group.held_bytes
         group.held_bytes = 0
-        self._answers.tell(group.taken_dones(), refusal)
+        self._answers.notify(group.take_callbacks(), refusal)
 
 
 def _not_stored() -> Refused:

@@ -1,7 +1,7 @@
 """Messages that are stored somewhere else first: delayed ones, and half messages of transactions.
 
 A send whose properties or flags ask for that takes the general path
-(broker.messages.send_request.Special), and `park` turns its message into the one that is stored
+(broker.messages.send_request.Special), and `redirect` turns its message into the one that is stored
 instead. The topic of that one is one of the broker's own (`internal_topics`); its properties
 REAL_TOPIC and REAL_QID say where the message was sent, as in Apache's stores. Messages that a
 broker stores itself (a retry, the message that a transaction becomes) are parked by the same
@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Parking:
+class Redirects:
     """The settings that decide where a message waits."""
 
     levels_ms: Sequence[int]
@@ -62,7 +62,7 @@ class Parking:
     @classmethod
     def of(
         cls, config: BrokerConfig, wall_ms: Callable[[], int], timers_waiting: Callable[[], int]
-    ) -> Parking:
+    ) -> Redirects:
         timing = Timing(
             config.timer_wheel_enable,
             config.timer_precision_ms,
@@ -73,9 +73,9 @@ class Parking:
         )
         return cls(config.delay_levels_ms, timing, config.broker_name)
 
-    def handle(self, parked: Outgoing) -> str:
+    def handle(self, redirected: Outgoing) -> str:
         """Return the handle with which a timer message may be recalled; "" for others."""
-        return handle_of(parked, self.broker_name)
+        return handle_of(redirected, self.broker_name)
 
 
 def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
@@ -85,7 +85,7 @@ def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
     return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
 
 
-def unit_code(message: Outgoing) -> int:
+def entry_code(message: Outgoing) -> int:
     """Return the tags code of a message's consume-queue unit; for a delay level, what it would
     otherwise be."""
     properties = decode_properties(message.properties)
@@ -94,15 +94,17 @@ def unit_code(message: Outgoing) -> int:
     return tags_code(properties.get(TAGS))
 
 
-def park(message: Outgoing, parking: Parking) -> Outgoing:
+def redirect(message: Outgoing, redirects: Redirects) -> Outgoing:
     """Return the message to store for one that a client sent; mostly that one itself. Its topic and
     queue are chosen and exist. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
         if message.reconsume > 0 and _level(properties) != 0:  # a retry of a client before 4.6.1
             message = replace(message, sys_flag=message.sys_flag & ~TRANSACTION_BITS)
-            return later(message, properties, parking)
-        deliver_ms = parking.timing.deliver_ms(properties)  # refused now, not when it is committed
+            return delayed_or_timed(message, properties, redirects)
+        deliver_ms = redirects.timing.deliver_ms(
+            properties
+        )  # refused now, not when it is committed
         half = half_message(message, properties)
         if deliver_ms is not None:
             check_properties_size(len(half.properties) + TIMER_OUT_BYTES)
@@ -113,14 +115,16 @@ def park(message: Outgoing, parking: Parking) -> Outgoing:
             f"sysFlag {message.sys_flag} speaks of a transaction, and property {TRAN_MSG} does "
             "not; the message was not stored",
         )
-    return later(message, properties, parking)
+    return delayed_or_timed(message, properties, redirects)
 
 
-def later(message: Outgoing, properties: dict[str, str], parking: Parking) -> Outgoing:
+def delayed_or_timed(
+    message: Outgoing, properties: dict[str, str], redirects: Redirects
+) -> Outgoing:
     """Return the message as it waits for its delivery, if its properties ask for that; a delay
     level takes precedence over a time. Raises Refused."""
-    parked = delayed(message, properties, parking.levels_ms)
-    return parked if parked is not message else timed(message, properties, parking.timing)
+    redirected = delayed(message, properties, redirects.levels_ms)
+    return redirected if redirected is not message else timed(message, properties, redirects.timing)
 
 
 def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
@@ -170,4 +174,4 @@ def delivered(message: Outgoing) -> Outgoing:
     topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
     if not topic or not queue_id.isdecimal():
         raise ValueError(f"REAL_TOPIC={topic!r}, REAL_QID={queue_id!r}")
-    return replace(message, topic=topic, queue_id=int(queue_id), anyhow=True)
+    return replace(message, topic=topic, queue_id=int(queue_id), force=True)

@@ -37,7 +37,7 @@ def tell(
     body = orjson.dumps({**offsets.to_json(), **more, KEY: table})
     if len(body) <= bytes_max:
         return body
-    for (topic, group, queue_id), queue in pops.places():
+    for (topic, group, queue_id), queue in pops.all_queues():
         first = queue.first_unfinished
         known = offsets.get(topic, group, queue_id)
         if first is not None and (known is None or first < known):

@@ -44,7 +44,7 @@ import orjson
 COMMAND = "pop"
 VOID_MAX = 256  # of one queue
 Step = tuple[object, ...]
-Place = tuple[str, str, int]  # topic, group, queue id
+QueueKey = tuple[str, str, int]  # topic, group, queue id
 BatchKey = tuple[int, int]  # start offset, pop time in ms
 
 
@@ -140,15 +140,15 @@ class PopTable:
         self.batch_count = 0
         self.applied_index = 0
 
-    def get(self, place: Place) -> PopQueue | None:
-        queues = self.queues.get((place[0], place[1]))
-        return None if queues is None else queues.get(place[2])
+    def get(self, queue_key: QueueKey) -> PopQueue | None:
+        queues = self.queues.get((queue_key[0], queue_key[1]))
+        return None if queues is None else queues.get(queue_key[2])
 
-    def batch(self, place: Place, key: BatchKey) -> Batch | None:
-        queue = self.get(place)
+    def batch(self, queue_key: QueueKey, key: BatchKey) -> Batch | None:
+        queue = self.get(queue_key)
         return None if queue is None else queue.batches.get(key)
 
-    def places(self) -> Iterator[tuple[Place, PopQueue]]:
+    def all_queues(self) -> Iterator[tuple[QueueKey, PopQueue]]:
         for (topic, group), queues in self.queues.items():
             for queue_id, queue in queues.items():
                 yield (topic, group, queue_id), queue
@@ -364,7 +364,7 @@ class PopTable:
             "modes": sorted([*key, *mode] for key, mode in self.modes.items()),
             "queues": [
                 [
-                    *place,
+                    *queue_key,
                     queue.next,
                     queue.unknown_ms,
                     queue.popped_ms,
@@ -376,7 +376,7 @@ class PopTable:
                         for key, batch in sorted(queue.batches.items())
                     ],
                 ]
-                for place, queue in sorted(self.places(), key=lambda one: one[0])
+                for queue_key, queue in sorted(self.all_queues(), key=lambda one: one[0])
             ],
         }
 

@@ -79,9 +79,9 @@ class HalfBook:
         if self._roots.get(half.root) == offset:
             del self._roots[half.root]
         if decision is not None:
-            self.note_end(half.root, decision)
+            self.record_end(half.root, decision)
 
-    def note_end(self, root: Root, decision: int) -> None:
+    def record_end(self, root: Root, decision: int) -> None:
         """Remember how a half ended."""
         self._ended[root] = decision
         while len(self._ended) > ENDED_MAX:
@@ -107,12 +107,12 @@ class HalfBook:
 
     def due(self, now_ms: int, count_max: int) -> list[Half]:
         """Return open halves that are due; each once, until it is scheduled again."""
-        found: list[Half] = []
-        while self._due and self._due[0][0] <= now_ms and len(found) < count_max:
+        halves: list[Half] = []
+        while self._due and self._due[0][0] <= now_ms and len(halves) < count_max:
             half = self.open.get(heapq.heappop(self._due)[1])
             if half is not None:
-                found.append(half)
-        return found
+                halves.append(half)
+        return halves
 
     def progress(self) -> tuple[int, int]:
         """Return (half offset, op offset): every half before the first has ended, and the ops from

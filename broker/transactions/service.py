@@ -59,7 +59,7 @@ from ..messages.send_request import Outgoing
 from ..scheduler import IDLE_MS, Chore
 from ..send.callbacks import Done, Ended
 from ..send.service import SendPath
-from ..send.topic_redirect import later
+from ..send.topic_redirect import delayed_or_timed
 from ..tables.state import commit_offsets, put_topic
 from ..tables.topics import TopicConfig
 from .book import COMMIT, ROLLBACK, HalfBook
@@ -143,9 +143,9 @@ class Transactions:
         self._asking: dict[Root, bool] = {}  # roots stored again for a check
         self._late: set[Root] = set()  # given up, and being committed
         self._waiting = 0
-        self._noted = (0, 0)
-        self._noting = False
-        self._note_due_ms = 0
+        self._recorded = (0, 0)
+        self._recording = False
+        self._record_due_ms = 0
         self._leads_since_ms = 0
         self._turn = 0  # counts the producers asked
         self.counts = Counts()
@@ -170,9 +170,12 @@ class Transactions:
         if not self._context.roles.leading:
             self._halves.book = None
             return
-        noted, end = self._context.state.offsets.get, self._context.store.queues.end_of
-        self._noted = noted(HALF_TOPIC, GROUP, 0) or 0, noted(OP_TOPIC, GROUP, 0) or 0
-        self._halves.book = HalfBook(*self._noted)
+        committed_offset, end = self._context.state.offsets.get, self._context.store.queues.end_of
+        self._recorded = (
+            committed_offset(HALF_TOPIC, GROUP, 0) or 0,
+            committed_offset(OP_TOPIC, GROUP, 0) or 0,
+        )
+        self._halves.book = HalfBook(*self._recorded)
         self._targets = end(HALF_TOPIC, 0), end(OP_TOPIC, 0)
 
     def tick(self) -> None:
@@ -188,7 +191,7 @@ class Transactions:
             log.info("transactions_known open=%d", len(book.open))
             self._ready.set()
         self._check_due(book)
-        self._note(book)
+        self._record_progress(book)
 
     def _rest_ms(self) -> float:
         """Return in how many milliseconds the first half is to be checked, or progress noted."""
@@ -202,8 +205,8 @@ class Transactions:
         rest_ms = IDLE_MS
         if book.next_due_ms is not None:
             rest_ms = book.next_due_ms - self._context.wall_ms()
-        if not self._noting and book.progress() != self._noted:
-            rest_ms = min(rest_ms, self._note_due_ms - self._context.clock_ms())
+        if not self._recording and book.progress() != self._recorded:
+            rest_ms = min(rest_ms, self._record_due_ms - self._context.clock_ms())
         return rest_ms
 
     def _read(self, book: HalfBook) -> None:
@@ -246,28 +249,28 @@ class Transactions:
         """Return some records from `offset` on; `on_gone(offset)` if earlier ones are deleted."""
         if offset >= self._context.store.queues.end_of(topic, 0):
             return ()
-        found = self._store.reads.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
-        if found.status is not GetStatus.FOUND:
-            if found.next_offset > offset:
-                on_gone(found.next_offset)
+        result = self._store.reads.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
+        if result.status is not GetStatus.FOUND:
+            if result.next_offset > offset:
+                on_gone(result.next_offset)
             return ()
-        data = b"".join(found.buffers)
+        data = b"".join(result.buffers)
         return [decode_record(data, at, check_body=False) for at, _ in walk_records(data)]
 
-    def _note(self, book: HalfBook) -> None:
+    def _record_progress(self, book: HalfBook) -> None:
         """Commit both offsets in one command: skipping an op while its half is not skipped would
         let an ended half seem open."""
         now_ms = self._context.clock_ms()
         progress = book.progress()
-        if self._noting or now_ms < self._note_due_ms or progress == self._noted:
+        if self._recording or now_ms < self._record_due_ms or progress == self._recorded:
             return
-        self._noting = True
-        self._note_due_ms = now_ms + PROGRESS_MS
+        self._recording = True
+        self._record_due_ms = now_ms + PROGRESS_MS
 
         def done(error: Exception | None) -> None:
-            self._noting = False
+            self._recording = False
             if error is None:
-                self._noted = progress
+                self._recorded = progress
             else:  # the next round notes it
                 log.info("transaction_progress_not_noted: %s", error)
 
@@ -354,7 +357,9 @@ class Transactions:
 
     def _committed(self, record: MessageRecord) -> Outgoing:
         message = conversion.committed(record)
-        return later(message, decode_properties(message.properties), self._sends.parking)
+        return delayed_or_timed(
+            message, decode_properties(message.properties), self._sends.redirects
+        )
 
     async def _commit_given_up(self, book: HalfBook, record: MessageRecord, root: Root) -> bool:
         """Deliver the message of a half that was given up; return False if it was not given up, or
@@ -367,7 +372,7 @@ class Transactions:
             if not any(conversion.root_of(half)[1:] == root[1:] for half in given_up):
                 return False
             if await self._newest(OP_TOPIC, root.unique_key):
-                book.note_end(root, COMMIT)
+                book.record_end(root, COMMIT)
                 return False
             now_ms = self._context.wall_ms()
             op = conversion.op_record(root.offset, record, now_ms, root.unique_key)
@@ -377,7 +382,7 @@ class Transactions:
             await ended.stored()
         finally:
             self._late.discard(root)
-        book.note_end(root, COMMIT)
+        book.record_end(root, COMMIT)
         self.counts.committed += 1
         log.info("transaction_committed_late group=%s key=%s", root.group, root.unique_key)
         return True
@@ -546,10 +551,10 @@ class Transactions:
         `needs`, because it gets to see the message."""
         members = self._clients.producers.get(group, {}).values()
         open_ones = (m.connection for m in members if m.connection.is_open)
-        found = [one for one in open_ones if self._access.may_hear(one, needs)]
-        if found:
+        connections = [one for one in open_ones if self._access.may_hear(one, needs)]
+        if connections:
             self._turn += 1
-            return next(islice(found, self._turn % len(found), None))
+            return next(islice(connections, self._turn % len(connections), None))
         last = self._halves.senders.get(group)
         if last is None or not last.is_open or not self._access.may_hear(last, needs):
             return None

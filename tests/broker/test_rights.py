@@ -414,7 +414,7 @@ async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_
     async with secured(tmp_path, "raft") as (group, broker):
         topic = "%RETRY%secret-group_TopSecret"
         popped = Outgoing(
-            topic, 0, b"x", b"ORIGIN_GROUP\x01secret-group\x02", 1, bytes(8), anyhow=True
+            topic, 0, b"x", b"ORIGIN_GROUP\x01secret-group\x02", 1, bytes(8), force=True
         )
         ended = Ended()
         broker.sends.store([popped], b"", ended)

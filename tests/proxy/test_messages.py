@@ -475,7 +475,7 @@ async def test_a_push_consumer_keeps_a_message_while_its_heartbeats_arrive(world
     await caller.send("T")
     (one,) = await caller.received("T", auto_renew=True)
     assert one.system_properties.invisible_duration.seconds == 60
-    (queue,) = (q for _, q in broker.state.pops.places() if q.batches)
+    (queue,) = (q for _, q in broker.state.pops.all_queues() if q.batches)
     (batch,) = queue.batches.values()
     assert batch.client == "c1"
     await caller.ok("NotifyClientTermination", group=pb.Resource(name="cg"))

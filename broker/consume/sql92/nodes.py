@@ -215,11 +215,11 @@ def equality(left: Node, right: Node, *, unequal: bool = False) -> Node:
     return _boolean(truth, " <> " if unequal else " = ", (left, right))
 
 
-def null_test(node: Node, *, wanted: bool) -> Node:
+def null_test(node: Node, *, is_null: bool) -> Node:
     """Make IS NULL or IS NOT NULL."""
     evaluate = node.evaluate
-    symbol = " IS NULL" if wanted else " IS NOT NULL"
-    return _boolean(lambda p: (evaluate(p) is None) is wanted, symbol, (node,))
+    symbol = " IS NULL" if is_null else " IS NOT NULL"
+    return _boolean(lambda p: (evaluate(p) is None) is is_null, symbol, (node,))
 
 
 def comparison(operator: str, left: Node, right: Node) -> Node:
@@ -259,18 +259,18 @@ def membership(node: Node, members: frozenset[str], *, inverted: bool) -> Node:
     return _boolean(truth, " NOT IN" if inverted else " IN", (node,))
 
 
-def text_test(keyword: str, node: Node, wanted: str, *, inverted: bool) -> Node:
+def text_test(keyword: str, node: Node, text: str, *, inverted: bool) -> Node:
     """Make CONTAINS, STARTSWITH or ENDSWITH. For a missing value or no string, and for '', both the
     test and its opposite are false."""
     evaluate, test = node.evaluate, TEXT_TESTS[keyword]
 
     def truth(properties: Properties) -> bool:
         value = evaluate(properties)
-        if not wanted or not isinstance(value, str):
+        if not text or not isinstance(value, str):
             return False
-        return test(value, wanted) is not inverted
+        return test(value, text) is not inverted
 
-    return _boolean(truth, f" {keyword}", (node, constant(wanted, wanted)))
+    return _boolean(truth, f" {keyword}", (node, constant(text, text)))
 
 
 def _boolean(truth: Truth, symbol: str, nodes: Sequence[Node]) -> Node:

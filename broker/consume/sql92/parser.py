@@ -21,7 +21,7 @@ from . import nodes
 from .nodes import DEPTH_MAX, Expression, Node, Rejection
 from .tokens import Kind, Sql92Error, Token, tokenize
 
-_WORDS = {"TRUE": True, "FALSE": False, "NULL": None}
+_CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
 _SUFFIXES = {"BETWEEN", "IN", *nodes.TEXT_TESTS}
 
 
@@ -58,13 +58,13 @@ class _Parser:
     def _chain(
         self, keyword: str, rule: Callable[[], Node], make: Callable[[list[Node]], Node]
     ) -> Node:
-        begin = self._token
+        start = self._token
         terms = [rule()]
         while self._takes(keyword):
             terms.append(rule())
         if len(terms) == 1:
             return terms[0]
-        with self._blaming(begin):
+        with self._blaming(start):
             return make(terms)
 
     def _equality(self) -> Node:
@@ -76,10 +76,10 @@ class _Parser:
                 with self._blaming(token):
                     left = nodes.equality(left, right, unequal=token.text == "<>")
             elif self._takes("IS"):
-                wanted = not self._takes("NOT")
+                is_null = not self._takes("NOT")
                 self._wants("NULL")
                 with self._blaming(token):
-                    left = nodes.null_test(left, wanted=wanted)
+                    left = nodes.null_test(left, is_null=is_null)
             else:
                 return left
 
@@ -100,13 +100,13 @@ class _Parser:
             self._at += 1 + inverted
             left = self._suffixed(left, word.text, token, inverted)
 
-    def _suffixed(self, left: Node, word: str, begin: Token, inverted: bool) -> Node:
+    def _suffixed(self, left: Node, word: str, start: Token, inverted: bool) -> Node:
         """Return `left` with the operands of BETWEEN, IN, CONTAINS and so on applied to it."""
         if word == "BETWEEN":
             low = self._unary()
             self._wants("AND")
             high = self._unary()
-            with self._blaming(begin):
+            with self._blaming(start):
                 return nodes.between(left, low, high, inverted=inverted)
         if word == "IN":
             self._wants("(")
@@ -114,11 +114,11 @@ class _Parser:
             while self._takes(","):
                 members.add(self._string())
             self._wants(")")
-            with self._blaming(begin):
+            with self._blaming(start):
                 return nodes.membership(left, frozenset(members), inverted=inverted)
-        wanted = self._string()
-        with self._blaming(begin):
-            return nodes.text_test(word, left, wanted, inverted=inverted)
+        text = self._string()
+        with self._blaming(start):
+            return nodes.text_test(word, left, text, inverted=inverted)
 
     def _unary(self) -> Node:
         token = self._token
@@ -149,8 +149,8 @@ class _Parser:
                 return nodes.integer(token.text) if integer else nodes.decimal(token.text)
         if token.kind is Kind.IDENTIFIER:
             return nodes.variable(token.text)
-        if token.kind is Kind.KEYWORD and token.text in _WORDS:
-            return nodes.constant(_WORDS[token.text], token.text)
+        if token.kind is Kind.KEYWORD and token.text in _CONSTANTS:
+            return nodes.constant(_CONSTANTS[token.text], token.text)
         self._at -= 1
         raise self._error(f"expected a property, a value or '(', found {token}")
 
@@ -163,9 +163,9 @@ class _Parser:
     def _takes(self, text: str) -> bool:
         """Read this keyword or symbol if it is next; return whether it was."""
         token = self._token
-        found = token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text == text
-        self._at += found
-        return found
+        matches = token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text == text
+        self._at += matches
+        return matches
 
     def _wants(self, text: str) -> None:
         if not self._takes(text):

@@ -86,12 +86,12 @@ def tokenize(text: str) -> list[Token]:
     tokens: list[Token] = []
     position = 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
+        match = _TOKEN.match(text, position)
+        if match is None:
             raise Sql92Error(text, position, _unreadable(text, position))
-        group = found.lastgroup
+        group = match.lastgroup
         assert group is not None
-        word = found.group()
+        word = match.group()
         if group == "string":
             tokens.append(Token(Kind.STRING, word[1:-1].replace("''", "'"), position))
         elif group == "word":
@@ -105,7 +105,7 @@ def tokenize(text: str) -> list[Token]:
             tokens += (Token(Kind.INTEGER, "0", at) for at in (position, position + 1))
         elif group != "space":
             tokens.append(Token(_KINDS[group], word, position))
-        position = found.end()
+        position = match.end()
     tokens.append(Token(Kind.END, "", len(text)))
     return tokens
 

@@ -51,11 +51,11 @@ def to_double(text: str) -> float:
     text = text.strip(_TRIMMED)
     if _DECIMAL.fullmatch(text):
         return float(text if text.endswith(("N", "y")) else text.rstrip("fFdD"))
-    found = _HEXADECIMAL.fullmatch(text)
-    if found is None:
+    match = _HEXADECIMAL.fullmatch(text)
+    if match is None:
         raise Incomparable(text)
     try:
-        return float.fromhex(found[1])
+        return float.fromhex(match[1])
     except OverflowError:
         return copysign(inf, -1.0 if text.startswith("-") else 1.0)
 

@@ -26,7 +26,7 @@ class OldLockService(LockService):
     """Of the version before renewals were in the log: every lock that a new leader finds counts
     from its readiness, as long as it leads."""
 
-    _told = property(lambda self: False, lambda self, told: None)
+    _ages_logged = property(lambda self: False, lambda self, told: None)
 
     def _is_to_be_logged(self, key, now_ms):
         return False

@@ -43,8 +43,8 @@ def renewals_that_nobody_logs(service):
 
 
 def ages_that_are_too_great(service):
-    real = service._untold
-    service._untold = lambda now_ms: {key: ms + 30_000 for key, ms in real(now_ms).items()}
+    real = service._unlogged_ages
+    service._unlogged_ages = lambda now_ms: {key: ms + 30_000 for key, ms in real(now_ms).items()}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_a_holder_that_dies_with_leaders_is_waited_for_as_without(leads_ms
 async def test_that_is_the_ages_work():
     world = World(0, rates=(1, 1), present=False)
     for replica in world.replicas:
-        replica.service._untold = lambda now_ms: {}
+        replica.service._unlogged_ages = lambda now_ms: {}
     assert await first_grant_after(world, 6_000, 2_500) >= 400_000
 
 

@@ -287,7 +287,7 @@ def test_progress_beyond_a_queue_that_lost_its_end_goes_on_with_what_comes():
     stage = Stage()
     stage.send(1)
     stage.bench.state.delays.advance(1, 7)  # classic mode alone loses a log's end
-    (view,) = stage.service.look()
+    (view,) = stage.service.view()
     assert (view.offset, view.max_offset) == (1, 1)
     assert keep_within(stage.bench.state, stage.end_of)
     stage.send(1, 3)
@@ -331,7 +331,7 @@ def test_what_is_told_of_the_levels():
     stage.send(1, 2)
     stage.send(3)
     stage.bench.now_ms += 1_500
-    assert stage.service.look() == [(1, 1_000, 0, 2, 500), (3, 60_000, 0, 1, 0)]
+    assert stage.service.view() == [(1, 1_000, 0, 2, 500), (3, 60_000, 0, 1, 0)]
 
 
 def test_the_table_is_apaches_file():

@@ -70,14 +70,14 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
         for key, at in times.items():
             ext = await send_timed(group, leader, key, TIMER_DELIVER_MS=at)
             assert ext["recallHandle"]
-        await until(lambda: leader.timers.look().waiting + leader.timers.delivered_count == 40)
+        await until(lambda: leader.timers.view().waiting + leader.timers.delivered_count == 40)
         shift[0] = base - leader.context.wall_ms() - 300
         follower = next(b for name, b in group.brokers.items() if name != first)
         await until(lambda: leader.timers.delivered_count > 5)
         await until(lambda: follower.timers.wheel.next_offset)  # it follows without leading
         await group.kill(first)
         second = await group.leading()
-        await until(lambda: second.timers.look().waiting == 0)
+        await until(lambda: second.timers.view().waiting == 0)
         await until(lambda: are_stored(group, second, sorted(times), TOPIC, 1))
         records = await everything(group, second, TOPIC, 1)
         assert all(record.store_timestamp_ms + shift[0] >= asked_of(record) for record in records)
@@ -85,7 +85,7 @@ async def test_the_leader_dies_while_messages_wait_and_while_they_are_delivered(
         rejoined = await group.start(first)  # from its snapshot and log: the same table
         await until(lambda: rejoined.state.delays.timer == second.state.delays.timer)
         await until(lambda: rejoined.timers.wheel.next_offset == 40)
-        await until(lambda: rejoined.timers.look().waiting == 0)  # the next tick knows
+        await until(lambda: rejoined.timers.view().waiting == 0)  # the next tick knows
 
 
 async def test_a_restart_of_all_knows_what_waits_and_what_is_told(tmp_path):
@@ -96,7 +96,7 @@ async def test_a_restart_of_all_knows_what_waits_and_what_is_told(tmp_path):
         for number in range(3):
             await send_timed(group, leader, f"K{number}", TIMER_DELAY_SEC=3_600, number=number)
         await until(lambda: leader.timers.delivered_count == 1)
-        await until(lambda: leader.timers.look()[:2] == (3, 0))
+        await until(lambda: leader.timers.view()[:2] == (3, 0))
         text = leader.metrics.render()[0].decode()
         assert [
             line.split("}")[1]
@@ -110,9 +110,9 @@ async def test_a_restart_of_all_knows_what_waits_and_what_is_told(tmp_path):
         leader = await group.start("n0")
         await group.leader()
         assert leader.state.delays.timer.due_ms
-        await until(lambda: leader.timers.look().waiting == 3)
+        await until(lambda: leader.timers.view().waiting == 3)
         leader.timers.timing.wall_ms = lambda: leader.context.wall_ms() + 3_700_000
-        await until(lambda: leader.timers.look().waiting == 0)
+        await until(lambda: leader.timers.view().waiting == 0)
         await until(lambda: are_stored(group, leader, ["K0", "K1", "K2", "now"]))
         records = await everything(group, leader)
         properties = decode_properties(records[-1].properties)
@@ -144,7 +144,7 @@ async def test_one_that_is_recalled_is_not_delivered_whoever_leads(tmp_path):
             answer = await recall(group, second, handle, topic)
             assert answer.code == ResponseCode.ILLEGAL_OPERATION
         second.timers.timing.wall_ms = lambda: second.context.wall_ms() + 3_700_000
-        await until(lambda: second.timers.look().waiting == 0)
+        await until(lambda: second.timers.view().waiting == 0)
         await until(lambda: are_stored(group, second, ["P", "stays"]))
         answer = await recall(group, second, handles["stays"])
         assert answer.code == ResponseCode.ILLEGAL_OPERATION
@@ -177,7 +177,7 @@ async def test_one_whose_recall_was_refused_is_delivered_unless_another_recalls_
         assert [answer.code == 0 for answer in answers] == [False, False, True, False]
         broker.sends.store = real
         broker.timers.timing.wall_ms = lambda: broker.context.wall_ms() + 3_700_000
-        await until(lambda: broker.timers.look().waiting == 0)
+        await until(lambda: broker.timers.view().waiting == 0)
         await until(lambda: are_stored(group, broker, ["refused", "unknown"]))
 
 
@@ -218,7 +218,7 @@ async def test_what_waits_is_not_lost_with_its_segment_nor_by_who_is_refilled(tm
         await until(lambda: other.state.applied_index >= leader.state.applied_index)
         await until_it_leads(group, away)
         other.timers.timing.wall_ms = lambda: other.context.wall_ms() + 3_700_000
-        await until(lambda: other.timers.look().waiting == 0 and other.timers.delivered_count)
+        await until(lambda: other.timers.view().waiting == 0 and other.timers.delivered_count)
         await until(lambda: are_stored(group, other, [f"K{number}" for number in range(5)]))
         records = await everything(group, other)
         assert "TIMER_ROLL_TIMES" in decode_properties(records[0].properties)
@@ -230,7 +230,7 @@ async def test_the_limit_and_what_is_refused(tmp_path):
         await group.create_topic(leader, TOPIC)
         await send_timed(group, leader, "K0", TIMER_DELAY_SEC=60)
         await send_timed(group, leader, "K1", TIMER_DELAY_SEC=60)
-        await until(lambda: leader.timers.look().waiting == 2)
+        await until(lambda: leader.timers.view().waiting == 2)
         properties = "TIMER_DELAY_SEC\x0150\x02"
         answer = await group.send(leader, TOPIC, b"x", 0, properties)
         assert answer.code == ResponseCode.SYSTEM_BUSY
@@ -239,7 +239,7 @@ async def test_the_limit_and_what_is_refused(tmp_path):
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
         assert "timerMaxDelaySec" in answer.remark
         leader.timers.timing.wall_ms = lambda: leader.context.wall_ms() + 70_000
-        await until(lambda: leader.timers.look().waiting == 0)
+        await until(lambda: leader.timers.view().waiting == 0)
         leader.timers.timing.wall_ms = leader.context.wall_ms
         assert (await group.send(leader, TOPIC, b"x", 0, properties)).code == 0
 
@@ -256,7 +256,7 @@ async def test_a_classic_master_delivers_and_its_slave_knows_how_far(tmp_path):
         await until(lambda: master.timers.delivered_count == 1)
         await until(lambda: slave.state.delays.timer == master.state.delays.timer)
         await pair.caught_up()
-        await until(lambda: slave.timers.look().waiting == 3)
+        await until(lambda: slave.timers.view().waiting == 3)
         await until(lambda: slave.state.topics.get(TOPIC) is not None)
         assert keys_of(await everything(pair, slave)) == ["K0"]
         end = slave.store.commitlog.max_offset
@@ -265,5 +265,5 @@ async def test_a_classic_master_delivers_and_its_slave_knows_how_far(tmp_path):
         assert slave.sends.held_bytes == 0
         assert slave.store.commitlog.max_offset == end
         master.timers.timing.wall_ms = lambda: master.context.wall_ms() + 3_700_000
-        await until(lambda: master.timers.look().waiting == 0)
+        await until(lambda: master.timers.view().waiting == 0)
         await until(lambda: are_stored(pair, master, ["K0", "K2"]))

@@ -134,7 +134,7 @@ def test_each_comes_once_not_early_and_in_order_whatever_happens_to_leaders(seed
         delivered += stage.commit() or ()
         delivered += stage.commit() or ()
     assert sorted(delivered) == sorted(due)
-    assert stage.service.look()[:2] == (0, 0)
+    assert stage.service.view()[:2] == (0, 0)
 
 
 @pytest.mark.parametrize("lasts", [False, True])
@@ -192,7 +192,7 @@ def test_who_does_not_lead_knows_what_waits_and_delivers_nothing():
     stage.leading = False
     stage.passes(5_000)
     assert stage.commit() is None
-    assert stage.service.look() == (1, 4_000, 0, 1)
+    assert stage.service.view() == (1, 4_000, 0, 1)
 
 
 def test_an_unknown_outcome_is_waited_for():
@@ -207,7 +207,7 @@ def test_an_unknown_outcome_is_waited_for():
     stage.bench.state.apply(frame.index, 0, frame.command)  # it was committed after all
     stage.bench.sends.applied(frame)
     stage.passes(1)
-    assert stage.service.look().waiting == 0
+    assert stage.service.view().waiting == 0
     assert stage.bench.log.cut(stage.bench.sends) is None
 
 
@@ -293,7 +293,7 @@ def test_one_is_recalled_also_by_what_is_only_on_its_way_into_the_log():
     stage.passes(RECALL_MS)
     stage.commit()
     stage.passes(0)
-    assert stage.service.look().waiting == 0
+    assert stage.service.view().waiting == 0
     assert stage.service.is_delivered(NOW + 999)
 
 
@@ -329,7 +329,7 @@ def test_what_waits_for_long_or_stands_in_retentions_way_is_stored_once_more():
     assert found == ["far"]
     assert stage.bench.now_ms >= NOW + 3 * KEPT_MS
     stage.passes(1)
-    assert stage.service.look().waiting == 0
+    assert stage.service.view().waiting == 0
 
 
 def test_units_of_an_apache_broker_hold_no_times_and_are_looked_up():
@@ -353,7 +353,7 @@ def test_a_queue_that_lost_its_end_is_read_anew():
     queue.records.pop()
     queue.packed = queue.packed[: QUEUE_ENTRY.size]
     stage.passes(1)
-    assert stage.service.look()[:1] == (1,)
+    assert stage.service.view()[:1] == (1,)
     assert stage.bench.timers_waiting() == 1  # the send path counts by the same wheel
 
 
@@ -420,7 +420,7 @@ def test_after_a_clock_that_was_ahead_nothing_comes_early_and_nothing_waits_for_
         assert comes(stage) == []
         stage.passes(ms)
         assert comes(stage) == [key]
-    assert stage.service.look().waiting == 3 * COUNT_MAX
+    assert stage.service.view().waiting == 3 * COUNT_MAX
     stage.passes(7 * HOUR_MS)
     assert len(set(comes(stage, 30))) == 3 * COUNT_MAX
 
@@ -580,4 +580,4 @@ def test_each_comes_once_and_not_early_whatever_happens_to_clocks(seed):
         stage.passes(HOUR_MS)
         delivered += comes(stage, 3)
     assert sorted(delivered) == sorted(due.keys() - recalled)
-    assert stage.service.look()[:2] == (0, 0)
+    assert stage.service.view()[:2] == (0, 0)

@@ -14,7 +14,7 @@ from raftmq.broker.messages.timer_message import (
     rolled,
     timed,
 )
-from raftmq.broker.send.topic_redirect import Parking, delivered, later
+from raftmq.broker.send.topic_redirect import Redirects, delayed_or_timed, delivered
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_TOPIC, timer_code
@@ -35,8 +35,8 @@ def sent(**properties):
 
 def parked(precision_ms=1, **properties):
     message = sent(**properties)
-    parking = Parking((1_000, 5_000), timing(precision_ms), "b")
-    return later(message, decode_properties(message.properties), parking)
+    redirects = Redirects((1_000, 5_000), timing(precision_ms), "b")
+    return delayed_or_timed(message, decode_properties(message.properties), redirects)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,14 @@ def test_where_and_until_when_it_waits(properties, precision_ms, out_ms):
     }
     assert timer_code(there) == out_ms
     back = delivered(message)
-    assert (back.topic, back.queue_id, back.anyhow) == ("T", 3, True)
+    assert (back.topic, back.queue_id, back.force) == ("T", 3, True)
     assert decode_properties(back.properties) == there
-    assert later(back, decode_properties(back.properties), ANY) is back  # sent on, it is not timed
+    assert (
+        delayed_or_timed(back, decode_properties(back.properties), ANY) is back
+    )  # sent on, it is not timed
 
 
-ANY = Parking((1_000,), timing(), "b")
+ANY = Redirects((1_000,), timing(), "b")
 
 
 @pytest.mark.parametrize(

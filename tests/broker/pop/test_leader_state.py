@@ -1,6 +1,6 @@
 """What was told through a connection shortly before it fell silent is unheard."""
 
-from raftmq.broker.pop.leader_state import BATCHES_MAX, TOLD_S, Told
+from raftmq.broker.pop.leader_state import BATCHES_MAX, CONFIRM_S, Deliveries
 
 PLACE = ("T", "g", 0)
 
@@ -13,35 +13,35 @@ class World:
     def __init__(self):
         self.now_s = 0.0
         self.gone = set()
-        self.told = Told(lambda: self.now_s, lambda place, key: key not in self.gone)
+        self.told = Deliveries(lambda: self.now_s, lambda place, key: key not in self.gone)
 
     def note(self, connection, number):
         """A pop arrives, and is answered."""
         connection.last_active_s = self.now_s
-        self.told.note(connection, PLACE, (number, 0))
+        self.told.record(connection, PLACE, (number, 0))
 
     def unheard(self, numbers):
-        return [number for number in numbers if self.told.is_unheard(PLACE, (number, 0))]
+        return [number for number in numbers if self.told.is_unconfirmed(PLACE, (number, 0))]
 
 
 def test_it_counts_from_the_last_arrival_however_late_the_end_is_noticed():
     world, one, other = World(), Connection(), Connection()
     for number in range(6):
         world.now_s = float(number)
-        world.note(one, number)
-        world.note(other, 10 + number)
+        world.record(one, number)
+        world.record(other, 10 + number)
     world.now_s = 600.0
     other.last_active_s = 600.0
     world.told.closed(one)
     world.told.closed(other)
-    assert world.unheard(range(20)) == [int(5 - TOLD_S), 4, 5]
+    assert world.unheard(range(20)) == [int(5 - CONFIRM_S), 4, 5]
 
 
 def test_what_has_ended_is_forgotten():
     world, one, other = World(), Connection(), Connection()
     for number in range(4):
-        world.note(one, number)
-    world.note(other, 9)
+        world.record(one, number)
+    world.record(other, 9)
     world.gone = {(1, 0), (2, 0)}
     world.told.closed(one)
     assert (world.unheard(range(4)), len(world.told)) == ([0, 3], 2)
@@ -55,7 +55,7 @@ def test_what_has_ended_is_forgotten():
 def test_a_connection_has_a_bound():
     world, one = World(), Connection()
     for number in range(BATCHES_MAX + 5):
-        world.note(one, number)
+        world.record(one, number)
     world.told.closed(one)
     assert len(world.told) == BATCHES_MAX
     assert world.unheard(range(8)) == [5, 6, 7]

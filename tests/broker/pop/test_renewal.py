@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from raftmq.broker.pop import leader_state as told
-from raftmq.broker.pop import revive
+from raftmq.broker.pop import leader_state, revive
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.fast_json import dumps
@@ -23,7 +22,7 @@ async def one(tmp_path, monkeypatch):
     # So long before its time is over a batch is renewed, whatever else the machine does.
     monkeypatch.setattr(revive, "RENEWED_MS", 3_000)
     monkeypatch.setattr(revive, "RENEW_BEFORE_MS", 2_500)
-    monkeypatch.setattr(revive, "ABSENT_LOOK_MS", 20)
+    monkeypatch.setattr(revive, "ABSENT_CHECK_MS", 20)
     async with Group(tmp_path, 1) as group:
         yield group, await group.leading(), Popper(group)
 
@@ -98,7 +97,7 @@ async def test_what_a_dead_proxy_was_about_to_tell_comes_again_in_its_time(one, 
 
 
 async def test_what_was_told_long_before_a_proxy_died_is_renewed(one, monkeypatch):
-    monkeypatch.setattr(told, "TOLD_S", 0.1)
+    monkeypatch.setattr(leader_state, "CONFIRM_S", 0.1)
     group, broker, popper = one
     await filled(group, broker, 1, queues=1)
     proxy = RemotingClient()

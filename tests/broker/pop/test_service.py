@@ -453,7 +453,7 @@ async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeyp
     await with_unwanted(group, broker, popper, monkeypatch)
     stored = Ended()
     retry = Outgoing("%RETRY%cg_T", 0, b"9", b"n\x010\x02ORIGIN_GROUP\x01cg\x02", 1, bytes(8))
-    broker.sends.store([replace(retry, anyhow=True)], b"", stored)
+    broker.sends.store([replace(retry, force=True)], b"", stored)
     broker.sends.wake()
     await stored.stored()
     options = {"expression_type": "SQL92", "expression": LONG}
@@ -463,9 +463,9 @@ async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeyp
 async def test_so_many_stops_are_kept(one):
     taker = one[1].popping.pops._taker
     for number in range(STOPS_MAX + 1):
-        taker._note_stop(("T", f"g{number}"), [number, 0])
+        taker._record_stop(("T", f"g{number}"), [number, 0])
     assert (len(taker._stops), ("T", "g0") in taker._stops) == (STOPS_MAX, False)
-    taker._note_stop(("T", "g1"), [])
+    taker._record_stop(("T", "g1"), [])
     assert len(taker._stops) == STOPS_MAX - 1
 
 

@@ -64,9 +64,9 @@ def test_consumers_that_are_ahead_go_on_at_the_ends_of_the_queues():
     assert state.offsets.offsets["T", "pulls"] == {0: 7, 1: 7}
     assert state.offsets.offsets["gone", "pulls"] == {0: 0}
     assert state.offsets.offsets["T", "pops"] == {0: 7, 1: 7, 2: 3}
-    assert [queue.next for _, queue in state.pops.places()] == [7, 7, 3]
+    assert [queue.next for _, queue in state.pops.all_queues()] == [7, 7, 3]
     # Handles of what was popped beyond the end are not those of what will be stored there.
-    assert [queue.popped_to for _, queue in state.pops.places()] == [7, 7, 7]
+    assert [queue.popped_to for _, queue in state.pops.all_queues()] == [7, 7, 7]
     assert state.pops.batch_count == 0
     assert not keep_within(state, end_of)
 

@@ -144,21 +144,21 @@ def test_while_nobody_knows_nothing_else_of_it_begins():
     bench.write(3)
     bench.write(4)
     with pytest.raises(Refused, match="BUSY"):
-        bench.sends.writers.begin_change(KEY)
+        bench.sends.writers.start_change(KEY)
     assert [each[1] for each in bench.told()] == ["[OUTCOME_UNKNOWN]", "[BUSY]", "[BUSY]"]
     bench.sends.answer([bench.sends.applied(frame)])
-    bench.sends.writers.begin_change(KEY)
+    bench.sends.writers.start_change(KEY)
 
 
 def test_nothing_of_it_begins_while_it_is_opened_or_deleted():
     bench = Writing()
     requests = bench.sends.writers
-    requests.begin_change(KEY)
+    requests.start_change(KEY)
     with pytest.raises(Refused, match="BUSY"):
-        requests.begin_change(KEY)
+        requests.start_change(KEY)
     bench.write(3)
     assert bench.told() == [(int(ResponseCode.SYSTEM_BUSY), "[BUSY]")]
-    requests.end_change(KEY)
+    requests.finish_change(KEY)
     bench.write(3)
     assert bench.stored() == 2
 

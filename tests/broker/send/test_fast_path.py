@@ -8,7 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from raftmq.broker.messages.send_request import ENDING_SIZE_MAX, ENDINGS_CACHE_MAX, NAME_PARTS_MAX
+from raftmq.broker.messages.send_request import (
+    ENDING_SIZE_MAX,
+    ENDINGS_CACHE_MAX,
+    NAME_PREFIXES_MAX,
+)
 from raftmq.broker.processor import Processor
 from raftmq.broker.send.fast_path import PLAIN_START
 from raftmq.broker.tables.topics import TopicConfig
@@ -310,7 +314,7 @@ def test_what_is_remembered_is_bounded():
         side.bench.sends.receive((side.connection, 1, 1, 0), ext, b"x", b"12345678", 310)
     assert len(rules.endings) == 1
     topic = side.bench.sends._topics["T"]
-    for size in range(1, NAME_PARTS_MAX + 10):
+    for size in range(1, NAME_PREFIXES_MAX + 10):
         ext = fields(KEY.format(1) + "K\x01" + "v" * size + "\x02")
         side.bench.sends.receive((side.connection, 1, 1, 0), ext, b"x", b"12345678", 310)
-    assert 0 < len(topic.name_parts) <= NAME_PARTS_MAX
+    assert 0 < len(topic.name_prefixes) <= NAME_PREFIXES_MAX

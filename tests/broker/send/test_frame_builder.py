@@ -14,7 +14,7 @@ from raftmq.broker.messages.send_request import (
     parse_single,
     v2_fields,
 )
-from raftmq.broker.send.frame_builder import AnswerFormat, cut_frame
+from raftmq.broker.send.frame_builder import AnswerFormat, build_frame
 from raftmq.broker.tables.topics import TopicConfig
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.fair_scheduling import finish
@@ -79,7 +79,7 @@ def cut(records, base=1000, now_ms=1700000000123, store=STORE):
         asked.append(length)
         return base
 
-    result = cut_frame(records, size, 7, 3, place, now_ms, pack_host(store))
+    result = build_frame(records, size, 7, 3, place, now_ms, pack_host(store))
     assert asked == [HEADER_SIZE_BYTES + size]
     return result
 

@@ -98,7 +98,7 @@ def test_attended_time_is_what_passes_while_somebody_looks(steps, attended):
     time = AttendedTime(lambda: now[0])
     for step in steps:
         now[0] += step
-        time.look()
+        time.advance()
     assert time.now_ms == attended
 
 
@@ -118,36 +118,40 @@ def backlog(rate, until_ms):
     """After `until_ms` in which `rate` bytes a ms were cut."""
     made = Backlog(BOUND)
     for now_ms in range(0, until_ms + 1, TICK_MS):
-        made.look([], 0, WAIT_MS, now_ms)
-        made.cut(rate * TICK_MS)
+        made.bytes_allowed([], 0, WAIT_MS, now_ms)
+        made.proposed(rate * TICK_MS)
     return made
 
 
 def test_as_much_as_is_configured_waits_while_nobody_waits_for_long():
     made = backlog(1_000, 2_000)
-    assert made.look(waiting(1_900, 5 << 20), 6 << 20, WAIT_MS, 2_025) == BOUND
-    assert Backlog(BOUND).look(waiting(0, 1), 1, WAIT_MS, 0) == BOUND  # nothing is known yet
+    assert made.bytes_allowed(waiting(1_900, 5 << 20), 6 << 20, WAIT_MS, 2_025) == BOUND
+    assert (
+        Backlog(BOUND).bytes_allowed(waiting(0, 1), 1, WAIT_MS, 0) == BOUND
+    )  # nothing is known yet
 
 
 def test_while_sends_wait_for_long_no_more_are_taken_than_are_stored_in_time():
     made = backlog(1_000, 2_000)  # a megabyte a second
     under_way = 300_000
-    bound = made.look(waiting(1_700, 200_000, 700_000), under_way + 900_000, WAIT_MS, 2_000)
+    bound = made.bytes_allowed(
+        waiting(1_700, 200_000, 700_000), under_way + 900_000, WAIT_MS, 2_000
+    )
     assert bound == pytest.approx(under_way + 500_000, rel=0.1)
-    assert made.look([], under_way, WAIT_MS, 2_975) < BOUND  # nor as soon as nobody waits
-    assert made.look([], under_way, WAIT_MS, 3_000) == BOUND
+    assert made.bytes_allowed([], under_way, WAIT_MS, 2_975) < BOUND  # nor as soon as nobody waits
+    assert made.bytes_allowed([], under_way, WAIT_MS, 3_000) == BOUND
 
 
 def test_a_little_may_wait_when_nothing_at_all_is_stored():
     made = backlog(0, 2_000)
-    bound = made.look(waiting(1_000, 1_000), 1_000 + 5_000, WAIT_MS, 2_000)
+    bound = made.bytes_allowed(waiting(1_000, 1_000), 1_000 + 5_000, WAIT_MS, 2_000)
     assert bound == 5_000 + Backlog.ALWAYS_BYTES
 
 
 def test_a_configured_bound_below_that_holds():
     made = Backlog(16 << 10)
-    made.look([], 0, WAIT_MS, 0)
-    assert made.look(waiting(0, 1_000), 1_000, WAIT_MS, 900) == 16 << 10
+    made.bytes_allowed([], 0, WAIT_MS, 0)
+    assert made.bytes_allowed(waiting(0, 1_000), 1_000, WAIT_MS, 900) == 16 << 10
 
 
 def test_overload_is_refused_at_once_and_whoever_is_taken_is_stored():

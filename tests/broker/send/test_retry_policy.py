@@ -4,7 +4,7 @@ import aiohttp
 import orjson
 import pytest
 
-from raftmq.broker.send.retry_policy import given_back, redirected
+from raftmq.broker.send.retry_policy import given_back, retry_or_dead_letter
 from raftmq.broker.tables.groups import SubscriptionGroup
 from raftmq.broker.tables.state import delete_group, put_group
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -117,7 +117,9 @@ def test_a_send_to_the_retry_topic_beyond_the_most_is_a_dead_letter(times, told_
     ext = {"b": "%RETRY%g", "e": "2", "j": times, "i": "DELAY\x013\x02A\x01b\x02"}
     if told_max is not None:
         ext["l"] = told_max
-    found = redirected(ext, SubscriptionGroup("g", retry_times_max=3), lambda group: ordered)
+    found = retry_or_dead_letter(
+        ext, SubscriptionGroup("g", retry_times_max=3), lambda group: ordered
+    )
     if dead:
         properties = "DELAY\x01-1\x02A\x01b\x02"
         assert found == ext | {"b": "%DLQ%g", "e": "0", "i": properties}
@@ -313,8 +315,8 @@ def test_a_retry_of_a_group_does_not_say_that_it_is_another_groups():
     assert back(record)[1]["ORIGIN_GROUP"] == "g"
     group = SubscriptionGroup("g")
     ext = {"b": "%RETRY%g", "i": "ORIGIN_GROUP\x01other\x02A\x01b\x02"}
-    sent = redirected(ext, group, lambda _: False)
+    sent = retry_or_dead_letter(ext, group, lambda _: False)
     assert sent == ext | {"i": "ORIGIN_GROUP\x01g\x02A\x01b\x02"}
-    assert redirected(sent, group, lambda _: False) is sent
+    assert retry_or_dead_letter(sent, group, lambda _: False) is sent
     popped = ext | {"i": "1ST_POP_TIME\x017\x02A\x01b\x02"}
-    assert redirected(popped, group, lambda _: False) == ext | {"i": "A\x01b\x02"}
+    assert retry_or_dead_letter(popped, group, lambda _: False) == ext | {"i": "A\x01b\x02"}

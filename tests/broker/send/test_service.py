@@ -435,8 +435,8 @@ def test_a_new_leader_counts_on_from_what_the_queues_hold():
 def test_cut_of_another_term_gets_nothing():
     bench = Bench()
     bench.send()
-    assert bench.sends.cut(2, 1, bench.log.allocate) is None
-    assert bench.sends.cut(1, 1, bench.log.allocate) is not None
+    assert bench.sends.next_frame(2, 1, bench.log.place) is None
+    assert bench.sends.next_frame(1, 1, bench.log.place) is not None
 
 
 def test_failed_place_loses_nothing():
@@ -447,7 +447,7 @@ def test_failed_place_loses_nothing():
         raise OSError(28, "no space left")
 
     with pytest.raises(OSError, match="no space"):
-        bench.sends.cut(1, 1, full)
+        bench.sends.next_frame(1, 1, full)
     assert bench.commit().record_count == 1
     assert SendResponseHeader.parse(bench.connection.answers()[0].ext).queue_offset == 0
 

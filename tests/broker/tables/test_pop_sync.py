@@ -16,7 +16,9 @@ def pop(queue_id, before, after, *, order=False):
 def tables(*steps):
     offsets, pops = OffsetTable(), PopTable()
     pops.apply({"steps": steps})
-    offsets.commit(("T", "g", queue_id, queue.next) for (_, _, queue_id), queue in pops.places())
+    offsets.commit(
+        ("T", "g", queue_id, queue.next) for (_, _, queue_id), queue in pops.all_queues()
+    )
     return offsets, pops
 
 

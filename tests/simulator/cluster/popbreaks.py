@@ -48,7 +48,7 @@ def pops_acknowledged_in_memory() -> AbstractContextManager[Any]:
 
 def pops_never_again() -> AbstractContextManager[Any]:
     """A new leader does not learn what is in flight."""
-    return instead(Deadlines, "learn", lambda self: self.clear())
+    return instead(Deadlines, "reload", lambda self: self.clear())
 
 
 def pops_too_early() -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ from raftmq.broker.consume.pull import PullService
 from raftmq.broker.messages.half_message import HALF_TOPIC
 from raftmq.broker.pop.revive import Reviver
 from raftmq.broker.retention import Retained, Retention
-from raftmq.broker.tables.pops import Place
+from raftmq.broker.tables.pops import QueueKey
 from raftmq.broker.transactions.service import Transactions
 from raftmq.store.derived_files import DerivedFiles
 from raftmq.store.retention import LogNow
@@ -51,7 +51,7 @@ def popped_messages_go_with_any_trim() -> AbstractContextManager[Any]:
     """Once retention has taken anything, nothing that was popped comes again."""
 
     def broken(read: Any) -> Any:
-        def reads(self: Reviver, place: Place, offset: int, *budget: Any) -> Any:
+        def reads(self: Reviver, place: QueueKey, offset: int, *budget: Any) -> Any:
             trimmed = self._context.store.commitlog.min_offset
             return None if trimmed else read(self, place, offset, *budget)
 

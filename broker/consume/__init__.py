@@ -1,1 +1,1 @@
-"""The part of a broker that serves consumers: pulls, filters, offsets, locks."""
+"""Pulls, filters, offsets and queue locks of consumers."""

@@ -1,11 +1,10 @@
-"""Reads of a queue through a filter over properties.
+"""Reads of a queue through a filter over message properties.
 
-The store selects by tags codes, from the ConsumeQueue alone. An expression needs each message's
-properties: records are read in pieces and parsed in place, and their bodies are skipped. One pull
-looks at no more units than a filter by tags does, at no more than SCAN_BYTES_MAX of records, and at
-no further record once the work is done that it may do. Then it answers with the matches so far, and
-the consumer goes on behind them. If the store finds nothing at the offset, or that it moved, the
-answer is as for any pull.
+The store filters by tags codes, from the ConsumeQueue alone. An expression needs the properties of
+each message, so records are read in chunks and parsed in place without their bodies. A pull checks
+at most as many entries as a filter by tags, SCAN_BYTES_MAX of records, and as many records as its
+work allows. Then it returns the matches found, and the consumer continues behind them. All statuses
+but FOUND are those of any pull.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from raftmq.store.record import HEAD_SIZE_BYTES, MAGIC_V2, hosts_extra
 from .filters import RECORD_WORK, Matcher, Work
 
 SCAN_BYTES_MAX = 4 << 20
-WORK_MAX = 50_000  # of the filter in the read of a new pull, as Matcher.work counts: some 50 ms
+WORK_MAX = 50_000  # for the filter of a new pull, as Matcher.work counts, about 50 ms
 PIECE_UNITS = 128
 PIECE_BYTES = 256 << 10
-WAKE_UNITS_MAX = 800  # units of one arrival looked at for held pulls; with more, all wake
+WAKE_UNITS_MAX = 800  # per arrival, for held pulls; with more, all pulls run
 _HEAD = struct.Struct(">ii12xq8xi")  # TOTALSIZE, MAGIC, QUEUEOFFSET, SYSFLAG
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
@@ -36,7 +35,7 @@ _UNIT = struct.Struct(">qi8x")
 
 
 def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]:
-    """Yield start, size, queue offset and properties of each complete, checked record."""
+    """Yield start, size, queue offset and properties of each checked record."""
     at = 0
     while at < len(data):
         size, magic, queue_offset, sys_flag = _HEAD.unpack_from(data, at)
@@ -52,7 +51,7 @@ def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]
 
 @dataclass(slots=True)
 class _Kept:
-    """The records that the matcher took so far, and the work that is left for it."""
+    """The records matched, and the remaining work."""
 
     count_max: int
     bytes_max: int
@@ -66,7 +65,7 @@ class _Kept:
         return len(self.buffers) < self.count_max and self.size_bytes + size <= self.bytes_max
 
     def add(self, record: bytes) -> bool:
-        """Keep a record; return False if no more fit."""
+        """Keep a record. Returns False if no more fit."""
         self.buffers.append(record)
         self.size_bytes += len(record)
         return len(self.buffers) < self.count_max
@@ -74,7 +73,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class FilteredReads:
-    """Reads for filters by expression; one per broker. `get_messages` takes a matcher."""
+    """Reads for filters by expression."""
 
     store: MessageStore
 
@@ -89,7 +88,7 @@ class FilteredReads:
         work: Work,
         budget: ReadBudget | None = None,
     ) -> GetResult:
-        """Read what the matcher takes, as far as `work` and `budget` allow. Raises StoreDamaged,
+        """Read the matching messages, as far as `work` and `budget` allow. Raises StoreDamaged,
         OSError."""
         units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
         kept = _Kept(count_max, bytes_max, [], work)
@@ -129,9 +128,9 @@ class FilteredReads:
         )
 
     def _select(self, buffers: list[bytes], matcher: Matcher, kept: _Kept) -> int | None:
-        """Keep what matches; return the queue offset to go on at if no more fits, or the work is
-        done, else None. A record is looked at if any work is left, whatever it takes: so reads go
-        on."""
+        """Keep the matches. Returns the queue offset to continue at if no more fit or the work is
+        used up, else None. If any work is left, the next record is evaluated whatever its cost, so
+        that reads progress."""
         for data in buffers:
             for at, size, queue_offset, properties in records_in(data):
                 if kept.work.left <= 0:
@@ -146,8 +145,8 @@ class FilteredReads:
         return None
 
     def properties_of(self, units: bytes) -> Sequence[Mapping[str, str]] | None:
-        """Return the properties of the messages that these ConsumeQueue units point at. None if
-        they are too many or cannot be read: then a pull runs, and meets the error itself."""
+        """Return the properties of the messages of these ConsumeQueue entries. Returns None if they
+        are too many or unreadable; then the pull runs and reports the error."""
         if len(units) > WAKE_UNITS_MAX * 20:
             return None
         try:

@@ -1,12 +1,12 @@
-"""Subscriptions: which messages of a topic a consumer group wants. Pure.
+"""Subscriptions and filters of consumer groups.
 
-For tags the broker compares hashes only; the client checks the strings. `None` as a set of codes
-means every message. For SQL92 expressions the broker decides alone, by the message's properties.
+For tags the broker compares hashes only; the client compares the strings. `None` as a set of codes
+matches every message. SQL92 expressions are evaluated by the broker alone.
 
-A pop retry topic is `%RETRY%group_topic`, as in Apache's brokers. So group `a` with topic `b_c` has
-the same one as group `a_b` with topic `c`, and group `a_b_c` has it for its ordinary retries. Each
-retry of a pop says in ORIGIN_GROUP which group it is for; a group passes over those of the others
-(`own_retries`). Its progress is its own, so it hides nothing from them.
+A pop retry topic is `%RETRY%group_topic`, as in Apache's brokers. So group `a` with topic `b_c`
+shares a retry topic with group `a_b` and topic `c`, and with the ordinary retries of group `a_b_c`.
+Each pop retry names its group in ORIGIN_GROUP, and groups skip the retries of other groups
+(`own_retries`).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from .sql92.tokens import LENGTH_MAX
 
 TAG = "TAG"
 SQL92 = "SQL92"
-TAGS_MAX = 1_000  # in one subscription
-# Memory by what a peer sent: of a tags code, and of a character of JSON, or of an expression.
+TAGS_MAX = 1_000  # per subscription
+# Estimated memory per tags code, and per character of JSON or of an expression.
 CODE_BYTES = 80
 PARSED = 4
 COMPILED = 16
-RETRY_TOPIC = "RETRY_TOPIC"  # the property that names a retried message's original topic
+RETRY_TOPIC = "RETRY_TOPIC"  # the property with a retried message's original topic
 Codes = frozenset[int] | None
-RECORD_WORK = 8  # to find the properties of one message, as Matcher.work counts
-NOTED_BYTES_MAX = 600  # what a pop's retry gets in addition: group, topic and a time
+RECORD_WORK = 8  # to find the properties of a message, as Matcher.work counts
+NOTED_BYTES_MAX = 600  # properties added to a pop retry: group, topic and a time
 
 
 class Work:
-    """How much evaluation filters may still do (`left`, in the units of Matcher.work) before the
-    event loop serves somebody else."""
+    """The evaluation that filters may still do, in units of Matcher.work, in this turn of the event
+    loop."""
 
     __slots__ = ("left",)
 
@@ -59,23 +59,23 @@ class Work:
 
 
 class Matcher(Protocol):
-    """Decides by a message's properties whether it is wanted."""
+    """Selects messages by their properties."""
 
     @property
     def evaluates(self) -> bool:
-        """Whether it evaluates an expression that a consumer wrote: that takes memory and work."""
+        """True if it evaluates a consumer's expression, which costs memory and work."""
         ...
 
     def matches(self, properties: Mapping[str, str]) -> bool: ...
 
     def work(self, properties: Mapping[str, str]) -> int:
-        """Return what that takes at most, in microseconds or so."""
+        """Return the maximal cost of `matches`, in about microseconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The messages a pull wants: those with one of these codes, or those that the matcher takes."""
+    """Selects messages by tags code, or by the matcher."""
 
     codes: Codes = None
     matcher: Matcher | None = None
@@ -87,25 +87,25 @@ class Filter:
 
 @dataclass(frozen=True)
 class Subscription:
-    """One consumer group's interest in one topic. An expression of another type than TAG is
-    compiled when a pull first needs it: one heartbeat may bring many, from many clients."""
+    """A consumer group's interest in a topic. SQL92 expressions are compiled by the first pull,
+    because a heartbeat may contain many."""
 
     topic: str
     expression: str
     expression_type: str
     codes: Codes
     version: int
-    fields: dict[str, Any] = field(default_factory=dict, compare=False)  # as the client wrote it
-    kept_bytes: int = field(default=0, compare=False)  # roughly, of memory
+    fields: dict[str, Any] = field(default_factory=dict, compare=False)  # as sent by the client
+    kept_bytes: int = field(default=0, compare=False)  # estimated memory
 
     @property
     def matcher(self) -> Expression | None:
-        """The compiled expression; None for tags, and if there is a `problem`."""
+        """The compiled expression. None for tags, or if there is a `problem`."""
         return self._compiled[0]
 
     @property
     def problem(self) -> str:
-        """Why the expression cannot be used; a consumer is told when it pulls."""
+        """The compile error, returned to the consumer's pulls."""
         return self._compiled[1]
 
     @cached_property
@@ -119,8 +119,8 @@ class Subscription:
 
 
 def parse_tags(expression: str) -> Codes:
-    """Return the tags codes of an expression: None (all) for `*` or nothing, the codes of A and B
-    for `A || B`. Raises BodyError when there are too many."""
+    """Return the tags codes of an expression such as `A || B`, or None for `*` or "". Raises
+    BodyError for too many."""
     if not expression or expression.strip() == "*":
         return None
     tags = [tag.strip() for tag in expression.split("||")]
@@ -135,7 +135,7 @@ def is_tag(expression_type: str | None) -> bool:
 
 
 def unsupported(expression_type: str) -> Refused:
-    """Return the refusal of a broker whose enablePropertyFilter is off."""
+    """Return the error if enablePropertyFilter is off."""
     return Refused(
         ResponseCode.SYSTEM_ERROR,
         f"The broker does not support consumer to filter message by {expression_type}"
@@ -144,8 +144,7 @@ def unsupported(expression_type: str) -> Refused:
 
 
 def parse_expression(expression_type: str, text: str) -> Expression:
-    """Parse an expression of another type than TAG. Raises Refused (SUBSCRIPTION_PARSE_FAILED),
-    which says where."""
+    """Parse a SQL92 expression. Raises Refused (SUBSCRIPTION_PARSE_FAILED) with the position."""
     if expression_type != SQL92:
         reason = f"there is no expression type {expression_type}"
     else:
@@ -160,10 +159,10 @@ def parse_expression(expression_type: str, text: str) -> Expression:
 
 
 def subscription_from_json(fields: Any) -> Subscription:
-    """Read a SubscriptionData bean. Raises BodyError.
+    """Parse a SubscriptionData bean. Raises BodyError.
 
-    An empty codeSet beside a real expression (some clients send none) is computed from it. The Go
-    client writes its numbers as strings.
+    Some clients send no codeSet; it is computed from the expression. The Go client writes its
+    numbers as strings.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("topic"), str):
         raise BodyError("a subscription without a topic")
@@ -201,8 +200,8 @@ def _kept_bytes(fields: dict[str, Any], codes: Codes, compiled: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RetryMatcher:
-    """Matches those of a group's retries that its expression for their original topic takes
-    (filterSupportRetry). `subscription(topic)` returns the group's subscription."""
+    """Applies a group's expression for the original topic to its retries (filterSupportRetry).
+    `subscription(topic)` returns the group's subscription."""
 
     subscription: Callable[[str], Subscription | None]
     evaluates = True
@@ -221,7 +220,7 @@ class RetryMatcher:
 
 
 def own_retries(message_filter: Filter, topic: str, group: str) -> Filter:
-    """Return the filter of a read of `topic` by `group`, which leaves out other groups' retries."""
+    """Return the filter of a read of `topic` by `group`, without retries of other groups."""
     name = topic.removeprefix(RETRY_PREFIX)
     if name == topic or "_" not in name:
         return message_filter
@@ -232,8 +231,8 @@ def own_retries(message_filter: Filter, topic: str, group: str) -> Filter:
 
 @dataclass(frozen=True, slots=True)
 class OwnRetries:
-    """Matches the group's own retries that `message_filter` takes, too. `ordinary`: the topic is the
-    group's own, not one of its pop retry topics."""
+    """Matches the group's own retries that also match `message_filter`. `ordinary` is True for the
+    group's retry topic, False for its pop retry topics."""
 
     group: str
     ordinary: bool
@@ -257,9 +256,9 @@ class OwnRetries:
 
     def _is_own(self, properties: Mapping[str, str]) -> bool:
         origin = properties.get(ORIGIN_GROUP)
-        if self.ordinary:  # another group's dead letter, given back, is no retry of a pop
+        if self.ordinary:  # a returned dead letter of another group is no pop retry
             return origin is None or self.group != f"{origin}_{properties.get(RETRY_TOPIC)}"
-        if origin is None:  # Apache's first brokers did not note it; or there was no room
+        if origin is None:  # Apache's first brokers did not record it, or it did not fit
             full = PROPERTIES_SIZE_BYTES_MAX - NOTED_BYTES_MAX
             return FIRST_POP_TIME in properties or len(joined(properties)) > full
         return origin == self.group

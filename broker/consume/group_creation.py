@@ -1,4 +1,4 @@
-"""Creates consumer groups when clients consume in them."""
+"""Auto-creation of consumer groups."""
 
 from __future__ import annotations
 
@@ -18,44 +18,43 @@ BEING_CREATED_MAX = 10_000
 
 
 class GroupCreation:
-    """Creates consumer groups that are in use, where that is allowed; one per broker."""
+    """Creates missing consumer groups if allowed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._being_created: set[str] = set()
 
     def is_notified(self, group: str) -> bool:
-        """Return whether the group's consumers are told when others join or leave."""
+        """Return True if the group's consumers are notified of joining and leaving members."""
         config = self._context.state.groups.get(group)
         enabled = config is None or config.notify_enable
         return enabled and self._context.config.notify_consumer_ids_changed_enable
 
     def ensure(self, name: str) -> None:
-        """Create a group and its retry topic, if they are missing and that is allowed. Raises
-        Refused at `groupsMax`."""
+        """Create a missing group and its retry topic if allowed. Raises Refused at `groupsMax`."""
         self._ensure(name, retry=True)
 
     def ensure_bare(self, name: str) -> None:
-        """Create a group as `ensure` does, but no retry topic for it."""
+        """Create a missing group without a retry topic."""
         self._ensure(name, retry=False)
 
     def ensure_all(self, clients: ClientTable) -> None:
-        """Create the groups of all connected consumers; this replica has begun to lead."""
+        """Create the groups of all connected consumers after an election."""
         for group in list(clients.consumers):
             self._context.contained.run("group_created", partial(self._ensure_again, group))
 
     def _ensure_again(self, name: str) -> None:
         try:
             self.ensure(name)
-        except Refused as refused:  # its next heartbeat is told the same
+        except Refused as refused:  # its next heartbeat gets the same error
             log.info("group_not_created group=%s: %s", name, refused)
 
     def _is_full(self, groups_max: int) -> bool:
-        """Return whether there are as many groups as there may be, with those that are coming."""
+        """Return True if existing groups and groups in creation reach the maximum."""
         known, coming = self._context.state.groups.entries, self._being_created
         if len(known) + len(coming) < groups_max:
             return False
-        # One that is there counts as coming until its proposer is told, or has its retry topic.
+        # A group stays in creation until its proposal or retry topic is done.
         return len(known) + sum(name not in known for name in coming) >= groups_max
 
     def _ensure(self, name: str, *, retry: bool) -> None:
@@ -74,14 +73,14 @@ class GroupCreation:
             return
         if retry and state.topics.get(RETRY_PREFIX + name) is None:
             topic = retry_topic(name, max(1, group.retry_queue_count))
-            commands.insert(0, put_topic(topic, if_absent=True))  # precedes its group
+            commands.insert(0, put_topic(topic, if_absent=True))  # before its group
         if not commands or len(self._being_created) >= BEING_CREATED_MAX:
             return
         self._being_created.add(name)
 
         def done(error: Exception | None) -> None:
             self._being_created.discard(name)
-            if error is not None:  # the group's next heartbeat or pull tries again
+            if error is not None:  # the group's next heartbeat or pull retries
                 log.info("group_not_created group=%s: %s", name, error)
 
         for command in commands:

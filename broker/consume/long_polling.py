@@ -1,17 +1,15 @@
-"""Long polling: pulls that found nothing wait here for the next message of their queue. Pure.
+"""Long polling for pulls, and the limits of all waiting requests.
 
-A held pull is released by the first dispatched entry of its queue that its filter takes (tags
-codes, then the matcher over properties, if there is one), or when its time is over; the table's
-owner then runs it again. One whose connection ends is forgotten. Bounds: `heldPullsMax`,
-`keptBytesMax`.
+A held pull runs again once its filter matches a new entry of its queue, by tags code and then by
+properties, or at its deadline. It is dropped when its connection closes. Limits are `heldPullsMax`
+and `keptBytesMax`.
 
-Matchers may do WORK_MAX from one `turn` to the next, when they judge arrivals and when their pulls
-run again. Who comes too late for that is judged in a later turn, or run if its time is over or more
-than BEHIND_BYTES_MAX of entries came meanwhile. Pulls that evaluate no expression never wait for
-others'.
+Matchers share WORK_MAX per `turn`, for arrivals and for the pulls they release. The remaining pulls
+wait for a later turn. They run at their deadline, or after BEHIND_BYTES_MAX of further entries.
+Pulls without an expression never wait for the work of matchers.
 
-`Waits` is common to pulls and pops: each wait ends with its time or its connection, and all of one
-kind together are bounded.
+`Waits` serves pulls and pops. Each wait ends with its deadline or its connection, and their number
+is limited.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ from raftmq.remoting.memory_limits import Allowance
 
 from .filters import CODE_BYTES, COMPILED, RECORD_WORK, Codes, Filter, Matcher, Work
 
-AT_ONCE_MAX = 500  # waits that are ended in one go; the others must not wait for thousands
-WAIT_MS_MAX = 60_000  # whatever a request asks for
-COUNT_MAX = 1_024  # messages of a pull that says how many bytes it takes, and of a pop
+AT_ONCE_MAX = 500  # waits ended per call, so that thousands do not block the rest
+WAIT_MS_MAX = 60_000  # upper limit for requests
+COUNT_MAX = 1_024  # messages of a pop, or of a pull with a byte limit
 T = TypeVar("T")
 Properties = Sequence[Mapping[str, str]] | None
-WORK_MAX = 20_000  # of all filters in one turn, as Matcher.work counts: some 15 ms of the loop
-BEHIND_BYTES_MAX = 800 * 20  # of entries for which the same pulls are still to be judged
-_TAGS_CODE = struct.Struct(">12xq")  # of a consume-queue entry
+WORK_MAX = 20_000  # of all filters per turn, as Matcher.work counts, about 15 ms of the loop
+BEHIND_BYTES_MAX = 800 * 20  # of entries that the same pulls have yet to check
+_TAGS_CODE = struct.Struct(">12xq")  # of a ConsumeQueue entry
 
 
 class Wait(Protocol):
-    """A waiting request. `owner`: its connection; `done`: it waits no longer."""
+    """A waiting request. `owner` is its connection; `done` is True once it ended."""
 
     deadline_ms: int
     owner: object
@@ -50,7 +48,7 @@ W = TypeVar("W", bound=Wait)
 
 
 def kept_bytes(request: RemotingCommand, message_filter: Filter) -> int:
-    """Return roughly what a waiting request keeps in memory, besides what every one does."""
+    """Return the estimated memory of a waiting request, besides its constant part."""
     size = sum(map(len, (request.ext or {}).values()))
     if message_filter.evaluates:
         return size * COMPILED
@@ -58,10 +56,10 @@ def kept_bytes(request: RemotingCommand, message_filter: Filter) -> int:
 
 
 class Waits(Generic[W]):
-    """All waits of one kind, by deadline and by owner."""
+    """All waits of a kind, by deadline and owner."""
 
     def __init__(self, count_max: Callable[[], int], kept: Allowance) -> None:
-        """`kept` is shared with everything else that is kept for peers."""
+        """`kept` is shared with all other memory kept for peers."""
         self._count_max = count_max
         self._kept = kept
         self._deadlines: list[tuple[int, int, W]] = []
@@ -70,7 +68,7 @@ class Waits(Generic[W]):
         self.count = 0
 
     def add(self, wait: W) -> bool:
-        """Keep a wait; False, with nothing kept, if there is no room."""
+        """Add a wait. Returns False if there is no capacity."""
         if self.count >= self._count_max() or not self._kept.take(wait.size_bytes):
             return False
         self._by_owner.setdefault(wait.owner, {})[wait] = None
@@ -79,7 +77,7 @@ class Waits(Generic[W]):
         return True
 
     def end(self, wait: W) -> None:
-        """Forget a wait: it is over, whatever the reason."""
+        """Remove a wait."""
         wait.done = True
         self.count -= 1
         self._kept.give_back(wait.size_bytes)
@@ -87,43 +85,42 @@ class Waits(Generic[W]):
         del owned[wait]
         if not owned:
             del self._by_owner[wait.owner]
-        if len(self._deadlines) > 2 * self.count + 64:  # mostly ended ones: rebuild
+        if len(self._deadlines) > 2 * self.count + 64:  # rebuild a heap of mostly ended waits
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
 
     def hurry(self, wait: W) -> None:
-        """Let a wait's time be over now."""
+        """Make a wait due now."""
         if wait.deadline_ms:
             wait.deadline_ms = 0
             self._push(wait)
 
     def put_off(self, wait: W, now_ms: int) -> None:
-        """Let a wait that was due come behind all others that are."""
+        """Move a due wait behind all other due waits."""
         wait.deadline_ms = now_ms
         self._push(wait)
 
     def due(self, now_ms: int) -> list[W]:
-        """Return the waits whose time is over, AT_ONCE_MAX at most; the caller ends them, or puts
-        them off."""
+        """Return up to AT_ONCE_MAX due waits. The caller ends or postpones them."""
         deadlines = self._deadlines
         due: list[W] = []
         while deadlines and len(due) < AT_ONCE_MAX:
             if deadlines[0][0] > now_ms and not deadlines[0][2].done:
                 break
             deadline_ms, _, wait = heapq.heappop(deadlines)
-            if not wait.done and deadline_ms == wait.deadline_ms:  # else it was hurried
+            if not wait.done and deadline_ms == wait.deadline_ms:  # an outdated entry after `hurry`
                 due.append(wait)
         return due
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return in how many milliseconds the first wait's time is over."""
+        """Return the time until the first deadline."""
         return self._deadlines[0][0] - now_ms if self._deadlines else float("inf")
 
     def owned_by(self, owner: object) -> list[W]:
         return list(self._by_owner.get(owner, ()))
 
     def all(self) -> list[W]:
-        """Return all waits, those of one owner after the other's."""
+        """Return all waits, grouped by owner."""
         return [wait for owned in self._by_owner.values() for wait in owned]
 
     def _push(self, wait: W) -> None:
@@ -133,7 +130,7 @@ class Waits(Generic[W]):
 
 @dataclass(slots=True, eq=False)
 class Held(Generic[T]):
-    """One held pull; `pull` is the owner's object, `owner` its connection."""
+    """A held pull. `pull` is the caller's object, `owner` its connection."""
 
     key: tuple[str, int]
     message_filter: Filter
@@ -154,29 +151,28 @@ class HoldTable(Generic[T]):
         release: Callable[[T], None],
         properties_of: Callable[[bytes], Properties] = lambda _: None,
     ) -> None:
-        """`release(pull)` is called once for every held pull, never from within `hold`.
-        `properties_of(entries)` returns the properties of these entries' messages; None lets every
-        matcher pass."""
+        """`release(pull)` is called once per held pull, never within `hold`. `properties_of(units)`
+        returns the properties of these entries' messages, or None to match all."""
         self._properties_of = properties_of
         self._release = release
         self._by_queue: dict[tuple[str, int], dict[Held[T], None]] = {}
         self._waits: Waits[Held[T]] = Waits(lambda: count_max, kept)
         self._behind: dict[tuple[str, int], _Behind[T]] = {}
-        self.work = Work(WORK_MAX)  # until the next turn; the pulls that are released draw on it
+        self.work = Work(WORK_MAX)  # until the next turn; shared with the released pulls
 
     @property
     def count(self) -> int:
         return self._waits.count
 
     def hold(self, held: Held[T]) -> bool:
-        """Keep the pull; False when there is no room and the caller must answer now."""
+        """Hold the pull. Returns False without capacity; the caller then responds."""
         if not self._waits.add(held):
             return False
         self._by_queue.setdefault(held.key, {})[held] = None
         return True
 
-    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
-        """Release the pulls that want one of the entries that were added to the queue."""
+    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+        """Release the pulls that match an entry added to the queue."""
         key = topic, queue_id
         waiting = self._by_queue.get(key)
         if waiting is None:
@@ -193,19 +189,18 @@ class HoldTable(Generic[T]):
                 self._waits.hurry(held)
 
     def turn(self, now_ms: int) -> None:
-        """Give the matchers new work: first for the pulls whose time is over, then for those that
-        are still to be judged, queue after queue."""
+        """Renew the work, first for due pulls, then for unchecked pulls in queue order."""
         self.work.left = WORK_MAX
         self.expire(now_ms)
         for key in list(self._behind):
             if self.work.left <= 0:
                 break
-            behind = self._behind.pop(key, None)  # None: released by what was done for another
+            behind = self._behind.pop(key, None)  # None if an earlier release removed it
             if behind is not None:
                 self._judge(key, behind.entries, behind.pulls)
 
     def expire(self, now_ms: int) -> None:
-        """Release the pulls whose time is over."""
+        """Release the due pulls."""
         for held in self._waits.due(now_ms):
             if self._may_run(held):
                 self._let_go(held)
@@ -213,22 +208,21 @@ class HoldTable(Generic[T]):
                 self._waits.put_off(held, now_ms)
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return in how many milliseconds the next turn has something to do."""
+        """Return the time until the next turn is needed."""
         return self._waits.rest_ms(now_ms) if self.work.left == WORK_MAX else 0
 
     def release_all(self) -> None:
-        """Run every held pull again now, because the broker stops or roles changed."""
+        """Run all held pulls, because the broker stops or roles changed."""
         self._release_these(self._waits.all())
 
     def closed(self, owner: object) -> None:
-        """Forget the pulls of a connection that ended."""
+        """Drop the pulls of a closed connection."""
         for held in self._waits.owned_by(owner):
             self._forget(held)
 
-    def _judge(self, key: tuple[str, int], entries: bytes, pulls: Iterable[Held[T]]) -> None:
-        """Release those of a queue's pulls that want one of the entries; what cannot be judged now
-        is kept for a later turn."""
-        arrival = _Arrival(entries, self._properties_of, self.work)
+    def _judge(self, key: tuple[str, int], units: bytes, pulls: Iterable[Held[T]]) -> None:
+        """Release the pulls that match an entry. The unchecked rest is kept for a later turn."""
+        arrival = _Arrival(units, self._properties_of, self.work)
         wanting: list[Held[T]] = []
         for held in pulls:
             wants = arrival.matches(held.message_filter)
@@ -242,7 +236,7 @@ class HoldTable(Generic[T]):
         return not held.message_filter.evaluates or self.work.left > 0
 
     def _release_these(self, pulls: Sequence[Held[T]]) -> None:
-        """Release the first of them, and the others as if their time was over."""
+        """Release the first pulls now and the rest as due."""
         for number, held in enumerate(pulls):
             if held.done:
                 continue
@@ -269,7 +263,7 @@ class HoldTable(Generic[T]):
 
 
 class _Behind(Generic[T]):
-    """Pulls of one queue that are still to be judged, and the entries for which they are."""
+    """Unchecked pulls of a queue, and the entries to check."""
 
     __slots__ = ("entries", "pulls")
 
@@ -279,7 +273,7 @@ class _Behind(Generic[T]):
 
 
 class _Arrival:
-    """Units that were added; what filters look at is extracted once, when first needed."""
+    """Added entries. Codes and properties are extracted on first use."""
 
     __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work")
 
@@ -294,8 +288,7 @@ class _Arrival:
         self._work = work
 
     def matches(self, message_filter: Filter) -> bool | None:
-        """Return whether the filter takes one of the units' messages; None if no work is left to
-        find out."""
+        """Return True if the filter matches an entry, or None if no work is left."""
         if not self._has(message_filter.codes):
             return False
         if message_filter.matcher is None:
@@ -304,7 +297,7 @@ class _Arrival:
         if self._work.left > 0:
             try:
                 passes = self._passes(message_filter.matcher)
-            except Exception:  # from a filter: the pull meets it again when run, and answers
+            except Exception:  # the pull reports the filter's error when it runs
                 return True
         return True if passes is None and not message_filter.evaluates else passes
 
@@ -316,8 +309,8 @@ class _Arrival:
         return not self._codes.isdisjoint(codes)
 
     def _passes(self, matcher: Matcher) -> bool | None:
-        """Return None if the work ends before the last message. A filter that had half of a turn's
-        for itself then passes, and its pull looks for itself: a later turn may not suffice, too."""
+        """Return None if the work ends early. A filter that had half of a turn's work matches
+        instead, since later turns may not suffice either."""
         if not self._asked:
             self._asked, self._properties = True, self._properties_of(self._units)
             self._work.left -= RECORD_WORK * (len(self._units) // _TAGS_CODE.size)

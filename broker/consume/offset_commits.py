@@ -1,16 +1,13 @@
-"""Consumer offset commits on their way into the log, many to a frame.
+"""Consumer offset commits, batched into command frames.
 
-Commits gather for `offsetCommitIntervalMs` and become one command frame: the last commit of a
-(topic, group, queue) wins, as it would if each were a frame of its own. A one-way commit (15, as
-Java clients send it) needs no more. A commit that wants an answer waits for its frame to be
-applied. A query (14) for a queue with a commit in flight has the frame proposed at once and waits
-for it, so that a consumer taking a queue over sees what the one before it committed. Only a ready
-leader takes commits; when leadership ends, commits not proposed yet are dropped, as a one-way
-commit lost on the network would be, and consumers commit again within 5 s.
+Commits are gathered for `offsetCommitIntervalMs` into a command frame; the last commit of a (topic,
+group, queue) wins. A one-way commit (15, as from Java clients) ends there. A commit with a response
+waits until its frame is applied. A query (14) proposes a pending commit of its queue immediately
+and waits for it, so that a new owner of the queue sees it. Only a ready leader accepts commits.
+When its leadership ends, unproposed commits are dropped, and consumers commit again within 5 s.
 
-A commit that came into the log behind the deletion of its topic, or of its group, would outlive it.
-So what is gathered is proposed before the deletion is, and until that is applied none is taken
-(`withheld`).
+A commit logged after the deletion of its topic or group would outlive it. So the deletion is
+proposed after all gathered commits, and commits are rejected until it is applied (`withheld`).
 """
 
 from __future__ import annotations
@@ -31,14 +28,14 @@ from ..tables.state import commit_offsets
 
 log = logging.getLogger("raftmq.broker.commits")
 
-PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) between two frames
-FRAME_BYTES_MAX = 1 << 20  # of JSON; far below the member's bound of a command
-ENVELOPE_BYTES = 64  # of a command's JSON around its commits
-COMMIT_BYTES = 60  # of a commit's JSON besides its names, which have ASCII characters only
+PENDING_COMMITS_MAX = 100_000  # distinct (topic, group, queue) per frame interval
+FRAME_BYTES_MAX = 1 << 20  # of JSON, far below the limit of a command
+ENVELOPE_BYTES = 64  # of JSON around the commits
+COMMIT_BYTES = 60  # of a commit's JSON besides its names, which are ASCII
 
 
 class CommitService:
-    """Gathers and proposes offset commits. Owned by the broker; its timer calls `flush`."""
+    """Gathers and proposes offset commits."""
 
     def __init__(
         self,
@@ -48,22 +45,22 @@ class CommitService:
         has_room: Callable[[str, str, Collection[int]], bool] = lambda topic, group, queues: True,
         command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
-        """`propose(payload)` raises, or its future fails, as RaftMember.propose_command does.
-        `has_room(topic, group, queue ids)`: whether the table of offsets takes them.
-        `command_bytes_max`: of what the log takes (dledger.node.proposals)."""
+        """`propose(payload)` raises, or its future fails, like RaftMember.propose_command.
+        `has_room(topic, group, queue ids)` checks the capacity of the offset table.
+        `command_bytes_max` is the limit of the log (dledger.node.proposals)."""
         self.has_room = has_room
         self.frame_bytes_max = min(FRAME_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
         self._propose = propose
         self._leading = leading
         self._count_max = count_max
-        self._gathered: dict[tuple[str, str, int], int] = {}  # in the order of their first commit
-        # Proposed commits, by queue: the future of the last frame with a commit of that queue.
+        self._gathered: dict[tuple[str, str, int], int] = {}  # ordered by first commit
+        # By queue, the future of the last frame with a commit of that queue.
         self._under_way: dict[tuple[str, str, int], asyncio.Future[int]] = {}
         self._waiters: dict[tuple[str, str, int], list[asyncio.Future[None]]] = {}
-        self._withheld: set[tuple[str, str]] = set()  # (topic, "") or ("", group): being deleted
+        self._withheld: set[tuple[str, str]] = set()  # (topic, "") or ("", group) being deleted
 
     def service(self, interval_ms: int) -> Service:
-        """`interval_ms`: between two proposals of gathered commits."""
+        """`interval_ms` is the time between two proposals."""
         return Service(
             chores=[
                 Chore(
@@ -77,7 +74,7 @@ class CommitService:
         )
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Take a commit that nobody waits for; return False if it was not taken."""
+        """Accept a one-way commit. Returns False if it is rejected."""
         if not self._leading() or offset < 0 or self.is_withheld(topic, group):
             return False
         if not self.has_room(topic, group, (queue_id,)):
@@ -88,7 +85,7 @@ class CommitService:
         return taken
 
     def _gather(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Add a commit to those that wait; return False at the limit."""
+        """Add a pending commit. Returns False at the limit."""
         key = (topic, group, queue_id)
         if key not in self._gathered and len(self._gathered) >= self._count_max:
             return False
@@ -96,8 +93,8 @@ class CommitService:
         return True
 
     async def commit_and_wait(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Take a commit and return once it is committed and applied. Raises Refused and the
-        member's errors (OutcomeUnknown among them)."""
+        """Return once the commit is applied. Raises Refused and the member's errors, such as
+        OutcomeUnknown."""
         self.check(topic, group, (queue_id,))
         if not self._gather(topic, group, queue_id, offset):
             raise busy("too many offset commits wait")
@@ -106,7 +103,7 @@ class CommitService:
         await waiter
 
     def check(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
-        """Raise Refused if offsets of these queues may not be set now."""
+        """Raise Refused if offsets of these queues cannot be set now."""
         self.check_withheld(topic, group)
         if not self.has_room(topic, group, queue_ids):
             raise offsets_full()
@@ -124,8 +121,8 @@ class CommitService:
 
     @contextmanager
     def withheld(self, *, topic: str = "", group: str = "") -> Iterator[None]:
-        """Propose the gathered commits, and take none of this topic, or of this group, in the
-        block, which deletes it. Not for two deletions of one name at a time."""
+        """Propose the gathered commits, and reject commits of the topic or group within the block
+        that deletes it. Not for two concurrent deletions of the same name."""
         self.flush()
         self._withheld.add((topic, group))
         try:
@@ -134,7 +131,7 @@ class CommitService:
             self._withheld.discard((topic, group))
 
     async def settle(self, topic: str, group: str, queue_id: int) -> None:
-        """Wait until no commit of this queue is in flight any more, whatever its outcome."""
+        """Wait until no commit of this queue is in flight, whatever its outcome."""
         if (topic, group, queue_id) in self._gathered:
             self.flush()
         future = self._under_way.get((topic, group, queue_id))
@@ -151,7 +148,7 @@ class CommitService:
             waiters = [waiter for key in keys for waiter in waiting.get(key, ())]
             try:
                 future = self._propose(commit_offsets(commits))
-            except Exception as error:  # the member's refusal, whatever it is, goes to the waiters
+            except Exception as error:  # any error of the member is passed to the waiters
                 log.info("offset_commits_refused count=%d: %s", len(commits), error)
                 _settle(waiters, error)
                 continue
@@ -160,7 +157,7 @@ class CommitService:
             future.add_done_callback(partial(self._done, keys, waiters))
 
     def leadership_lost(self) -> None:
-        """Drop commits not proposed yet; tell those that wait."""
+        """Drop unproposed commits and fail their waiters."""
         self._gathered.clear()
         waiting, self._waiters = self._waiters, {}
         _settle([waiter for waiters in waiting.values() for waiter in waiters], not_leader())
@@ -181,7 +178,7 @@ class CommitService:
 
 
 def in_frames(commits: Iterable[Commit], bytes_max: int) -> Iterator[list[Commit]]:
-    """Yield the commits in parts of `bytes_max` as JSON, which fit into a command each."""
+    """Yield the commits in chunks of at most `bytes_max` of JSON."""
     chunk: list[Commit] = []
     size = 0
     for commit in commits:
@@ -202,7 +199,7 @@ def offsets_full() -> Refused:
 def _settle(waiters: list[asyncio.Future[None]], error: BaseException | None) -> None:
     for waiter in waiters:
         if waiter.done():
-            continue  # its connection is gone
+            continue  # its connection closed
         if error is None:
             waiter.set_result(None)
         else:

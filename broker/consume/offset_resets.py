@@ -1,17 +1,15 @@
-"""Moves a consumer group's offsets: reset (222) and clone (314), whether or not its consumers run,
-and exactly across a failover.
+"""Offset resets (222) and clones (314), consistent across failovers.
 
-A reset is one command in the log: it sets the offsets and marks them (broker.tables.offsets). From
-then on any leader answers the group's next pull of a marked queue with 21 OFFSET_RESET and the new
-offset, as Apache's broker does with useServerSideResetOffset; until the consumer has pulled there,
-its commits are from before the reset and change nothing. Its pull there is answered once the log
-says that the reset was taken (`reset_taken`), so that it gets no message that a failover would take
-back. Every client follows a 21, and at once; 220 goes to consumers that broadcast, because they
-keep their offsets themselves.
+A reset is a single command in the log that sets the offsets and marks the queues
+(broker.tables.offsets). From then on any leader answers the group's next pull of a marked queue
+with 21 OFFSET_RESET and the new offset, like Apache's broker with useServerSideResetOffset. Until
+the consumer pulls at that offset, its commits are from before the reset and are ignored. That pull
+is answered once `reset_taken` is in the log, so that no failover can repeat the reset afterwards.
+Every client obeys a 21 immediately. Broadcasting consumers, which keep their offsets locally, are
+notified with 220.
 
-Order in the log: commits that were gathered before a reset are proposed before it, and those that
-were gathered before `reset_taken` are proposed before that. So neither moves the group away from
-its new offset. What is committed after the consumer pulled at its new offset counts.
+Commits gathered before a reset or before `reset_taken` are proposed first, so they cannot move the
+group away from the new offset. Commits after the consumer's pull at the new offset count.
 """
 
 from __future__ import annotations
@@ -41,40 +39,40 @@ from .offset_commits import CommitService, in_frames
 
 log = logging.getLogger("raftmq.broker.resets")
 
-TO_END = -1  # a timestamp
-TAKING_MAX = 10_000  # pulls that may wait for the log at a time
+TO_END = -1  # as a timestamp
+TAKING_MAX = 10_000  # pulls that wait for the log
 Key = tuple[str, str, int]  # topic, group, queue id
 
 
 class Wait(Enum):
-    """The verdict that a pull is answered later."""
+    """The result of `judge` for a pull that is answered later."""
 
     LATER = "later"
 
 
 class ResetMarks:
-    """Leads the pulls of consumers to where a reset moved their group; one per broker."""
+    """Redirects pulls to the new offsets after a reset."""
 
     def __init__(self, context: Context, commits: CommitService) -> None:
         self._context = context
         self._commits = commits
-        self._redirected: set[Key] = set()  # queues whose consumer this leader has told
-        self._taking: dict[Key, list[Callable[[], None]]] = {}  # pulls that wait for the log
+        self._redirected: set[Key] = set()  # queues with a 21 sent by this leader
+        self._taking: dict[Key, list[Callable[[], None]]] = {}  # pulls waiting for the log
         self._taking_count = 0
 
     def service(self) -> Service:
-        # Forgotten with the leadership: another leader may have told the consumers since.
+        # The next leader may have redirected the consumers.
         return Service(role_changed=at_each_leadership(self._redirected.clear))
 
     def marked(self, key: Key) -> None:
-        """Note that a reset of this queue is about to be proposed."""
+        """Prepare for a reset of this queue, which is about to be proposed."""
         self._redirected.discard(key)
 
     def judge(
         self, topic: str, group: str, queue_id: int, offset: int, again: Callable[[], None]
     ) -> int | Wait | None:
-        """Return how to answer a pull at `offset`: None, as usual; an offset, at which the consumer
-        has to go on instead; LATER, `again` is called when it can be decided. Raises Refused."""
+        """Decide on a pull at `offset`. Returns None to answer as usual, the offset of a redirect,
+        or LATER to call `again` once it can be decided. Raises Refused."""
         mark = self._context.state.offsets.reset_of(topic, group, queue_id)
         if mark is None:
             return None
@@ -99,7 +97,7 @@ class ResetMarks:
 
     def _reset_applied(self, key: Key, error: Exception | None) -> None:
         self._redirected.discard(key)
-        if error is not None:  # the waiting pulls are told again, or learn who leads
+        if error is not None:  # the waiting pulls are redirected again or get the leader's address
             log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
         waiting = self._taking.pop(key, [])
         self._taking_count -= len(waiting)
@@ -108,7 +106,7 @@ class ResetMarks:
 
 
 class Resets:
-    """Carries out resets and clones; one per broker. `wake()` runs held pulls again."""
+    """Executes resets and clones. `wake()` runs held pulls again."""
 
     def __init__(
         self,
@@ -140,10 +138,10 @@ class Resets:
     # ---- deeds ----------------------------------------------------------------------------
 
     async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Reset (222) by time, TO_END, or one queue to an offset. One by time moves the group only
-        backwards without force."""
+        """Reset (222) by time, to the end, or a queue to an offset. Without force, a reset by time
+        only moves the group backwards."""
         header = ResetOffsetHeader.parse(request.ext)
-        await self._context.log.barrier()  # what is there already is not proposed
+        await self._context.log.barrier()  # wait for pending creations, which need no proposal
         targets = self.targets(header)
         where = (header.topic, header.group)
         before = {q: self._state.position(*where, q) for q in targets}
@@ -158,8 +156,8 @@ class Resets:
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
 
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
-        """Return queue id → new offset. Raises Refused, also for an offset that its queue does not
-        have, as Apache's brokers do."""
+        """Return the new offset by queue id. Raises Refused, also for an offset outside of its
+        queue, like Apache's brokers."""
         topic = self._state.topics.existing(header.topic)
         self._check_group(header.group)
         queue_ids = range(topic.read_queue_count)
@@ -199,8 +197,8 @@ class Resets:
             )
 
     async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
-        """Move the group in these queues; return once that is committed and applied. Raises
-        Refused, RaftError (OutcomeUnknown among them)."""
+        """Move the group in these queues. Returns once the move is applied. Raises Refused,
+        RaftError such as OutcomeUnknown."""
         if not self._context.roles.leading:
             raise not_leader()
         online = self._clients.consumers.get(group)
@@ -219,7 +217,7 @@ class Resets:
         self._wake()
 
     def _notify_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
-        """Tell broadcasting consumers (220), in the form that each client's language reads."""
+        """Notify broadcasting consumers (220), in the format of each client's language."""
         ext = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
         table = {MessageQueue(topic, self._broker_name, q): o for q, o in targets.items()}
         listed = [{**queue.as_fields(), "offset": offset} for queue, offset in table.items()]
@@ -237,13 +235,13 @@ class Resets:
                 ) from error
 
     async def clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Clone (314) the offsets of one group in a topic (none: in all it consumes) to another.
-        Raises Refused, AclError, RaftError."""
+        """Clone (314) a group's offsets to another group, for a topic or for all topics it
+        consumes. Raises Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         only_topic = (request.ext or {}).get("topic") or ""
         await self._context.log.barrier()
         table = self._state.offsets.offsets
-        # As they are now: a topic may be deleted while another's offsets are set.
+        # A snapshot, since a topic may be deleted during a reset.
         topics = {
             topic: {q: self._state.position(topic, source, q) or 0 for q in offsets}
             for (topic, group), offsets in table.items()

@@ -1,22 +1,20 @@
-"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): look up, slice, answer, or hold.
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-Every replica serves what it has applied, which is committed, so nothing read here can vanish. Only
-a ready leader may answer PULL_OFFSET_MOVED (21), once it is proven to lead still: a replica that is
-behind, or was deposed and has not heard of it, would send the consumer to its own, wrong, end. What
-looks like a moved offset on any other replica is held like an empty queue, or answered 19 with the
-offset kept; see broker.consume.read_routing for classic slaves. No other answer waits for a proof.
+Every replica serves its applied messages, which are committed and cannot vanish. Only a ready
+leader may answer PULL_OFFSET_MOVED (21), after a read barrier. A replica that is behind or deposed
+would send the consumer to the wrong end. On other replicas an offset that seems moved is held like
+an empty queue, or answered 19 with the same offset (for classic slaves, see
+broker.consume.read_routing). All other responses need no barrier.
 
-A pull whose subscription is newer than the last heartbeat is answered without a filter if both use
-tags: clients compare the tags themselves. Java's client gives its subscription a new version at
-each rebalance that changes something and reports it with a heartbeat; but its first rebalance and
-its first timed heartbeat coincide, a second after its start, and the heartbeat that should report
-it is left out while the other is in progress. If answered 25, such a consumer got nothing until its
-next heartbeat, 20 to 30 s later. Expressions are evaluated by the broker alone: there the answer is
-25, and the consumer is asked (broker.consume.subscription_refresh).
+If its subscription is newer than the last heartbeat and both use tags, a pull is answered
+unfiltered, because clients compare tags themselves. Java's client gives its subscription a new
+version at rebalances and reports it with a heartbeat. Its first rebalance coincides with its first
+timed heartbeat, which skips that report. With the response 25 such a consumer would get nothing for
+20 to 30 s. Expressions are evaluated by the broker alone, so such a pull is answered 25 and the
+subscription is requested (broker.consume.subscription_refresh).
 
-What cannot be read from the disk is answered 14, `[DISK_ERROR]`: the consumer asks again, and by
-then another replica may lead (`on_read_failed`). Records go out as the slices that were read,
-behind a header whose length includes them.
+Read errors are answered 14, `[DISK_ERROR]`. The consumer retries, possibly at another leader
+(`on_read_failed`). Records are sent as read, behind a header with a length that includes them.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ log = logging.getLogger("raftmq.broker.pull")
 
 _LENGTH = struct.Struct(">I")
 
-# GetMessageStatus name → response code. Offsets that do not fit are 21.
+# GetMessageStatus name → response code. Offsets outside of the queue are 21.
 CODES = {
     "FOUND": ResponseCode.SUCCESS,
     "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -97,7 +95,7 @@ class PullConnection(ClientConnection, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull that passed the checks. While it is held what they looked at may change."""
+    """A checked pull. Topic and group may change while it is held."""
 
     connection: PullConnection
     request: RemotingCommand
@@ -106,7 +104,7 @@ class Pull:
 
 
 class PullService:
-    """Serves all pulls of one broker."""
+    """Serves all pulls of a broker."""
 
     def __init__(
         self,
@@ -118,9 +116,8 @@ class PullService:
         questions: SubscriptionQuestions,
         refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
-        """`commits` takes piggybacked commits, or does not; `groups` creates unknown groups where
-        that is allowed; `questions` asks those whose subscription is newer than the heartbeats';
-        `refusal` makes the answer for an error."""
+        """`commits` receives piggybacked commits. `groups` creates unknown groups if allowed.
+        `questions` requests subscriptions newer than the heartbeats. `refusal` encodes an error."""
         self._context = context
         self._config = context.config
         self._state = context.state
@@ -140,7 +137,7 @@ class PullService:
             self._filtered.properties_of,
         )
         self.get_count = 0  # messages
-        self.results: dict[int, int] = {}  # pulls answered, by code
+        self.results: dict[int, int] = {}  # pulls by response code
 
     def service(self) -> Service:
         clock_ms, holds = self._context.clock_ms, self.holds
@@ -162,7 +159,7 @@ class PullService:
     def handle(
         self, connection: PullConnection, request: RemotingCommand
     ) -> RemotingCommand | None:
-        """Answer the pull, now or later. Raises Refused and HeaderError."""
+        """Answer the pull now or later. Raises Refused and HeaderError."""
         try:
             return self._handle(connection, request)
         except Refused as refused:
@@ -192,7 +189,7 @@ class PullService:
     # ---- checks ---------------------------------------------------------------------------
 
     def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
-        """Check a pull in the order of Apache's PullMessageProcessor; return its filter."""
+        """Check a pull in the order of Apache's PullMessageProcessor. Returns its filter."""
         if not self._config.broker_permission & PERM_READ:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
@@ -204,8 +201,8 @@ class PullService:
         return own_retries(message_filter, header.topic, header.consumer_group)
 
     def _permit(self, header: PullHeader) -> SubscriptionGroup | None:
-        """Return the pull's group, None if it is yet to be created. Raises Refused unless
-        group and queue may be read now; asked again when a held pull goes on."""
+        """Return the pull's group, or None if it is yet to be created. Raises Refused unless group
+        and queue are readable. Checked again when a held pull runs."""
         group = self._state.groups.get(header.consumer_group)
         if group is None:
             if not self._config.auto_create_subscription_group:
@@ -240,7 +237,7 @@ class PullService:
         return Filter(matcher=parse_expression(kind, header.subscription))
 
     def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
-        """Return the filter that the group's heartbeats give."""
+        """Return the filter of the group's heartbeats."""
         name, enabled = header.consumer_group, self._config.enable_property_filter
         group = self._clients.consumers.get(name)
         if group is None:
@@ -261,7 +258,7 @@ class PullService:
         by_tag = is_tag(subscription.expression_type)
         if subscription.version < header.subscription_version:
             if by_tag and is_tag(header.expression_type):
-                return Filter()  # for tags the client compares itself (see the docstring)
+                return Filter()  # the client compares tags itself (see the docstring)
             self._questions.ask(connection, name)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
@@ -285,7 +282,7 @@ class PullService:
     def _run(
         self, pull: Pull, may_hold: bool, work: Work, proven: bool = False
     ) -> RemotingCommand | None:
-        """Answer, or hold the pull, or run it again once this replica is `proven` to lead."""
+        """Answer or hold the pull, or run it again once this replica is confirmed as leader."""
         header = pull.header
         moved: int | Wait | None = None
         if self._state.offsets.resets:
@@ -321,8 +318,8 @@ class PullService:
         return None
 
     def _read(self, pull: Pull, work: Work) -> GetResult:
-        """Read for the pull, whose filter may do `work`. Raises Refused if disk or data are bad: a
-        retry may help."""
+        """Read for the pull, within `work` for its filter. Raises Refused, retriable, if disk or
+        data are bad."""
         header, matcher = pull.header, pull.message_filter.matcher
         where = (header.topic, header.queue_id, header.queue_offset)
         limits = (self._count_max(header), self._bytes_max(header))
@@ -352,7 +349,7 @@ class PullService:
         return limit if header.bytes_max is None else max(1, min(header.bytes_max, limit))
 
     def _decide(self, header: PullHeader, result: GetResult) -> tuple[int, int]:
-        """Return (response code, nextBeginOffset) for the store's result."""
+        """Return the response code and nextBeginOffset of a result."""
         name = result.status.name
         if name in EMPTY_QUEUE:
             moved = header.queue_offset != 0
@@ -391,14 +388,14 @@ class PullService:
         )
 
     def _prove(self, pull: Pull, may_hold: bool) -> None:
-        """Run the pull again once this replica is proven to lead, or refuse it."""
+        """Run the pull again after a read barrier, or reject it."""
         self._context.log.barrier_then(lambda error: self._proven(pull, may_hold, error))
 
     def _proven(self, pull: Pull, may_hold: bool, error: Exception | None) -> None:
         self._resume(pull, lambda: self._run(pull, may_hold, self.holds.work, True), error)
 
     def _again(self, pull: Pull) -> None:
-        """Answer a held pull in any case: a message came, or its time is over."""
+        """Answer a held pull after a message or its deadline."""
         self._resume(pull, lambda: self._run(pull, False, self.holds.work))
 
     def _resume(
@@ -407,7 +404,7 @@ class PullService:
         run: Callable[[], RemotingCommand | None],
         error: Exception | None = None,
     ) -> None:
-        """Answer a pull that waited with what `run` returns, or with the error."""
+        """Answer a waiting pull with the result of `run` or with the error."""
         if not pull.connection.is_open:
             return
         response: RemotingCommand | None
@@ -422,5 +419,5 @@ class PullService:
                 self._count(response.code)
             if response is not None:
                 pull.connection.write_many([encode_command(response)])
-        except Exception as error:  # nothing that a consumer asks for may fail an apply
+        except Exception as error:  # a consumer's request must not fail an apply
             self._context.contained.failed("held_pull", error, pull.connection)

@@ -1,8 +1,8 @@
-"""Queries of consumers and tools: offsets (14, 15, 29-32), messages (33), clients (34, 35, 38, 46).
+"""Queries for offsets (14, 15, 29-32), messages (33) and clients (34, 35, 38, 46).
 
-Offsets that consumers go by are served by the ready leader behind a read barrier, so that a deposed
-one cannot answer with an old value. Everything else is served from what this replica has applied;
-broker.error_responses says what a leader has to prove then.
+Consumer offsets are served by the ready leader behind a read barrier, so that a deposed leader
+cannot return old values. The remaining queries are served from this replica's applied state; see
+broker.error_responses for the barriers of a leader.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Queries:
     access: Access
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
         code = RequestCode
         return {
             int(code.QUERY_CONSUMER_OFFSET): self.query_offset,
@@ -62,7 +61,7 @@ class Queries:
     # ---- consumer offsets -----------------------------------------------------------------
 
     async def query_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """14: answer a group's offset of a queue, with all commits answered before."""
+        """14: return a group's offset of a queue, after all answered commits."""
         header = ConsumerOffsetHeader.parse(request.ext)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         await self.commits.settle(topic, group, queue_id)
@@ -80,11 +79,11 @@ class Queries:
         return _offset_answer(request, offset)
 
     def _beginning(self, header: ConsumerOffsetHeader) -> int | None:
-        """Return where a group without an offset begins if that is decided here, as Apache's
-        brokers do: at 0 of a queue of which nothing was deleted and all is in memory.
+        """Return the first offset of a group without an offset, or None if the client decides. As
+        in Apache's brokers, it is 0 if nothing was deleted and all messages are in memory.
 
-        An empty queue begins at its end. After a 22 clients ask for the end, and they would skip
-        the messages that an empty queue received in between."""
+        For an empty queue it is the end. After a 22 clients ask for the end, and would skip
+        messages that arrived since."""
         topic, queue_id = header.topic, header.queue_id
         if not self._has_queue(topic, queue_id):
             return None
@@ -99,7 +98,7 @@ class Queries:
         return 0 if hot else None
 
     def _has_queue(self, topic: str, queue_id: int) -> bool:
-        """Return whether the topic has the queue, or had it when it had more."""
+        """Return True if the topic has or had the queue."""
         config = self.context.state.topics.get(topic)
         if config is None:
             return False
@@ -108,14 +107,15 @@ class Queries:
         return self.context.store.queues.queue(topic, queue_id) is not None
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """15: commit an offset; a one-way request is gathered with others."""
+        """15: commit an offset. One-way requests are gathered."""
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0:
             raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
         if not request.is_oneway and not self.context.roles.takes_commits:
-            raise not_leader()  # first: a replica that is behind may not know the topic yet
+            # checked first because a replica that is behind may not have the topic
+            raise not_leader()
         self._check_queue(topic, group, header.queue_id)
         if request.is_oneway:
             self.commits.commit(topic, group, header.queue_id, offset)
@@ -123,8 +123,7 @@ class Queries:
         return self._commit_and_answer(connection, request, header, offset)
 
     def _check_queue(self, topic: str, group: str, queue_id: int) -> None:
-        """Check a commit: offsets are kept only for valid group names and existing queues, those of
-        topics that have fewer now included."""
+        """Check group name and queue of a commit. The topic may have had more queues before."""
         problem = group_name_problem(group)
         if problem:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
@@ -139,11 +138,10 @@ class Queries:
         header: ConsumerOffsetHeader,
         offset: int,
     ) -> RemotingCommand:
-        """Commit an offset and answer. A commit that is a tool's and no consumer's resets the group
-        while a reset is pending (broker.consume.offset_resets), as Apache's brokers do for a single
-        queue, and where the group pops: its pops go on at the offset. A consumer is refused while a
-        reset is pending. A new leader has no heartbeat of most consumers yet: ours have their
-        client id in the request."""
+        """Commit an offset and respond. While a reset is pending (broker.consume.offset_resets), or
+        if the group pops, a commit from a tool resets the group, as in Apache's brokers. A
+        consumer's commit is rejected while a reset is pending. A new leader has few heartbeats yet,
+        so our consumers send their client id."""
         where = (header.topic, header.consumer_group, header.queue_id)
         state = self.context.state
         pops = where[:2] in state.pops.queues
@@ -159,14 +157,14 @@ class Queries:
                 f"the group was moved to {mark} and has not gone there yet",
                 tag="RESET_PENDING",
             )
-        # A classic slave says so, because its answer proves no leadership.
+        # A classic slave's response is no proof of leadership.
         ext = {"brokerRole": "SLAVE"} if self.context.config.is_slave else None
         return RemotingCommand.response_to(request, ext=ext)
 
     # ---- queue offsets --------------------------------------------------------------------
 
     def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
-        """Return the checked header of a request about one queue. Raises Refused."""
+        """Return the checked header of a request for a queue. Raises Refused."""
         header = QueueOffsetHeader.parse(request.ext)
         self.context.state.topics.existing(header.topic)
         if header.queue_id < 0:
@@ -174,21 +172,21 @@ class Queries:
         return header
 
     async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """30: answer the offset that the queue's next message gets."""
+        """30: return the offset of the queue's next message."""
         header = self._queue_header(request)
         await self.context.log.barrier()
         queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.max_offset)
 
     def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """31: answer the offset of the queue's oldest message."""
+        """31: return the offset of the queue's oldest message."""
         header = self._queue_header(request)
         queue = self.context.store.queues.queue(header.topic, header.queue_id)
         return _offset_answer(request, 0 if queue is None else queue.min_offset)
 
     async def search_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """29: answer the offset of the first message stored at `timestamp` or later; with
-        `boundaryType` UPPER, that of the last one stored then or earlier. Raises Refused."""
+        """29: return the offset of the first message stored at `timestamp` or later. With
+        `boundaryType` UPPER, return the last message stored then or earlier. Raises Refused."""
         header = self._queue_header(request)
         timestamp_ms = integer(request.ext, "timestamp")
         reads = self.context.store.reads
@@ -201,13 +199,13 @@ class Queries:
         return _offset_answer(request, search(header.topic, header.queue_id, timestamp_ms))
 
     def earliest_time(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """32: answer the store time of the queue's oldest message; -1 if it has none."""
+        """32: return the store time of the queue's oldest message, or -1."""
         header = self._queue_header(request)
         timestamp_ms = self.context.store.reads.earliest_store_time(header.topic, header.queue_id)
         return RemotingCommand.response_to(request, ext={"timestamp": str(timestamp_ms)})
 
     def view_message(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Answer VIEW_MESSAGE_BY_ID (33). Raises Refused, AclError."""
+        """33: return a message by its offset id. Raises Refused, AclError."""
         offset = integer(request.ext, "offset")
         record = self.context.store.reads.message_at(offset)
         if record is None:
@@ -219,7 +217,7 @@ class Queries:
     # ---- clients --------------------------------------------------------------------------
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> Steps[RemotingCommand]:
-        """34: note a client with its producer and consumer groups."""
+        """34: register a client with its producer and consumer groups."""
         changed = yield from self.clients.heartbeat_in_steps(
             connection,
             loads_request(request.body),
@@ -227,7 +225,7 @@ class Queries:
             request.version,
             self.context.clock_ms(),
         )
-        # Version 2 heartbeats leave subscriptions out; we always want complete ones.
+        # Version 2 heartbeats omit subscriptions, which the broker needs.
         ext = {
             "IS_SUPPORT_HEART_BEAT_V2": "false",
             "IS_SUB_CHANGE": "true" if changed else "false",
@@ -235,7 +233,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext=ext)
 
     def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """35: forget a client's groups."""
+        """35: remove a client's groups."""
         header = UnregisterClientHeader.parse(request.ext)
         self.clients.unregister(
             connection, header.client_id, header.producer_group, header.consumer_group
@@ -243,7 +241,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext={})
 
     def consumer_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """38: answer the client ids of a consumer group."""
+        """38: return the client ids of a consumer group."""
         group = text(request.ext, "consumerGroup")
         ids = self.clients.client_ids(group)
         if not ids:
@@ -252,7 +250,7 @@ class Queries:
         return RemotingCommand.response_to(request, ext={}, body=body)
 
     def check_client_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """46: check that a subscription's filter expression is understood."""
+        """46: check a subscription's filter expression."""
         fields = loads_request(request.body)
         subscription = fields.get("subscriptionData")
         if isinstance(subscription, dict):
@@ -265,5 +263,4 @@ class Queries:
 
 
 def _offset_answer(request: RemotingCommand, offset: int) -> RemotingCommand:
-    """Return an answer with this offset."""
     return RemotingCommand.response_to(request, ext={"offset": str(offset)})

@@ -1,64 +1,54 @@
-"""Ordered consumption: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42), safe over failovers.
+"""Queue locks for ordered consumption (41, 42), safe across failovers.
 
-A queue's lock says which consumer of a group may take messages from it. Consumers renew every 20 s
-and believe that they hold a lock until 30 s after an answer that came within their time-out (1 s).
-Apache keeps locks in one broker's memory: a new leader knows none and grants whoever asks first,
-and for up to 30 s two consumers take the same queue. This service prevents that.
+LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42) decide which consumer of a group may consume a queue.
+Consumers renew every 20 s. They rely on a lock until 30 s after a response that arrived within
+their timeout (1 s). Apache keeps locks in a broker's memory, so that for up to 30 s after a
+failover two consumers may hold the same queue.
 
-The owner of a queue is in the log: each change of it (first grant, unlock, expiry of a lock that
-was not renewed) is a command, answered once it is applied. So is a renewal, except that one which
-comes less than a twentieth of `lifetime_ms` (3 s) after the queue's last command in this leadership
-changes nothing and is not logged: a read barrier confirms it. A lock expires `lifetime_ms` (60 s)
-after the leader last confirmed it, or after three quarters of that (45 s) if the owner is no member
-of its group here: it unregistered (35), its connection closed, or it was never heard of.
+The log contains the owners. Each change of owner (first grant, unlock, expiry) is a command,
+answered once it is applied. Renewals are commands too, except within a twentieth of `lifetime_ms`
+(3 s) of the queue's last command in this leadership; these are confirmed by a read barrier. A lock
+expires `lifetime_ms` (60 s) after its last confirmation. If its owner is not a connected member of
+its group here, it expires after three quarters of that (45 s).
 
-A new leader continues the former one's count. Every replica notes when, by its own clock, it
-applied the command that last renewed a queue, which is no earlier than the command was proposed. A
-replica that restarts applies old commands late and would take old renewals for new ones, so leaders
-also log a lower bound of how old renewals are (`ages`): when a leadership begins, and every 10 s
-for the locks that nobody renewed for half a lifetime. A queue whose owner died with the leader
-becomes free about when it would have without a failover; leaders that change again and again, and
-replicas that restart, delay that only by the time for which no replica was up to count. None of
-this is written while nobody holds locks, or while all are renewed in time.
+A new leader continues the former leader's count. Every replica records, by its own clock, when it
+applied the last renewal of a queue, which is not before its proposal. A restarted replica applies
+old renewals late. So leaders also log a lower bound of the age of renewals (`ages`), at the start
+of a leadership, and every 10 s for locks not renewed for half a lifetime. After a failover a dead
+owner's queue becomes free about as early as without. Repeated failovers and restarts delay it only
+by the time in which no replica was running. Nothing is logged while there are no locks, or while
+all are renewed in time.
 
-Why no two consumers hold a lock at one time:
-- Requests are decided in rounds, one after the other. A round decides with all that earlier rounds
-  changed applied, since it waits for its command. The outcome of a command that failed is unknown
-  (it may still be committed), so the next round first has an empty command applied: then all before
-  it in the log is applied or dead.
-- A request that waited here in one leadership is not decided in another: a late unlock must not
-  undo what its sender was granted elsewhere in the meantime.
-- A grant or a renewal is answered after a commit or a barrier that began after the request had
-  arrived, so at some moment after that no other replica was a ready leader. The consumer believes
-  in the lock for 31 s from its request, and so for at most 31 + 3 s from the decision about the
-  queue's last command: a barrier confirms nothing later than that. A later leader became ready
-  after the request, and knows the owner and that command (it was committed, or was in the log at
-  the time of the renewal, hence it is applied), and noted it no earlier than it was decided. Ages
-  are differences by a leader's clock, from such a note to a moment before others apply them: they
-  do not move anybody's note before the decision either. So a later leader gives the queue to
-  another consumer after 45 s at the earliest. Whatever a former leader proposed and never saw
-  committed is, when the new one is ready, either applied or can never be.
-- This requires that all leaders since then logged renewals. Each says so, with its term, in all
-  its commands. A leader in whose log the term before its own is not the last that said so (a
-  replica of an earlier version led, or one that proposed no lock command in time) knows nothing
-  of renewals: for itself they count from its readiness, and for all others from its first command
-  (`fresh`, in each of its commands until one is applied).
-- An old leader that has not noticed its end gets neither commit nor barrier and grants nothing; one
-  that was stopped between barrier and answer answers a consumer that has stopped waiting.
-- Clocks of different replicas are never compared; only monotonic ones are used, so that setting a
-  clock has no effect. A clock that runs fast by a quarter does no harm, even if the former leader's
-  was slow by a fifth; one that stands still while its machine sleeps makes locks last longer.
+Two consumers never hold the same lock: - Requests are decided in sequential rounds. Each round
+waits for its command, so it sees all changes of earlier rounds. After a command with an unknown
+outcome, the next round first has an empty command applied; by then all earlier commands are applied
+or lost. - A request is not decided in a later leadership than it was received in. A late unlock
+must not undo a later leader's grant. - A response follows a commit or a barrier that started after
+the request arrived, so at some later moment no other replica was a ready leader. A consumer relies
+on its lock for 31 s from its request. That is at most 31 + 3 s from the decision about the queue's
+last command, since a barrier confirms nothing later. A later leader became ready after the request.
+So it has the owner and that command applied, and recorded it no earlier than its decision. Ages are
+differences by a leader's clock, from such a record to a moment before the ages are applied, so they
+never date a record before its decision. So a later leader grants the queue to another consumer
+after 45 s at the earliest. A command that the former leader never saw committed is, once the new
+leader is ready, applied or lost. - This requires that all leaders since then logged renewals. Each
+states so, with its term, in all its commands. If the previous term in the log did not (an earlier
+version led, or there was no lock command in time), the leader cannot date renewals. It counts them
+from its own readiness, and all other replicas from its first command (`fresh`, in its commands
+until the first is applied). - A deposed leader gets neither commit nor barrier and grants nothing.
+If it is paused between barrier and response, its consumer has timed out. - Clocks of different
+replicas are never compared, and all are monotonic. A clock that is fast by a quarter is harmless,
+even after a leader with a clock slow by a fifth. A clock that stops while its machine sleeps
+prolongs locks.
 
-Why unregistering frees nothing at once: a closed connection says nothing about a listener that is
-at work, and clients unregister (35) with listeners at work: Java's consumers, which unlock before,
-wait for no listener by default, and ours leave exactly those queues locked that are still worked
-on. An owner that is gone is given the time for which it believes in its lock, but no grace on top
-of it.
+Unregistering (35) or closing a connection frees nothing immediately, because a listener may still
+be running. Java's consumers do not wait for it by default, and ours leave exactly its queues
+locked. The lock of a missing owner lasts as long as the owner may rely on it, without the grace
+period.
 
-A leader keeps the table clean: expired locks leave it. Only queues that exist are granted. Bounds:
-OWNED_MAX locks, half of them for clients that did not say they are members,
-QUEUES_PER_REQUEST_MAX, WAITING_MAX, SWEPT_MAX, TOLD_MAX. In classic mode the table is this master's
-memory, as in Apache's brokers, and a slave grants nothing.
+Only existing queues are granted. Limits are OWNED_MAX locks, half of them for clients that are not
+members, QUEUES_PER_REQUEST_MAX, WAITING_MAX, SWEPT_MAX and AGES_MAX. In classic mode the table is
+in the master's memory, as in Apache's brokers, and slaves grant nothing.
 """
 
 from __future__ import annotations
@@ -88,27 +78,27 @@ from ..tables.state import lock_queues
 
 log = logging.getLogger("raftmq.broker.locks")
 
-# A round ends with the request that reaches this number: its command is below 3 MiB, whatever the
-# names are; a command may have 4 MiB.
+# The request that reaches this number ends a round. Its command is below 3 MiB with the longest
+# names; the limit is 4 MiB.
 QUEUES_PER_REQUEST_MAX = 5_000
 QUEUES_PER_ROUND_MAX = 2_000
-SWEPT_MAX = 2_000  # locks at a time
-AGES_MAX = 1_000  # ages in one command, which is then still below 4 MiB
-# Fractions of a lock's lifetime. The docstring explains LOGGED and GONE: 45 s by a clock that is
-# fast by a quarter are 36, and 3 s by one that is slow by a fifth are 3.75; 31 + 3.75 are less.
-LOGGED = 1 / 20  # if younger than that, a renewal is not logged again
-GONE = 3 / 4  # for an owner that is not connected here
-OVERDUE = 1 / 2  # for renewals: 30 s, where consumers renew every 20
-AGE_STEP = 1 / 6  # an age is logged again when it has grown by so much
+SWEPT_MAX = 2_000  # locks per sweep
+AGES_MAX = 1_000  # per command, to keep it below 4 MiB
+# Fractions of a lock's lifetime, explained in the docstring. With a clock that is fast by a
+# quarter, 45 s are 36 s; with a clock that is slow by a fifth, 3 s are 3.75 s; 31 + 3.75 < 36.
+LOGGED = 1 / 20  # a renewal younger than this is not logged
+GONE = 3 / 4  # the owner is not connected here
+OVERDUE = 1 / 2  # renewals; 30 s, while consumers renew every 20 s
+AGE_STEP = 1 / 6  # an age is logged again after this growth
 WAITING_MAX = 10_000  # requests
 OWNED_MAX = 200_000
-SWEEP_MS = 10_000  # between sweeps: less than a lock's lifetime
-NAME_BYTES_MAX = 255  # of client id, group, topic
+SWEEP_MS = 10_000  # less than a lock's lifetime
+NAME_BYTES_MAX = 255  # of client id, group and topic
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request for locks. `ended`: free these queues if nobody renewed them, whoever owns them."""
+    """A lock request. `ended` frees these queues from any owner if they expired."""
 
     group: str
     client: str
@@ -116,13 +106,13 @@ class _Request:
     unlock: bool = False
     ended: bool = False
     granted: list[tuple[str, int]] = field(default_factory=list)
-    full: bool = False  # there was no room for a lock
+    full: bool = False  # a lock was not granted at OWNED_MAX
     error: Exception | None = None
     done: bool = False
 
 
 class LockService:
-    """Grants, renews and ends queue locks; one per broker."""
+    """Grants, renews and ends queue locks."""
 
     def __init__(
         self,
@@ -137,10 +127,10 @@ class LockService:
         clock_ms: Callable[[], int],
         lifetime_ms: int,
     ) -> None:
-        """`propose(payload)` returns once applied and `barrier()` once leadership is proven; else
-        they raise. `terms()`: the term of this leadership, and the one before it in the log if
-        known. `present(group, client)`: whether the client is connected here as a member of its
-        group. `exists(topic, queue_id)`: other queues are not granted."""
+        """`propose(payload)` returns once applied, and `barrier()` once leadership is confirmed;
+        both may raise. `terms()` returns this leadership's term, and the previous term in the log
+        if known. `present(group, client)` is True for a connected member of its group.
+        `exists(topic, queue_id)` is False for queues that are not granted."""
         self._table = table
         self._propose = propose
         self._barrier = barrier
@@ -151,17 +141,17 @@ class LockService:
         self.clock_ms = clock_ms
         self._lifetime_ms = lifetime_ms
         self._logged_ms = int(lifetime_ms * LOGGED)
-        self._leadership = 0  # number of role changes so far
+        self._leadership = 0  # role changes
         self._term = 0
         self._led_since_ms = clock_ms()
-        self._since_ms: int | None = None  # renewals before it are unknown; None: all are known
-        self._ages_logged = False  # this leadership has logged what it knows
-        self._log_ages = False  # it should do so again
-        self._renewed: dict[Key, int] = {}  # when this leadership last confirmed the owner
-        self._logged: dict[Key, int] = {}  # when it decided the last of these that is logged
+        self._since_ms: int | None = None  # earlier renewals are unknown; None if all are known
+        self._ages_logged = False  # this leadership has logged the ages
+        self._log_ages = False  # it must log them again
+        self._renewed: dict[Key, int] = {}  # last confirmation in this leadership
+        self._logged: dict[Key, int] = {}  # last logged decision in this leadership
         self._waiting: deque[_Request] = deque()
         self._round: asyncio.Task[None] | None = None
-        self._doubtful = False  # a command may still become committed
+        self._doubtful = False  # the last command may still be committed
 
     def service(self) -> Service:
         return Service(
@@ -190,12 +180,12 @@ class LockService:
         return RemotingCommand.response_to(request, ext={})
 
     def are_held(self, group: str) -> bool:
-        """Return whether consumers of the group hold any lock that has not expired."""
+        """Return True if consumers of the group hold an unexpired lock."""
         now_ms = self.clock_ms()
         return any(not self._is_over(key, now_ms) for key in self._table().keys_of(group))
 
     def leadership_changed(self) -> None:
-        """Start afresh: this replica became the ready leader, or is not any more."""
+        """Reset, because this replica became or ceased to be the ready leader."""
         self._leadership += 1
         self._renewed.clear()
         self._logged.clear()
@@ -213,7 +203,7 @@ class LockService:
                 self._start_round()
 
     def sweep(self) -> None:
-        """Free locks that nobody renewed, or log their age; a chore."""
+        """Free expired locks, or log their age."""
         if not self._leading() or self._waiting:
             return
         table, now_ms = self._table(), self.clock_ms()
@@ -234,7 +224,7 @@ class LockService:
             self._start_round()
 
     async def stop(self) -> None:
-        """Stop; call it when nothing is proposed any more."""
+        """Stop, after all proposals ended."""
         if self._round is not None:
             self._round.cancel()
             await asyncio.wait([self._round])
@@ -242,20 +232,20 @@ class LockService:
     # ---- rounds -----------------------------------------------------------------------------
 
     async def settle(self, request: _Request) -> None:
-        """Return once the request is decided and that is certain. Raises Refused, RaftError."""
+        """Return once the request's decision is final. Raises Refused, RaftError."""
         if not self._leading():
             raise not_leader()
         if len(self._waiting) >= WAITING_MAX:
             raise busy("too many requests for locks wait")
         self._waiting.append(request)
         while not request.done:
-            # A round belongs to nobody: it goes on if one that waits for it is cancelled.
+            # A round continues if a waiting request is cancelled.
             await asyncio.shield(self._start_round())
         if request.error is not None:
             raise request.error
 
     def _start_round(self) -> asyncio.Task[None]:
-        """Return the round in progress, or start the next one."""
+        """Return the current round, or start a round."""
         if self._round is None or self._round.done():
             self._round = asyncio.get_running_loop().create_task(self._decide_all())
         return self._round
@@ -265,7 +255,7 @@ class LockService:
             batch = self._take()
             try:
                 await self._decide(batch)
-            except Exception as error:  # whatever it is goes to the requesters
+            except Exception as error:  # passed to the requests
                 log.info("locks_not_decided requests=%d: %s", len(batch), error)
                 for request in batch:
                     request.error = error
@@ -290,7 +280,7 @@ class LockService:
         if leadership != self._leadership or not self._leading():
             raise not_leader()
         now_ms = self.clock_ms()
-        # Before the changes: the ages are of the table as it is.
+        # Before the changes, since ages describe the current table.
         ages = self._unlogged_ages(now_ms) if log_ages else {}
         changes, confirmed = self._decisions(batch, now_ms)
         if changes or log_ages:
@@ -314,16 +304,16 @@ class LockService:
     def _decisions(
         self, batch: Sequence[_Request], now_ms: int
     ) -> tuple[list[OwnerChange], dict[Key, bool]]:
-        """Return what goes into the log, and what is granted or renewed (True: logged), deciding
-        one request after the other."""
+        """Decide the requests in order. Returns the changes to log, and the confirmed locks (True
+        if logged)."""
         table = self._table()
-        owners: dict[Key, str | None] = {}  # as this round leaves them in the log
+        owners: dict[Key, str | None] = {}  # as logged by this round
         confirmed: dict[Key, bool] = {}
         changes: list[OwnerChange] = []
         ended: list[int] = []  # their ages
         room = OWNED_MAX - len(table)
         for request in batch:
-            # The last of the room is for those who said that they are members.
+            # The last half of the capacity is for members.
             kept = 0 if self._present(request.group, request.client) else OWNED_MAX // 2
             changed: dict[str, list[int]] = {}
             for topic, queue_id in request.queues:
@@ -366,10 +356,10 @@ class LockService:
         return logged is None or now_ms - logged >= self._logged_ms
 
     def _age_ms(self, key: Key, now_ms: int) -> int:
-        """Return a lower bound of the time since the lock's owner was last confirmed."""
+        """Return a lower bound of the time since the owner was last confirmed."""
         known = [self._table().renewed.get(key, now_ms), self._renewed.get(key)]
         if not self._ages_logged:
-            known.append(self._since_ms)  # once that is logged, the table's note is later
+            known.append(self._since_ms)  # once logged, the table's record is later
         return now_ms - max(moment for moment in known if moment is not None)
 
     def _is_over(self, key: Key, now_ms: int) -> bool:
@@ -381,9 +371,9 @@ class LockService:
         return age_ms > self._lifetime_ms or not present
 
     def _unlogged_ages(self, now_ms: int) -> dict[Key, int]:
-        """Return the oldest of the ages that a replica which has only the log does not know."""
+        """Return the oldest ages that are not in the log."""
         if self._since_ms is not None and not self._ages_logged:
-            return {}  # this replica does not know them either
+            return {}  # unknown to this replica as well
         aged = self._table().aged
         unlogged: list[tuple[int, Key]] = []
         for key in self._table().keys():
@@ -400,7 +390,7 @@ class LockService:
 
 
 def _by_age(ages: dict[Key, int]) -> list[tuple[int, str, dict[str, list[int]]]]:
-    """Group ages as `Renewals` has them; rounded down to a tenth of a second."""
+    """Group ages as in `Renewals`, rounded down to 0.1 s."""
     alike: defaultdict[tuple[int, str], dict[str, list[int]]] = defaultdict(dict)
     for (topic, group, queue_id), age_ms in ages.items():
         alike[age_ms // 100 * 100, group].setdefault(topic, []).append(queue_id)
@@ -408,7 +398,7 @@ def _by_age(ages: dict[Key, int]) -> list[tuple[int, str, dict[str, list[int]]]]
 
 
 def _parsed(body: bytes) -> tuple[_Request, dict[tuple[str, int], dict[str, Any]]]:
-    """Return the request, and its queues as the client named them. Raises BodyError, Refused."""
+    """Return the request, and its queues as named by the client. Raises BodyError, Refused."""
     fields = loads_request(body)
     group, client = _name(fields, "consumerGroup"), _name(fields, "clientId")
     queues = fields.get("mqSet")
@@ -437,7 +427,7 @@ def _name(fields: dict[str, Any], key: str) -> str:
 
 
 def local_propose(table: LockTable) -> Callable[[bytes], Awaitable[int]]:
-    """Return classic mode's `propose`: it changes the table here and now."""
+    """Return the `propose` of classic mode, which changes the table immediately."""
 
     async def propose(payload: bytes) -> int:
         table.apply(orjson.loads(payload))
@@ -447,7 +437,7 @@ def local_propose(table: LockTable) -> Callable[[bytes], Awaitable[int]]:
 
 
 def lock_service(context: Context, clients: ClientTable) -> LockService:
-    """Return the lock service of a broker. In classic mode the locks are this broker's memory."""
+    """Return the lock service. In classic mode the locks are in this broker's memory."""
     config, log_of, offsets = context.config, context.log, context.state.offsets
     own = LockTable(clock_ms=context.clock_ms)
     offsets.locks.use_clock(context.clock_ms)

@@ -1,22 +1,19 @@
-"""Decides where a consumer is told to pull next (suggestWhichBrokerId), and what a replica answers
-to consumers that should pull elsewhere.
+"""Routes consumers between leader and followers (suggestWhichBrokerId).
 
-A master or leader whose consumer is so far behind that its data are no longer in memory sends it to
-a slave or follower (`whichBrokerWhenConsumeSlowly`, with slaveReadEnable), which sends it back as
-soon as its data are in memory. A slave that serves because its master is away also suggests the
-master: a consumer that cannot reach it asks the slave again.
+With slaveReadEnable, a master or leader sends a consumer of data that are no longer in memory to a
+slave or follower (`whichBrokerWhenConsumeSlowly`). The slave sends it back once its data are in
+memory. A slave without a master also suggests the master; a consumer that cannot reach it returns
+to the slave.
 
-What looks like a moved offset on a slave may only mean that the slave is behind. If its master is
-alive, the slave sends the consumer there at once, the offset kept (20); else the consumer waits. A
-pull that finds nothing new is not held for long either while the master is alive: its consumer
-should go there.
+On a slave, an offset that seems moved may only mean that the slave is behind. If its master is
+alive, the slave sends the consumer there with the same offset (20); else the consumer waits. An
+empty pull is then held only briefly.
 
-In a Raft group a consumer of cold data goes to `whichBrokerWhenConsumeSlowly` if that is a
-connected follower, else to another one; a group's `brokerId` other than 0 is treated alike. A
-follower serves what is committed, so none of its answers has to be taken back. It suggests itself
-for cold data and otherwise the leader, and holds a pull that finds nothing for a short time only,
-if slaveReadEnable is set and another replica leads. It never sends consumers back at once: one
-whose route is old, and calls this replica the leader, would come again and again.
+In a Raft group, cold data are read from `whichBrokerWhenConsumeSlowly` if that is a connected
+follower, else from any other follower. A group's nonzero `brokerId` is treated the same. Followers
+serve only committed messages. A follower suggests itself for cold data and otherwise the leader. It
+holds empty pulls only briefly if slaveReadEnable is set. It never returns consumers immediately,
+because consumers with an outdated route would loop.
 """
 
 from __future__ import annotations
@@ -29,22 +26,22 @@ from ..context import Context
 from ..tables.groups import SubscriptionGroup
 
 MASTER_ID = 0
-SLOW_ID = 1  # for a group that is not configured: Apache's default
-CACHE_MS = 1_000  # for so long a look at the followers is valid
+SLOW_ID = 1  # Apache's default, for a group without configuration
+CACHE_MS = 1_000  # how long the list of followers is cached
 
 
 class ReadPolicy(Protocol):
     def redirects(self) -> bool:
-        """Return whether this replica's consumers should go elsewhere, and somebody is there."""
+        """Return True if consumers should read elsewhere, and that replica is reachable."""
         ...
 
     @property
     def sends_back(self) -> bool:
-        """True if a moved offset is answered at once while `redirects()` holds."""
+        """True if a moved offset is answered immediately while `redirects()` is True."""
         ...
 
     def suggest(self, group: SubscriptionGroup | None, cold: bool) -> int:
-        """Return the brokerId to pull from next, after an answer of `cold` data or none."""
+        """Return the brokerId for the next pull, after a response with `cold` data or without."""
         ...
 
 
@@ -56,8 +53,7 @@ def _configured_id(group: SubscriptionGroup | None, cold: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClassicReads:
-    """The read policy of classic mode. `master_alive`: this is a slave whose master is alive, as
-    far as it knows."""
+    """The read policy of classic mode. `master_alive` is True on a slave with a live master."""
 
     slave_reads: bool
     master_alive: Callable[[], bool]
@@ -72,8 +68,8 @@ class ClassicReads:
 
 @dataclass(frozen=True, slots=True)
 class RaftReads:
-    """The read policy of Raft mode. `leader_known()`: another replica leads. `own_id()`: 0 on the
-    leader. `followers()`: the brokerIds of connected ones."""
+    """The read policy of Raft mode. `leader_known()` is True on a follower with a leader.
+    `own_id()` is 0 on the leader. `followers()` returns the brokerIds of connected followers."""
 
     slave_reads: bool
     leader_known: Callable[[], bool]
@@ -113,7 +109,7 @@ def read_policy(context: Context) -> ReadPolicy:
 
 
 class Followers:
-    """The connected followers as this leader sees them, looked at once a second at most."""
+    """The connected followers of this leader, cached for CACHE_MS."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -121,7 +117,8 @@ class Followers:
         self._seen_ms = -CACHE_MS
 
     def within_reach(self) -> list[int]:
-        """Return the brokerIds of connected members; one without the data sends back."""
+        """Return the brokerIds of connected members. A member without the data sends consumers
+        back."""
         now_ms = self._context.clock_ms()
         if now_ms - self._seen_ms >= CACHE_MS:
             self._seen_ms, self._seen = now_ms, self._connected()
@@ -131,6 +128,6 @@ class Followers:
         status: dict[str, Any] = self._context.log.status()
         peers = status.get("peers") or {}
         connected = {name for name, peer in peers.items() if peer.get("connected")}
-        # pysyncobj's groups have no configuration: their consumers are not sent anywhere else.
+        # pysyncobj's groups have no configuration, so their consumers stay.
         members = status.get("members") or []
         return sorted(m["broker_id"] for m in members if m["node_id"] in connected)

@@ -1,11 +1,10 @@
-"""Asks a consumer for its subscriptions when its pulls show that the broker's copy is old.
+"""Requests a consumer's subscriptions if its pulls have a newer version.
 
-Java's client may leave out the heartbeat that reports a subscription's new version
-(broker.consume.pull). For tags that does no harm. For an expression its pulls are answered 25
-until the next heartbeat, up to 30 s later, unless the broker asks: GET_CONSUMER_RUNNING_INFO (307),
-which administrators use, returns the current subscriptions, and the pull that the client repeats
-after a second is served. One question to a client at a time, ASKED_MAX in all; a client that does
-not answer is treated as before.
+Java's client may skip the heartbeat that reports a new subscription version (broker.consume.pull).
+That is harmless for tags. With an expression its pulls would be answered 25 until the next
+heartbeat, up to 30 s later. GET_CONSUMER_RUNNING_INFO (307) returns the current subscriptions, so
+the client's retry after a second is served. Limits are a request in flight per client, and
+ASKED_MAX in total. Without a response nothing changes.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ log = logging.getLogger("raftmq.broker.subscriptions")
 
 TIMEOUT_MS = 5_000
 ASKED_MAX = 1_000
-AGAIN_S = 3.0  # a client that did not answer is not asked again before
+AGAIN_S = 3.0  # after a failure
 
 
 class SubscriptionQuestions:
-    """Asks consumers for their subscriptions; one per broker."""
+    """Requests subscriptions from consumers."""
 
     def __init__(self, clients: ClientTable) -> None:
         self._clients = clients
         self._asked: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """Ask this connection's consumer: it has a newer subscription than it reported."""
+        """Request the subscriptions of this connection's consumer."""
         member = self._clients.consumer(connection, group)
         if member is None or len(self._asked) >= ASKED_MAX:
             return
@@ -65,7 +64,7 @@ class SubscriptionQuestions:
                 raise RemotingError(answer.remark or f"code {answer.code}")
             subscriptions = loads_object(answer.body).get("subscriptionSet") or []
             self._clients.subscriptions_told(group, subscriptions)
-        except RemotingError as error:  # its next heartbeat will tell
+        except RemotingError as error:  # its next heartbeat reports them
             name = member.client_id
             log.info("subscription_not_told group=%s client=%s: %s", group, name, error)
             await asyncio.sleep(AGAIN_S)

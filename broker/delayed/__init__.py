@@ -1,1 +1,1 @@
-"""Messages that wait to be delivered: delayed ones, those given back, half messages."""
+"""Delivery of delayed and timer messages, and returned messages."""

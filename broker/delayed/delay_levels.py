@@ -1,18 +1,17 @@
-"""Delivery of delayed messages: by the leader, or classic mode's master.
+"""Delivery of delayed messages, by the leader or a classic master.
 
-Every tick, and again as soon as a delivery is committed, the messages that are due are read from
-their levels' queues (SCHEDULE_TOPIC_XXXX, whose entries hold the due time) and stored where they
-were sent to. The delivered messages and the level's progress go into one frame: after a failover
-the next leader goes on behind the last message that was delivered. Nothing is delivered twice and
-nothing is lost. A level has at most one delivery in flight.
+Every tick, and after each committed delivery, due messages are read from the queues of their levels
+in SCHEDULE_TOPIC_XXXX, by the due time in the entries. They are stored in their targets, in the
+same frame as the level's progress. So after a failover the next leader continues behind the last
+delivered message, without loss or duplicates. A level has at most one delivery in flight.
 
-A message is due at its store time plus its level's delay, both by the clock of the leader that
-stored it; the current leader compares with its own clock. So a leader whose clock is ahead delivers
-early by as much, and one whose clock is behind waits. It does not wait longer than the delay
-itself: a message that it has seen in the queue for so long, by a monotonic clock, is due.
+A message is due at its store time plus the level's delay, by the clock of the leader that stored
+it. The current leader compares with its own clock. With a clock ahead it delivers early, with a
+clock behind late. It is late by the delay at most, because a message seen in the queue for the
+delay, by a monotonic clock, is due.
 
-Messages for a topic that was deleted in the meantime, or for a queue that it no longer has, are
-stored all the same, as by Apache's broker: they are there if the topic or queue comes back.
+Messages for a deleted topic or queue are stored as well, like in Apache's broker. They are visible
+if it is created again.
 """
 
 from __future__ import annotations
@@ -42,26 +41,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raftmq.broker.delay")
 
-COUNT_MAX = 128  # messages delivered in one turn of the loop, over all levels: about 4 ms
-BYTES_MAX = 512 * 1024  # of one level's delivery; a larger message goes alone
-RETRY_MS = 500  # after a failed read or a refusal
+COUNT_MAX = 128  # messages per turn of the loop, over all levels, about 4 ms
+BYTES_MAX = 512 * 1024  # per delivery of a level; a larger message goes alone
+RETRY_MS = 500  # after a failed read or a rejection
 SIGHTINGS_MAX = 4_096
-SIGHTING_MS = 500  # at least between two of them
+SIGHTING_MS = 500  # between two sightings
 
 
 class LevelView(NamedTuple):
-    """The state of one level, for reports."""
+    """The state of a level, for reports."""
 
     level: int
     delay_ms: int
-    offset: int  # of the next message to be delivered
+    offset: int  # of the next message
     max_offset: int
-    late_ms: int  # by how much the next one is overdue
+    late_ms: int  # delay of the next message beyond its due time
 
 
 class Sightings:
-    """Notes of how far a queue reached at which time, to tell which of its messages have been there
-    for `delay_ms`."""
+    """Times at which a queue had reached an offset, to find the messages that have been there for
+    `delay_ms`."""
 
     def __init__(self, delay_ms: int) -> None:
         self._delay_ms = delay_ms
@@ -85,7 +84,7 @@ class Sightings:
 
 
 class Level:
-    """One delay level, as the leader of this term sees it."""
+    """A delay level in this leadership."""
 
     __slots__ = (
         "count_max",
@@ -104,11 +103,11 @@ class Level:
         self.under_way: int | None = None  # the offset behind the delivery in flight
         self.pause_until_ms = 0
         self.count_max = COUNT_MAX
-        self.min_offset = 0  # of its queue, when last looked at
+        self.min_offset = 0  # of its queue, at the last check
 
 
 class DelayService:
-    """Delivers delayed messages. Every method runs on the loop and returns without waiting."""
+    """Delivers delayed messages. All methods run on the loop without waiting."""
 
     def __init__(
         self,
@@ -131,8 +130,8 @@ class DelayService:
         self._soon = soon
         self._clock_ms = context.clock_ms
         self._wall_ms = context.wall_ms
-        self._leadership = 0  # its number; late callbacks of an earlier one do nothing
-        self._first = 0  # the level whose turn is first
+        self._leadership = 0  # its number, to ignore callbacks of earlier leaderships
+        self._first = 0  # the first level of this tick
         self.delivered_count = 0
 
     def service(self) -> Service:
@@ -142,7 +141,7 @@ class DelayService:
         )
 
     def leadership_changed(self) -> None:
-        """Forget deliveries in flight, which have ended; a ready leader's table says how."""
+        """Drop the deliveries in flight. A ready leader's table has their outcome."""
         self._leadership += 1
         for level in self._levels:
             level.under_way = None
@@ -150,7 +149,7 @@ class DelayService:
             level.sightings.forget()
 
     def tick(self) -> None:
-        """Deliver what is due, at most COUNT_MAX messages."""
+        """Deliver due messages, at most COUNT_MAX."""
         if not self._context.roles.leading:
             return
         now_ms, left = self._clock_ms(), COUNT_MAX
@@ -166,7 +165,7 @@ class DelayService:
                 left -= self._deliver(level, queue, left, now_ms)
 
     def _rest_ms(self) -> float:
-        """Return in how many milliseconds the first message is due. Raises OSError, StoreError."""
+        """Return the time until the first message is due. Raises OSError, StoreError."""
         rest_ms = IDLE_MS
         if not self._context.roles.leading:
             return rest_ms
@@ -196,15 +195,15 @@ class DelayService:
 
     def _is_free(self, level: Level, now_ms: int) -> bool:
         if level.under_way is not None and self._table.get(level.number) >= level.under_way:
-            level.under_way = None  # its outcome was unknown, and is known now
+            level.under_way = None  # its unknown outcome is resolved
         return level.under_way is None and now_ms >= level.pause_until_ms
 
     def _next(self, level: Level, queue: ConsumeQueue) -> int:
-        """Return the offset of the next message: the table's, within the bounds of the log."""
+        """Return the offset of the next message, within the bounds of the log."""
         return min(max(self._table.get(level.number), queue.min_offset), queue.max_offset)
 
     def _deliver(self, level: Level, queue: ConsumeQueue, count_max: int, now_ms: int) -> int:
-        """Begin a delivery; return its number of messages."""
+        """Start a delivery. Returns its number of messages."""
         self._log_lost(level, queue)
         offset = self._next(level, queue)
         count_max = min(count_max, level.count_max)
@@ -230,7 +229,7 @@ class DelayService:
         return len(messages)
 
     def _log_lost(self, level: Level, queue: ConsumeQueue) -> None:
-        """Log messages that retention deleted before delivery: retention does not ask."""
+        """Log undelivered messages that retention deleted."""
         if queue.min_offset != level.min_offset:
             level.min_offset = queue.min_offset
             lost = level.min_offset - self._table.get(level.number)
@@ -240,10 +239,10 @@ class DelayService:
     def _due(
         self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
     ) -> int:
-        """Return how many of the messages from `offset` on are due."""
+        """Return the number of due messages from `offset` on."""
         wall_ms, waited = self._wall_ms(), level.sightings.waited_before(now_ms)
         count = 0
-        for size in (1, count_max):  # mostly the first is not due
+        for size in (1, count_max):  # the first is usually not due
             count = 0
             for _, _, due_ms in QUEUE_ENTRY.iter_unpack(queue.entries(offset, size)):
                 if due_ms > wall_ms and offset + count >= waited:
@@ -259,7 +258,7 @@ class DelayService:
             record = decode_record(data, at, check_body=False)
             try:
                 messages.append(delivered(as_stored(record)))
-            except ValueError as error:  # Apache's broker does not know where to, either
+            except ValueError as error:  # as in Apache's broker
                 log.error("delayed_without_target position=%d: %s", record.physical_offset, error)
         if walk.end != len(data):
             raise RecordError(walk.stop, walk.detail)
@@ -299,7 +298,7 @@ class DelayService:
         if refused.code != ResponseCode.MESSAGE_ILLEGAL:
             level.pause_until_ms = now_ms + RETRY_MS
         elif len(messages) > 1:
-            level.count_max = 1  # the offending message then comes alone
-        else:  # from a store with larger messages: it would block the others for ever
+            level.count_max = 1  # to isolate the bad message
+        else:  # from a store with larger messages; skip it, because it would block the level
             log.error("delayed_undeliverable level=%d: %s", level.number, refused.remark)
             self._store(level, [], end, now_ms)

@@ -1,12 +1,11 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer could not consume a message and gives it back.
+"""CONSUMER_SEND_MSG_BACK (36), the return of a message that failed to be consumed.
 
-One frame holds the retry or dead letter (broker.send.retry_policy); the request is answered once
-that is committed. So a consumer that gets SUCCESS will get the message again, or it is a dead
-letter, whoever leads then. An outcome that is unknown stays so: consumers then send the message to
-the retry topic themselves, and may get it twice, as with Apache's broker. Nothing is deduplicated
-here.
+A single frame holds the retry or dead letter (broker.send.retry_policy), and the response follows
+its commit. So after SUCCESS the message is redelivered or a dead letter under any leader. After an
+unknown outcome consumers send the message to the retry topic themselves. They may get it twice, as
+with Apache's broker; nothing is deduplicated here.
 
-Besides the group's rights it takes those to read the message that is given back.
+It requires the group's rights and the right to read the message.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ..tables.groups import SubscriptionGroup, group_name_problem
 from ..tables.state import put_group, put_topic
 from ..tables.topics import PERM_WRITE, TopicConfig, retry_topic
 
-KNOWS_TIMES_MAX = 121  # V3_4_9: in older clients maxReconsumeTimes means something else
+KNOWS_TIMES_MAX = 121  # V3_4_9; before, maxReconsumeTimes had another meaning
 
 
 class SendBack:
@@ -56,7 +55,7 @@ class SendBack:
         if not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
         if group is not None and group.retry_queue_count <= 0:
-            return RemotingCommand.response_to(request)  # the group wants it dropped
+            return RemotingCommand.response_to(request)  # the group drops failed messages
         record = self._record(header.commitlog_offset)
         self._access.permit_record(connection, request, record)
         if group is None:
@@ -88,7 +87,7 @@ class SendBack:
         return self._state.groups.get(name) or SubscriptionGroup(name)
 
     async def _have(self, topic: TopicConfig) -> TopicConfig:
-        """Return the existing topic, created if it is missing. Raises Refused."""
+        """Return the topic, created if missing. Raises Refused."""
         there = self._state.topics.get(topic.name)
         if there is None:
             await self._context.log.propose(put_topic(topic, if_absent=True))
@@ -98,7 +97,7 @@ class SendBack:
         return there
 
     def _record(self, offset: int) -> MessageRecord:
-        """Return the record at `offset`, the same on every replica. Raises Refused."""
+        """Return the record at `offset`, which is the same on every replica. Raises Refused."""
         try:
             data = self._context.store.reads.message_at(offset) if offset >= 0 else None
             record = None if data is None else decode_record(data)

@@ -1,10 +1,9 @@
-"""RECALL_MESSAGE (370): the sender of a timer message does not want it delivered any more.
+"""RECALL_MESSAGE (370), which cancels a timer message.
 
-The recall handle of the send's answer names topic, slot and UNIQ_KEY. A message that recalls it is
-stored in the timer topic, for the same slot, and the request is answered once that is committed:
-from then on the timer message is not delivered, whoever leads. If the request is refused it is
-delivered, unless another recalls it. A message whose time is over, or may
-be, is not recalled. Whether there is such a message is not checked, as with Apache's broker.
+The recall handle of a send's response names topic, slot and UNIQ_KEY. A recall is stored in the
+timer topic for the same slot and answered once it is committed. From then on the timer message is
+not delivered by any leader. A message that is or may be due is not recalled. Whether the message
+exists is not checked, as with Apache's broker.
 """
 
 from __future__ import annotations

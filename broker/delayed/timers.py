@@ -1,26 +1,23 @@
-"""Delivery of timer messages: by the leader, or classic mode's master.
+"""Delivery of timer messages, by the leader or a classic master.
 
 Every replica keeps a wheel of waiting messages (broker.tables.timer_wheel), fed from the timer
-topic's queue every tick. The leader delivers: messages that are due are read from the log and
-stored where they were sent to, in one frame with the resulting progress, one delivery after the
-other. So after a failover, a restart or a snapshot install the next leader goes on where the log
-says, with a wheel that it already had. Nothing is delivered twice and nothing is lost; nothing is
-delivered before its time, by the current leader's clock. A clock that jumps ahead is believed after
-STEP_HOLD_MS only: until then its peers may contradict it, and another replica leads.
+topic every tick. The leader reads due messages and stores them in their targets, in the same frame
+as the progress, with one delivery in flight. So after a failover, restart or snapshot install the
+next leader continues from the log. Messages are never lost, duplicated, or early by the current
+leader's clock. After a jump of the clock, deliveries pause for STEP_HOLD_MS, in which peers may
+object and another replica lead.
 
-A message may wait for longer than its segment is kept. One that has waited for half of
-`fileReservedTime` is therefore stored once more, at the end of the queue, in a frame that says so;
-so are, at once, those that stand in the way when a segment is to be deleted (`spare`): retention
-waits for that. Once more stored are also all that wait when messages are late that are not due for
-AHEAD_MS: a leader whose clock was ahead has delivered up to a time to come. Nothing is delivered
-meanwhile, and behind them the order by time begins anew. While one of them cannot be read, the late
-ones are delivered in the order of the queue, each in its time or later. A replica whose disk is
-fuller than its leader's waits until the leader does the same, but a classic slave whose disk is
-full does not wait (broker.checkpointer).
+A message may wait longer than its segment is kept. After half of `fileReservedTime` it is stored
+again at the end of the queue, which the frame records. Messages in a segment to be deleted are
+stored again immediately (`spare`), and retention waits for them. All waiting messages are also
+stored again if the progress is ahead of the clock by AHEAD_MS, because a leader's clock was ahead.
+This restores the order by time; deliveries pause. While a message is unreadable, late messages are
+delivered in the order of the queue instead. A follower with a fuller disk than its leader's waits
+for the leader's deletion; a classic slave does not (broker.checkpointer).
 
-A message that recalls another (TIMER_DEL_UNIQKEY) waits for the same slot. When the slot is over,
-the other is left out. While the recalling one is on its way into the log, nobody knows whether it
-will be refused: what is due waits for it. (No recall begins for what is due.)
+A recall (TIMER_DEL_UNIQKEY) waits for the same slot as its message, which is skipped when the slot
+is due. While a recall is in flight, deliveries of its message wait. Due messages cannot be
+recalled.
 """
 
 from __future__ import annotations
@@ -54,29 +51,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raftmq.broker.timers")
 
-COUNT_MAX = 128  # messages of one delivery: about 4 ms
-BYTES_MAX = 512 * 1024  # of one delivery; a larger message goes alone
-TAKE_MAX = 4_096  # entries in one tick: about 5 ms
-RETRY_MS = 500  # after a failed read or a refusal
-RECALL_MS = 10  # while what is due is being recalled
+COUNT_MAX = 128  # messages per delivery, about 4 ms
+BYTES_MAX = 512 * 1024  # per delivery; a larger message goes alone
+TAKE_MAX = 4_096  # entries per tick, about 5 ms
+RETRY_MS = 500  # after a failed read or a rejection
+RECALL_MS = 10  # while due messages wait for recalls in flight
 AGE_CHECK_MS = 10_000
-STEP_MS = 2_000  # of the time of day against the monotonic clock
-STEP_HOLD_MS = 15_000  # a leader whose clock its peers contradict has handed over by then
-AHEAD_MS = 10_000  # by so much a clock may have been ahead before all that waits is stored again
-NO_TIME_BELOW_MS = 10**11  # 1973; smaller values in an entry are tags codes, from an Apache broker
+STEP_MS = 2_000  # of wall clock against monotonic clock
+STEP_HOLD_MS = 15_000  # by then, a leader with a wrong clock has transferred its leadership
+AHEAD_MS = 10_000  # tolerated progress ahead of the clock
+NO_TIME_BELOW_MS = 10**11  # 1973; smaller values are tags codes of an Apache broker
 
 
 class TimerView(NamedTuple):
     """The state of the timer messages, for reports."""
 
     waiting: int
-    late_ms: int  # by how much the next one is overdue
-    offset: int  # of the first waiting message in the queue, or a little less
+    late_ms: int  # delay of the next message beyond its due time
+    offset: int  # of the first waiting message, or slightly less
     max_offset: int
 
 
 class TimerService:
-    """Delivers timer messages. Every method runs on the loop and returns without waiting."""
+    """Delivers timer messages. All methods run on the loop without waiting."""
 
     def __init__(
         self,
@@ -85,7 +82,7 @@ class TimerService:
         wheel: TimerWheel,
         soon: Callable[[Callable[[], None]], object] = next_turn,
     ) -> None:
-        """`wheel` is empty, and counts for the send path what waits. `soon(function)` calls it in
+        """`wheel` is empty, and its count limits the send path. `soon(function)` calls it in
         another turn of the loop."""
         self.timing = sends.redirects.timing
         self._context = context
@@ -96,22 +93,23 @@ class TimerService:
         self._soon = soon
         self._clock_ms = context.clock_ms
         self.wheel = wheel
-        self._recalls: dict[int, list[int]] = {}  # slot → offsets of messages that recall others
-        self._recalling: Counter[tuple[int, Key]] = Counter()  # slots and keys; on their way
-        self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())  # offsets, keys; one slot
-        self._leadership = 0  # its number; late callbacks of an earlier one do nothing
+        self._recalls: dict[int, list[int]] = {}  # slot → offsets of recalls
+        self._recalling: Counter[tuple[int, Key]] = Counter()  # recalls in flight by slot and key
+        # offsets, keys; a cache for a slot
+        self._recalled_by: tuple[Sequence[int], set[Key]] = ((), set())
+        self._leadership = 0  # its number, to ignore callbacks of earlier leaderships
         self._under_way: Progress | None = None
         self._popped: list[Waiting] = []  # messages in flight
-        self._again: Callable[[], object] = lambda: None  # the last read, if it has to be repeated
+        self._again: Callable[[], object] = lambda: None  # repeats the last read after an error
         self._pause_until_ms = 0
-        self._step_until_ms = 0  # the time of day has jumped ahead: nothing is delivered until then
+        self._step_until_ms = 0  # no deliveries before, after a clock jump
         self._lead_ms = self._wall_lead_ms()
         self._count_max = COUNT_MAX
         self._roll_next = False
-        self._roll_position = 0  # retention wants to delete all before this CommitLog offset
-        self._roll_offset = 0  # all before this queue offset has waited for long
-        self._reorder_offset = 0  # behind it the order begins anew; 0: not
-        self._reorder_from_ms = 0  # until then it does not begin anew: a message could not be read
+        self._roll_position = 0  # retention waits to delete up to this CommitLog offset
+        self._roll_offset = 0  # messages before this queue offset are old
+        self._reorder_offset = 0  # restores the time order behind this queue offset; 0: not needed
+        self._reorder_from_ms = 0  # retry no earlier, after a read error
         self._age_due_ms = 0
         self.delivered_count = 0
         self.rolled_count = 0
@@ -123,7 +121,7 @@ class TimerService:
         )
 
     def leadership_changed(self) -> None:
-        """Forget the delivery in flight, which has ended; a ready leader's table says how."""
+        """Drop the delivery in flight. A ready leader's table has its outcome."""
         self._leadership += 1
         self._end_move()
         self._recalling.clear()
@@ -132,7 +130,7 @@ class TimerService:
         self._reorder_offset = self._reorder_from_ms = 0
 
     def tick(self) -> None:
-        """Take in what was stored and delivered; deliver at most COUNT_MAX due messages."""
+        """Read new entries and progress, and deliver at most COUNT_MAX due messages."""
         now_ms = self._clock_ms()
         self._check_clock_step(now_ms)
         queue = self._queue(TIMER_TOPIC, 0)
@@ -159,7 +157,7 @@ class TimerService:
                 self._context.log.read_failed(error, self._again)
 
     def _rest_ms(self) -> float:
-        """Return in how many milliseconds the first message is due."""
+        """Return the time until the first message is due."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return IDLE_MS
@@ -170,7 +168,7 @@ class TimerService:
         if due_ms is None or not self._is_free(queue):
             return IDLE_MS
         if self.wheel.ahead_ms(self.timing.over_before_ms) > AHEAD_MS:
-            return pause_ms  # a leader before this one had to begin anew
+            return pause_ms  # an earlier leader's clock was ahead
         return max(pause_ms, due_ms + 1 - self.timing.over_before_ms)
 
     @property
@@ -198,13 +196,13 @@ class TimerService:
         return TimerView(self.wheel.count, late_ms, self.wheel.first_offset, queue.max_offset)
 
     def spare(self, position: int) -> int:
-        """Return how far retention may go that wants to go to this CommitLog offset: at most to the
-        first waiting message. Raises OSError, StoreError."""
+        """Return the CommitLog offset up to which retention may delete, before the first waiting
+        message. Raises OSError, StoreError."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return position
         first = max(self.wheel.first_offset, queue.min_offset)
-        if self.wheel.next_offset < queue.max_offset:  # not all was taken: only as far as it was
+        if self.wheel.next_offset < queue.max_offset:  # limited by the entries read
             first = max(min(first, self.wheel.next_offset), queue.min_offset)
         for at, _, _ in QUEUE_ENTRY.iter_unpack(queue.entries(first, 1)):
             if at < position:
@@ -213,8 +211,8 @@ class TimerService:
         return position
 
     def recalling(self, slot_ms: int, key: Key) -> Callable[[], None]:
-        """Note a recalling message that is given to the send path. Return what to call at its end:
-        if it was stored, it is in the queue then."""
+        """Record a recall in flight. Returns the function to call at its end; a stored recall is in
+        the queue by then."""
         recalled, leadership = (slot_ms, key), self._leadership
         self._recalling[recalled] += 1
 
@@ -227,24 +225,24 @@ class TimerService:
         return ended
 
     def is_delivered(self, slot_ms: int) -> bool:
-        """Return whether messages of this slot may have been delivered already."""
+        """Return True if messages of this slot may have been delivered."""
         progress = self._under_way or self._table.timer
         return slot_ms <= progress.due_ms
 
     # ---- waiting messages ------------------------------------------------------------------
 
     def _follow(self, queue: ConsumeQueue) -> None:
-        """Take the queue's new entries, and the progress of the deliveries."""
+        """Read new entries of the queue, and the applied progress."""
         wheel, table = self.wheel, self._table.timer
         if self._reorder_offset and table.end == table.floor >= self._reorder_offset:
-            self._reorder_offset = 0  # it is done
+            self._reorder_offset = 0  # the order is restored
         if queue.max_offset < wheel.next_offset or table < wheel.progress:
             log.info("timers_anew end=%d taken=%d", queue.max_offset, wheel.next_offset)
             self._end_move()
-            wheel.clear(table)  # the send path goes on counting by this wheel
+            wheel.clear(table)  # the send path keeps using this wheel
             self._recalls.clear()
         if table != wheel.progress:
-            self._end_move()  # its outcome was unknown, and is known now
+            self._end_move()  # its unknown outcome is resolved
             wheel.settle(table)
         wheel.skip_to(max(table.floor, queue.min_offset))
         offset = wheel.next_offset
@@ -256,20 +254,19 @@ class TimerService:
                 self._recalls.setdefault(-code, []).append(offset)
             offset += 1
         waits_late = wheel.waits_late or bool(self._popped)
-        if offset >= queue.max_offset and not waits_late:  # else it may be of a past slot
+        if offset >= queue.max_offset and not waits_late:  # else it may belong to a past slot
             for slot_ms in [slot_ms for slot_ms in self._recalls if slot_ms < table.due_ms]:
                 del self._recalls[slot_ms]
 
     def _is_free(self, queue: ConsumeQueue) -> bool:
-        """Return whether something may be delivered: only if the whole queue was taken."""
+        """Return True if deliveries may start, after the whole queue was read."""
         complete = self.wheel.next_offset >= queue.max_offset
         return self._context.roles.leading and self._under_way is None and complete
 
     def _record(
         self, position: int, offset: int, budget: ReadBudget | None = None
     ) -> MessageRecord:
-        """Read a timer message. Raises OSError, StoreError (also if the budget is used up),
-        RecordError."""
+        """Read a timer message. Raises RecordError, OSError, StoreError (also without budget)."""
         data = self._reads.message_at(position, budget)
         record = None if data is None else decode_record(data, check_body=False)
         if record is None or record.topic != TIMER_TOPIC or record.queue_offset != offset:
@@ -279,7 +276,7 @@ class TimerService:
     # ---- deliveries -------------------------------------------------------------------------
 
     def _deliver(self, queue: ConsumeQueue) -> bool:
-        """Begin a delivery if something is due; return whether one began."""
+        """Start a delivery of due messages. Returns True if started."""
         popped = self.wheel.pop(self.timing.over_before_ms, self._count_max)
         if not popped:
             return False
@@ -295,8 +292,8 @@ class TimerService:
         return True
 
     def _read(self, queue: ConsumeQueue, waiting: Sequence[Waiting]) -> tuple[list[Outgoing], int]:
-        """Return the messages to deliver for the first of these that fit into a delivery, and the
-        number of entries handled."""
+        """Return the messages to deliver, and the number of entries handled, within the limits of a
+        delivery."""
         messages: list[Outgoing] = []
         size, budget = 0, ReadBudget()
         for count, (due_ms, offset) in enumerate(waiting):
@@ -357,8 +354,8 @@ class TimerService:
             log.warning("timers_ahead seconds=%d waiting=%d", ahead_ms // 1000, self.wheel.count)
 
     def _roll(self, queue: ConsumeQueue) -> bool:
-        """Begin to store once more what has waited for long, stands in retention's way, or behind
-        which the order begins anew; return whether anything was begun."""
+        """Start storing messages again that are old, block retention, or restore the time order.
+        Returns True if started."""
         reorder_offset = self._reorder_offset
         first_offset = offset = max(self.wheel.first_offset, queue.min_offset)
         self._again = lambda: queue.units(first_offset, TAKE_MAX)
@@ -389,7 +386,7 @@ class TimerService:
     def _move(
         self, messages: list[Outgoing], progress: Progress, delivered_count: int, rolled_count: int
     ) -> None:
-        """Have the messages stored, together with the resulting progress in the same frame."""
+        """Store the messages together with the resulting progress."""
         leadership = self._leadership
 
         def ended(error: Exception | None) -> None:
@@ -397,7 +394,7 @@ class TimerService:
                 self.delivered_count += delivered_count
                 self.rolled_count += rolled_count
             if leadership != self._leadership or self._under_way is not progress:
-                return  # classic mode's table may have said so before
+                return  # the classic table may have changed first
             if error is None:
                 self._end_move()
                 self._count_max = COUNT_MAX
@@ -415,20 +412,20 @@ class TimerService:
             self._sends.store(messages, command, ended)
         except Refused as refused:
             if refused.code == ResponseCode.MESSAGE_ILLEGAL and len(messages) == 1:
-                # From a store with larger messages: it would block the others for ever.
+                # From a store with larger messages; skip it, because it would block the queue.
                 log.error("timer_undeliverable: %s", refused.remark)
                 self._context.log.propose_then(command, ended)
                 return
             self._end_move()
             if refused.code == ResponseCode.MESSAGE_ILLEGAL:
-                self._count_max = 1  # the offending message then comes alone
+                self._count_max = 1  # to isolate the bad message
             else:
                 self._pause_until_ms = self._clock_ms() + RETRY_MS
             return
         self._sends.wake()
 
     def _end_move(self) -> None:
-        """Forget the delivery in flight; the table says what became of it."""
+        """Drop the delivery in flight. The table has its outcome."""
         popped, self._popped = self._popped, []
         self._under_way = None
         self.wheel.put_back(popped)

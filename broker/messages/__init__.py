@@ -1,1 +1,1 @@
-"""The forms of a message: as sent, as a timer or half message waits, and as stored."""
+"""Forms of a message, as sent, waiting, and stored."""

@@ -1,6 +1,6 @@
-"""The forms of a transactional message: send, half message, message, op record and check. Pure.
+"""Forms of a transactional message, with op records and checks.
 
-Property names and topics are Apache's, so that a store of classic mode can be opened by either.
+Property names and topics are Apache's, so that both can open a classic store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .send_request import (
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-GROUP = "CID_RMQ_SYS_TRANS"  # its offsets in the two topics tell which halves have ended for good
+GROUP = "CID_RMQ_SYS_TRANS"  # its offsets in both topics mark the ended halves
 
 TRAN_MSG = "TRAN_MSG"
 PRODUCER_GROUP = "PGROUP"
@@ -48,39 +48,39 @@ TRANSACTION_ID = "__transactionId__"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ROOT = "TRAN_PREPARED_QUEUE_OFFSET"
 FIRST_STORED = "TRAN_FIRST_STORED_MS"  # when the root was stored
-OURS = (ROOT, FIRST_STORED)  # of a half that was stored again; Apache has others, or none
-NOT_SENT = frozenset((*OURS, CHECK_TIMES))  # what clients send under these names is dropped
+OURS = (ROOT, FIRST_STORED)  # of a half stored again; not used by Apache
+NOT_SENT = frozenset((*OURS, CHECK_TIMES))  # dropped from clients' properties
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_S_MAX = 86_400
 OP_TAG = "d"
-_OP_HALVES_MAX = 10_000  # one op record of Apache's 5.x names many
+_OP_HALVES_MAX = 10_000  # an op record of Apache's 5.x names many
 
 
 class Root(NamedTuple):
-    """A transaction: where its half was first stored, and what stays the same in all of them."""
+    """A transaction, identified by the first offset of its half and its constant fields."""
 
     offset: int
-    topic: str  # that it is for
+    topic: str  # the target
     group: str  # the producer group
     unique_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """One stored half message."""
+    """A stored half message."""
 
     offset: int
     root: Root
     position: int  # in the CommitLog
-    due_ms: int  # when it is to be checked next
-    checks: int  # how often it was checked
+    due_ms: int  # time of the next check
+    checks: int  # number of checks
 
 
 def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
-    """Return a half's properties. `queue_id`: the queue chosen for it. Raises Refused.
+    """Return a half's properties. `queue_id` is the queue chosen for it. Raises Refused.
 
-    A client that copies a message, as bridges do, may send what a broker noted in a half when it
-    was stored again. This half was not: it would be taken for that other one."""
+    A client that copies messages, such as a bridge, may send the properties of a rewritten half.
+    They are removed, so that this half is not confused with it."""
     if not properties.get(PRODUCER_GROUP):
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -95,10 +95,9 @@ def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) ->
 
 
 def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int, now_ms: int) -> Half:
-    """Return the Half for a stored record. It is due `time_out_ms` after it was stored, or as much
-    later as its sender wishes; after a check, `interval_ms` after that. Times are the brokers' (a
-    record's store time): clients' clocks are not used. Store times may be ahead of `now_ms`, this
-    leader's time, for as long as an earlier leader's clock was; it waits no longer for that."""
+    """Return the Half of a stored record. The first check is due `time_out_ms` after its store
+    time, or later if the sender set it; the next after `interval_ms`. Clients' clocks are not used.
+    A store time ahead of `now_ms`, from a leader with a fast clock, counts as `now_ms`."""
     properties = decode_properties(record.properties)
     checks = _number(properties.get(CHECK_TIMES), 0)
     immunity_s = min(_number(properties.get(IMMUNITY), 0), IMMUNITY_S_MAX)
@@ -113,7 +112,7 @@ def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int, now_ms: i
 
 
 def root_of(half: MessageRecord) -> Root:
-    """Return the transaction that a half belongs to."""
+    """Return the transaction of a half."""
     properties = decode_properties(half.properties)
     return Root(
         _number(properties.get(ROOT), half.queue_offset),
@@ -124,10 +123,9 @@ def root_of(half: MessageRecord) -> Root:
 
 
 def committed(half: MessageRecord) -> Outgoing:
-    """Return the message that a half becomes. Raises Refused for a half that names no topic.
+    """Return the committed message of a half. Raises Refused for a half without a topic.
 
-    It keeps Apache's properties, as with Apache's broker: by TRAN_MSG clients know that it was
-    transactional."""
+    It keeps Apache's properties, because clients recognize transactional messages by TRAN_MSG."""
     properties = decode_properties(half.properties)
     topic, queue_id = _real(properties)
     for name in OURS:
@@ -143,8 +141,8 @@ def committed(half: MessageRecord) -> Outgoing:
 
 
 def op_record(half_offset: int, half: MessageRecord, now_ms: int, key: str = "") -> Outgoing:
-    """Return the op record that marks the half at this queue offset as ended. `key`: its UNIQ_KEY,
-    if the op is to be found by it: that of a half which was given up and is committed."""
+    """Return the op record that ends the half at this queue offset. `key` is the UNIQ_KEY of an
+    expired half that is committed."""
     keys = {KEYS: key} if key else {}
     return Outgoing(
         OP_TOPIC,
@@ -157,15 +155,14 @@ def op_record(half_offset: int, half: MessageRecord, now_ms: int, key: str = "")
 
 
 def ended_halves(op: MessageRecord) -> list[int]:
-    """Return the halves that an op record names: one (4.x, and here), or a list `12,13,` (5.x).
-    Parts that are no number are ignored."""
+    """Return the halves of an op record, a single number (4.x and ours), or a list `12,13,` (5.x).
+    Ignores invalid numbers."""
     texts = op.body.decode("ascii", "replace").split(",")[:_OP_HALVES_MAX]
     return [int(text) for text in texts if text.isdecimal()]
 
 
 def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing | None:
-    """Return the half as it is stored again at the end of its queue; None if its properties have no
-    room for what is noted then."""
+    """Return the half for storing it again, or None if the count does not fit its properties."""
     properties = decode_properties(half.properties)
     properties[CHECK_TIMES] = str(checks)
     properties[ROOT] = str(root)
@@ -177,18 +174,18 @@ def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing | None
 
 
 def given_up(half: MessageRecord) -> Outgoing:
-    """Return the half for the topic of those that nobody ended."""
+    """Return the half for the topic of expired halves."""
     return replace(as_stored(half), topic=GIVEN_UP_TOPIC)
 
 
 def first_stored_ms(half: MessageRecord) -> int:
-    """Return when the half's root was stored, in ms."""
+    """Return the store time of the half's root, in ms."""
     properties = decode_properties(half.properties)
     return _number(properties.get(FIRST_STORED), half.store_timestamp_ms)
 
 
 def check_body(half: MessageRecord) -> bytes:
-    """Return the body of a check (39): the half as a record of its real topic. Raises Refused."""
+    """Return the body of a check (39), the half as a record of its real topic. Raises Refused."""
     properties = decode_properties(half.properties)
     topic, queue_id = _real(properties)
     for name in OURS:

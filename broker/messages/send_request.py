@@ -1,12 +1,12 @@
-"""From a send request's fields to its records: pure, the first half of the hot path.
+"""Parses send requests into records, the first half of the hot path.
 
-`parse_single` and `parse_batch` take the header fields of SEND_MESSAGE_V2 (310; `v2_fields` makes
-them of SEND_MESSAGE's, 10) or SEND_BATCH_MESSAGE (320) and return one `Record` tuple per message,
-lacking only what the log decides: queue offset, physical offset and store timestamp. They raise
-`Refused` with Apache's response codes.
+`parse_single` and `parse_batch` accept the header fields of SEND_MESSAGE_V2 (310) or
+SEND_BATCH_MESSAGE (320); `v2_fields` converts those of SEND_MESSAGE (10). They return a `Record`
+tuple per message, without queue offset, physical offset and store timestamp, which the log decides.
+They raise `Refused` with Apache's response codes.
 
-A Record is a plain tuple, because building and unpacking one costs a fraction of what an object
-does, and a leader makes a hundred thousand a second:
+A Record is a tuple, because a leader builds a hundred thousand per second and an object would cost
+several times more.
 
     (queue, size, head, crc, flag, sys_flag, born_ms, born_host, reconsume, body, tail, tags_code)
 
@@ -50,12 +50,12 @@ Record = tuple[
     int,
 ]
 
-# Of a message: its properties as stored, UNIQ_KEY, tags code, and whether it wants a reply.
+# A message's stored properties, UNIQ_KEY, tags code, and reply flag.
 Properties = tuple[bytes, str, int, bool]
-# Of a send: its records, their total bytes, the client's message id, whether it wants a reply.
+# A send's records, their total bytes, the client's message id, and reply flag.
 Parsed = tuple[list[Record], int, str, bool]
 Numbers = tuple[int, int, int]  # sysFlag, flag, reconsumeTimes
-Item = tuple[int, int, int, int]  # of a batch's body; see `_batch_items`
+Item = tuple[int, int, int, int]  # see `_batch_items`
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)  # two-byte topic length
@@ -68,16 +68,16 @@ INT32_MAX = 0x7FFFFFFF
 SYSTEM_ERROR = 1
 MESSAGE_ILLEGAL = 13
 NO_PERMISSION = 16
-BATCH_COUNT_MAX = 8_192  # messages of a batch: 5 us to parse and 1 us to write into a frame each
-BATCH_STEP = 256  # of them are parsed at once: some 1 ms
+BATCH_COUNT_MAX = 8_192  # 5 us each to parse, and 1 us to encode
+BATCH_STEP = 256  # parsed at a time, about 1 ms
 TAGS_CACHE_MAX = 10_000
-BORN_TIMES_CACHE_MAX = 1_000  # of clients' latest milliseconds, at most 20 characters each
-NUMBERS_CACHE_MAX = 1_000  # by (sysFlag, flag, reconsumeTimes) as written: nearly always zeros
-NAME_PREFIXES_MAX = 1_000  # of one topic, by size of the properties: nearly always a few
-ENDINGS_CACHE_MAX = 4_000  # properties without their UNIQ_KEY, as written
-ENDING_SIZE_MAX = 512  # characters; longer ones are not remembered
+BORN_TIMES_CACHE_MAX = 1_000  # recent milliseconds, at most 20 characters each
+NUMBERS_CACHE_MAX = 1_000  # by (sysFlag, flag, reconsumeTimes) as written, usually zeros
+NAME_PREFIXES_MAX = 1_000  # per topic, by size of the properties
+ENDINGS_CACHE_MAX = 4_000  # properties without UNIQ_KEY, as written
+ENDING_SIZE_MAX = 512  # characters; longer ones are not cached
 
-# (born address bytes, store address bytes) → packer of the record's fixed head.
+# (bytes of born address, of store address) → packer of the record's fixed head.
 HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
     (born, store): struct.Struct(f">iiIiiqqiq{born}sq{store}siqi").pack
     for born in (8, 20)
@@ -87,7 +87,7 @@ _BATCH_ITEM = struct.Struct(">iiiii")  # totalSize, magic, bodyCRC, flag, bodyLe
 _INT16_FORMAT = struct.Struct(">h")
 _INT16 = _INT16_FORMAT.pack
 
-# The one-letter names of SEND_MESSAGE_V2 by the long names of SEND_MESSAGE.
+# SEND_MESSAGE's field names → SEND_MESSAGE_V2's letters.
 V2_NAMES = {
     "producerGroup": "a",
     "topic": "b",
@@ -105,17 +105,18 @@ V2_NAMES = {
     "bname": "n",
 }
 HANDLE = f"{POP_CK}\x01"
-REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # the property of a message that wants a reply
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # set if the message expects a reply
 _SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
 
 
 class Special(Exception):
-    """A send that is not just stored where it is sent to; `parse_special` parses it."""
+    """A send that may be redirected; use `parse_special`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that the broker stores itself. `queue_id` -1: any; `properties` as stored."""
+    """A message that the broker stores itself. `queue_id` -1 is any; `properties` are in stored
+    form."""
 
     topic: str
     queue_id: int
@@ -124,14 +125,14 @@ class Outgoing:
     born_ms: int
     born_host: bytes  # BORNHOST as stored
     flag: int = 0
-    sys_flag: int = 0  # the bits of the two hosts' families are set when it is stored
+    sys_flag: int = 0  # the bits of the address families are set when it is stored
     reconsume: int = 0
     prepared_offset: int = 0  # PREPAREDTRANSACTIONOFFSET
-    force: bool = False  # store it even if its topic or queue does not exist (any more)
+    force: bool = False  # store it in a topic or queue that does not exist
 
 
 def as_stored(record: MessageRecord) -> Outgoing:
-    """Return a stored message as one to be stored once more."""
+    """Return a stored message for storing it again."""
     return Outgoing(
         record.topic,
         record.queue_id,
@@ -147,24 +148,24 @@ def as_stored(record: MessageRecord) -> Outgoing:
 
 
 def fitting(properties: Mapping[str, str], stored: bytes) -> bytes:
-    """Return the stored form of properties that were made of `stored`; `stored` itself if that is
-    too long for a record, so that what could be stored once can be stored again."""
+    """Return the stored form of properties derived from `stored`, or `stored` if that is too long,
+    so that a stored message can always be stored again."""
     made = joined(properties)
     return made if len(made) <= PROPERTIES_SIZE_MAX else stored
 
 
 def packed_address(address: str) -> bytes:
-    """Return a peer's address, `host:port` or `[ipv6]:port`, as BORNHOST is stored."""
+    """Return a peer's address, `host:port` or `[ipv6]:port`, as BORNHOST."""
     host, _, port = address.rpartition(":")
     return pack_host((host.strip("[]").partition("%")[0], int(port)))
 
 
 @dataclass(slots=True, eq=False)
 class SendQueue:
-    """One (topic, queue) as the leader's append side sees it, for one leadership.
+    """A queue on the leader's append side, for one leadership.
 
-    `next_offset` is the queue offset the next record gets. `delay_ms`: added to the store time it
-    gives the units' value instead of a tags code; -1: none.
+    `next_offset` is the queue offset of the next record. `delay_ms` plus the store time replaces
+    the tags code of entries; -1 disables this.
     """
 
     topic: str
@@ -174,10 +175,10 @@ class SendQueue:
 
 
 class SendTopic:
-    """The part of a topic that the hot path needs, prepared once per leadership and topic change.
+    """The hot path's part of a topic, prepared per leadership and topic change.
 
-    `plain`: messages sent to it are stored there unless their properties say otherwise.
-    `message_type`: the only kind of messages that it takes; "" if it takes all.
+    `plain` topics store messages directly unless their properties redirect them. `message_type` is
+    the accepted type, or "" for all.
     """
 
     __slots__ = (
@@ -214,11 +215,11 @@ class SendTopic:
             self.message_type or self.name in NO_SEND_TOPICS or self.name.startswith(RETRY_PREFIX)
         )
         self.queues: list[SendQueue | None] = [None] * config.queue_count
-        self.chosen: dict[str, SendQueue] = {}  # by the queue id as it is usually written
+        self.chosen: dict[str, SendQueue] = {}  # by queue id as usually written
 
 
 class SendRules:
-    """The broker's part of every stored record and its limits; built once."""
+    """The broker's part of every record, and its limits. Built once."""
 
     __slots__ = (
         "born_times",
@@ -257,17 +258,16 @@ class SendRules:
         self.record_bytes_max = record_bytes_max
         self.head_v4 = HEADS[8, len(store_host)]
         self.head_v6 = HEADS[20, len(store_host)]
-        self.head_size_v4 = 72 + 8 + len(store_host)  # of a record whose BORNHOST is IPv4
+        self.head_size_v4 = 72 + 8 + len(store_host)  # of a record with an IPv4 BORNHOST
         self.born_times: dict[str, int] = {}  # text → ms
-        self.tags: dict[str, int] = {}  # tag string → hash; bounded by TAGS_CACHE_MAX
-        # A plain message's properties without its UNIQ_KEY's value → what is stored after them, and
-        # the tags code.
+        self.tags: dict[str, int] = {}  # tag string → hash
+        # Properties without the UNIQ_KEY's value → the rest of the stored form, and the tags code.
         self.endings: dict[str, tuple[bytes, int]] = {}
         self.numbers: dict[tuple[str, str, str | None], Numbers] = {}
 
 
 def check_types(topic: SendTopic, properties: Iterable[bytes]) -> None:
-    """Refuse messages, by their stored properties, of another kind than the topic is for."""
+    """Reject messages, by stored properties, of a type the topic does not accept."""
     for stored in properties:
         problem = type_problem(topic.message_type, type_of(decode_properties(stored)))
         if problem:
@@ -275,12 +275,11 @@ def check_types(topic: SendTopic, properties: Iterable[bytes]) -> None:
 
 
 def properties_of(record: Record, topic: SendTopic) -> bytes:
-    """Return the stored properties of a topic's record."""
     return record[10][len(topic.name_prefix) + _INT16_FORMAT.size :]
 
 
 def check_topic(topic: str) -> None:
-    """Refuse topics that clients may not send to."""
+    """Reject topics that clients may not send to."""
     if topic in NO_SEND_TOPICS:
         raise Refused(NO_PERMISSION, f"sending to topic [{topic}] is forbidden")
 
@@ -291,12 +290,12 @@ def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
 
 
 def stored_properties(text: str, rules: SendRules) -> Properties:
-    """Return the stored form of a message's properties. `text` is what the client sent.
+    """Return the stored form of a client's properties.
 
-    Raises Special if they make the message one; Refused for what this broker would store wrongly.
+    Raises Special if they may redirect the message, and Refused if they cannot be stored.
 
-    Successive messages of a producer mostly differ in their UNIQ_KEY alone, and nothing else
-    depends on that: the meaning of the rest is remembered.
+    A producer's messages usually differ only in UNIQ_KEY, so the meaning of the remaining
+    properties is cached.
     """
     at = text.find("UNIQ_KEY\x01")
     end = text.find("\x02", at + 9) if at == 0 or (at > 0 and text[at - 1] == "\x02") else -1
@@ -320,15 +319,15 @@ def stored_properties(text: str, rules: SendRules) -> Properties:
 def without_handle(text: str) -> str:
     """Return a client's properties without the handle of a popped message.
 
-    A popped message that is forwarded unchanged still has its old handle. A consumer would
-    acknowledge that handle and receive the message again. Only a broker's answer has a handle."""
+    A popped message that is forwarded unchanged has its old handle. Consumers would acknowledge
+    that handle and get the message again."""
     if HANDLE not in text:
         return text
     return "\x02".join(item for item in text.split("\x02") if not item.startswith(HANDLE))
 
 
 def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
-    """Do as `stored_properties` for properties not seen before; `special`: also for specials."""
+    """Parse properties that are not cached. `special` accepts special properties."""
     if text and text[-1] != "\x02":
         text += "\x02"
     marked = "\x02" + text
@@ -363,7 +362,7 @@ def _read_properties(text: str, rules: SendRules, special: bool) -> Properties:
 
 
 def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
-    """Return the tags code of properties among which may be TAGS, DELAY, TRAN_MSG or TIMER_*."""
+    """Return the tags code of properties that may contain TAGS, DELAY, TRAN_MSG or TIMER_*."""
     match = _SPECIAL_PROPERTY.search(marked)
     while match is not None:
         if match[2] not in ("", "0", "false") and not special:
@@ -375,7 +374,7 @@ def _tags_unless_special(marked: str, rules: SendRules, special: bool) -> int:
     tags = marked[at + 5 : marked.index("\x02", at + 5)]
     code = rules.tags.get(tags)
     if code is None or marked[at - 1] != "\x02":
-        if not tags or marked[at - 1] != "\x02":  # unusual: decide as store.dispatch does
+        if not tags or marked[at - 1] != "\x02":  # rare; decide like store.dispatch
             return tags_code(decode_properties(marked[1:]).get(TAGS))
         code = java_string_hash(tags)
         if len(rules.tags) >= TAGS_CACHE_MAX:
@@ -392,10 +391,10 @@ def parse_single(
     born_host: bytes,
     rules: SendRules,
 ) -> Parsed:
-    """Return the record of a send to `queue`. Raises Special, Refused; KeyError and HeaderError for
-    a malformed header.
+    """Return the record of a send to `queue`. Raises Special, Refused, or KeyError and HeaderError
+    for a malformed header.
 
-    The caller has chosen the queue and checked the topic's permission.
+    The caller chose the queue and checked the topic's permission.
     """
     numbers = rules.numbers.get((ext["f"], ext["h"], ext.get("j")))
     if numbers is None:
@@ -415,8 +414,8 @@ def parse_special(
     born_host: bytes,
     rules: SendRules,
 ) -> tuple[Outgoing, str, bool]:
-    """Do as `parse_single` for a special send: return the message as sent to `queue`, with standard
-    properties added, before it is parked or otherwise treated."""
+    """Return the message of a special send to `queue`, with standard properties, before any
+    redirect."""
     if not 0 < len(body) <= rules.message_size_max:
         raise _body_refused(body, rules)
     sys_flag, flag, reconsume = _checked_numbers(ext["f"], ext["h"], ext.get("j"))
@@ -444,8 +443,8 @@ def parse_batch(
     born_host: bytes,
     rules: SendRules,
 ) -> Generator[None, None, Parsed]:
-    """Do as `parse_single` for SEND_BATCH_MESSAGE, in steps of BATCH_STEP messages. No part of a
-    batch may be special; the topic's kind of messages is checked, too."""
+    """Parse SEND_BATCH_MESSAGE in steps of BATCH_STEP messages. Its messages must not be special,
+    and must have the topic's type."""
     try:
         numbers = _numbers(ext, rules)
         if not 0 < len(body) <= rules.message_size_max:
@@ -481,8 +480,8 @@ def parse_batch(
 
 
 def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
-    """Return (sysFlag, flag, reconsumeTimes), checked; the host bits of sysFlag are ours to set.
-    Raises Special for a part of a transaction."""
+    """Return the checked (sysFlag, flag, reconsumeTimes), with the host bits of this broker. Raises
+    Special for transactions."""
     texts = (ext["f"], ext["h"], ext.get("j"))
     sys_flag, flag, reconsume = _checked_numbers(*texts)
     if sys_flag & TRANSACTION_BITS:
@@ -493,7 +492,7 @@ def _numbers(ext: Mapping[str, str], rules: SendRules) -> Numbers:
     numbers = (sys_flag, flag, reconsume)
     if len(rules.numbers) >= NUMBERS_CACHE_MAX:
         rules.numbers.clear()
-    if max(len(text or "") for text in texts) <= 11:  # else padded with a thousand zeros
+    if max(len(text or "") for text in texts) <= 11:  # not if padded with many zeros
         rules.numbers[texts] = numbers
     return numbers
 
@@ -512,8 +511,8 @@ def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | N
 
 
 def born_ms_of(text: str, rules: SendRules) -> int:
-    """Return the bornTimestamp; remembered, because sends of one millisecond share it. Raises
-    Refused, HeaderError."""
+    """Return the bornTimestamp, cached because sends of a millisecond share it. Raises Refused,
+    HeaderError."""
     born_ms = rules.born_times.get(text)
     if born_ms is None:
         born_ms = parse_integer(text, "bornTimestamp")
@@ -570,7 +569,7 @@ def _record(
 
 
 def check_properties_size(size_bytes: int) -> None:
-    """Refuse properties that are longer than a record can say."""
+    """Reject properties that are too long for a record."""
     if size_bytes > PROPERTIES_SIZE_MAX:
         raise Refused(
             MESSAGE_ILLEGAL,
@@ -580,7 +579,7 @@ def check_properties_size(size_bytes: int) -> None:
 
 
 def _name_prefix(topic: SendTopic, properties_size: int) -> bytes:
-    """Return a record's part before its properties, cached by their size. Raises Refused."""
+    """Return a record's bytes before its properties, cached by their size. Raises Refused."""
     check_properties_size(properties_size)
     if len(topic.name_prefixes) >= NAME_PREFIXES_MAX:
         topic.name_prefixes.clear()
@@ -608,13 +607,13 @@ def record_of(
 
 
 def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable[..., bytes]:
-    """Return a packer of heads for one record made of a half message; see HEADS."""
+    """Return a packer of heads (see HEADS) for the record of a committed half message."""
     return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
 
 
 def _batch_items(body: bytes) -> list[Item]:
-    """Return start, end of the body, end and flag of each item of a batch, before other work is
-    done for the batch. Raises Refused if it has too many items, or a malformed item."""
+    """Return start, end of the body, end and flag of each item of a batch, as a first check. Raises
+    Refused for too many or malformed items."""
     items: list[Item] = []
     position = 0
     while position < len(body):
@@ -646,7 +645,7 @@ def _batch_records(
     born: tuple[int, bytes],
     rules: SendRules,
 ) -> list[Record]:
-    """Return one record for each item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
+    """Return a record per item of a SEND_BATCH_MESSAGE body. Raises Special, Refused."""
     sys_flag, _, reconsume = numbers
     records: list[Record] = []
     for position, body_end, end, flag in items:

@@ -1,20 +1,19 @@
-"""The forms of a timer message: as sent, as it waits, and as delivered. Pure.
+"""Forms of a timer message, as sent, waiting, and delivered.
 
-A send may say when it is to be delivered, in one of three properties; if there are several, the
-first of these counts, and a delay level (DELAY) before all of them:
+A send sets the delivery time by one of three properties. The first in this order applies, and a
+delay level (DELAY) precedes them all:
 
     TIMER_DELAY_SEC   seconds from when the broker has it
     TIMER_DELAY_MS    milliseconds from then
     TIMER_DELIVER_MS  a time, in ms since the epoch
 
-The message waits in the only queue of rmq_sys_wheel_timer. Its target stands in REAL_TOPIC and
-REAL_QID, as for all parked messages, and in TIMER_OUT_MS the slot that it waits for: the last
-multiple of `timerPrecisionMs` before its time. It is due when the slot is over, so never early. Its
-consume-queue unit holds TIMER_OUT_MS in place of a tags code (store.dispatch.timer_code).
+The message waits in the only queue of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its target,
+as for all redirected messages. TIMER_OUT_MS is its slot, the last multiple of `timerPrecisionMs`
+before its time. It is due when the slot is over, so it is never early. Its ConsumeQueue entry holds
+TIMER_OUT_MS instead of a tags code (store.dispatch.timer_code).
 
-A message with TIMER_DEL_UNIQKEY recalls the one with that UNIQ_KEY and the same topic and slot. It
-waits like any other, and is dropped when it is due. Names, layout and rules are those of Apache's
-5.3.
+A message with TIMER_DEL_UNIQKEY recalls the message with that UNIQ_KEY, topic and slot. It waits in
+the same way and is dropped when due. Names, layout and rules are those of Apache's 5.3.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 @dataclass(slots=True)
 class Timing:
-    """The limits that decide whether a timer message is taken. `waiting()`: how many wait, as far
-    as broker.delayed.timers knows."""
+    """Limits that decide on timer messages. `waiting()` counts those in broker.delayed.timers."""
 
     enabled: bool
     precision_ms: int
@@ -60,10 +58,9 @@ class Timing:
     waiting: Callable[[], int]
 
     def deliver_ms(self, properties: dict[str, str]) -> int | None:
-        """Return when a message with these properties is to be delivered; None: at once. Raises
-        Refused."""
+        """Return the delivery time of these properties, or None for now. Raises Refused."""
         name = next((name for name in ASKED if name in properties), None)
-        if name is None or TIMER_OUT_MS in properties:  # it was a timer message before
+        if name is None or TIMER_OUT_MS in properties:  # already delivered once
             return None
         if not self.enabled:
             raise Refused(
@@ -93,7 +90,7 @@ class Timing:
         return deliver_ms
 
     def slot_of(self, deliver_ms: int) -> int:
-        """Return TIMER_OUT_MS of a message with this time."""
+        """Return TIMER_OUT_MS for this time."""
         return (deliver_ms - 1) // self.precision_ms * self.precision_ms
 
     @property
@@ -103,7 +100,7 @@ class Timing:
 
 
 def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outgoing:
-    """Return the message as it waits for its time; itself, if that is now. Raises Refused."""
+    """Return the message as it waits, or unchanged if it is due now. Raises Refused."""
     deliver_ms = timing.deliver_ms(properties)
     if deliver_ms is None:
         return message
@@ -119,8 +116,7 @@ def timed(message: Outgoing, properties: dict[str, str], timing: Timing) -> Outg
 
 
 def rolled(message: Outgoing) -> Outgoing:
-    """Return a waiting message as it is stored once more at the end of the queue. If there is no
-    room for how often that was, it is not counted."""
+    """Return a waiting message for storing it again. Its count is omitted if it does not fit."""
     properties = decode_properties(message.properties)
     times = properties.get(TIMER_ROLL_TIMES, "0")
     properties[TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
@@ -128,14 +124,14 @@ def rolled(message: Outgoing) -> Outgoing:
 
 
 class Key(NamedTuple):
-    """The message that a recall means, among those of one slot."""
+    """The message that a recall names, within a slot."""
 
     topic: str
     unique_key: str
 
 
 def recalls(message: Outgoing) -> Key | None:
-    """Return the key that a waiting message recalls; None: it is to be delivered itself."""
+    """Return the key that a waiting message recalls, or None."""
     properties = decode_properties(message.properties)
     unique_key = properties.get(TIMER_DEL_UNIQKEY)
     return (unique_key and Key(properties.get(REAL_TOPIC, ""), unique_key)) or None
@@ -147,7 +143,7 @@ def key_of(message: Outgoing) -> Key:
 
 
 def handle_of(redirected: Outgoing, broker_name: str) -> str:
-    """Return the recall handle of a timer message; "" for others."""
+    """Return the recall handle of a timer message, or ""."""
     if redirected.topic != TIMER_TOPIC:
         return ""
     properties = decode_properties(redirected.properties)
@@ -159,7 +155,7 @@ def handle_of(redirected: Outgoing, broker_name: str) -> str:
 
 
 def recall_message(handle: RecallHandle, group: str, born_ms: int, born_host: bytes) -> Outgoing:
-    """Return the message that recalls the timer message, as a client would send it."""
+    """Return the recall of a timer message, as a client would send it."""
     properties = {
         TAGS: RECALL_TAG,
         TIMER_DEL_UNIQKEY: handle.unique_key,

@@ -1,1 +1,1 @@
-"""Pop consumption: the broker shares out a topic's messages one by one (docs/pop.md)."""
+"""Pop consumption, where the broker distributes single messages (docs/pop.md)."""

@@ -1,9 +1,8 @@
-"""Acknowledgements (200051, 200151) and changed times (200053) of popped messages.
+"""Acks (200051, 200151) and invisible time changes (200053) of popped messages.
 
-Each is decided here and answered once it is committed. One that is about a message of which
-something else is under way waits for that. A message that came again cannot be acknowledged with
-its old handle: the answer is 208 NO_MESSAGE, and the consumer knows that another one has it. An
-acknowledgement that is repeated, because its answer was lost, is answered like the first.
+Each request is decided here and answered once it is committed. It waits for changes of its messages
+in flight. A redelivered message cannot be acknowledged with its old handle; the response is 208
+NO_MESSAGE. An acknowledgement repeated after a lost response gets the first response again.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ GONE = "the message came again, or never was popped"
 
 
 class Ack(NamedTuple):
-    """The messages that one acknowledgement names: bit n is offset `start` + n. `until_ms`: when
-    its handle ends."""
+    """The messages of an acknowledgement; bit n is offset `start` + n. `until_ms` is the handle's
+    expiry."""
 
     queue_key: QueueKey
     key: BatchKey
@@ -49,7 +48,7 @@ class Ack(NamedTuple):
 
 
 class Acks:
-    """The handlers; one per broker."""
+    """Handlers of acknowledgements and changes."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Acks:
         opened: Callable[[str, str], None],
         refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
-        """`opened(topic, group)`: a queue that is popped in order may be open again; `refusal`
-        makes the answer for an error."""
+        """`opened(topic, group)` reports that an orderly queue may be open. `refusal` encodes an
+        error."""
         self._context = context
         self._state = context.state
         self._table = context.state.pops
@@ -131,7 +130,7 @@ class Acks:
         request: RemotingCommand,
         act: Callable[[RemotingCommand, Answer], None],
     ) -> None:
-        """Act, now or when what it has to wait for has ended; answer refusals, too."""
+        """Act now, or once conflicting changes ended. Responds to errors as well."""
 
         def answer(response: RemotingCommand) -> None:
             connection.write_many([encode_command(response)])
@@ -154,8 +153,8 @@ class Acks:
         run()
 
     def _prove(self, request: RemotingCommand, error: RemotingError, answer: Answer) -> None:
-        """Answer that a message is not in flight, once this replica is proven to lead: in a deposed
-        leader's table what others popped since is missing."""
+        """Return NO_MESSAGE after a read barrier, because a deposed leader's table misses recent
+        pops."""
 
         def proven(unproven: Exception | None) -> None:
             answer(self._refusal(request, unproven or error))
@@ -175,7 +174,8 @@ class Acks:
             batch = self._table.batch(one.queue_key, one.key)
             mask = 0 if batch is None else batch.mask_of(one.start, one.bits) & batch.pending
             gone = gone or not self._all_known(one, mask)
-            mask &= ~self._live.busy_of(one.queue_key, one.key)  # named twice in this request
+            # also in an earlier item of this request
+            mask &= ~self._live.busy_of(one.queue_key, one.key)
             if batch is None or not mask:
                 continue
             steps.append(("done", *one.queue_key, *one.key, mask))
@@ -213,8 +213,7 @@ class Acks:
             raise
 
     def _all_known(self, one: Ack, pending: int) -> bool:
-        """Return whether each of the messages is in flight under this handle, or was acknowledged
-        under it before."""
+        """Return True if each message is in flight or acknowledged under this handle."""
         if pending.bit_count() == one.bits.bit_count():
             return True
         queue = self._table.get(one.queue_key)
@@ -227,8 +226,8 @@ class Acks:
         return last < queue.popped_to and one.key[1] <= queue.popped_ms
 
     def _offset_behind(self, queue_key: QueueKey, key: BatchKey, batch: Batch, mask: int) -> Step:
-        """Return the step that moves the group's offset to the first message of an orderly queue
-        that is not acknowledged then."""
+        """Return the step that moves the group's offset of an orderly queue to the first
+        unacknowledged message."""
         queue = self._table.get(queue_key)
         assert queue is not None
         ended = mask | self._live.busy_of(queue_key, key)
@@ -281,7 +280,7 @@ class Acks:
 
 
 class _Later(Exception):
-    """Something is under way in this queue that has to end before."""
+    """A change of this queue in flight must end first."""
 
     def __init__(self, queue_key: QueueKey) -> None:
         self.queue_key = queue_key

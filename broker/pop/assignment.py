@@ -1,14 +1,13 @@
-"""Which queues a client consumes when the broker shares them out (400), and whether a group pulls
-or pops a topic (401, 402).
+"""Queue assignments (400), and pull or pop modes of groups (401, 402).
 
-Clients of 5.x with `clientRebalance` off ask this instead of computing it. For a group that pulls,
-the answer is what the client's strategy would have computed. For one that pops, it is every broker
-group with queue id -1 (any queue); with a `popShareQueueNum`, the client's own queues and those of
-so many neighbours. The mode of a (topic, group) is replicated; nothing set means PULL.
+Clients of 5.x without `clientRebalance` request their queues here. For a pulling group, the
+client's strategy is applied. For a popping group, the result is every broker group with queue id -1
+(any queue). With `popShareQueueNum`, it is the client's queues and those of that many neighbours.
+The mode of a (topic, group) is replicated; the default is PULL.
 
-Any replica answers 400, and a leader does not prove first that it leads: a deposed one may say for
-a second what was right before, until the client asks again. A refusal would last: Java's client
-shares a topic out by itself from then on, and pulls where its group pops.
+Any replica answers 400 without a barrier. A deposed leader may return an outdated assignment for a
+second, until the client asks again. An error would be worse, because Java's client then assigns the
+topic's queues itself and pulls where its group pops.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ log = logging.getLogger("raftmq.broker.assignment")
 
 PULL, POP = MODES = ("PULL", "POP")
 SHARE_MAX = 65_536
-ROUTE_MS = 10_000  # so long a topic's queues in other broker groups are remembered
+ROUTE_MS = 10_000  # how long routes of other broker groups are cached
 ROUTES_MAX = 10_000  # topics
 ASK_TIMEOUT_MS = 3_000
 STRATEGIES: Mapping[str, AllocationStrategy] = {
@@ -57,15 +56,15 @@ STRATEGIES: Mapping[str, AllocationStrategy] = {
 
 
 class TopicQueues:
-    """The readable queues of topics in all broker groups, from the name servers; one per broker."""
+    """The readable queues of topics in all broker groups."""
 
     def __init__(self, context: Context, client: RemotingClient) -> None:
         self._context = context
         self._client = client
-        self._known: dict[str, tuple[int, list[MessageQueue]]] = {}  # topic → when, queues
+        self._known: dict[str, tuple[int, list[MessageQueue]]] = {}  # topic → time, queues
 
     async def of(self, topic: str) -> list[MessageQueue]:
-        """Return the topic's queues: this broker's as it knows them, the others' as registered."""
+        """Return the topic's queues, from this broker's table and from the name servers."""
         own_name = self._context.config.broker_name
         config = self._context.state.topics.get(topic)
         queues = [queue for queue in await self._registered(topic) if queue.broker_name != own_name]
@@ -110,7 +109,7 @@ def _queues(topic: str, answer: RemotingCommand) -> list[MessageQueue]:
 
 
 class Assignments:
-    """The handlers; one per broker."""
+    """Handlers of assignments and modes."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class Assignments:
         return RemotingCommand.response_to(request, body=answer)
 
     def mode_of(self, topic: str, group: str) -> tuple[str, int]:
-        """Return how a group's clients get a topic's messages: the mode, and popShareQueueNum."""
+        """Return the mode of a group for a topic, and popShareQueueNum."""
         if topic.startswith(RETRY_PREFIX):
             return PULL, 0
         return self._table.modes.get((topic, group), (PULL, 0))
@@ -180,7 +179,7 @@ class Assignments:
         return RemotingCommand.response_to(request)
 
     async def change_mode(self, topic: str, group: str, mode: str, share: int = 0) -> None:
-        """Let a group's clients pull or pop a topic. Raises Refused, RaftError."""
+        """Set the mode of a group for a topic. Raises Refused, RaftError."""
         if topic.startswith(RETRY_PREFIX):
             reason = "retry topic is not allowed to set mode"
             raise Refused(ResponseCode.NO_PERMISSION, reason)
@@ -194,7 +193,7 @@ class Assignments:
         await ended.stored()
 
     def modes(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """402: all modes that were set, by topic and group."""
+        """402: return all configured modes by topic and group."""
         table: dict[str, dict[str, Any]] = {}
         for (topic, group), (mode, share) in sorted(self._table.modes.items()):
             table.setdefault(topic, {})[group] = {
@@ -214,7 +213,7 @@ def shared_out(
     share: int,
     strategy: AllocationStrategy,
 ) -> list[MessageQueue]:
-    """Return the queues that one client of a popping group pops, as Apache's allocate4Pop does."""
+    """Return a client's queues in a popping group, like Apache's allocate4Pop."""
     if share <= 0 or share >= len(clients) - 1:
         names = sorted({(queue.topic, queue.broker_name) for queue in queues})
         return [MessageQueue(topic, name, -1) for topic, name in names]
@@ -222,7 +221,7 @@ def shared_out(
     if client not in ordered:
         return []
     at = ordered.index(client)
-    if len(ordered) > len(queues):  # every client gets one
+    if len(ordered) > len(queues):  # a queue per client
         return [sorted(queues)[at % len(queues)]] if queues else []
     shared: dict[MessageQueue, None] = {}
     for n in range(share + 1):

@@ -1,18 +1,16 @@
-"""The changes of the table of popped messages on their way into the log, many to a frame.
+"""Batches changes of the pop table into commands of the log.
 
-Every handler decides its change from the applied table and from what is under way here (`live`),
-hands it over with `add`, and answers its client when `done` is called: the change is committed and
-applied then, or an error says why not. What arrives while a command is in flight is gathered for
-the next one: more at a time would make more and smaller frames, which cost followers most.
+A handler decides a change from the applied table and the changes in flight (`leader_state`). It
+calls `add` and responds when `done` is called, after the change is applied or failed. Changes
+during a command are gathered for the next command, because more and smaller frames would load the
+followers.
 
-What was decided on top of something that is under way must not come into the log without it. So
-what is still gathered when its leadership has ended is refused. And a command of unknown outcome is
-not over, as long as the leadership goes on: an empty one is put behind it, and once that is applied
-so is what was before it.
+A change must not be logged without the changes it was based on. So changes gathered in an earlier
+leadership are rejected. After a command with an unknown outcome, an empty command is proposed in
+the same leadership. Once that is applied, the earlier command is applied as well.
 
-A step that came into the log behind the deletion of its topic or group would outlive it. So none of
-these is taken until the deletion is applied (`check`), and the deletion waits for those that were
-(`settled`).
+A step logged after the deletion of its topic or group would outlive it. So such steps are rejected
+until the deletion is applied (`check`), and the deletion waits for accepted steps (`settled`).
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from ..errors import busy, not_leader
 from ..send.callbacks import Ended, is_unknown
 from ..tables.pops import Step, pop_command
 
-COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an estimate that is never too low; 4 MiB are refused
-ENVELOPE_BYTES = 64  # of a command's JSON around its steps
+COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an upper estimate; the limit is 4 MiB
+ENVELOPE_BYTES = 64  # of JSON around the steps
 VALUE_BYTES = 24  # of a number, or of a name besides its characters
 CHARACTER_BYTES_MAX = 6  # of JSON
 GATHERED_MAX = 20_000
@@ -45,7 +43,7 @@ def _after_a_pause(act: Callable[[], None]) -> None:
 
 
 class _Change(NamedTuple):
-    """Steps that belong together, decided in one leadership."""
+    """Related steps, decided in the same leadership."""
 
     leadership: int
     steps: Sequence[Step]
@@ -53,7 +51,7 @@ class _Change(NamedTuple):
 
 
 def _bytes_max(value: object) -> int:
-    """Return the most bytes that a step, or a part of one, may have in a command."""
+    """Return the maximal size of a step or value in a command."""
     if isinstance(value, str):
         return VALUE_BYTES + CHARACTER_BYTES_MAX * len(value)
     if isinstance(value, tuple | list):
@@ -62,7 +60,7 @@ def _bytes_max(value: object) -> int:
 
 
 class StepLog:
-    """Gathers and proposes steps; one per broker."""
+    """Gathers and proposes steps."""
 
     def __init__(
         self,
@@ -75,10 +73,9 @@ class StepLog:
         check: Callable[[Step], None] = lambda step: None,
         command_bytes_max: int = COMMAND_SIZE_BYTES_MAX,
     ) -> None:
-        """`propose_then(command, done)` proposes a command and calls `done` with the outcome;
-        `leadership()`: the number of the present one (LiveQueues). `check(step)` raises Refused if
-        the step may not be taken now. `command_bytes_max`: of what the log takes
-        (dledger.node.proposals)."""
+        """`propose_then(command, done)` calls `done` with the outcome. `leadership()` returns the
+        number of the present leadership (LiveQueues). `check(step)` raises Refused for a blocked
+        step. `command_bytes_max` is the limit of the log (dledger.node.proposals)."""
         self._bytes_max = min(COMMAND_BYTES_MAX, command_bytes_max - ENVELOPE_BYTES)
         self._propose_then = propose_then
         self._contained = contained
@@ -91,8 +88,8 @@ class StepLog:
         self._called = False
 
     def add(self, steps: Sequence[Step], done: Done) -> None:
-        """Propose steps with the next command. Raises Refused at the limit, or if one of them may
-        not be taken: `done` is not called then, and nothing changes."""
+        """Propose steps with the next command. Raises Refused, without effect, at the limit or for
+        a blocked step; `done` is not called then."""
         for step in steps:
             self._check(step)
         if len(self._gathered) >= GATHERED_MAX:
@@ -103,8 +100,8 @@ class StepLog:
             self._soon(self._flush)
 
     async def settled(self) -> None:
-        """Return once all steps that were taken until now are in the log and applied. Raises
-        OutcomeUnknown, Refused and the member's errors."""
+        """Return once all accepted steps are applied. Raises OutcomeUnknown, Refused and the
+        member's errors."""
         if self._in_flight or self._gathered:
             ended = Ended()
             self.add((), ended)
@@ -152,7 +149,7 @@ class StepLog:
                 ended(None)
             elif error is None or is_unknown(error):
                 ended(unknown)
-            else:  # it is not in the log: again, but not at once
+            else:  # rejected, so retry after a pause
                 self._later(partial(ended, unknown))
 
         self._propose_then(pop_command([step for one in batch for step in one.steps]), ended)

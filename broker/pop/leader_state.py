@@ -1,14 +1,13 @@
-"""The leader's own state of pops: whether they may change, what is under way or unheard.
+"""The leader's soft state of pops, kept during its leadership.
 
-The table (broker.tables.pops) holds what is applied. Between a decision and its application the
-leader remembers here what it has decided, so that the next decision is made on top of it: where a
-queue goes on behind the pops in flight, and which messages an acknowledgement or a revival in
-flight is about. All of it belongs to one leadership.
+The table (broker.tables.pops) holds the applied state. The leader adds its decisions in flight, so
+that the next decision builds on them. These are the offset behind the pops in flight of a queue,
+and the messages of acknowledgements and revivals in flight.
 
-A proxy that dies takes with it what it was about to hand on. Its client goes on, through another
-proxy, and its heartbeats would keep those messages in flight for hours. So what was told through a
-connection shortly before nothing came through it any more is not renewed: it comes again when its
-time is over, if the client does not acknowledge it before.
+A dying proxy loses the messages it was about to deliver. Its client continues through the next
+proxy, and its heartbeats would keep these messages in flight for hours. So messages sent just
+before a connection went silent are not renewed. They are redelivered at their deadline unless the
+client acknowledges them.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from ..errors import busy, not_leader
 from ..replication.engine import all_speak
 from ..tables.pops import BatchKey, QueueKey
 
-WAITING_MAX = 1_000  # of one queue
-CONFIRM_S = 2.0  # how long an answer may take from here to the client
-BATCHES_MAX = 10_000  # of one connection in that time; the oldest are taken for heard
+WAITING_MAX = 1_000  # requests per queue
+CONFIRM_S = 2.0  # the longest delivery time of a response
+BATCHES_MAX = 10_000  # per connection in that time; older batches count as confirmed
 
 
 class Gate:
-    """Asked before every change; one per broker. A group's first pop puts a kind of command into
-    the log at which older programs would stop, so it waits until every member knows it."""
+    """Checks that pops may change. A group's first pop logs a command that stops
+    older versions, so it requires all members to support it."""
 
     def __init__(
         self, context: Context, has_room: Callable[[str, str, Collection[int]], bool]
     ) -> None:
-        """`has_room(topic, group, queue ids)`: whether the table of offsets takes them."""
+        """`has_room(topic, group, queue ids)` checks the capacity of the offset table."""
         self.has_room = has_room
         self._context = context
         self._table = context.state.pops
@@ -57,24 +56,25 @@ class Gate:
 
 @dataclass(slots=True)
 class LiveQueue:
-    """One queue with something under way."""
+    """A queue with changes in flight."""
 
-    next: int = 0  # while `takes`: where the next pop begins
+    next: int = 0  # the next offset, if `takes`
     takes: int = 0  # pops in flight
-    mark: int | None = None  # while `takes`: the reset that the first of them obeys
-    busy: dict[BatchKey, int] = field(default_factory=dict)  # bits of messages under way
+    mark: int | None = None  # the reset applied by the first pop, if `takes`
+    # bits of messages with changes in flight
+    busy: dict[BatchKey, int] = field(default_factory=dict)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 
 class LiveQueues:
-    """The queues with something under way; one per broker."""
+    """The queues with changes in flight."""
 
     def __init__(self) -> None:
-        self.leadership = 0  # its number; what an earlier one began does not end here
+        self.leadership = 0  # its number, to ignore callbacks of earlier leaderships
         self._queues: dict[QueueKey, LiveQueue] = {}
 
     def clear(self) -> None:
-        """Forget everything, because a leadership began or ended; those that wait look again."""
+        """Clear at the start and end of a leadership. Waiting requests run again."""
         self.leadership += 1
         queues, self._queues = self._queues, {}
         for queue in queues.values():
@@ -82,13 +82,13 @@ class LiveQueues:
                 again()
 
     def next_of(self, queue_key: QueueKey) -> int | None:
-        """Return where the queue goes on behind the pops in flight; None: there are none."""
+        """Return the offset behind the pops in flight, or None without any."""
         queue = self._queues.get(queue_key)
         return queue.next if queue is not None and queue.takes else None
 
     def mark_of(self, queue_key: QueueKey) -> int | None:
-        """Return the mark of the reset that the pops in flight obey. One that came since is not
-        obeyed by what goes on behind them."""
+        """Return the mark of the reset that the pops in flight apply. Later resets do not affect
+        the pops behind them."""
         return self._queues[queue_key].mark
 
     def start_take(self, queue_key: QueueKey, after: int, mark: int | None) -> None:
@@ -105,11 +105,11 @@ class LiveQueues:
             self._settle(queue_key, queue)
 
     def is_busy(self, queue_key: QueueKey, key: BatchKey, mask: int) -> bool:
-        """Return whether something is under way for one of these messages."""
+        """Return True if changes of these messages are in flight."""
         return bool(self.busy_of(queue_key, key) & mask)
 
     def busy_of(self, queue_key: QueueKey, key: BatchKey) -> int:
-        """Return the bits of a batch for which something is under way."""
+        """Return the bits of a batch's messages with changes in flight."""
         queue = self._queues.get(queue_key)
         return 0 if queue is None else queue.busy.get(key, 0)
 
@@ -129,8 +129,7 @@ class LiveQueues:
         self._settle(queue_key, queue)
 
     def wait(self, queue_key: QueueKey, again: Callable[[], None]) -> None:
-        """Have `again` called when something of the queue has ended. Raises Refused at the
-        limit."""
+        """Call `again` after the next change of the queue ended. Raises Refused at the limit."""
         queue = self._queues[queue_key]
         if len(queue.waiting) >= WAITING_MAX:
             raise busy("too many requests wait for one queue's messages")
@@ -145,31 +144,31 @@ class LiveQueues:
 
 
 class ActiveConnection(Protocol):
-    """A connection through which pops are answered."""
+    """A connection that receives pop responses."""
 
-    last_active_s: float  # when something arrived last, by the loop's clock
+    last_active_s: float  # time of the last arrival, by the loop's clock
 
 
 class Deliveries:
-    """The batches told through each connection in the last seconds; one per broker."""
+    """The batches recently sent through each connection."""
 
     def __init__(
         self, clock_s: Callable[[], float], is_there: Callable[[QueueKey, BatchKey], bool]
     ) -> None:
-        """`clock_s` is the clock of `last_active_s`; `is_there`: whether a batch is in flight."""
+        """`clock_s` is the clock of `last_active_s`; `is_there` is True for a batch in flight."""
         self._clock_s = clock_s
         self._is_there = is_there
         self._recent: dict[ActiveConnection, deque[tuple[float, QueueKey, BatchKey]]] = {}
         self._unconfirmed: set[tuple[QueueKey, BatchKey]] = set()
 
     def record(self, connection: ActiveConnection, queue_key: QueueKey, key: BatchKey) -> None:
-        """Note that a batch was told through a connection."""
+        """Record a batch sent through a connection."""
         recent = self._recent.setdefault(connection, deque(maxlen=BATCHES_MAX))
         self._drop_confirmed(connection, recent)
         recent.append((self._clock_s(), queue_key, key))
 
     def closed(self, connection: ActiveConnection) -> None:
-        """Take what was told through a connection at its end for unheard."""
+        """Mark the recent batches of a closed connection as unconfirmed."""
         recent = self._recent.pop(connection, None)
         if recent is not None:
             self._drop_confirmed(connection, recent)
@@ -180,7 +179,6 @@ class Deliveries:
         return (queue_key, key) in self._unconfirmed
 
     def clear(self) -> None:
-        """Forget everything: another leader decides now."""
         self._recent.clear()
         self._unconfirmed.clear()
 

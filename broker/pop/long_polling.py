@@ -1,12 +1,11 @@
-"""Pops that found nothing wait here for a message of their topic, or of its retries. Pure.
+"""Long polling for pops, by topic and its retries.
 
-An arrival wakes as many pops of a group as there are new messages, those that have waited longest
-first; each runs again and waits on, if another one was faster. The rest stays. A pop whose
-connection ends is forgotten. A question whether there is something to pop waits in the same way,
-and is looked at once more when its time is over.
+Each arrival wakes as many pops of a group as it has messages, in order of arrival. A pop that finds
+nothing waits again. Pops of a closed connection are dropped. Notification requests wait the same
+way, and are checked again at their deadline.
 
-Many groups may wait for one topic, each with a filter that takes its time. So the pops that run in
-one turn of the loop share WORK_MAX; what is woken beyond that runs in the turns after it.
+Many groups with costly filters may wait for a topic. So the pops of a turn of the loop share
+WORK_MAX, and the rest run in later turns.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
-    """One waiting pop; `pop` is the owner's object, `owner` its connection. `queue_id` < 0: any of
-    the topic's. `asks`: it is a question."""
+    """A waiting pop. `pop` is the caller's object, `owner` its connection. `queue_id` < 0 is any
+    queue. `asks` is True for notification requests."""
 
     topic: str
     group: str
@@ -45,7 +44,7 @@ class Waiter(Generic[T]):
 
 
 class WaitingPops(Generic[T]):
-    """Waiting pops by topic, in the order in which they came."""
+    """Waiting pops by topic, in order of arrival."""
 
     def __init__(
         self,
@@ -54,13 +53,13 @@ class WaitingPops(Generic[T]):
         again: Callable[[Waiter[T]], int],
         over: Callable[[Waiter[T]], None],
     ) -> None:
-        """`again(waiter)`: a message may be there; returns the work of its filter, as Matcher.work
-        counts. `over(waiter)`: its time is over. Each ends the wait."""
+        """`again(waiter)` retries a pop and returns the work of its filter, as Matcher.work counts.
+        `over(waiter)` is called at its deadline. Both end the wait."""
         self._again = again
         self._over = over
         self._by_topic: dict[str, dict[Waiter[T], None]] = {}
         self._work_left = WORK_MAX  # in this turn
-        self._woken: dict[Waiter[T], None] = {}  # still waiting: their turn comes
+        self._woken: dict[Waiter[T], None] = {}  # still waiting for their turn
         self._waits: Waits[Waiter[T]] = Waits(count_max, kept)
 
     @property
@@ -68,15 +67,15 @@ class WaitingPops(Generic[T]):
         return self._waits.count
 
     def wait(self, waiter: Waiter[T]) -> bool:
-        """Keep a pop; False when there is no room."""
+        """Add a pop. Returns False without capacity."""
         if not self._waits.add(waiter):
             return False
         for topic in self._topics_of(waiter):
             self._by_topic.setdefault(topic, {})[waiter] = None
         return True
 
-    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
-        """Run pops that may want one of the entries that were added to the queue."""
+    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+        """Run pops that may match an entry added to the queue."""
         waiting = self._by_topic.get(topic)
         if not waiting:
             return
@@ -102,12 +101,12 @@ class WaitingPops(Generic[T]):
             self._wake(waiter)
 
     def opened(self, topic: str, group: str) -> None:
-        """Run a group's pops of a topic: a queue that was closed is open again."""
+        """Run a group's pops of a topic because an orderly queue opened."""
         for waiter in [one for one in self._by_topic.get(topic, ()) if one.group == group]:
             self._wake(waiter)
 
     def turn(self, now_ms: int) -> None:
-        """Run the pops that were woken and had to wait, and tell those whose time is over."""
+        """Run the woken pops, and end those at their deadline."""
         self._work_left = WORK_MAX
         for waiter in list(self._woken):
             if self._work_left <= 0:
@@ -119,23 +118,23 @@ class WaitingPops(Generic[T]):
             self._wake(waiter)
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return in how many milliseconds the next turn has something to do."""
+        """Return the time until the next turn is needed."""
         return self._waits.rest_ms(now_ms) if self._work_left == WORK_MAX else 0
 
     def end_all(self) -> None:
-        """End every wait: roles or rights changed, or the broker stops."""
+        """End all waits, because roles or rights changed, or the broker stops."""
         waiters = self._waits.all()
         self._end(waiters[:AT_ONCE_MAX])
         for waiter in waiters[AT_ONCE_MAX:]:
             self._waits.hurry(waiter)
 
     def closed(self, owner: object) -> None:
-        """Forget the pops of a connection that ended."""
+        """Drop the pops of a closed connection."""
         for waiter in self._waits.owned_by(owner):
             self._remove(waiter)
 
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
-        """Return how many pops of a group wait for a queue (-1: for any of the topic)."""
+        """Return the number of a group's pops that wait for a queue (-1 for any)."""
         waiting = self._by_topic.get(topic, ())
         return sum(one.group == group and one.queue_id in (-1, queue_id) for one in waiting)
 

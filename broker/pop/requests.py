@@ -1,10 +1,8 @@
-"""POP_MESSAGE (200050) and what looks at the same queues: PEEK_MESSAGE (200052), NOTIFICATION
-(200054), POLLING_INFO (200055).
+"""POP_MESSAGE (200050), PEEK_MESSAGE, NOTIFICATION, POLLING_INFO (200052-200055).
 
-A pop reads the messages, puts into the log that they are in flight, and answers when that is
-committed. So whoever leads then knows of them: nobody else gets them before their time, and they
-come again if they are not acknowledged. A consumer that dies, or whose answer is lost, has them for
-as long as it said.
+A pop reads messages, logs that they are in flight, and responds once that is committed. So every
+later leader hides them until their deadline, and redelivers them if they are not acknowledged. This
+includes consumers that die or lose the response.
 """
 
 from __future__ import annotations
@@ -60,15 +58,15 @@ from .selection import ALL, Attempt, Pop, RepeatedAttempts, Taken, Taker
 
 log = logging.getLogger("raftmq.broker.pops")
 
-INVISIBLE_MS_MAX = 43_200_000  # 12 h, as Apache's proxy allows
-NAME_LENGTH_MAX = 255  # of a client, or of a receive attempt
-ANSWER_BYTES_MAX = 64 << 20  # of messages whose pops are in flight
+INVISIBLE_MS_MAX = 43_200_000  # 12 h, as in Apache's proxy
+NAME_LENGTH_MAX = 255  # of a client or a receive attempt
+ANSWER_BYTES_MAX = 64 << 20  # of messages of pops in flight
 _LENGTH = struct.Struct(">I")
 NOTHING = "NO_MESSAGE_IN_QUEUE"
 
 
 class PopConnection(ClientConnection, Protocol):
-    last_active_s: float  # when something arrived last, by the loop's clock
+    last_active_s: float  # time of the last arrival, by the loop's clock
 
     def write_many(self, frames: list[bytes]) -> bool: ...
 
@@ -77,7 +75,7 @@ class PopConnection(ClientConnection, Protocol):
 
 @dataclass(slots=True, eq=False)
 class PopRequest:
-    """A pop, or a question whether there is something to pop, and who asked."""
+    """A pop or notification request with its connection."""
 
     connection: PopConnection
     request: RemotingCommand
@@ -90,7 +88,7 @@ class PopRequest:
 
 
 class Pops:
-    """The handlers; one per broker."""
+    """Handlers of pops and notifications."""
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class Pops:
         deliveries: Deliveries,
         refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
-        """`refusal` makes the answer for an error."""
+        """`refusal` encodes an error."""
         self._refusal = refusal
         self._context = context
         self._config = context.config
@@ -123,7 +121,7 @@ class Pops:
         )
 
     def handle(self, connection: PopConnection, request: RemotingCommand) -> None:
-        """Answer a pop, now or later. Raises Refused, HeaderError."""
+        """Answer a pop now or later. Raises Refused, HeaderError."""
         header = PopHeader.parse(request.ext)
         pop = Pop(header, self._check(header))
         again, pop_ms = self._repeats.of(header)
@@ -135,7 +133,7 @@ class Pops:
         self._run(PopRequest(connection, request, pop, deadline_ms))
 
     def notify(self, connection: PopConnection, request: RemotingCommand) -> None:
-        """200054: tell, now or later, whether there is something to pop. Raises Refused,
+        """200054: return, now or later, whether a pop would get messages. Raises Refused,
         HeaderError."""
         poll = QueuePollHeader.parse(request.ext)
         header = _as_pop(poll)
@@ -144,8 +142,7 @@ class Pops:
         self._run(PopRequest(connection, request, pop, deadline_ms))
 
     def peek(self, connection: PopConnection, request: RemotingCommand) -> None:
-        """200052: answer with what a pop would get, which changes nothing. Raises Refused,
-        HeaderError."""
+        """200052: return the messages that a pop would get. Raises Refused, HeaderError."""
         header = _as_pop(QueuePollHeader.parse(request.ext))
         pop = Pop(header, self._check(header))
         attempt = self._attempt(pop)
@@ -155,7 +152,7 @@ class Pops:
             self._write_nothing(PopRequest(connection, request, pop, 0))
 
     def polling_info(self, _: PopConnection, request: RemotingCommand) -> RemotingCommand:
-        """200055: how many pops of the group wait. Raises HeaderError."""
+        """200055: return the number of waiting pops. Raises HeaderError."""
         header = QueuePollHeader.parse(request.ext)
         where = header.topic, header.consumer_group, header.queue_id
         ext = {"pollingNum": str(self.waiting.count_of(*where))}
@@ -164,7 +161,7 @@ class Pops:
     # ---- checks ---------------------------------------------------------------------------
 
     def _check(self, header: PopHeader) -> Filter:
-        """Check a pop as Apache's PopMessageProcessor does; return its filter. Raises Refused."""
+        """Check a pop like Apache's PopMessageProcessor. Returns its filter. Raises Refused."""
         self._gate.check()
         name, code = header.consumer_group, ResponseCode
         if not self._config.broker_permission & PERM_READ:
@@ -177,7 +174,7 @@ class Pops:
             raise Refused(code.INVALID_PARAMETER, reason)
         if max(len(header.attempt_id), len(header.renewed_by)) > NAME_LENGTH_MAX:
             reason = f"attemptId and client have at most {NAME_LENGTH_MAX} characters"
-            raise Refused(code.INVALID_PARAMETER, reason)  # they are kept in the log
+            raise Refused(code.INVALID_PARAMETER, reason)  # the log stores them
         group = self._permit(header)
         known = (header.topic, name) in self._state.pops.queues
         problem = "" if known else topic_name_problem(pop_retry_topic(header.topic, name))
@@ -190,8 +187,8 @@ class Pops:
         return self._filter(header)
 
     def _permit(self, header: PopHeader) -> SubscriptionGroup | None:
-        """Return the pop's group, None if it is yet to be created. Raises Refused unless group and
-        queue may be read now; asked again when a pop that waited goes on."""
+        """Return the pop's group, or None if it is yet to be created. Raises Refused unless group
+        and queue are readable. Checked again when a waiting pop runs."""
         name, code = header.consumer_group, ResponseCode
         topic = self._state.topics.existing(header.topic)
         if not topic.readable:
@@ -236,7 +233,7 @@ class Pops:
         return WORK_MAX - attempt.work.left
 
     def _attempt(self, pop: Pop) -> Attempt:
-        """Return what the pop gets. Raises Refused if disk or data are bad."""
+        """Select the pop's messages. Raises Refused if disk or data are bad."""
         try:
             return self._taker.attempt(pop)
         except (OSError, StoreError) as error:
@@ -247,7 +244,7 @@ class Pops:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
     def _take(self, pop_request: PopRequest, attempt: Attempt) -> None:
-        """Have it put into the log that the messages are in flight, then answer."""
+        """Log that the messages are in flight, then respond."""
         header, taken = pop_request.pop.header, attempt.taken
         room = self._gate.has_room
         for one in taken:
@@ -258,7 +255,7 @@ class Pops:
             raise busy("too many answers to pops are under way")
         pop_ms = self._taker.pop_ms(attempt)
         leadership = self._live.leadership
-        # Queues that were popped in order: what is in flight there comes again as everything else.
+        # In formerly orderly queues, messages in flight now expire like any.
         ending = [
             one.queue_key for one in taken if not header.order and self._is_orderly(one.queue_key)
         ]
@@ -286,9 +283,9 @@ class Pops:
                     attempt.rest,
                 )
             elif attempt.has_messages:
-                self._write_nothing(pop_request)  # a reset came between
+                self._write_nothing(pop_request)  # because of a concurrent reset
             else:
-                self._go_on(pop_request)  # only what its filter does not want was passed over
+                self._go_on(pop_request)  # the filter matched nothing
 
         self._steps.add([step for one in taken for step in one.steps(pop_ms, header)], done)
         self._answer_bytes += size
@@ -307,7 +304,7 @@ class Pops:
     # ---- waiting --------------------------------------------------------------------------
 
     def _hold(self, pop_request: PopRequest) -> bool:
-        """Keep a pop that found nothing; return False if it is to be answered now."""
+        """Hold an empty pop. Returns False if it must be answered now."""
         if pop_request.deadline_ms <= self._context.clock_ms() or self._context.life.stopping:
             return False
         header = pop_request.pop.header
@@ -339,7 +336,7 @@ class Pops:
                 return self._run(pop_request)
             except Refused as refused:
                 self._write_error(pop_request, refused)
-        except Exception as error:  # nothing that a consumer asks for may fail an apply
+        except Exception as error:  # a consumer's request must not fail an apply
             self._context.contained.failed("held_pop", error, pop_request.connection)
         return 0
 
@@ -401,9 +398,9 @@ class Pops:
         return ";".join(counts)
 
     def _with_handles(self, data: bytes, taken: Taken, header: PopHeader, pop_ms: int) -> bytes:
-        """Return retries as messages of the topic that was popped, with their handles, as Apache's
-        broker does: its clients could not tell them from others. One whose properties have no room
-        for the handle stays a message of the retry topic, by which clients make it themselves."""
+        """Return retries as messages of the popped topic with their handles, like Apache's broker.
+        If the handle does not fit, the message keeps the retry topic, and clients build the handle
+        themselves."""
         records: list[bytes] = []
         at = 0
         while at < len(data):

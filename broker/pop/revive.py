@@ -1,14 +1,13 @@
-"""Popped messages whose time is over: they come again, or become dead letters.
+"""Revival of popped messages at their deadline, as retries or dead letters.
 
-The leader keeps the deadlines of all batches in flight, and makes them anew from the table when it
-begins to lead. What is over is stored in the group's pop retry topic, or as a dead letter when it
-was tried as often as the group allows, in one frame with the note that it came again. So a message
-comes again exactly once, whoever leads, and not if its acknowledgement was committed before. An
-orderly batch stays where it is: its queue is open again, and pops that wait for it run.
+The leader keeps the deadlines of all batches in flight, rebuilt from the table after an election.
+Expired messages are stored in the group's pop retry topic, or as dead letters after its maximum of
+retries. The same frame records the revival, so a message is redelivered exactly once across
+leaders, and never after a committed acknowledgement. An orderly batch is not moved; its queue opens
+and waiting pops run.
 
-A batch that a client's heartbeats renew (`client`), in order or not, gets RENEWED_MS more as long
-as the client is there, until it is RENEWED_MS_MAX old. A client that is absent may come back in
-time.
+A batch that a client's heartbeats renew (`client`) gets RENEWED_MS more while the client is
+present, up to an age of RENEWED_MS_MAX. An absent client may return in time.
 """
 
 from __future__ import annotations
@@ -50,21 +49,21 @@ from .leader_state import Deliveries, LiveQueues
 
 log = logging.getLogger("raftmq.broker.revivals")
 
-COUNT_MAX = 128  # messages of one frame
-BYTES_MAX = 512 * 1024  # of one frame; a larger message goes alone
-CHECKS_MAX = 2_000  # deadlines looked at in one tick
-SPARE_MAX = 1_024  # deadlines of batches that have ended
-RETRY_MS = 500  # after a failed read or a refusal
+COUNT_MAX = 128  # messages per frame
+BYTES_MAX = 512 * 1024  # per frame; a larger message has its own frame
+CHECKS_MAX = 2_000  # per tick
+SPARE_MAX = 1_024  # of ended batches
+RETRY_MS = 500  # after a failed read or a rejection
 RENEWED_MS = 60_000
-RENEW_BEFORE_MS = 30_000  # the end
-ABSENT_CHECK_MS = 2_000  # between two looks whether a client that is absent has come back
-RENEWED_MS_MAX = 10_800_000  # 3 h, as Apache's proxy
+RENEW_BEFORE_MS = 30_000  # before the deadline
+ABSENT_CHECK_MS = 2_000  # between two checks of an absent client
+RENEWED_MS_MAX = 10_800_000  # 3 h, as in Apache's proxy
 
 Due = tuple[int, QueueKey, BatchKey]
 
 
 class Deadlines:
-    """When the batches in flight are to be looked at; one per broker."""
+    """Times at which the batches in flight are checked."""
 
     def __init__(self, context: Context) -> None:
         self._table = context.state.pops
@@ -76,12 +75,12 @@ class Deadlines:
         self._unseen.clear()
 
     def reload(self) -> None:
-        """Begin to take the deadlines of all batches from the table."""
+        """Start loading the deadlines of all batches."""
         self._due.clear()
         self._unseen = [queue_key for queue_key, queue in self._table.all_queues() if queue.batches]
 
     def load_some(self) -> None:
-        """Take some of what is left to learn."""
+        """Load some of the remaining deadlines."""
         count = 0
         while self._unseen and count < CHECKS_MAX:
             queue_key = self._unseen.pop()
@@ -90,24 +89,24 @@ class Deadlines:
             self.add_all(queue_key)
 
     def add_all(self, queue_key: QueueKey) -> None:
-        """Note when the batches of a queue are to be looked at."""
+        """Schedule all batches of a queue."""
         queue = self._table.get(queue_key)
         for key in () if queue is None else queue.batches:
             self.add(queue_key, key)
 
     def add(self, queue_key: QueueKey, key: BatchKey, not_before_ms: int = 0) -> None:
-        """Note when a batch is to be looked at, if it is still there."""
+        """Schedule a batch if it is in flight."""
         batch = self._table.batch(queue_key, key)
         if batch is not None:
             due_ms = batch.ends_ms
             if batch.client:
                 due_ms -= RENEW_BEFORE_MS
             heapq.heappush(self._due, (max(due_ms, not_before_ms), queue_key, key))
-            if len(self._due) > 2 * self._table.batch_count + SPARE_MAX:  # of ended ones, mostly
+            if len(self._due) > 2 * self._table.batch_count + SPARE_MAX:  # mostly of ended batches
                 self._drop_ended()
 
     def _drop_ended(self) -> None:
-        """Forget the entries of batches that have ended, and all but one of each other."""
+        """Remove the entries of ended batches, and duplicates."""
         first: dict[tuple[QueueKey, BatchKey], int] = {}
         for due_ms, queue_key, key in self._due:
             if self._table.batch(queue_key, key) is not None:
@@ -120,7 +119,7 @@ class Deadlines:
         return len(self._due)
 
     def next_due(self, now_ms: int) -> tuple[QueueKey, BatchKey] | None:
-        """Take out a batch that is due."""
+        """Remove and return a due batch."""
         if not self._due or self._due[0][0] > now_ms:
             return None
         _, queue_key, key = heapq.heappop(self._due)
@@ -133,7 +132,7 @@ class Deadlines:
 
 
 class Reviver:
-    """Lets messages come again; one per broker."""
+    """Revives expired messages."""
 
     def __init__(
         self,
@@ -147,8 +146,8 @@ class Reviver:
         is_present: Callable[[str, str], bool],
         opened: Callable[[str, str], None],
     ) -> None:
-        """`is_present(group, client)`: whether its heartbeats arrive; `opened(topic, group)`: a
-        queue that is popped in order is open again."""
+        """`is_present(group, client)` is True while its heartbeats arrive. `opened(topic, group)`
+        reports an open orderly queue."""
         self._context = context
         self._state = context.state
         self._table = context.state.pops
@@ -161,7 +160,7 @@ class Reviver:
         self._opened = opened
         self._wall_ms = context.wall_ms
         self._under_way = False
-        self._pause_until_ms = 0  # wall clock
+        self._pause_until_ms = 0  # by wall clock
         self._making: set[str] = set()  # topics being created
         self.revived_count = 0
         self.dead_count = 0
@@ -173,7 +172,7 @@ class Reviver:
         )
 
     def leadership_changed(self) -> None:
-        """Forget what is under way, which has ended; a ready leader's table says how."""
+        """Drop the revival in flight. A ready leader's table has its outcome."""
         self._live.clear()
         self._deliveries.clear()
         self._under_way = False
@@ -185,14 +184,14 @@ class Reviver:
             self.deadlines.clear()
 
     def tick(self) -> None:
-        """Handle some of the batches that are due."""
+        """Handle some of the due batches."""
         if not self._context.roles.leading or self._under_way:
             return
         now_ms = self._wall_ms()
         if now_ms < self._pause_until_ms:
             return
         self.deadlines.load_some()
-        # Of a small segment half: the heads of the records and the command come on top.
+        # Half of a small segment leaves space for record heads and the command.
         frame = _Frame(min(BYTES_MAX, self._sends.own_bytes_max // 2))
         for _ in range(CHECKS_MAX):
             due = self.deadlines.next_due(now_ms)
@@ -212,7 +211,7 @@ class Reviver:
     # ---- one batch ------------------------------------------------------------------------
 
     def _check(self, queue_key: QueueKey, key: BatchKey, now_ms: int, frame: _Frame) -> bool:
-        """Handle one batch that may be due; return whether the frame is full."""
+        """Handle a batch that may be due. Returns True if the frame is full."""
         batch = self._table.batch(queue_key, key)
         if batch is None:
             return False
@@ -225,7 +224,7 @@ class Reviver:
             )
             if renewable and self._is_present(queue_key[1], batch.client):
                 self._renew(queue_key, key, now_ms + RENEWED_MS)
-            elif renewable:  # it may come back, through another proxy
+            elif renewable:  # it may return through another proxy
                 self.deadlines.add(queue_key, key, min(ends_ms, now_ms + ABSENT_CHECK_MS))
             else:
                 self.deadlines.add(queue_key, key, ends_ms)
@@ -241,7 +240,7 @@ class Reviver:
 
         try:
             self._steps.add([("renew", *queue_key, *key, visible_ms)], done)
-        except Refused:  # too much is under way
+        except Refused:  # too many changes in flight
             self.deadlines.add(queue_key, key, self._wall_ms() + RETRY_MS)
 
     def _revive(self, queue_key: QueueKey, key: BatchKey, batch: Batch, frame: _Frame) -> bool:
@@ -274,7 +273,7 @@ class Reviver:
                 if isinstance(error, OSError):
                     self._context.log.read_failed(error, partial(self._read, queue_key, offset))
                 continue
-            except Exception as error:  # no message keeps others from coming again
+            except Exception as error:  # a bad message must not block the rest
                 self._context.contained.failed("revival", error)
                 continue
             if record is not None:
@@ -285,7 +284,7 @@ class Reviver:
                 )
             mask |= bit
         else:
-            if batch.pending & ~mask:  # the rest is being acknowledged, or cannot come now
+            if batch.pending & ~mask:  # in acknowledgement, or unreadable for now
                 self.deadlines.add(queue_key, key, self._wall_ms() + RETRY_MS)
         if mask:
             frame.steps.append(("revived", *queue_key, *key, mask))
@@ -296,8 +295,8 @@ class Reviver:
     def _read(
         self, queue_key: QueueKey, offset: int, budget: ReadBudget | None = None
     ) -> MessageRecord | None:
-        """Return a message; None: the log does not have it any more, or the budget is used up.
-        Raises OSError, StoreError, RecordError."""
+        """Return a message, or None if it is deleted or the budget is used up. Raises OSError,
+        StoreError, RecordError."""
         result = self._context.store.reads.get_messages(
             queue_key[0], queue_key[2], offset, 1, BYTES_MAX, budget=budget
         )
@@ -306,7 +305,7 @@ class Reviver:
         return decode_record(result.buffers[0], check_body=False)
 
     def _have(self, topic: TopicConfig) -> bool:
-        """Return whether the topic exists; have it created if not."""
+        """Return True if the topic exists, else create it."""
         if self._state.topics.get(topic.name) is not None:
             return True
         if topic.name not in self._making:
@@ -330,7 +329,7 @@ class Reviver:
             if leadership != self._live.leadership:
                 return
             if error is not None and is_unknown(error):
-                # Whatever became of it is certain once something behind it is applied.
+                # Once a later command is applied, the outcome is final.
                 self._context.log.propose_then(pop_command(()), settled)
                 return
             settled(error)
@@ -354,7 +353,7 @@ class Reviver:
             return
         try:
             self._sends.store(frame.messages, command, ended)
-        except Exception as error:  # nothing is stored: what was held may be acknowledged
+        except Exception as error:  # nothing is stored, so the messages may be acknowledged
             settled(error)
             if not isinstance(error, Refused):
                 raise
@@ -364,7 +363,7 @@ class Reviver:
 
 
 class _Frame:
-    """The messages to be stored in one frame: of `bytes_max` bytes together, or a larger one."""
+    """The messages of a frame, of at most `bytes_max` or a single larger message."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -392,9 +391,8 @@ def _size_of(message: Outgoing) -> int:
 def again(
     record: MessageRecord, topic: str, group: str, pop_ms: int, config: SubscriptionGroup
 ) -> tuple[Outgoing, TopicConfig]:
-    """Return the message to store for one that was not acknowledged, and the topic for it: the
-    group's retries of `topic`, or its dead letters. If its properties have no room for where it
-    comes from, nothing is added."""
+    """Return the redelivery of an unacknowledged message and its topic, for the group's retries of
+    `topic` or its dead letters. If the origin does not fit the properties, they are unchanged."""
     properties = decode_properties(record.properties)
     record_origin(properties, record.topic, popped_topic(record.topic, group))
     properties.setdefault(FIRST_POP_TIME, str(pop_ms))

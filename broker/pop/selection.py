@@ -1,19 +1,18 @@
-"""Decides which messages a pop gets: reads the log and this leader's tables, changes nothing.
+"""Selects the messages of a pop, from the log and the leader's tables.
 
-A pop looks at its queues one after the other, and in every fifth case at the retries first, as
-Apache's broker does. In each queue it begins where the group's last pop ended. It ends at the
-number of messages asked for, at the bytes of one answer, or when all queues were looked at. Its
-filter may do as much work as in one read, and all its reads have the budget of one request; it
-leaves out the queues for which none is left, and the group's next pop begins with the first of
-these.
+A pop reads its queues in turn, starting with the retries in every fifth pop, as in Apache's broker.
+Each queue starts at the end of the group's last pop. The pop ends at its number of messages, at the
+size limit of a response, or after the last queue. All its reads share the work of a filter and the
+budget of a request. Queues without remaining work are skipped, and the group's next pop starts with
+them.
 
-In order, a queue whose last messages are not all acknowledged is closed until their time is over;
-then those that were not come again, alone: new messages follow when they are acknowledged. The same
-receive attempt repeated (`attempt_id`) gets the same messages.
+An orderly queue with unacknowledged messages is closed until their deadline. Then only these are
+redelivered, before any new messages. A repeated receive attempt (`attempt_id`) gets the same
+messages.
 
-Without order, a repeated attempt whose messages heartbeats renew gets the same ones, under the same
-handles (`RepeatedAttempts`): its answer was lost, and they would stay in flight for as long as the client
-lives. They are in flight as the log says, so nothing is changed: they are read and told once more.
+Without order, a repeated attempt of a client with renewal gets its messages and handles again
+(`RepeatedAttempts`). Its response was lost, and they would stay in flight for the client's
+lifetime. Nothing is logged, because they are in flight already.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raftmq.broker.pops")
 
-RETRIES_FIRST = 5  # one of so many pops looks at the retries first (popFromRetryProbability 20)
-NEW_MAX = 100  # queues in which a group begins with one command
-STOPS_MAX = 1_000  # of topics and groups; one that is forgotten begins where its turn is
-ATTEMPT_BATCHES_MAX = 1_000  # the newest batches of each queue; an attempt is repeated soon
+RETRIES_FIRST = 5  # every fifth pop (popFromRetryProbability 20)
+NEW_MAX = 100  # new queues per command
+STOPS_MAX = 1_000  # of topics and groups; a dropped entry only changes the first queue
+ATTEMPT_BATCHES_MAX = 1_000  # newest batches per queue; attempts are repeated soon
 _SIZE = struct.Struct(">i")
 _QUEUE_OFFSET = struct.Struct(">q")
 _OFFSET_AT = 20  # in a record
 ALL = Filter()
-# The queue has nothing at this offset any more, or not yet: it goes on elsewhere.
+# No message at this offset any more or yet.
 MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY)
 SKIPPED = (
     GetStatus.NO_MATCHED_MESSAGE,
@@ -62,16 +61,16 @@ SKIPPED = (
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """A pop that passed the checks. `message_filter` is its filter."""
+    """A checked pop."""
 
     header: PopHeader
     message_filter: Filter
 
 
 class Taken(NamedTuple):
-    """The part of a pop that one queue gives: its cursor goes from `before` to `after`. `start` is
-    where it began to read; `mark`: the reset that it obeys; `commit`: the group's offset then;
-    `gone`: offsets that were to come again, in order, and that retention deleted."""
+    """A pop's messages of a queue. Its cursor moves from `before` to `after`; reading began at
+    `start`. `mark` is the reset applied and `commit` the group's new offset. `gone` are offsets to
+    redeliver in order that retention deleted."""
 
     queue_key: QueueKey
     before: int
@@ -90,7 +89,7 @@ class Taken(NamedTuple):
         who = (header.renewed_by, header.attempt_id, header.order)
         head = ("take", *self.queue_key, self.before)
         steps: list[Step] = []
-        if self.gone:  # a batch of its own, which ends at once
+        if self.gone:  # a batch that ends immediately
             gone, everything = list(self.gone), (1 << len(self.gone)) - 1
             steps += [
                 (*head, self.before, gone[0], pop_ms, pop_ms, gone, *who),
@@ -115,16 +114,16 @@ class Taken(NamedTuple):
 
 
 class Attempt:
-    """One pop as far as it has come."""
+    """A pop in progress."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
         self.taken: list[Taken] = []
-        self.count = count  # messages that it still wants
-        self.size_bytes = size_bytes  # and bytes
-        self.rest = 0  # messages behind, in the queues looked at
+        self.count = count  # remaining messages
+        self.size_bytes = size_bytes  # remaining bytes
+        self.rest = 0  # messages behind, in all queues read
         self.budget = ReadBudget()
         self.work = Work(WORK_MAX)  # for its filter
-        self.retry_work = Work(WORK_MAX)  # to tell the group's retries from others'
+        self.retry_work = Work(WORK_MAX)  # to separate the group's retries
 
     @property
     def has_messages(self) -> bool:
@@ -137,7 +136,7 @@ class Attempt:
 
 
 class Taker:
-    """Decides pops; one per broker."""
+    """Selects messages for pops."""
 
     def __init__(self, context: Context, live: LiveQueues) -> None:
         self._config = context.config
@@ -149,10 +148,11 @@ class Taker:
         self._wall_ms = context.wall_ms
         self._live = live
         self._turn = 0
-        self._stops: dict[tuple[str, str], int] = {}  # by topic and group: where work was used up
+        # by topic and group, the queue where work ended
+        self._stops: dict[tuple[str, str], int] = {}
 
     def attempt(self, pop: Pop) -> Attempt:
-        """Return what the pop gets now. Raises StoreError, OSError."""
+        """Select the pop's messages. Raises StoreError, OSError."""
         header, config = pop.header, self._config
         count_max = min(header.count_max, COUNT_MAX)
         attempt = Attempt(count_max, config.max_transfer_bytes_on_message_in_memory)
@@ -179,9 +179,9 @@ class Taker:
         return attempt
 
     def _new_queues(self, header: PopHeader) -> list[QueueKey]:
-        """Return queues of which the group has no offset, and that with INIT_MAX. Where it begins
-        there is put into the log before anything is popped, as Apache's brokers do: what is stored
-        between two pops that find nothing is not skipped, however much it is."""
+        """Return the queues without a group offset, with INIT_MAX. The initial offset is logged
+        before the first pop, as in Apache's brokers, so messages stored between two empty pops are
+        not skipped."""
         topic, group = header.topic, header.consumer_group
         topic_config = self._state.topics.get(topic)
         if header.init_mode != INIT_MAX or topic.startswith(RETRY_PREFIX) or topic_config is None:
@@ -189,12 +189,12 @@ class Taker:
         popped = self._table.queues.get((topic, group), {})
         committed = self._state.offsets.offsets.get((topic, group), {})
         asked = range(topic_config.read_queue_count) if header.queue_id < 0 else (header.queue_id,)
-        new = sorted(set(asked).difference(popped, committed))  # by C code: mostly there are none
+        new = sorted(set(asked).difference(popped, committed))  # usually empty, at C speed
         queue_keys = ((topic, group, queue_id) for queue_id in new)
         return list(islice((one for one in queue_keys if self._live.next_of(one) is None), NEW_MAX))
 
     def pop_ms(self, attempt: Attempt) -> int:
-        """Return the time of the pop: now, or later than all pops before of the same messages."""
+        """Return the time of the pop, which is later than all earlier pops of its messages."""
         pop_ms = self._wall_ms()
         for taken in attempt.taken:
             queue = self._table.get(taken.queue_key)
@@ -204,11 +204,11 @@ class Taker:
         return pop_ms
 
     def _sources(self, pop: Pop) -> Iterator[tuple[str, int, Filter]]:
-        """Yield the queues that a pop looks at, in the order of this turn, each with its filter."""
+        """Yield the queues of a pop in this turn's order, with their filters."""
         header = pop.header
         self._turn += 1
         retries: list[tuple[str, int, Filter]] = []
-        if not header.order:  # in order, messages come again from the queue itself
+        if not header.order:  # orderly messages are redelivered from the queue itself
             name = pop_retry_topic(header.topic, header.consumer_group)
             topic = self._state.topics.get(name) if name != header.topic else None
             count = 0 if topic is None else topic.read_queue_count
@@ -292,7 +292,7 @@ class Taker:
                 size += one.size_bytes
             elif offset < one.min_offset:
                 gone.append(offset)
-            elif attempt.budget.spent:  # what follows it must wait for it
+            elif attempt.budget.spent:  # the following messages must wait for it
                 break
         cursor, before, mark = self._cursor(queue_key)
         after = cursor
@@ -315,8 +315,8 @@ class Taker:
         return Taken(queue_key, before, after, start, offsets, buffers, size, mark, commit, gone)
 
     def _again(self, queue: PopQueue | None, attempt_id: str) -> tuple[list[int] | None, bool]:
-        """Return what comes again in order, None while the queue is closed; and whether the same
-        attempt is repeated."""
+        """Return the offsets to redeliver in order, or None while the queue is closed, and whether
+        the attempt is repeated."""
         if queue is None:
             return [], False
         batch = queue.order_batch
@@ -330,8 +330,8 @@ class Taker:
         return (again if repeated else sorted([*again, *left])), repeated
 
     def _cursor(self, queue_key: QueueKey) -> tuple[int, int, int | None]:
-        """Return where the next pop of the queue begins, what the table will have as its cursor
-        then, and the mark of a reset that the group has not obeyed yet."""
+        """Return the start of the queue's next pop, the table's cursor by then, and the mark of a
+        reset not applied yet."""
         following = self._live.next_of(queue_key)
         topic, group, queue_id = queue_key
         offsets = self._state.offsets
@@ -343,15 +343,15 @@ class Taker:
         if queue is None:
             start = self._min_offset(queue_key) if known is None else known
             return start, start, mark
-        # In order, the group's offset is behind. A pop that was decided before a reset may have
-        # moved the queue since, and consumers may have pulled meanwhile.
+        # In order, the group's offset lags. A pop decided before a reset, or a pull, may have moved
+        # the queue since.
         if known is None or (queue.is_orderly and mark is None):
             known = max(queue.next, known or 0)
         return known, queue.next, mark
 
     def _initial(self, queue_key: QueueKey) -> int:
-        """Return where a new group begins with INIT_MAX, by Apache's rule: at the last message, but
-        at the first of a queue of which nothing was deleted and all is in memory."""
+        """Return a new group's first offset with INIT_MAX, like Apache. It is the last message, or
+        the first if nothing was deleted and all is in memory."""
         queue = self._store.queues.queue(queue_key[0], queue_key[2])
         if queue is None or queue.min_offset == queue.max_offset:
             return 0 if queue is None else queue.max_offset
@@ -393,7 +393,7 @@ class Taker:
 
 
 class RepeatedAttempts:
-    """Finds what an attempt got before; one per broker."""
+    """Finds the messages of a repeated attempt."""
 
     def __init__(self, context: Context) -> None:
         self._config = context.config
@@ -401,7 +401,7 @@ class RepeatedAttempts:
         self._reads = context.store.reads
 
     def of(self, header: PopHeader) -> tuple[list[Taken], int]:
-        """Return what the attempt got and has not acknowledged, and the time of that pop."""
+        """Return the attempt's unacknowledged messages, and the time of their pop."""
         if not header.renewed_by or not header.attempt_id or header.order:
             return [], 0
         group = header.consumer_group
@@ -422,7 +422,7 @@ class RepeatedAttempts:
         return [taken for taken in again if taken.offsets], pop_ms
 
     def _read(self, queue_key: QueueKey, key: BatchKey, batch: Batch, budget: ReadBudget) -> Taken:
-        """Return the messages of a batch that the budget allows to read."""
+        """Read the messages of a batch within the budget."""
         offsets: list[int] = []
         buffers: list[bytes] = []
         size = 0
@@ -441,7 +441,7 @@ class RepeatedAttempts:
 
 
 def _offsets(result: GetResult, start: int) -> tuple[Sequence[int], int]:
-    """Return the offsets of the messages read, and where the queue goes on."""
+    """Return the offsets of the messages, and the next offset of the queue."""
     if result.status is not GetStatus.FOUND:
         return (), result.next_offset if result.status in SKIPPED else start
     if result.next_offset - start == result.message_count:

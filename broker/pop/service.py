@@ -1,4 +1,4 @@
-"""Pop consumption of one broker: its parts, joined in one place."""
+"""The composition of a broker's pop consumption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .revive import Deadlines, Reviver
 
 
 class Popping:
-    """Everything that a broker does for consumers that pop."""
+    """All services of a broker for popping consumers."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Popping:
         asks: RemotingClient,
         refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
-        """`asks` sends to name servers; `refusal` makes the answer for an error."""
+        """`asks` connects to name servers; `refusal` encodes an error."""
         self._context = context
         gate = Gate(context, commits.has_room)
         live = LiveQueues()
@@ -80,7 +80,7 @@ class Popping:
         self.arrived = waiting.arrived
 
     def closed(self, connection: PopConnection) -> None:
-        """A connection ended: nobody hears what it was told last, or waits over it."""
+        """Handle a closed connection."""
         self._deliveries.closed(connection)
         self.pops.waiting.closed(connection)
 

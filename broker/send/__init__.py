@@ -1,1 +1,1 @@
-"""The way from a send request to a frame in the log, and the answer."""
+"""Sends, from the request to a frame in the log and the response."""

@@ -1,7 +1,7 @@
-"""Creates topics when messages are sent to them, and keeps the sends that wait for that.
+"""Auto-creation of topics by sends, and the sends that wait for it.
 
-The topic is created through the log. Bounds: CREATIONS_MAX topics at one time, `topicsMax` in all,
-and the bytes that the send path counts (waitingBytesMax).
+The log creates the topic. Limits are CREATIONS_MAX topics at a time, `topicsMax` in total, and the
+bytes that the send path counts (waitingBytesMax).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..tables.state import BrokerState, put_topic
 from ..tables.topics import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX, auto_created
 from .queue import HeldSend
 
-WAITING_OVERHEAD_BYTES = 512  # the cost of a waiting send besides its record; counted, too
-CREATIONS_MAX = 1_000  # topics being auto-created at one time
+WAITING_OVERHEAD_BYTES = 512  # counted for a waiting send besides its record
+CREATIONS_MAX = 1_000
 
-# Called with the sends that waited, their topic, and why it was not created (None: it was).
+# Called with the waiting sends, their topic, and the error if the topic was not created.
 Created = Callable[[list[HeldSend], str, Exception | None], None]
 
 
 class Creations:
-    """Creates topics and keeps the sends that wait for them. `propose(payload, done)` proposes a
-    command and calls `done(None)` once it is applied, or `done(error)`."""
+    """Topics in creation and their waiting sends. `propose(payload, done)` calls `done(None)` once
+    the command is applied, or `done(error)`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""The outcomes of messages that the broker stores itself: delayed messages that are due, retries,
-ends of transactions, and recalls.
+"""Outcomes of messages that the broker stores itself.
 
-`SendPath.store` calls `done` once: with None if the messages are stored, with `Refused` if they
-certainly are not, with `OutcomeUnknown` if they may be.
+These are due delayed messages, retries, ends of transactions, and recalls. `SendPath.store` calls
+`done` once, with None if the messages are stored, with `Refused` if they are not, or with
+`OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from raftmq.remoting.codes import ResponseCode
 
-# With these the message is stored; the last three say for what classic mode waited in vain.
+# The message is stored. With the last three, classic mode timed out waiting for a disk or a slave.
 STORED_CODES = (
     ResponseCode.SUCCESS,
     ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -24,7 +24,7 @@ Done = Callable[[Exception | None], None]
 
 
 def is_unknown(error: Exception) -> bool:
-    """Return whether this error leaves open whether the message is, or will be, stored."""
+    """Return True if the message may still be stored."""
     return bool(getattr(error, "outcome_unknown", False))
 
 
@@ -35,12 +35,11 @@ class Ended:
         self._outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     def __call__(self, error: Exception | None) -> None:
-        if not self._outcome.done():  # else the waiter is gone
+        if not self._outcome.done():  # the waiter may be cancelled
             self._outcome.set_result(error)
 
     async def stored(self) -> None:
-        """Wait until the outcome is known; return if it is stored. Raises OutcomeUnknown,
-        Refused."""
+        """Return once the message is stored. Raises OutcomeUnknown, Refused."""
         error = await self._outcome
         if error is not None:
             raise error

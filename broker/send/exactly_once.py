@@ -1,9 +1,8 @@
-"""Writers on the leader: which of their requests is stored, answered again, or refused
-(broker/tables/writers.py has the table and the words). Pure.
+"""Exactly-once writers on the leader (broker/tables/writers.py has the table).
 
-One request for each queue of a writer may be in flight. So requests cannot overtake each other, and
-none can be stored if the one before it was refused. Nothing of a writer may be in flight while it
-is opened or deleted: what is stored before is in the watermarks that the opener is told.
+A writer has at most one request per queue in flight. So its requests keep their order, and none is
+stored after a rejected one. While a writer is opened or deleted it has no request in flight, so the
+watermarks that the open returns are final.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FENCED, UNKNOWN_WRITER, OUT_OF_SEQUENCE = "FENCED", "UNKNOWN_WRITER", "OUT_OF_SE
 
 
 class Written(NamedTuple):
-    """A request of a writer that is under way."""
+    """A writer's request in flight."""
 
     writer: WriterKey
     queue_id: int
@@ -36,22 +35,22 @@ class Written(NamedTuple):
 
     @property
     def command(self) -> bytes:
-        """The command that goes into one frame with the request's messages."""
+        """The command that shares a frame with the request's messages."""
         return wrote(self.writer, self.queue_id, self.mark)
 
 
 class WriterRequests:
-    """The requests of writers that are in flight, and the writers being opened or deleted."""
+    """Requests of writers in flight, and writers being opened or deleted."""
 
     def __init__(self, table: WriterTable) -> None:
         self._table = table
         self._in_flight: set[tuple[WriterKey, int]] = set()
         self._changing: set[WriterKey] = set()
-        self.repeat_count = 0  # requests that were stored already and not stored again
+        self.repeat_count = 0  # requests that were already stored
 
     def check(self, ext: Mapping[str, str], topic: str, queue_id: int) -> Written | None:
-        """Return the request if it is to be stored; None: it was stored already. Raises Refused,
-        KeyError, HeaderError."""
+        """Return the request to store, or None if it is already stored. Raises Refused, KeyError,
+        HeaderError."""
         if queue_id < 0:
             raise Refused(ResponseCode.INVALID_PARAMETER, "a writer's request names its queue")
         key = topic, ext["writer"]
@@ -79,12 +78,12 @@ class WriterRequests:
         self._in_flight.add((written.writer, written.queue_id))
 
     def finish(self, written: Written) -> None:
-        """Note that a request was stored, or certainly was not."""
+        """Record that a request was stored or rejected."""
         self._in_flight.discard((written.writer, written.queue_id))
 
     def start_change(self, key: WriterKey) -> None:
-        """Let no request of the writer begin until `finish_change`. Raises Refused while one is in
-        flight, or another change."""
+        """Block the writer's requests until `finish_change`. Raises Refused while a request or
+        change of the writer is in flight."""
         if key in self._changing or any(writer == key for writer, _ in self._in_flight):
             raise busy(f"a request of writer {key[1]} is in flight; try again", retriable=True)
         self._changing.add(key)

@@ -1,13 +1,11 @@
-"""The fast path from a send's frame to its record, for sends similar to earlier ones. Pure.
+"""The fast path from a send's frame to its record, for sends like earlier ones.
 
-Nearly every send differs from an earlier one only in its body, its UNIQ_KEY and its time. Of such a
-send only these are parsed, and everything else is looked up: its queue, its numbers, the meaning of
-its other properties. A send that is not found here, or is unusual in any way, takes the general
-path (`SendPath.admit`, broker.messages.send_request), which knows all forms, reports what is wrong,
-and remembers what is looked up here. Both make the same record of a send
-(tests/broker/send/test_fast_path.py).
+Most sends differ from an earlier send only in body, UNIQ_KEY and time. Only these are parsed;
+queue, numbers and the meaning of all other properties are looked up. Any other send uses the
+general path (`SendPath.admit`, broker.messages.send_request), which fills these caches. Both paths
+build the same record (tests/broker/send/test_fast_path.py).
 
-Measured on a leader: of 4.5 microseconds a send from its frame to the waiting list, 2.4 are left.
+Measured on a leader, frame to waiting list: 2.4 microseconds per send instead of 4.5.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from raftmq.remoting.errors import HeaderError
 from ..errors import Refused
 from ..messages.send_request import Record, SendRules, SendTopic, born_ms_of
 
-# The beginning of headers worth a try: Java's clients and ours write the code first.
+# Java's clients and ours write the code first.
 PLAIN_START = b'{"code":310,'
 
 
 class PlainFields(Struct, gc=False, forbid_unknown_fields=True):
-    """SEND_MESSAGE_V2's fields, under their names on the wire. Only the first seven are looked at;
-    the others are declared so that they, too, are checked to be texts. Any other field is odd."""
+    """The header fields of SEND_MESSAGE_V2. Only the first seven are used. The rest are declared so
+    that their type is checked; any unknown field disables the fast path."""
 
     b: str  # topic
     e: str  # queue id
@@ -62,7 +60,7 @@ class PlainSend(Struct, gc=False):
     opaque: Int32
     fields: PlainFields = field(name="extFields")
     version: Int32 = 0
-    remark: None = None  # a request that has one is odd
+    remark: None = None  # a request with a remark uses the general path
 
 
 # Decode a PlainSend. Raises msgspec.MsgspecError, RecursionError or ValueError.
@@ -72,7 +70,7 @@ decode_plain = Decoder(PlainSend).decode
 def plain_record(
     fields: PlainFields, body: bytes, topic: SendTopic, born_host: bytes, rules: SendRules
 ) -> tuple[Record, str] | None:
-    """Return the record and the client's message id; None: take the general path."""
+    """Return the record and the client's message id, or None if the send needs the general path."""
     queue = topic.chosen.get(fields.e)
     numbers = rules.numbers.get((fields.f, fields.h, fields.j))
     born_ms = rules.born_times.get(fields.g)

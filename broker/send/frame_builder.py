@@ -1,10 +1,9 @@
-"""Building one frame from waiting sends, and formatting answers: pure, the rest of the hot path.
+"""Builds frames from waiting sends, and formats SEND_OK responses.
 
-`build_records` is the one loop that gives records their queue offset, physical offset and store
-timestamp. It also packs the consume-queue units, so that the leader does not parse its own frame
-again when it applies it (tests hold this equal to store.dispatch's result). `build_frame` puts a
-frame header before its result; in classic mode there is none. `AnswerFormat` formats a SEND_OK as
-bytes: the header is a fixed JSON text with five holes.
+`build_records` gives records their queue offset, physical offset and store timestamp. It also packs
+the ConsumeQueue entries, so the leader does not parse its own frame when it applies it (tests
+compare them with store.dispatch). `build_frame` adds a frame header, which classic mode does not
+have. `AnswerFormat` formats the header of SEND_OK from a JSON template with five values.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 from ..messages.send_request import MAGIC_V1, MAGIC_V2, Record, SendQueue
 
 _PREFIX = struct.Struct(">ii")
-_SIZES = 1024  # headers up to this size have a ready-made prefix
+_SIZES = 1024  # larger headers are packed when needed
 _PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
 
 
@@ -36,9 +35,9 @@ def build_frame(
     now_ms: int,
     store_host: bytes,
     command: bytes = b"",
-) -> tuple[Frame, list[int], list[int], list[EntryBatch]]:
-    """Build and seal the frame of `command` and `records`, whose sizes add up to `payload_size`.
-    Returns it, and `build_records`' results except the payload."""
+) -> tuple[Frame, list[int], list[int], list[Units]]:
+    """Build and seal the frame of `command` and `records`, of `payload_size` bytes in sum. Returns
+    the frame and the results of `build_records` except the payload."""
     frame_position = allocate(HEADER_SIZE_BYTES + payload_size)
     payload, positions, offsets, groups = build_records(
         records, frame_position + HEADER_SIZE_BYTES + len(command), now_ms, store_host
@@ -60,8 +59,8 @@ def build_frame(
 
 
 def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
-    """Return the places of each queue's records, in order; the queues as they first appear. In this
-    order records are stored, so that a pull of one queue reads whole stretches of the log."""
+    """Return the record indexes of each queue, in order of appearance. Records are stored in this
+    order, so that pulls of a queue read contiguous bytes."""
     indexes_by_queue: dict[SendQueue, list[int]] = {}
     get = indexes_by_queue.get
     for at, record in enumerate(records):
@@ -75,13 +74,13 @@ def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
 
 def build_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
-) -> tuple[bytes, list[int], list[int], list[EntryBatch]]:
-    """Build the stored form of records, `by_queue`, the first of them at `position`.
+) -> tuple[bytes, list[int], list[int], list[Units]]:
+    """Encode records in the order of `by_queue`, the first at `position`.
 
-    Every `tail` begins with the topic length: one byte, not 0, in a V1 record; two bytes, the first
-    of them 0, in a V2 record. Returns the bytes, each record's physical offset, each record's queue
-    offset, and the consume-queue entries by queue. The queues' `next_offset` advance. Raises
-    struct.error, and changes nothing then.
+    Each `tail` starts with the topic length, one nonzero byte in a V1 record, or two bytes of which
+    the first is 0 in V2. Returns the bytes, the physical offset and the queue offset of each
+    record, and the ConsumeQueue entries per queue. Advances `next_offset` of the queues. Raises
+    struct.error without any change.
     """
     chunks: list[bytes] = []
     add = chunks.append
@@ -142,8 +141,8 @@ def build_records(
 
 
 class AnswerFormat:
-    """Formats the answers to stored sends: SEND_OK, or the `code` of another such status. Built
-    once from the broker's address, region and trace flag."""
+    """Formats SEND_OK, or the status `code`, for stored sends. Built once from address, region and
+    trace flag."""
 
     __slots__ = ("_code", "_end", "_ext", "_middle", "_plain", "_start", "host")
 
@@ -151,7 +150,7 @@ class AnswerFormat:
         fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
         self._code = code
         self._ext = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
-        self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 digits of offset
+        self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 hex digits of offset
         self._start = f'{{"code":{code},"extFields":{{{fields},"msgId":"'
         self._middle = '},"flag":1,"language":"PYTHON","opaque":'
         self._end = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
@@ -166,8 +165,8 @@ class AnswerFormat:
     def plain(
         self, opaque: int, position: int, queue_id: int, queue_offset: int, unique_key: str
     ) -> bytes:
-        """Format `success` for one message by its position; nearly every answer is one."""
-        if not unique_key.isalnum():  # something in it that JSON may have to escape
+        """Format `success` for a message by its position, as nearly all responses need it."""
+        if not unique_key.isalnum():  # it may need JSON escapes
             ids = f"{self.host}{position:016X}"
             return self.success(opaque, ids, queue_id, queue_offset, unique_key)
         changing = (position, queue_id, queue_offset, unique_key.encode(), opaque)
@@ -178,8 +177,8 @@ class AnswerFormat:
     def success(
         self, opaque: int, message_ids: str, queue_id: int, queue_offset: int, unique_key: str
     ) -> bytes:
-        """Format one complete response frame, JSON header, no body."""
-        if unique_key.isalnum():  # nothing in it that JSON would have to escape
+        """Format a complete response frame with a JSON header and no body."""
+        if unique_key.isalnum():  # it needs no JSON escapes
             transaction = f',"transactionId":"{unique_key}"'
         else:
             transaction = f',"transactionId":{_quoted(unique_key)}' if unique_key else ""
@@ -199,9 +198,8 @@ class AnswerFormat:
         unique_key: str,
         recall_handle: str = "",
     ) -> bytes:
-        """Format the answer to any send, of one message or a batch, in the header codec of the
-        request. `request`: opaque and header codec; `positions`: where its messages are in the
-        log."""
+        """Format the response to a send or batch. `request` is opaque and header codec; `positions`
+        are the physical offsets of its messages."""
         opaque, serialize_type = request
         ids = ",".join([f"{self.host}{position:016X}" for position in positions])
         if serialize_type == JSON and not recall_handle:
@@ -220,7 +218,7 @@ class AnswerFormat:
         serialize_type: int,
         recall_handle: str = "",
     ) -> bytes:
-        """Format `success` in another header codec, or with a timer message's recall handle."""
+        """Format `success` in any header codec, with a timer message's recall handle if given."""
         ext = {"msgId": message_ids, "queueId": str(queue_id), "queueOffset": str(queue_offset)}
         if unique_key:
             ext["transactionId"] = unique_key

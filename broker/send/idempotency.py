@@ -1,6 +1,4 @@
-"""Idempotent sends on the leader: repeated attempts that wait while the first is in flight, and the
-command that notes the results (broker.tables.idempotent_sends has the table). Pure.
-"""
+"""Idempotent sends in flight (broker.tables.idempotent_sends has the table)."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from ..tables.idempotent_sends import Key, Once
 from .frame_builder import by_queue
 from .queue import Group, Sender
 
-WAITING_MAX = 10_000  # repeated attempts that wait for the first one's outcome
+WAITING_MAX = 10_000  # repeated attempts, over all sends
 
 
 class Repeats:
-    """The idempotent sends in flight, and the repeated attempts that wait for each."""
+    """Idempotent sends in flight, and the repeated attempts that wait for each."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, list[tuple[Sender, int]]] = {}
         self._count = 0
 
     def join(self, key: Key, sender: Sender, now_ms: int) -> bool:
-        """Let an attempt wait if the first one with its key is in flight; return whether it is.
+        """Add an attempt to the first with its key, if that is in flight. Returns True if so.
         Raises Refused at the limit."""
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -40,8 +38,7 @@ class Repeats:
         self._waiting[key] = []
 
     def finish(self, sends: Iterable[Once]) -> list[tuple[Once, Sender]]:
-        """Return (send, sender) of each attempt that waits for these sends, whose outcome is known
-        now."""
+        """Return (send, sender) of each attempt that waits for these decided sends."""
         waiters: list[tuple[Once, Sender]] = []
         for once in sends:
             waiters += [(once, sender) for sender, _ in self._waiting.pop(once.key, ())]
@@ -49,8 +46,8 @@ class Repeats:
         return waiters
 
     def overdue(self, before_ms: int) -> Sequence[Sender]:
-        """Remove and return the senders that have waited since `before_ms` or longer; they are to
-        be told that the outcome is unknown."""
+        """Remove and return the senders that have waited since `before_ms`; their outcome is
+        unknown."""
         if not self._count:
             return ()
         senders: list[Sender] = []
@@ -64,8 +61,8 @@ class Repeats:
 
 
 def sent_once(group: Group, host: bytes, limits: BrokerConfig) -> bytes:
-    """Return the command that notes a group's idempotent sends. The group is about to become a
-    frame, and its queues have not advanced yet. `host`: the STOREHOST that its records get."""
+    """Return the command that records a group's idempotent sends. Call it before the queues
+    advance. `host` is the STOREHOST of the records."""
     assert group.once is not None
     by_index = {once.at: once for once in group.once}
     sends: list[tuple[str, str, int, int, int]] = []

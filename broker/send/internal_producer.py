@@ -1,4 +1,4 @@
-"""Sends from inside the broker (HTTP, replies), by the path of clients' sends."""
+"""Sends from inside the broker (HTTP, replies), through the send path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 
 
 class Receives(Protocol):
-    """The part of the send path that takes sends."""
+    """The part of the send path used here."""
 
     def receive(
         self, sender: Any, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
@@ -27,7 +27,7 @@ class Receives(Protocol):
 
 
 class InsideSend:
-    """Takes the answer to one send that no client sent."""
+    """Receives the response to an internal send."""
 
     def __init__(self) -> None:
         self.stored: asyncio.Future[tuple[int, SendResponseHeader]] = (
@@ -35,12 +35,12 @@ class InsideSend:
         )
 
     def write(self, data: bytes) -> bool:
-        """Take the answer of a send that is stored."""
+        """Accept the response of a stored send."""
         reader = FrameReader(FRAME_SIZE_BYTES_MAX)
         reader.receive_data(data)
         frame = reader.next_frame()
         assert frame is not None, "an answer is written whole"
-        if not self.stored.done():  # else the sender no longer waits
+        if not self.stored.done():  # the sender may have stopped waiting
             answer = decode_command(frame)
             self.stored.set_result((answer.code, SendResponseHeader.parse(answer.ext)))
         return True
@@ -49,19 +49,19 @@ class InsideSend:
         return self.write(b"".join(frames))
 
     def refused(self, refusal: Refused | OutcomeUnknown) -> None:
-        """Take the error of a send that is not stored, or not known to be."""
+        """Accept the error of a send that is not, or may not be, stored."""
         if not self.stored.done():
             self.stored.set_exception(refusal)
 
     def abort(self, reason: str) -> None:
-        """Fail the send, whose answer could not be made."""
+        """Fail a send after an error in its response."""
         self.refused(OutcomeUnknown(reason))
 
 
 async def send(
     sends: Receives, header: SendHeader, body: bytes, born_host: bytes
 ) -> tuple[int, SendResponseHeader]:
-    """Store a message; return how it is stored (one of STORED_CODES) and where. Raises Refused,
+    """Store a message. Returns a code of STORED_CODES and the response header. Raises Refused,
     OutcomeUnknown."""
     inside = InsideSend()
     sender = (inside, 0, 0, JSON)

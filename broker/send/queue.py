@@ -1,16 +1,14 @@
-"""Sends that wait to be stored, and sends in flight, in groups that share a frame or a batch.
+"""Waiting sends and sends in flight, in groups that share a frame or a batch.
 
-A `Group` becomes one frame (Raft mode) or one batch (classic mode), with everything in it: the
-records of clients' sends, those a broker stores itself (`Outgoing`: delayed messages that are due,
-retries, ends of transactions), and the commands that belong to the latter. So a message that moves
-and the note that it moved are committed together.
+A `Group` becomes a frame (Raft mode) or a batch (classic mode). It holds the records of clients'
+sends and of messages that the broker stores itself (`Outgoing`), with the commands of the latter.
+So a moved message and the record of its move are committed together.
 
-`HeldSends` keeps sends for a moment, instead of refusing them, while a replica is about to lead.
-During a hand-over the former leader holds them until it knows its successor, and then refuses them
-with the successor's address. A new leader holds them until its term's no-op is committed, and then
-takes them. So a client finds the leader with one request instead of asking every replica until one
-leads. A held send has not touched the log: if it is refused in the end, it is certainly not stored.
-Bounds: HOLD_MS_MAX, and the bytes that the send path counts (waitingBytesMax).
+`HeldSends` delays sends briefly while a replica is about to lead. During a transfer the old leader
+holds sends until it can reject them with its successor's address. A new leader holds them until its
+term's no-op is committed. So a client finds the leader with a single request. A held send has not
+reached the log, so a rejected send is not stored. Limits are HOLD_MS_MAX and the bytes that the
+send path counts (waitingBytesMax).
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from .exactly_once import Written
 
 
 class Connection(Protocol):
-    """The part of a client's connection that is used here (remoting.connection has the rest)."""
+    """The methods of a client's connection used here (see remoting.connection)."""
 
     def write_many(self, frames: list[bytes]) -> bool: ...
 
@@ -43,14 +41,14 @@ class Connection(Protocol):
 
 
 NO_WAIT = b"WAIT\x01false"
-HOLD_MS_MAX = 200  # < the 300 ms that our producer waits for each replica it tries
+HOLD_MS_MAX = 200  # < the 300 ms that our producer waits for a replica
 
-# The sender to be answered: connection, opaque, one-way (not 0: yes), header codec of the request.
+# Connection, opaque, one-way (nonzero if so), and header codec of the request.
 Sender = tuple[Connection, int, int, int]
 
 
 class _Nobody:
-    """Stands in for a connection where the broker itself is the sender: it is never answered."""
+    """The connection of the broker's own messages, which get no response."""
 
     def write_many(self, frames: list[bytes]) -> bool:
         raise AssertionError("nobody is answered")
@@ -66,9 +64,8 @@ OWN: Sender = (_Nobody(), 0, 1, JSON)  # one-way
 
 
 class AttendedTime:
-    """A stall-aware clock: it counts only the milliseconds in which this process ran, because while
-    it did not run no send was waiting for the disk. The time between two calls of `advance` counts as
-    LOOK_MS_MAX at most."""
+    """A clock that counts only the time in which this process ran, since a stalled process is not
+    waiting for the disk. The time between two `advance` calls counts as STEP_MS_MAX at most."""
 
     STEP_MS_MAX = 50  # twice the tick of broker.scheduler
 
@@ -85,19 +82,18 @@ class AttendedTime:
 
 
 class Backlog:
-    """Computes how many bytes of sends may wait or be in flight. That is the configured bound or,
-    while sends wait too long, what can be stored in half of the time for which they may wait. So a
-    send that is taken is stored in time, and any other is refused at once instead of at its
-    time-out."""
+    """Limits the bytes of sends that wait or are in flight. The limit is the configured value.
+    While sends wait too long, it is the amount stored in half of their waiting limit. So accepted
+    sends are stored in time, and the rest are rejected immediately instead of at their timeout."""
 
-    SPAN_MS = 1_000  # to measure the rate; also how long the bound stays low after a long wait
-    ALWAYS_BYTES = 64 << 10  # these may always wait: they arrive while a disk stalls for a moment
+    SPAN_MS = 1_000  # of the rate measurement; also how long the limit stays low after a long wait
+    ALWAYS_BYTES = 64 << 10  # always allowed, for sends that arrive while a disk stalls briefly
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._proposed_bytes = 0
         self._scarce_until_ms = 0
-        self._seen: deque[tuple[int, int]] = deque()  # when, and the bytes proposed until then
+        self._seen: deque[tuple[int, int]] = deque()  # time, bytes proposed until then
 
     def proposed(self, size_bytes: int) -> None:
         self._proposed_bytes += size_bytes
@@ -105,9 +101,8 @@ class Backlog:
     def bytes_allowed(
         self, groups: Sequence[Group], held_bytes: int, wait_ms: int, now_ms: int
     ) -> int:
-        """Return the bound in bytes from now on. `groups` are waiting, the oldest first;
-        `held_bytes` is the size of all sends that wait or are in flight; `wait_ms` is how long a
-        send may wait. Call it about ten times a second."""
+        """Return the new limit in bytes. `groups` wait, the oldest first; `held_bytes` includes
+        those in flight. Called about ten times per second."""
         seen = self._seen
         seen.append((now_ms, self._proposed_bytes))
         while seen[0][0] < now_ms - self.SPAN_MS:
@@ -126,11 +121,10 @@ class Backlog:
 class Group:
     """Sends that will share a frame.
 
-    `begun_ms`: when the first one came, by `AttendedTime`. `replies`: (sender, unique key, record
-    count) of each send, in the order of `records`. `commands` go with the records; `dones` are
-    called with the outcome. `once`: the idempotent sends; `written`: the requests of writers.
-    `answered_queues`: for each record, by index, whose sender is told another queue than the
-    record's, that queue's id and, for a timer message, its recall handle."""
+    `begun_ms` is the time of the first send, by `AttendedTime`. `replies` holds (sender, unique
+    key, record count) per send, in the order of `records`. `dones` are called with the outcome.
+    `once` lists the idempotent sends and `written` the requests of writers. `answered_queues` maps
+    the index of a redirected record to its response's queue id and recall handle."""
 
     begun_ms: int = 0
     records: list[Record] = field(default_factory=list)
@@ -141,18 +135,19 @@ class Group:
     once: list[Once] | None = None
     written: list[Written] | None = None
     size_bytes: int = 0  # of the records
-    command_bytes: int = 0  # upper bound of what the commands take together
-    held_bytes: int = 0  # with the overhead, as counted against waitingBytesMax
+    command_bytes: int = 0  # an upper bound
+    held_bytes: int = 0  # with overhead, as counted by waitingBytesMax
 
     @property
     def command(self) -> bytes:
-        """The command for the tables that goes with the records; b"": none."""
+        """The command for the tables, or b""."""
         return several(self.commands) if self.commands else b""
 
     def add_redirected(
         self, record: Record, sender: Sender, unique_key: str, queue_id: int, handle: str
     ) -> None:
-        """Add a send whose message is stored elsewhere than in the queue that its sender chose."""
+        """Add a send that is stored in another topic. The response names the queue its sender
+        chose."""
         if self.answered_queues is None:
             self.answered_queues = {}
         self.answered_queues[len(self.records)] = queue_id, handle
@@ -160,13 +155,13 @@ class Group:
         self.replies.append((sender, unique_key, 1))
 
     def take_callbacks(self) -> list[Done]:
-        """Return the callbacks of the broker's own messages, each to be called once."""
+        """Remove and return the callbacks of the broker's own messages."""
         dones, self.dones = self.dones, []
         return dones
 
 
 class HeldSend(NamedTuple):
-    """One send as it arrived."""
+    """A send as it was received."""
 
     sender: Sender
     ext: Mapping[str, str]
@@ -176,20 +171,20 @@ class HeldSend(NamedTuple):
 
 
 class HeldSends:
-    """The held sends and their common deadline. Holds nothing until `start`."""
+    """Held sends and their common deadline. Holds nothing before `start`."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
         self._until_ms = 0
         self.sends: list[HeldSend] = []
-        self.groups: list[Group] = []  # admitted by a leader that leaves, never put into a frame
+        self.groups: list[Group] = []  # of a resigning leader; never part of a frame
 
     @property
     def holding(self) -> bool:
         return self._until_ms > 0
 
     def start(self) -> None:
-        """Hold from now on. Calling it again does not extend the deadline."""
+        """Start holding. A second call does not extend the deadline."""
         if not self._until_ms:
             self._until_ms = self._clock_ms() + HOLD_MS_MAX
 
@@ -198,7 +193,7 @@ class HeldSends:
         return 0 < self._until_ms <= self._clock_ms()
 
     def finish(self) -> tuple[list[HeldSend], list[Group]]:
-        """Stop holding; return what was held to the caller."""
+        """Stop holding, and return the held sends and groups."""
         self._until_ms = 0
         sends, self.sends = self.sends, []
         groups, self.groups = self.groups, []
@@ -207,18 +202,18 @@ class HeldSends:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A group whose records were built, with each record's position and queue offset."""
+    """A group with the position and queue offset of each record."""
 
     group: Group
     positions: list[int]
     offsets: list[int]
     units: list[Units]
-    built_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not to be timed
+    built_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not timed
 
 
 @dataclass(slots=True, eq=False)
 class Pending(Stored):
-    """A frame that was built here and is not applied yet."""
+    """A proposed frame of this replica that is not applied yet."""
 
     frame: Frame
     built_ms: int
@@ -226,7 +221,7 @@ class Pending(Stored):
 
 @dataclass(slots=True, eq=False)
 class Batch(Stored):
-    """Records built for a log without frames (classic mode); `data` goes to `position`."""
+    """Records of classic mode, where the log has no frames; `data` belongs at `position`."""
 
     position: int
     data: bytes
@@ -238,8 +233,8 @@ class Batch(Stored):
 
 
 def split_unwaiting(batch: Batch) -> Stored | None:
-    """Split off the sends that do not wait for disk and slaves (property WAIT=false), to be
-    answered by themselves; the batch keeps those that do. None: all of them do."""
+    """Split off the sends with WAIT=false, which do not wait for disk and slaves. Returns None if
+    there are none; the batch keeps the rest."""
     if NO_WAIT not in batch.data:
         return None
     group = batch.group
@@ -261,8 +256,7 @@ def split_unwaiting(batch: Batch) -> Stored | None:
 
 
 def does_wait(tail: bytes) -> bool:
-    """Return whether a message's properties (the end of its record) let its sender wait: WAIT is
-    not "false"."""
+    """Return False if a record's properties contain WAIT=false."""
     at = tail.find(NO_WAIT)
     while at > 0:
         starts = tail[at - 1] == 2 or at == _properties_start(tail)
@@ -274,6 +268,6 @@ def does_wait(tail: bytes) -> bool:
 
 
 def _properties_start(tail: bytes) -> int:
-    """Return the offset behind topic length, topic and properties length; see
-    broker.send.frame_builder on the topic length."""
+    """Return the offset behind topic length, topic and properties length (see
+    broker.send.frame_builder)."""
     return 3 + tail[0] if tail[0] else 4 + int.from_bytes(tail[:2], "big")

@@ -1,19 +1,16 @@
-"""Request and reply: SEND_REPLY_MESSAGE (324, 325) to the leader, pushed to the requester with
-PUSH_REPLY_MESSAGE_TO_CLIENT (326).
+"""Request and reply, SEND_REPLY_MESSAGE (324, 325) and the push to the requester.
 
-A reply names its requester by client id (REPLY_TO_CLIENT). It goes over the connection of a
-producer with that id, and is answered when the requester has taken it: SUCCESS, or SYSTEM_ERROR
-with the reason. The push is bounded by the lesser of TTL and PUSH_TIMEOUT_MS; the sender has its
-own time-out. With storeReplyMessageEnable the reply is also stored in `<cluster>_REPLY_TOPIC`,
-whether it could be handed over or not, as in Apache's broker; failing to store it does not fail the
-reply.
+A reply names its requester by client id (REPLY_TO_CLIENT). The leader pushes it with
+PUSH_REPLY_MESSAGE_TO_CLIENT (326) to a producer with that id. It responds SUCCESS once the
+requester accepted the reply, else SYSTEM_ERROR with the reason. The push times out after TTL or
+PUSH_TIMEOUT_MS, whichever is less. With storeReplyMessageEnable the reply is also stored in
+`<cluster>_REPLY_TOPIC`, as in Apache's broker. A failure to store it does not fail the reply.
 
-Java's producers heartbeat a broker up to 30 s after it became their leader, or they first sent to
-it. So a requester is also known by its requests (broker.clients); and a leader that does not know
-it asks the replicas that led before (those whose address is known from their leadership) to push
-the reply. These recognize it by the ext field FORWARDED_FROM, which has the replier's address, and
-neither store nor pass it on. A requester that sent its request to a leader that died is found after
-its next request or heartbeat.
+Java's producers may send their first heartbeat 30 s after a leader change. So requesters are also
+found by their requests (broker.clients). A leader without a connection to the requester forwards
+the reply to the former leaders with an address in the log. FORWARDED_FROM, with the replier's
+address, marks forwarded replies; they are pushed but neither stored nor forwarded again. If the
+requester's leader died, replies reach it after its next request or heartbeat.
 """
 
 from __future__ import annotations
@@ -51,13 +48,13 @@ PUSHES_MAX = 10_000  # in flight
 
 
 def reply_topic(cluster: str) -> TopicConfig:
-    """Return the topic that repliers send to and replies are stored in."""
+    """Return the topic that replies are sent to and stored in."""
     return TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1)
 
 
 @dataclass(slots=True)
 class ReplyService:
-    """Passes replies on and stores them. `peers`: to ask other replicas with."""
+    """Pushes and stores replies. `peers` connects to other replicas."""
 
     context: Context
     clients: ClientTable
@@ -109,7 +106,7 @@ class ReplyService:
     async def _push(
         self, request: RemotingCommand, header: SendHeader, born_host: str, forwarded: bool
     ) -> str:
-        """Push the reply; return why the requester has not got it, or "" if it has."""
+        """Push the reply. Returns the error, or "" if the requester accepted it."""
         properties = decode_properties(header.properties)
         client_id = properties.get(REPLY_TO_CLIENT)
         if client_id is None:
@@ -156,12 +153,12 @@ class ReplyService:
         )
 
     def _former_leaders(self) -> list[str]:
-        """Return the client addresses of other replicas that have led."""
+        """Return the client addresses of all other replicas that have led."""
         own = self.context.address
         return [a for a in self.context.state.addresses.values() if a not in ("", own)]
 
     async def _forward(self, request: RemotingCommand, born_host: str, timeout_ms: int) -> bool:
-        """Return whether a replica that led before knew the requester and handed the reply over."""
+        """Forward the reply to former leaders. Returns True if a replica delivered it."""
         ext = {**(request.ext or {}), FORWARDED_FROM: born_host}
         asked = [
             self.peers.invoke(
@@ -183,7 +180,7 @@ class ReplyService:
     async def _store(
         self, connection: Connection, header: SendHeader, body: bytes, answer: SendResponseHeader
     ) -> SendResponseHeader:
-        """Store the reply; return its answer with the place, or `answer` if it is not stored."""
+        """Store the reply. Returns its location, or `answer` if it is not stored."""
         try:
             born_host = packed_address(connection.peer_address)
             _code, stored = await send(self.sends, header, body, born_host)

@@ -1,7 +1,7 @@
-"""Answers to senders: SEND_OK or another status of a stored message, or the reason of a refusal.
+"""Responses to senders, with the status of a stored message or an error.
 
-Half of this runs while frames are applied, and all of it works on what clients sent. So an
-exception here ends the connection concerned and nothing else (broker.error_isolation).
+These run while frames are applied, on data that clients control. So an exception closes only the
+connection concerned (broker.error_isolation).
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from .frame_builder import AnswerFormat
 from .internal_producer import InsideSend
 from .queue import OWN, Connection, Sender, Stored
 
-Writes = dict[Connection, list[bytes]]  # the answers that leave in one write, for each connection
+Writes = dict[Connection, list[bytes]]  # the response frames of a single write per connection
 
 
 class Answers:
-    """Answers sends; one per send path. `results`: sends answered, by code and the tag of a
-    refusal."""
+    """Sends the responses of a send path. `results` counts them by code and error tag."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class Answers:
         leader_address: Callable[[], str],
         contained: Contained,
     ) -> None:
-        """`leader_address()`: "" when it is not known."""
+        """`leader_address()` is "" if the leader is unknown."""
         self._formats = {
             int(code): AnswerFormat(config.region_id, config.trace_on, store_host, int(code))
             for code in STORED_CODES
@@ -45,8 +44,7 @@ class Answers:
         self.results: dict[tuple[int, str], int] = {}
 
     def stored(self, stored: Stored, code: int, writes: Writes) -> int:
-        """Put the answers to all sends of a stored group into `writes`; return the number of
-        messages they brought."""
+        """Add the responses to all sends of a group to `writes`. Returns the number of messages."""
         formats = self._formats[code]
         plain = formats.plain
         group, positions, offsets = stored.group, stored.positions, stored.offsets
@@ -87,7 +85,7 @@ class Answers:
     def repeated(
         self, sender: Sender, code: int, message_id: str, queue_id: int, offset: int, key: str
     ) -> None:
-        """Answer a repeated idempotent send as the first one was answered, with its place."""
+        """Respond to a repeated idempotent send with the location of the first."""
         connection, opaque, one_way, serialize_type = sender
         if one_way:
             return
@@ -105,7 +103,7 @@ class Answers:
                 self._contained.failed("answer", error, connection)
 
     def refuse(self, sender: Sender, refusal: Refused | OutcomeUnknown) -> None:
-        """Answer a send that is not stored, or not known to be."""
+        """Respond to a send that is not, or may not be, stored."""
         if sender is OWN:
             return
         connection, opaque, one_way, serialize_type = sender
@@ -122,7 +120,7 @@ class Answers:
             if leader:
                 ext["leaderAddr"] = leader
         elif refusal.code == ResponseCode.SYSTEM_ERROR and isinstance(refusal, Refused):
-            ext[NOT_STORED] = "true"  # the same code says of others that they may be stored
+            ext[NOT_STORED] = "true"  # with this code alone, the message may be stored
         response = RemotingCommand(refusal.code, opaque, RESPONSE_FLAG, refusal.remark, ext)
         try:
             connection.write(encode_command(response, serialize_type))
@@ -130,6 +128,6 @@ class Answers:
             self._contained.failed("answer", error, connection)
 
     def notify(self, dones: Iterable[Done], error: Exception | None) -> None:
-        """Call the callbacks of those who stored the broker's own messages, with the outcome."""
+        """Call the callbacks of the broker's own messages."""
         for done in dones:
             self._contained.run("told_of_store", partial(done, error))

@@ -1,10 +1,10 @@
-"""The next step for a message whose consumption failed: a retry later, or a dead letter. Pure.
+"""Retries and dead letters for messages that failed to be consumed.
 
-A consumer gives it back (CONSUMER_SEND_MSG_BACK, broker.delayed.send_back) or, if that fails, sends
-it to its group's retry topic itself. A message that failed for the nth time waits on delay level 2
-+ n, and becomes a dead letter in `%DLQ%group` once it was retried as often as the group allows. The
-properties are Apache's: RETRY_TOPIC is the topic it was originally sent to, where consumers see it
-again, ORIGIN_MESSAGE_ID the offsetMsgId that it had there.
+A consumer returns the message (CONSUMER_SEND_MSG_BACK, broker.delayed.send_back). If that fails, it
+sends the message to its group's retry topic. After the nth failure the message waits on delay level
+2 + n. It becomes a dead letter in `%DLQ%group` after the group's maximum of retries. The properties
+are Apache's. RETRY_TOPIC is the original topic, under which consumers receive it; ORIGIN_MESSAGE_ID
+is its original offsetMsgId.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-FIRST_LEVEL = 3  # for a message that failed for the first time
+FIRST_LEVEL = 3  # after the first failure
 DLQ_QUEUE_COUNT = 1
 GROUP_NOT_EXIST = 26
 
@@ -37,15 +37,15 @@ def dead_letter_topic(group: str) -> TopicConfig:
 
 
 def record_origin(properties: dict[str, str], topic: str, origin: str = "") -> None:
-    """Note in RETRY_TOPIC where a message of `topic` that is to be retried was sent to: `origin`,
-    by default the topic. What another retry noted stays; in a topic that is none, the property
-    came with the sender's others, from a message that he copied."""
+    """Set RETRY_TOPIC to `origin`, or to `topic`, before a retry. A value set by an earlier retry
+    is kept. In any topic that is not for retries, a sender copied the property from a message; it
+    is overwritten."""
     if RETRY_TOPIC not in properties or not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         properties[RETRY_TOPIC] = origin or topic
 
 
 def is_exhausted(record: MessageRecord, delay_level: int, times_max: int) -> bool:
-    """Return whether a message given back is a dead letter; a negative `delay_level` demands it."""
+    """Return True if a message becomes a dead letter. A negative `delay_level` forces it."""
     return delay_level < 0 or record.reconsume_times >= times_max
 
 
@@ -57,9 +57,9 @@ def given_back(
     times_max: int,
     levels_ms: Sequence[int],
 ) -> Outgoing:
-    """Return the message to store for one that a consumer of `group` gives back. `delay_level` 0:
-    the level grows with the failures. A retry waits in the delayed messages' topic for one of the
-    `queue_count` queues of the group's retry topic."""
+    """Return the retry or dead letter of a message that a consumer of `group` returned. With
+    `delay_level` 0 the level grows with the failures. A retry is delayed for a queue of the group's
+    retry topic, which has `queue_count` queues."""
     message = as_stored(record)
     properties = decode_properties(record.properties)
     origin = properties.get(ORIGIN_MESSAGE_ID, "").strip() or offset_message_id(
@@ -83,14 +83,13 @@ def given_back(
         queue_id=0 if dead else record.physical_offset % queue_count,
         properties=joined(properties),
         reconsume=record.reconsume_times + 1,
-        prepared_offset=0,  # of its half, if it was transactional: this copy came of none
+        prepared_offset=0,  # no half message of this copy
     )
     return message if dead else delayed(message, properties, levels_ms)
 
 
 def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> SubscriptionGroup:
-    """Return the group of a retry topic; a missing one that may be created is a default one. Raises
-    Refused."""
+    """Return the group of a retry topic, or a default group if it may be created. Raises Refused."""
     name = retry_topic.removeprefix(RETRY_PREFIX)
     group = groups.get(name)
     if group is None and not may_be_made:
@@ -101,12 +100,12 @@ def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> Subs
 def retry_or_dead_letter(
     ext: Mapping[str, str], group: SubscriptionGroup, holds_locks: Callable[[str], bool]
 ) -> Mapping[str, str]:
-    """Return a send to the group's retry topic as it is stored: itself, or a dead letter if it was
-    retried too often. V2 names; raises HeaderError.
+    """Return a send to the group's retry topic as it is stored, as a dead letter after too many
+    retries. Uses V2 names. Raises HeaderError.
 
-    A consumer in order retries where it is, and sends what it gives up, when its times are no more
-    than the most: so, if the group holds locks (`holds_locks(group)`), what says the most is a dead
-    letter. Others than consumers do not say it."""
+    An orderly consumer retries locally, and returns a message by a send only after the last retry.
+    So if the group holds queue locks (`holds_locks(group)`), a send with the consumer's maximum is
+    a dead letter. Only consumers set the maximum."""
     times = integer_or(ext, "j", 0)
     times_max = integer_or(ext, "l", group.retry_times_max)
     ext = _of_group(ext, group.name)
@@ -114,13 +113,13 @@ def retry_or_dead_letter(
     if times <= times_max and not given_up:
         return ext
     properties = decode_properties(ext.get("i") or "")
-    properties[DELAY] = "-1"  # Apache's mark of what was given up
+    properties[DELAY] = "-1"  # Apache's mark of dead letters
     text = joined(properties).decode()
     return {**ext, "b": DLQ_PREFIX + group.name, "e": "0", "i": text}
 
 
 def _of_group(ext: Mapping[str, str], group: str) -> Mapping[str, str]:
-    """Return the send, or another one if it says that it is the retry of another group's pop."""
+    """Return the send, changed if its properties claim a pop retry of another group."""
     text = ext.get("i") or ""
     if ORIGIN_GROUP not in text and FIRST_POP_TIME not in text:
         return ext
@@ -131,8 +130,8 @@ def _of_group(ext: Mapping[str, str], group: str) -> Mapping[str, str]:
 
 
 def _name_group(properties: dict[str, str], group: str) -> None:
-    """Have an ordinary retry not pass for that of another group's pop (ownretries): it may come
-    from that group's dead letters."""
+    """Prevent an ordinary retry from looking like a pop retry of another group (consume.filters).
+    Dead letters of that group may be the source."""
     if ORIGIN_GROUP in properties:
         properties[ORIGIN_GROUP] = group
     else:

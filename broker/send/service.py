@@ -1,21 +1,22 @@
-"""The send path: requests → waiting list → frame → commit → answers.
+"""The send path, from requests through frames to responses.
 
-A send that passes the checks becomes records (broker/messages/send_request.py) in the waiting list.
-The Raft member calls `build_frame` whenever another frame may be proposed: everything that waited becomes
-one frame (up to `frameSizeMax`), one Raft entry, one group commit. When the frame is applied, its
-sends are answered, one write per connection.
+An accepted send becomes records (broker/messages/send_request.py) in the waiting list. The Raft
+member calls `build_frame` when it may propose. All waiting sends, up to `frameSizeMax`, become a
+single frame, Raft entry and group commit. Applying the frame sends the responses, with a single
+write per connection.
 
-A sender is told (docs/errors.md):
-- SEND_OK only once the frame is committed;
-- 14 [NOT_LEADER] when it is certainly not stored: never proposed, or its frame was truncated;
-- 14 [DISK_FULL] when there is no room, also if it waits for a frame already;
-- 1 [OUTCOME_UNKNOWN] when its frame's outcome is not known within `outcomeTimeoutMs`;
-- 2 [BUSY] when `waitingBytesMax` of sends wait or are in flight, or this one has waited for a
-  frame for `waitTimeMillsInSendQueue`: more arrives than can be stored.
+Responses (docs/errors.md):
+- SEND_OK once the frame is committed;
+- 14 [NOT_LEADER] if the send is not stored, because it was never proposed or its frame was
+  truncated;
+- 14 [DISK_FULL] without disk space, also for waiting sends;
+- 1 [OUTCOME_UNKNOWN] if the outcome is not known within `outcomeTimeoutMs`;
+- 2 [BUSY] if `waitingBytesMax` of sends wait or are in flight, or the send has waited for
+  `waitTimeMillsInSendQueue`.
 
-Queue offsets are handed out from an append-time table that is valid for one leadership: a ready
-leader has applied all of its log, so the ConsumeQueues say where each queue ends; after that only
-this table is asked. No task, future or lock per message.
+Queue offsets come from an append table that is valid for one leadership. A ready leader has applied
+its whole log, so the ConsumeQueues give the first offsets. There is no task, future or lock per
+message.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ from .topic_redirect import Redirects, entry_code, internal_topics, redirect
 
 log = logging.getLogger("raftmq.broker.send")
 
-COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost in a frame besides its own bytes
+COMMAND_OVERHEAD_BYTES = 64  # upper bound of a command's cost besides its bytes
 WRITTEN = "the message was written but is not known to be committed"
 REFUSED_AT_ONCE = 512  # some ten milliseconds of work
 OVERDUE = "more comes in than can be stored; the message was not stored, try again"
@@ -104,12 +105,12 @@ BATCH_CODES = (int(RequestCode.SEND_BATCH_MESSAGE), WRITER_CODE)
 
 @dataclass(frozen=True, slots=True)
 class SendLog:
-    """The functions of the log that a send path uses.
+    """Functions of the log that a send path uses.
 
-    `queue_end(topic, queue_id)` is the ConsumeQueue's max offset. `request_cut(at_once)` has the
-    next frame built. `propose(payload, done)` proposes a command and calls `done(None)` once it is
-    applied, or `done(error)`; `barrier(done)` calls it once this replica is proven to lead.
-    `leader_address()` is "" if unknown. `newest_ms`: the latest store time in the log."""
+    `queue_end(topic, queue_id)` is the ConsumeQueue's max offset. `request_cut(at_once)` schedules
+    the next frame. `propose(payload, done)` calls `done(None)` once the command is applied, or
+    `done(error)`. `barrier(done)` calls it once this replica is confirmed as leader.
+    `leader_address()` is "" if unknown. `newest_ms` is the latest store time in the log."""
 
     queue_end: Callable[[str, int], int]
     request_cut: Callable[[bool], None]
@@ -121,12 +122,12 @@ class SendLog:
 
 @dataclass(frozen=True, slots=True)
 class SendHooks:
-    """The functions of other services that a send path calls.
+    """Functions of other services that a send path calls.
 
-    `on_half(group, connection)` is called before a half message is stored, and may refuse it;
-    `on_request(connection, fields)` for a send that wants a reply; `on_stored(seconds)` for a
-    stored group, with the time since its proposal. `timers_waiting()`: how many timer messages
-    wait. `holds_locks(group)`: whether its consumers hold locks of queues."""
+    `on_half(group, connection)` runs before a half message is stored, and may raise Refused.
+    `on_request(connection, fields)` registers a send that expects a reply. `on_stored(seconds)`
+    reports the time from proposal to commit. `timers_waiting()` counts the waiting timer messages.
+    `holds_locks(group)` is True if the group's consumers lock queues."""
 
     on_half: Callable[[str, object], None] = lambda group, connection: None
     on_request: Callable[[Any, Mapping[str, str]], None] = lambda connection, fields: None
@@ -136,7 +137,7 @@ class SendHooks:
 
 
 class SendPath:
-    """Handles all sends of one broker, on the loop; no method waits."""
+    """Handles all sends of a broker, on the loop, without waiting."""
 
     def __init__(
         self,
@@ -157,20 +158,20 @@ class SendPath:
         self._queue_end = log.queue_end
         self._request_cut = log.request_cut
         self._barrier = log.barrier
-        self._clock_ms = clock_ms  # monotonic; for time-outs
+        self._clock_ms = clock_ms  # monotonic, for timeouts
         self._wall_ms = wall_ms
         self._answers = Answers(config, rules.store_host, log.leader_address, self._contained)
-        self._host = rules.store_host.hex().upper()  # with a position it is an offsetMsgId
+        self._host = rules.store_host.hex().upper()  # an offsetMsgId is this and a position
         self._store_host = rules.store_host
         self._group_size_max = min(config.frame_size_max, rules.record_bytes_max)
         self._backlog = Backlog(config.waiting_bytes_max)
-        self.held_bytes_max = config.waiting_bytes_max  # the current bound: see Backlog
+        self.held_bytes_max = config.waiting_bytes_max  # the current limit of `Backlog`
         self._groups: deque[Group] = deque()
         self._pending: dict[int, Pending] = {}
         self._topics: dict[str, SendTopic] = {}
         self._queues: dict[tuple[str, int], SendQueue] = {}
         self.redirects = Redirects.of(config, wall_ms, hooks.timers_waiting)
-        self.internal_topics = state.topics.internal  # of the broker's own
+        self.internal_topics = state.topics.internal
         self.internal_topics.update(
             {topic.name: topic for topic in internal_topics(self.redirects.levels_ms)}
         )
@@ -181,17 +182,17 @@ class SendPath:
         self._held_bytes = 0
         self._held = HeldSends(clock_ms)
         self._attended = AttendedTime(clock_ms)
-        self.disk_full = ""  # why sends are refused; "" when there is room
+        self.disk_full = ""  # the reason for rejecting sends, or ""
         self.put_count = 0  # messages stored
-        self.repeat_count = 0  # idempotent sends that were answered and not stored again
+        self.repeat_count = 0  # idempotent sends that were already stored
         self._repeats = Repeats()
         self.writers = WriterRequests(state.writers)
         self._on_half = hooks.on_half
         self._on_request = hooks.on_request
         self._on_stored = hooks.on_stored
         self._holds_locks = hooks.holds_locks
-        # The latest store time in the log. Ours never goes below it, whatever the clock does:
-        # looking offsets up by time is a binary search.
+        # The latest store time in the log. Store times never decrease, because the search for
+        # offsets by time is binary.
         self.stamp_ms = log.newest_ms
 
     # ---- requests -------------------------------------------------------------------------
@@ -203,7 +204,7 @@ class SendPath:
 
     @property
     def results(self) -> dict[tuple[int, str], int]:
-        """Sends answered, by code and the tag that the remark of a refusal begins with."""
+        """Responses by code and error tag."""
         return self._answers.results
 
     @property
@@ -229,7 +230,7 @@ class SendPath:
     def receive(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
-        """Take one send with V2 header fields. Answers it here when it is refused."""
+        """Handle a send with V2 header fields, and respond if it is rejected."""
         if code in BATCH_CODES:
             finish(self.receive_batch(sender, ext, body, born_host, code))
             return
@@ -241,7 +242,7 @@ class SendPath:
     def receive_batch(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> Steps[None]:
-        """Do as `receive` for a batch, in steps."""
+        """Handle a batch like `receive`, in steps."""
         try:
             yield from self._admit_batch(sender, ext, body, born_host, code)
         except (Refused, HeaderError, KeyError, ValueError) as error:
@@ -251,7 +252,7 @@ class SendPath:
         if not isinstance(error, Refused):
             words = f"the send header is malformed: {error}; the message was not stored"
             self._answers.refuse(sender, Refused(ResponseCode.SYSTEM_ERROR, words))
-        elif error.absent:  # as far as this replica knows
+        elif error.absent:  # according to this replica, which may be deposed
             self._barrier(partial(self._refuse_proven, sender, error))
         else:
             self._answers.refuse(sender, error)
@@ -260,16 +261,16 @@ class SendPath:
         self._answers.refuse(sender, refused if error is None else _not_stored())
 
     def wake(self, at_once: bool = False) -> None:
-        """Have the member build a frame of what waits, after a run of `receive` or `admit`: at the
-        end of this turn of the loop (with what other connections bring), or at once."""
+        """Request a frame of the waiting sends, after calls of `receive` or `admit`. By default it
+        is built at the end of this turn of the loop, with the sends of other connections."""
         if self._groups:
             self._request_cut(at_once)
 
     def admit_plain(
         self, connection: Connection, send: PlainSend, body: bytes, born_host: bytes
     ) -> bool:
-        """Put a send on the waiting list by the fast path, or refuse it for lack of room. Return
-        False if nothing has happened and `receive` is to be tried."""
+        """Queue a send by the fast path, or reject it if too many wait. Returns False, without
+        effect, if it needs `receive`."""
         topic = self._topics.get(send.fields.b)
         if topic is None or not topic.plain or not self._leading or self.disk_full:
             return False
@@ -279,7 +280,8 @@ class SendPath:
         record, unique_key = parsed
         size = record[1]
         held_bytes = self._held_bytes + size + WAITING_OVERHEAD_BYTES
-        if held_bytes > self.held_bytes_max:  # here: a refusal must not cost more than a send
+        # checked here because a rejection must not cost more than a send
+        if held_bytes > self.held_bytes_max:
             sender = connection, send.opaque, 0, JSON
             self._answers.refuse(sender, self._busy())
             return True
@@ -297,10 +299,10 @@ class SendPath:
     def admit(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> None:
-        """Check one send and put it on the waiting list, or have its topic created first.
+        """Check a send and queue it, or create its topic first.
 
-        Raises Refused, and HeaderError, KeyError or ValueError for a malformed header; nothing has
-        happened then.
+        Raises Refused, or HeaderError, KeyError or ValueError for a malformed header, without
+        effect.
         """
         topic = self._topic_for(sender, ext, body, born_host, code)
         if topic is None:
@@ -329,7 +331,7 @@ class SendPath:
     def _topic_for(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> SendTopic | None:
-        """Return the topic of a send; None if that waits for the topic's creation, or for a leader.
+        """Return the topic of a send, or None if the send waits for the topic or for a leader.
         Raises Refused."""
         name = ext["b"]
         topic = self._topics.get(name)
@@ -348,8 +350,8 @@ class SendPath:
     def _admit_batch(
         self, sender: Sender, ext: Mapping[str, str], body: bytes, born_host: bytes, code: int
     ) -> Steps[None]:
-        """Admit a batch, or a writer's request, in steps; answer the latter if it was stored
-        already."""
+        """Admit a batch or a writer's request in steps. A writer's request that is already stored
+        is answered."""
         topic = self._topic_for(sender, ext, body, born_host, code)
         if topic is None:
             return
@@ -383,7 +385,8 @@ class SendPath:
     def _written(
         self, sender: Sender, ext: Mapping[str, str], queue: SendQueue, topic: SendTopic
     ) -> Written | None:
-        """Return a writer's request if it is to be stored; answer it if it was stored already."""
+        """Return a writer's request to store. Returns None after responding if it is already
+        stored."""
         written = self.writers.check(ext, topic.name, parse_integer(ext["e"], "queueId"))
         if written is None:
             self._answers.repeated(sender, ResponseCode.SUCCESS, "", queue.queue_id, -1, "")
@@ -402,7 +405,8 @@ class SendPath:
         queue: SendQueue,
         topic: SendTopic,
     ) -> None:
-        """Admit a send that may have to be parked. Its sender is told the queue that it chose."""
+        """Queue a send that may first be stored in an internal topic. The response names the queue
+        the sender chose."""
         message, unique_key, wants_reply = parse_special(ext, body, queue, born_host, self._rules)
         if topic.message_type:
             check_types(topic, (message.properties,))
@@ -425,7 +429,8 @@ class SendPath:
         group.add_redirected(record, sender, unique_key, queue.queue_id, handle)
 
     def _is_repeated(self, key: Key, sender: Sender, unique_key: str) -> bool:
-        """Return whether an idempotent send is a repeat, which is answered as the first one."""
+        """Return True if an idempotent send repeats an earlier send. It gets the response of that
+        send."""
         since_ms = max(self.stamp_ms, self._wall_ms()) - self._config.idempotent_window_ms
         sent = self._state.once.get(key, since_ms)
         if sent is None:
@@ -438,11 +443,11 @@ class SendPath:
     def store(
         self, messages: Sequence[Outgoing], command: bytes, done: Done, *, reserve_bytes: int = 0
     ) -> None:
-        """Store the broker's own `messages` in one frame, together with `command` for the tables
-        (b"": none). `done` is called once with the outcome. They may exceed what may wait by
-        `reserve_bytes`. Call `wake` afterwards.
+        """Store the broker's own `messages` and `command` (b"" if none) in a single frame. `done`
+        is called once with the outcome. `reserve_bytes` is extra room above the waiting limit. Call
+        `wake` afterwards.
 
-        Raises Refused: not stored, `done` is not called. Topics must exist.
+        Raises Refused if they are not stored; `done` is not called then. The topics must exist.
         """
         if not self._leading:
             raise _not_stored()
@@ -460,15 +465,15 @@ class SendPath:
 
     @property
     def own_bytes_max(self) -> int:
-        """Bytes of records, and of their command, that `store` takes in one frame."""
+        """Max. bytes of records and command that `store` accepts."""
         return self._rules.record_bytes_max
 
     def check(self, message: Outgoing) -> None:
-        """Raise Refused if `store` would not take this message, however little waits."""
+        """Raise Refused if `store` could never accept this message."""
         self._check_fits(self._own_record(message)[1])
 
     def _check_fits(self, size: int, command_size: int = 0) -> None:
-        """Refuse records, with their command, that no frame takes."""
+        """Reject records and a command that no frame can hold."""
         if size + command_size > self._rules.record_bytes_max:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
 
@@ -490,8 +495,8 @@ class SendPath:
         return record_of(message, queue, topic, entry_code(message), self._rules)
 
     def _reserve(self, size: int, command_size: int = 0, reserve_bytes: int = 0) -> Group:
-        """Return the group that takes `size` more bytes of records, now counted as waiting, and a
-        command of `command_size`. Raises Refused."""
+        """Return the group for `size` bytes of records and a command, and count them as waiting.
+        Raises Refused."""
         held = size + WAITING_OVERHEAD_BYTES
         if self._held_bytes + held > self.held_bytes_max + reserve_bytes:
             raise self._busy()
@@ -502,7 +507,7 @@ class SendPath:
         if (
             group is None
             or group.size_bytes + group.command_bytes + size + command_size > self._group_size_max
-        ):  # one send alone may be larger than a group: it gets a frame of its own
+        ):  # a single send may exceed the limit; its frame holds nothing else
             group = self._open_group()
         group.size_bytes += size
         group.command_bytes += command_size
@@ -553,7 +558,7 @@ class SendPath:
         return SendTopic(config, types_checked=self._config.enable_topic_message_type_check)
 
     def topic_changed(self, name: str) -> None:
-        """Forget what was prepared from a topic's old configuration; a new one was applied."""
+        """Drop the prepared topic because its configuration changed."""
         self._topics.pop(name, None)
 
     def _open_topic(
@@ -565,7 +570,7 @@ class SendPath:
         born_host: bytes,
         code: int,
     ) -> SendTopic | None:
-        """Do the slow half of admission: everything but a known topic on a healthy leader."""
+        """Handle the slow cases of admission, all but a known topic on a healthy leader."""
         if not self._leading:
             if self._hold(HeldSend(sender, ext, body, born_host, code)):
                 return None
@@ -586,9 +591,9 @@ class SendPath:
         return None
 
     def _create(self, name: str, send: HeldSend) -> None:
-        """Auto-create the topic; the send waits for that."""
+        """Create the topic and queue the send until then."""
         if name.startswith(RETRY_PREFIX):
-            self._retry_group(name)  # it exists, or may be created
+            self._retry_group(name)  # check that the group exists or may be created
         self._creations.wait(name, send, self.held_bytes_max - self._held_bytes)
         self._held_bytes += len(send.body) + WAITING_OVERHEAD_BYTES
 
@@ -597,7 +602,7 @@ class SendPath:
             self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
             if error is None:
                 self.receive(*send)
-            else:  # the send itself was certainly not stored
+            else:  # the send is not stored
                 refused = not_leader(f"topic [{name}] could not be created: {error}")
                 self._answers.refuse(send.sender, refused)
         self.wake()
@@ -605,7 +610,7 @@ class SendPath:
     # ---- calls of the Raft member ---------------------------------------------------------
 
     def next_frame(self, term: int, index: int, allocate: Callable[[int], int]) -> Frame | None:
-        """Build the next frame from the waiting sends; return None if there are none."""
+        """Build the next frame from the waiting sends, or return None."""
         groups = self._groups
         if not groups or not self._leading or term != self._term:
             return None
@@ -628,7 +633,7 @@ class SendPath:
         except struct.error as error:
             self._refuse_unencodable(groups.popleft(), error)
             return self.next_frame(term, index, allocate)
-        groups.popleft()  # only now: `allocate` may have raised
+        groups.popleft()  # after all calls that may raise
         self._backlog.proposed(group.held_bytes)
         self.stamp_ms = stamp_ms
         built_ms = self._clock_ms()
@@ -636,14 +641,14 @@ class SendPath:
         return frame
 
     def _refuse_unencodable(self, group: Group, error: struct.error) -> None:
-        """Refuse a group with a number that does not fit its record; the checks of sends should
-        have found that. Nothing of the group has touched the log, and nothing will."""
+        """Reject a group with a number that does not fit its record, despite all checks of sends.
+        Nothing of the group reaches the log."""
         self._contained.failed("cut", error)
         words = f"a number does not fit into its record ({error}); the message was not stored"
         self._fail(group, Refused(ResponseCode.MESSAGE_ILLEGAL, words))
 
     def next_batch(self, allocate: Callable[[int], int]) -> Batch | None:
-        """Do as `build_frame`, for a log without frames. The batch is stored once it is written."""
+        """Build the next batch of classic mode. It is stored once it is written."""
         groups = self._groups
         if not groups or not self._leading:
             return None
@@ -666,18 +671,19 @@ class SendPath:
         return Batch(group, positions, offsets, units, position, data, stamp_ms)
 
     def applied(self, frame: Frame) -> Pending | None:
-        """Note that a frame was committed. Return what was kept of it if it was built here."""
+        """Handle the commit of a frame. Returns the pending batch if this replica proposed the
+        frame."""
         pending = self._pending.pop(frame.index, None)
         if pending is None:
             return None
-        if pending.frame.term != frame.term:  # another leader's frame took its place
+        if pending.frame.term != frame.term:  # another leader's frame has this index
             self._fail(pending.group, _replaced())
             return None
         return pending
 
     def answer(self, stored: Sequence[Stored], code: int = 0) -> None:
-        """Answer the senders of stored groups SEND_OK, or another of STORED_CODES: one write per
-        connection."""
+        """Respond to the senders of stored groups with SEND_OK or a code of STORED_CODES, in a
+        single write per connection."""
         code = int(code)
         answers, writes = self._answers, Writes()
         now_s = time.perf_counter()
@@ -699,27 +705,26 @@ class SendPath:
         answers.write(writes)
 
     def answer_unwaiting(self, batch: Batch) -> bool:
-        """Answer the sends that do not wait for disk and slaves (property WAIT=false); return False
-        if no sender is left that waits."""
+        """Respond to sends with WAIT=false, which do not wait for disk and slaves. Returns False if
+        no sender waits."""
         unwaiting = split_unwaiting(batch)
         if unwaiting is None:
             return True
         put_count, results = self.put_count, dict(self.results)
         self.answer([unwaiting])
-        # The batch is counted when the rest of it is answered.
+        # These are counted with the rest of the batch.
         self.put_count, self._answers.results = put_count, results
         return any(not sender[2] for sender, _, _ in batch.group.replies)
 
     def truncated(self, from_index: int) -> None:
-        """Fail the sends of dropped frames, from that index on: they are certainly not stored."""
+        """Fail the sends of truncated frames from this index on; they are not stored."""
         for index in [index for index in self._pending if index >= from_index]:
             group = self._pending.pop(index).group
             self._fail(group, _replaced())
 
     def leadership(self, term: int, leading: bool, awaited: bool = False) -> None:
-        """Note a role change. `leading` means: leader, and ready. Resets the append-time table.
-        `awaited`: nobody leads, but this replica or another is about to: sends are held for a
-        moment."""
+        """Handle a role change and reset the append table. `leading` is True on a ready leader.
+        `awaited` is True while a leader is expected soon; sends are held briefly."""
         if leading and self._leading and term == self._term:
             return
         self._term = term
@@ -738,7 +743,7 @@ class SendPath:
         self._release()
 
     def _hold(self, send: HeldSend) -> bool:
-        """Hold a send that nobody can take now; return False if it has to be refused."""
+        """Hold a send without a leader. Returns False if it must be rejected."""
         size = len(send.body) + WAITING_OVERHEAD_BYTES
         if not self._held.holding or self._held_bytes + size > self.held_bytes_max:
             return False
@@ -747,9 +752,9 @@ class SendPath:
         return True
 
     def _release(self) -> None:
-        """Take what was held, or refuse it: the leader is known, or there was none in time."""
+        """Resubmit or reject the held sends, since the leader is known or the time is over."""
         sends, groups = self._held.finish()
-        for group in groups:  # their queue offsets belong to another leadership
+        for group in groups:  # their queue offsets are those of another leadership
             self._fail(group, _not_stored())
         for send in sends:
             self._held_bytes -= len(send.body) + WAITING_OVERHEAD_BYTES
@@ -757,8 +762,8 @@ class SendPath:
         self.wake()
 
     def release_overdue(self) -> None:
-        """Refuse sends held, or waiting for a frame, for too long, and all that wait for one while
-        the disk is full; called by a timer."""
+        """Reject sends that have waited too long, and all waiting sends while the disk is full.
+        Called by a timer."""
         if self._held.overdue:
             self._release()
         now_ms, wait_ms = self._attended.advance(), self._config.wait_time_mills_in_send_queue
@@ -766,7 +771,7 @@ class SendPath:
         while (
             self._groups
             and (self.disk_full or self._groups[0].begun_ms < now_ms - wait_ms)
-            and refused < REFUSED_AT_ONCE  # the others in the next tick: heartbeats are due
+            and refused < REFUSED_AT_ONCE  # the rest in the next tick, because heartbeats are due
         ):
             refused += len(self._groups[0].replies)
             refusal = self._disk_full_error() if self.disk_full else busy(OVERDUE)
@@ -777,11 +782,11 @@ class SendPath:
 
     def _rest_ms(self) -> float:
         held = self._groups or self._held.holding
-        low = self.held_bytes_max < self._config.waiting_bytes_max  # it rises with time
+        low = self.held_bytes_max < self._config.waiting_bytes_max  # the limit rises with time
         return 0 if held or low else IDLE_MS
 
     def sweep(self) -> None:
-        """Answer sends whose frame's outcome has been unknown for too long; called by a timer."""
+        """Respond to sends after an outcome has been unknown too long. Called by a timer."""
         oldest_ms = self._clock_ms() - self._config.outcome_timeout_ms
         for pending in self._pending.values():
             if pending.built_ms <= oldest_ms and pending.group.replies:
@@ -797,7 +802,7 @@ class SendPath:
             self._answers.refuse(sender, OutcomeUnknown(WRITTEN))
 
     def close(self) -> None:
-        """Tell all remaining senders what is known, because the broker stops."""
+        """Respond to all remaining senders before shutdown."""
         self.leadership(self._term, False)
         for pending in self._pending.values():
             words = "the broker stops before the message was known committed"

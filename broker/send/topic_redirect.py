@@ -1,18 +1,15 @@
-"""Messages that are stored somewhere else first: delayed ones, and half messages of transactions.
+"""Redirects delayed, timer and half messages to internal topics.
 
-A send whose properties or flags ask for that takes the general path
-(broker.messages.send_request.Special), and `redirect` turns its message into the one that is stored
-instead. The topic of that one is one of the broker's own (`internal_topics`); its properties
-REAL_TOPIC and REAL_QID say where the message was sent, as in Apache's stores. Messages that a
-broker stores itself (a retry, the message that a transaction becomes) are parked by the same
-functions before `SendPath.store` gets them.
+If its properties or flags require it, a send uses the general path
+(broker.messages.send_request.Special). `redirect` returns the message to store in an internal topic
+(`internal_topics`). Its properties REAL_TOPIC and REAL_QID name the target, as in Apache's stores.
+The broker's own messages (retries, committed transactions) are redirected before `SendPath.store`.
 
-A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, whose consume-queue units hold
-the time of delivery instead of a tags code (broker.send.frame_builder and store.dispatch);
-broker.delayed.delay_levels delivers. A timer message waits in rmq_sys_wheel_timer
-(broker.delayed). A transactional message with a delay or a time is parked for that when it
-is committed, not before; a delay counts from then. A retry is no half, though clients before 4.6.1
-leave the property TRAN_MSG in it; nor is the dead letter that it becomes. Pure.
+A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, for broker.delayed.delay_levels.
+Its ConsumeQueue entry holds the delivery time instead of a tags code (broker.send.frame_builder,
+store.dispatch). A timer message waits in rmq_sys_wheel_timer. A transactional message with a delay
+is redirected again when it is committed; the delay starts then. Retries and their dead letters are
+never half messages, although clients before 4.6.1 keep the property TRAN_MSG.
 """
 
 from __future__ import annotations
@@ -47,13 +44,13 @@ from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 if TYPE_CHECKING:
     from ..config import BrokerConfig
 
-TIMER_OUT_BYTES = len(f"{TIMER_OUT_MS}\x01\x02") + 19  # of a time that is a signed int64
+TIMER_OUT_BYTES = len(f"{TIMER_OUT_MS}\x01\x02") + 19  # of a signed int64
 _NUMBER = re.compile(r"\s*[+-]?\d{1,9}\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Redirects:
-    """The settings that decide where a message waits."""
+    """Settings that decide where a message waits."""
 
     levels_ms: Sequence[int]
     timing: Timing
@@ -74,20 +71,20 @@ class Redirects:
         return cls(config.delay_levels_ms, timing, config.broker_name)
 
     def handle(self, redirected: Outgoing) -> str:
-        """Return the handle with which a timer message may be recalled; "" for others."""
+        """Return the recall handle of a timer message, or ""."""
         return handle_of(redirected, self.broker_name)
 
 
 def internal_topics(levels_ms: Sequence[int]) -> list[TopicConfig]:
-    """Return the broker's own topics: in no table, the same on all replicas."""
+    """Return the broker's own topics, which are in no table and equal on all replicas."""
     counts = dict.fromkeys((TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, OPERATOR_LOG_TOPIC), 1)
     counts[SCHEDULE_TOPIC] = len(levels_ms)
     return [TopicConfig(name, n, n, PERM_READ | PERM_WRITE) for name, n in counts.items()]
 
 
 def entry_code(message: Outgoing) -> int:
-    """Return the tags code of a message's consume-queue unit; for a delay level, what it would
-    otherwise be."""
+    """Return the tags code of a message's ConsumeQueue entry. For a delay level, it is replaced
+    later."""
     properties = decode_properties(message.properties)
     if message.topic == TIMER_TOPIC:
         return timer_code(properties)
@@ -95,16 +92,14 @@ def entry_code(message: Outgoing) -> int:
 
 
 def redirect(message: Outgoing, redirects: Redirects) -> Outgoing:
-    """Return the message to store for one that a client sent; mostly that one itself. Its topic and
-    queue are chosen and exist. Raises Refused."""
+    """Return the message to store for a client's message, mostly the same. Its topic and queue
+    exist. Raises Refused."""
     properties = decode_properties(message.properties)
     if properties.get(TRAN_MSG, "").lower() == "true":
         if message.reconsume > 0 and _level(properties) != 0:  # a retry of a client before 4.6.1
             message = replace(message, sys_flag=message.sys_flag & ~TRANSACTION_BITS)
             return delayed_or_timed(message, properties, redirects)
-        deliver_ms = redirects.timing.deliver_ms(
-            properties
-        )  # refused now, not when it is committed
+        deliver_ms = redirects.timing.deliver_ms(properties)  # rejected now, not at commit
         half = half_message(message, properties)
         if deliver_ms is not None:
             check_properties_size(len(half.properties) + TIMER_OUT_BYTES)
@@ -121,15 +116,14 @@ def redirect(message: Outgoing, redirects: Redirects) -> Outgoing:
 def delayed_or_timed(
     message: Outgoing, properties: dict[str, str], redirects: Redirects
 ) -> Outgoing:
-    """Return the message as it waits for its delivery, if its properties ask for that; a delay
-    level takes precedence over a time. Raises Refused."""
+    """Return the message as it waits for a delay level or else a time, if its properties name any.
+    Raises Refused."""
     redirected = delayed(message, properties, redirects.levels_ms)
     return redirected if redirected is not message else timed(message, properties, redirects.timing)
 
 
 def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
-    """Return the half message of a transactional `message`, which was meant for its topic and queue
-    and has these properties. Raises Refused."""
+    """Return the half of a transactional `message` with these properties. Raises Refused."""
     return replace(
         message,
         topic=HALF_TOPIC,
@@ -140,8 +134,8 @@ def half_message(message: Outgoing, properties: dict[str, str]) -> Outgoing:
 
 
 def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[int]) -> Outgoing:
-    """Return the message as it waits for its delivery, if its property DELAY names a level; one
-    above the last counts as the last. Raises Refused."""
+    """Return the message as it waits for the level in DELAY, if any. Levels above the last count as
+    the last. Raises Refused."""
     level = min(_level(properties), len(levels_ms))
     if level <= 0:
         return message
@@ -157,7 +151,7 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
 
 
 def _level(properties: dict[str, str]) -> int:
-    """Return the delay level that a message asks for. Raises Refused."""
+    """Return the delay level in the properties. Raises Refused."""
     text = properties.get(DELAY, "0")
     if _NUMBER.fullmatch(text) is None:
         raise Refused(
@@ -167,9 +161,8 @@ def _level(properties: dict[str, str]) -> int:
 
 
 def delivered(message: Outgoing) -> Outgoing:
-    """Return a delayed or timer message as it goes to where it was sent to. It keeps its
-    properties, as with Apache's broker; so what could be parked can be delivered. Raises ValueError
-    if it does not say where."""
+    """Return a delayed or timer message for its target. It keeps its properties as in Apache's
+    broker, so it fits a record again. Raises ValueError if it names no target."""
     properties = decode_properties(message.properties)
     topic, queue_id = properties.get(REAL_TOPIC, ""), properties.get(REAL_QUEUE_ID, "")
     if not topic or not queue_id.isdecimal():

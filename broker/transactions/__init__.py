@@ -1,9 +1,8 @@
-"""Transactional messages.
+"""Transactional messages, from half message to commit or rollback.
 
-`book` and `conversion` are pure, `service` is what uses them in a broker. A half message is stored
-in RMQ_SYS_TRANS_HALF_TOPIC and no consumer sees it. Its end is one frame: the message for its real
-topic (if it was committed) and an *op* record in RMQ_SYS_TRANS_OP_HALF_TOPIC that names the half's
-queue offset. So a half ends once, or not yet, whoever leads and however often it is asked for; and
-the two topics, which are Apache's, hold all there is to know: a new leader reads them from where
-every older half has ended (offsets of the group CID_RMQ_SYS_TRANS).
+A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC, hidden from consumers. A single frame ends it.
+It holds the message for the real topic, if committed, and an *op* record in
+RMQ_SYS_TRANS_OP_HALF_TOPIC with the half's queue offset. So a half message ends at most once under
+any leader. Both topics are Apache's and hold the complete state. A new leader reads them from the
+offsets of the group CID_RMQ_SYS_TRANS, before which all halves have ended.
 """

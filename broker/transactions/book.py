@@ -1,11 +1,10 @@
-"""The half messages that are open. Pure.
+"""The open half messages, reconstructed from the half and op topics.
 
-The book is fed with the records of the half topic and of the op topic, in any order of the two. It
-tells whether a half is open, which are to be checked next, and up to where everything has ended.
-Halves are named by their offset in the half topic's only queue. A check stores a half again, at a
-new offset; its *root* is its first offset, which producers may still name. Where a half says which
-its root was, that counts only together with its topic, producer group and UNIQ_KEY, which a half
-keeps when it is stored again: no half speaks for one of another transaction.
+The book accepts records of both topics in any interleaving. It returns open halves, due checks, and
+the offsets before which all have ended. A half is identified by its offset in the half queue. A
+check stores it again at a new offset; its *root* is the first offset, which producers may still
+name. A recorded root counts only with the same topic, producer group and UNIQ_KEY, so that halves
+of different transactions are never confused.
 """
 
 from __future__ import annotations
@@ -15,27 +14,26 @@ from collections import OrderedDict, deque
 
 from ..messages.half_message import Half, Root
 
-ENDED_MAX = 100_000  # ends remembered, to answer producers that end a half message twice
+ENDED_MAX = 100_000  # to answer producers that end a half message twice
 COMMIT = 8
 ROLLBACK = 12
 
 
 class HalfBook:
-    """The open halves, as far as the topics were read. `half_from`, `op_from`: all before them has
-    ended."""
+    """The open halves as far as read. All before `half_from` and `op_from` have ended."""
 
     def __init__(self, half_from: int, op_from: int) -> None:
-        self.half_next = half_from  # offset of the next half to take
+        self.half_next = half_from  # offset of the next half to read
         self.op_next = op_from
         self.open: dict[int, Half] = {}  # by offset, ascending
-        self._roots: dict[Root, int] = {}  # → offset, of open halves that were stored again
-        self._ahead: set[int] = set()  # ended, but not taken yet
-        self._ops: deque[int] = deque()  # halves that the ops before `op_next` name
-        self._due: list[tuple[int, int]] = []  # heap of (due, offset); may name ended ones
+        self._roots: dict[Root, int] = {}  # → offset, of open halves stored again
+        self._ahead: set[int] = set()  # ended before they were read
+        self._ops: deque[int] = deque()  # latest halves of the ops before `op_next`
+        self._due: list[tuple[int, int]] = []  # heap of (due, offset); may contain ended halves
         self._ended: OrderedDict[Root, int] = OrderedDict()  # → decision
 
     def take_half(self, half: Half) -> bool:
-        """Take the half queue's next record. Returns True if it is open."""
+        """Add the next record of the half queue. Returns True if it is open."""
         assert half.offset >= self.half_next, (half, self.half_next)
         self.half_next = half.offset + 1
         if half.offset in self._ahead:
@@ -48,14 +46,14 @@ class HalfBook:
         return True
 
     def skip_halves(self, half_next: int) -> None:
-        """Forget halves before this offset, which are not in the log any more."""
+        """Drop halves before this offset, which were deleted from the log."""
         self.half_next = max(self.half_next, half_next)
         for offset in [offset for offset in self.open if offset < half_next]:
             self.close(offset)
         self._ahead = {offset for offset in self._ahead if offset >= self.half_next}
 
     def take_op(self, op_offset: int, halves: list[int]) -> None:
-        """Take the op queue's next record: these halves have ended."""
+        """Add the next record of the op queue, which ends these halves."""
         self.skip_ops(op_offset)
         self.op_next = op_offset + 1
         self._ops.append(max(halves, default=-1))
@@ -66,13 +64,13 @@ class HalfBook:
                 self.close(offset)
 
     def skip_ops(self, op_next: int) -> None:
-        """Skip ops before this offset, which are gone from the log, as are their halves."""
+        """Skip ops before this offset, deleted like their halves."""
         if op_next > self.op_next:
             self._ops.clear()
             self.op_next = op_next
 
     def close(self, offset: int, decision: int | None = None) -> None:
-        """Remove a half that ended, or was stored again (`decision` None); it may be gone."""
+        """Remove a half that ended or was stored again (`decision` None). Idempotent."""
         half = self.open.pop(offset, None)
         if half is None:
             return
@@ -82,31 +80,31 @@ class HalfBook:
             self.record_end(half.root, decision)
 
     def record_end(self, root: Root, decision: int) -> None:
-        """Remember how a half ended."""
+        """Record how a half ended."""
         self._ended[root] = decision
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 
     def find(self, root: Root) -> Half | None:
-        """Return the open half that began at `root`."""
+        """Return the open half with this `root`."""
         half = self.open.get(self._roots.get(root, root.offset))
         return half if half is not None and half.root == root else None
 
     def decision(self, root: Root) -> int | None:
-        """Return how the half ended, as far as that is remembered."""
+        """Return how the half ended, if recorded."""
         return self._ended.get(root)
 
     def schedule(self, offset: int, due_ms: int) -> None:
-        """Have an open half become due at this time."""
+        """Schedule the next check of an open half."""
         heapq.heappush(self._due, (due_ms, offset))
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time at which a half is due next, or earlier; None if none is scheduled."""
+        """A lower bound of the next check's time, or None."""
         return self._due[0][0] if self._due else None
 
     def due(self, now_ms: int, count_max: int) -> list[Half]:
-        """Return open halves that are due; each once, until it is scheduled again."""
+        """Return due open halves, once per schedule."""
         halves: list[Half] = []
         while self._due and self._due[0][0] <= now_ms and len(halves) < count_max:
             half = self.open.get(heapq.heappop(self._due)[1])
@@ -115,8 +113,8 @@ class HalfBook:
         return halves
 
     def progress(self) -> tuple[int, int]:
-        """Return (half offset, op offset): every half before the first has ended, and the ops from
-        the second on tell which of the later ones have."""
+        """Return (half offset, op offset). All halves before the first have ended, and the ops from
+        the second on name the later ended halves."""
         half = next(iter(self.open), self.half_next)
         while self._ops and self._ops[0] < half:
             self._ops.popleft()

@@ -1,16 +1,15 @@
-"""The handling of half messages: they are ended, checked and given up.
+"""Ends and checks half messages, on the leader.
 
-Only the leader does this. A new leader first reads the two topics from the group's offsets on, in
-turns (TURN_MAX records at a time), and answers END_TRANSACTION once it is through. From then on the
-same turns read new halves; a half that the leader ends itself is closed when the end is committed.
+A new leader first reads both topics from the group's offsets, TURN_MAX records per turn. Then it
+accepts END_TRANSACTION and continues to read new halves. Halves that it ends itself are closed at
+commit.
 
-A half that nobody ended is checked: the leader stores it again with one more check counted, ends
-the old one in the same frame, and when that is committed asks a producer of its group (39). If none
-is connected, it is only stored again: nobody was asked, so nothing is counted. After
-`transactionCheckMax` checks, or beyond `fileReservedTime`, it goes to TRANS_CHECK_MAX_TIME_TOPIC.
-A commit that arrives later still delivers the message, once: the index of keys has the half in that
-topic, and the op record of such a commit.
-One whose properties have no room for the count stays where it is: it is asked about until then.
+The leader checks an open half by storing it again with an incremented check count, ending the old
+half in the same frame. After the commit it asks a producer of the group (39). If no producer is
+connected, the half is rewritten without counting a check. After `transactionCheckMax` checks, or
+beyond `fileReservedTime`, it moves to TRANS_CHECK_MAX_TIME_TOPIC. A later commit still delivers the
+message once, found by key in that topic; its op record has the key as well. If the properties have
+no space for the count, the half is checked in place until it expires.
 """
 
 from __future__ import annotations
@@ -66,21 +65,21 @@ from .book import COMMIT, ROLLBACK, HalfBook
 
 log = logging.getLogger("raftmq.broker.transactions")
 
-TURN_MAX = 500  # records read in one turn of a chore
+TURN_MAX = 500  # records read per turn
 TURN_BYTES = 1 << 20
 CHECKS_PER_TURN_MAX = 200
-ASK_FIRST_MS = 60_000  # after an election; producers' heartbeats come every 30 s
-PROGRESS_MS = 1_000  # between two commits of what has ended
+ASK_FIRST_MS = 60_000  # after an election; producers' heartbeats arrive every 30 s
+PROGRESS_MS = 1_000  # between two commits of the progress
 WAIT_S = 3.0  # for a new leader that is still reading
 WAITING_MAX = 10_000  # END_TRANSACTION requests in progress
-BUSY_MS_MAX = 3_000  # a one-way end is tried again so long, as Apache has one wait for a thread
+BUSY_MS_MAX = 3_000  # a one-way end retries this long, as Apache queues it for a thread
 BUSY_PAUSE_S = 0.1
-SENDERS_MAX = 10_000  # producer groups whose last connection is remembered
+SENDERS_MAX = 10_000  # producer groups with a remembered connection
 
 
 @dataclass(slots=True)
 class Counts:
-    """Transactions counted since the process began."""
+    """Transactions since the process started."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -89,17 +88,16 @@ class Counts:
 
 
 class Halves:
-    """The half messages that are open, as far as the leader knows, and who sent them. The send path
-    asks before it takes another one (`admit`)."""
+    """The open halves and their senders. The send path calls `admit` before it accepts a half."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
-        self.book: HalfBook | None = None  # None: this replica does not lead
+        self.book: HalfBook | None = None  # None if this replica does not lead
         self.senders: OrderedDict[str, ClientConnection] = OrderedDict()  # by producer group
 
     @property
     def open_count(self) -> int:
-        """Half messages that have not ended, as far as this leader knows; 0 on other replicas."""
+        """Half messages that have not ended; 0 on followers."""
         return 0 if self.book is None else len(self.book.open)
 
     def admit(self, group: str, connection: object) -> None:
@@ -109,7 +107,7 @@ class Halves:
         if self.open_count >= self._config.open_transactions_max:
             raise busy(f"{self.open_count} transactions are open already", retriable=True)
         if not isinstance(connection, Connection):
-            return  # it came by HTTP, or as a reply: its sender cannot be asked
+            return  # sent by HTTP or as a reply; the sender cannot be asked
         self.senders[group] = connection
         self.senders.move_to_end(group)
         if len(self.senders) > SENDERS_MAX:
@@ -117,7 +115,7 @@ class Halves:
 
 
 class Transactions:
-    """Ends and checks half messages; one per broker."""
+    """Ends and checks half messages."""
 
     def __init__(
         self,
@@ -138,10 +136,11 @@ class Transactions:
         self._clients = clients
         self._access = access
         self._ready = asyncio.Event()
-        self._targets = (0, 0)  # where the first reading ends
-        self._busy: dict[int, list[asyncio.Future[None]]] = {}  # offset → those waiting for its end
+        self._targets = (0, 0)  # end of the first reading
+        # offset → requests waiting for its end
+        self._busy: dict[int, list[asyncio.Future[None]]] = {}
         self._asking: dict[Root, bool] = {}  # roots stored again for a check
-        self._late: set[Root] = set()  # given up, and being committed
+        self._late: set[Root] = set()  # expired halves being committed
         self._waiting = 0
         self._recorded = (0, 0)
         self._recording = False
@@ -160,7 +159,7 @@ class Transactions:
     # ---- leadership and turns ---------------------------------------------------------------
 
     def leadership_changed(self) -> None:
-        """Start afresh, because this replica leads now, or does not any more."""
+        """Reset, because this replica became or ceased to be the leader."""
         self._ready.clear()
         for waiters in self._busy.values():
             _release(waiters)
@@ -179,7 +178,7 @@ class Transactions:
         self._targets = end(HALF_TOPIC, 0), end(OP_TOPIC, 0)
 
     def tick(self) -> None:
-        """Read what is new, check what is due, note what has ended; a chore."""
+        """Read new records, check due halves, and record the progress."""
         book = self._halves.book
         if book is None:
             return
@@ -194,7 +193,7 @@ class Transactions:
         self._record_progress(book)
 
     def _rest_ms(self) -> float:
-        """Return in how many milliseconds the first half is to be checked, or progress noted."""
+        """Return the time until the next check or progress commit."""
         book = self._halves.book
         if book is None:
             return IDLE_MS
@@ -210,7 +209,7 @@ class Transactions:
         return rest_ms
 
     def _read(self, book: HalfBook) -> None:
-        """Read one turn. Halves are read first: an op stands behind the half that it names."""
+        """Read for a turn. Halves come first, because an op follows its half."""
         self._close_gone(book)
         try:
             for record in self._records(HALF_TOPIC, book.half_next, book.skip_halves):
@@ -218,11 +217,11 @@ class Transactions:
             for record in self._records(OP_TOPIC, book.op_next, book.skip_ops):
                 book.take_op(record.queue_offset, conversion.ended_halves(record))
         except (OSError, StoreError, RecordError) as error:
-            log.warning("transactions_unreadable: %s", error)  # the next turn tries again
+            log.warning("transactions_unreadable: %s", error)  # retried in the next turn
 
     def _close_gone(self, book: HalfBook) -> None:
-        """Close open halves that retention took, which does not ask: nothing can end them any more,
-        and what has ended is noted only up to the first that is open."""
+        """Close open halves that retention deleted, since nothing can end them and the progress
+        stops at the first open half."""
         queue = self._store.queues.queue(HALF_TOPIC, 0)
         minimum = 0 if queue is None else queue.min_offset
         below = takewhile(lambda offset: offset < minimum, book.open)
@@ -246,7 +245,8 @@ class Transactions:
     def _records(
         self, topic: str, offset: int, on_gone: Callable[[int], None]
     ) -> Sequence[MessageRecord]:
-        """Return some records from `offset` on; `on_gone(offset)` if earlier ones are deleted."""
+        """Return some records from `offset` on. Calls `on_gone(offset)` if earlier ones are
+        deleted."""
         if offset >= self._context.store.queues.end_of(topic, 0):
             return ()
         result = self._store.reads.get_messages(topic, 0, offset, TURN_MAX, TURN_BYTES)
@@ -258,8 +258,8 @@ class Transactions:
         return [decode_record(data, at, check_body=False) for at, _ in walk_records(data)]
 
     def _record_progress(self, book: HalfBook) -> None:
-        """Commit both offsets in one command: skipping an op while its half is not skipped would
-        let an ended half seem open."""
+        """Commit both offsets in a single command. Skipping an op without its half would reopen an
+        ended half."""
         now_ms = self._context.clock_ms()
         progress = book.progress()
         if self._recording or now_ms < self._record_due_ms or progress == self._recorded:
@@ -271,7 +271,7 @@ class Transactions:
             self._recording = False
             if error is None:
                 self._recorded = progress
-            else:  # the next round notes it
+            else:  # retried in the next turn
                 log.info("transaction_progress_not_noted: %s", error)
 
         half, op = progress
@@ -281,20 +281,20 @@ class Transactions:
     # ---- ends -------------------------------------------------------------------------------
 
     async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """END_TRANSACTION (37): end a half; answered once that is committed. Raises Refused,
-        AclError, OutcomeUnknown, HeaderError."""
+        """END_TRANSACTION (37): end a half. Responds after the commit. Raises Refused, AclError,
+        OutcomeUnknown, HeaderError."""
         header = EndTransactionHeader.parse(request.ext)
         if header.decision not in (COMMIT, ROLLBACK):
             if header.decision != 0:
                 raise Refused(
                     ResponseCode.SYSTEM_ERROR, f"commitOrRollback {header.decision} is no decision"
                 )
-            return RemotingCommand.response_to(request)  # not known yet: it is asked again
+            return RemotingCommand.response_to(request)  # unknown; the producer is asked again
         if self._waiting >= WAITING_MAX:
             raise busy(f"{WAITING_MAX} ends wait already")
         self._waiting += 1
         try:
-            if request.is_oneway:  # Apache's clients end so: nobody hears of a refusal
+            if request.is_oneway:  # from Apache's clients, which get no error
                 await self._end_for_nobody(connection, request, header)
             else:
                 await self._end(connection, request, header)
@@ -305,8 +305,8 @@ class Transactions:
     async def _end_for_nobody(
         self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader
     ) -> None:
-        """End a half on behalf of a producer that will not try again: else it is asked a time-out
-        later, and its message is late by so much. Raises what `_end` does."""
+        """End a half for a producer that will not retry; otherwise the next check, a timeout later,
+        delays its message. Raises the errors of `_end`."""
         give_up_ms = self._context.clock_ms() + BUSY_MS_MAX
         while True:
             try:
@@ -340,7 +340,7 @@ class Transactions:
             if not late or not await self._commit_given_up(book, record, root):
                 self._say_how_it_ended(book, root, header.decision)
             return
-        # Stored again it has the same content, but op and message name its present position.
+        # The rewritten half has the same content, but op and message refer to its position.
         if half.offset != record.queue_offset:
             record = self._record_at(half.position)
             permit(record)
@@ -362,8 +362,8 @@ class Transactions:
         )
 
     async def _commit_given_up(self, book: HalfBook, record: MessageRecord, root: Root) -> bool:
-        """Deliver the message of a half that was given up; return False if it was not given up, or
-        was committed since. Raises Refused, OutcomeUnknown."""
+        """Deliver the message of an expired half. Returns False if it did not expire or was
+        committed since. Raises Refused, OutcomeUnknown."""
         if root in self._late:
             raise busy("the transaction is being committed", retriable=True)
         self._late.add(root)
@@ -390,8 +390,8 @@ class Transactions:
     def _named(
         self, header: EndTransactionHeader, permit: Callable[[MessageRecord], None]
     ) -> tuple[MessageRecord, Root]:
-        """Return the half that a producer names, and its root. Raises Refused, and AclError for one
-        that goes to a topic which the producer may not send to."""
+        """Return the half that a producer names, and its root. Raises Refused, or AclError if the
+        producer may not send to its topic."""
         record = self._record_at(header.commitlog_offset)
         if record.topic != HALF_TOPIC or record.queue_offset != header.half_queue_offset:
             raise Refused(
@@ -420,7 +420,7 @@ class Transactions:
             ) from error
 
     async def _known(self) -> HalfBook:
-        """Return the book, once everything up to now is in it. Raises Refused."""
+        """Return the book once it is up to date. Raises Refused."""
         if not self._ready.is_set():
             if self._halves.book is None:
                 raise Refused(
@@ -448,8 +448,8 @@ class Transactions:
         return book
 
     def _say_how_it_ended(self, book: HalfBook, root: Root, decision: int) -> None:
-        """Return if the half message ended before with the same decision. Raises Refused if it
-        ended with the other one, or if its end is not remembered."""
+        """Return if the half message ended with the same decision. Raises Refused if it ended
+        otherwise or is unknown."""
         was = book.decision(root)
         if was == decision:
             return
@@ -464,16 +464,16 @@ class Transactions:
         decision: int | None,
         done: Done,
     ) -> None:
-        """Store `messages`, the half's op among them; until that is done nobody else ends it.
-        Raises Refused, then nothing has happened."""
+        """Store `messages`, including the half's op, and block other ends until done. Raises
+        Refused without effect."""
         waiters: list[asyncio.Future[None]] = []
 
         def ended(error: Exception | None) -> None:
             if error is None:
                 book.close(half.offset, decision)
-            elif half.offset in book.open:  # it may still be stored: then its op will say so
+            elif half.offset in book.open:  # it may still be stored, and its op be read
                 book.schedule(half.offset, self._context.wall_ms() + PROGRESS_MS)
-            if self._busy.get(half.offset) is waiters:  # else from an earlier leadership
+            if self._busy.get(half.offset) is waiters:  # else of an earlier leadership
                 del self._busy[half.offset]
             _release(waiters)
             done(error)
@@ -496,14 +496,14 @@ class Transactions:
                 book.schedule(half.offset, now_ms + PROGRESS_MS)
 
     def _check(self, book: HalfBook, half: Half, now_ms: int) -> None:
-        """Store a half again to have it checked, or give it up. Raises Refused, ValueError."""
+        """Store a half again for a check, or expire it. Raises Refused, ValueError."""
         record = self._record_at(half.position)
         age_ms = now_ms - conversion.first_stored_ms(record)
         too_old = age_ms > self._config.file_reserved_time * 3_600_000
         asked = self._producer_of(half.root.group, _needs_of(record)) is not None
         again = conversion.stored_again(record, half.root.offset, half.checks + asked)
         if not half.checks and (not asked or again is not None):
-            # This clock may be wrong: who is there, or comes back, is asked first.
+            # This clock may be wrong, so connected producers are asked first.
             led_ms = self._context.clock_ms() - self._leads_since_ms
             too_old = too_old and not asked and led_ms >= ASK_FIRST_MS
         op = conversion.op_record(half.offset, record, now_ms)
@@ -547,8 +547,8 @@ class Transactions:
         self._store_end(book, half, [conversion.given_up(record), op], None, done)
 
     def _producer_of(self, group: str, needs: list[Need]) -> ClientConnection | None:
-        """Return a connected producer of the group, another one each time, that has the rights
-        `needs`, because it gets to see the message."""
+        """Return a connected producer of the group with the rights `needs`, in rotation. It will
+        see the message."""
         members = self._clients.producers.get(group, {}).values()
         open_ones = (m.connection for m in members if m.connection.is_open)
         connections = [one for one in open_ones if self._access.may_hear(one, needs)]
@@ -564,7 +564,7 @@ class Transactions:
         """Send CHECK_TRANSACTION_STATE (39) to a producer of the half's group."""
         connection = self._producer_of(half.root.group, _needs_of(record))
         if connection is None:
-            return  # it left a moment ago: the next check finds another
+            return  # just disconnected; the next check retries
         key = half.root.unique_key
         header = CheckTransactionHeader(
             half.offset,
@@ -580,12 +580,12 @@ class Transactions:
                 conversion.check_body(record),
             )
             connection.invoke_oneway(command)
-        except RemotingError as error:  # Refused among them; the next check asks again
+        except RemotingError as error:  # including Refused; the next check retries
             log.info("check_not_sent group=%s: %s", half.root.group, error)
 
 
 def _needs_of(half: MessageRecord) -> list[Need]:
-    """Return the rights needed to end a half, or to be asked about it."""
+    """Return the rights needed to end a half or to be asked for its outcome."""
     topic = decode_properties(half.properties).get(conversion.REAL_TOPIC, "")
     return [topic_need(topic, Permission.PUB)]
 

@@ -1,13 +1,12 @@
-"""SQL92 expressions over message properties. Pure.
+"""SQL92 expressions over message properties.
 
-`compile_expression(text)` parses once and returns an `Expression` whose `matches(properties)` says
-whether a message passes; a result that is not true (false, unknown, or a value that cannot be
-converted) does not pass. The CACHE_MAX expressions used last are kept, compiled or refused: a
-client repeats its subscriptions with each heartbeat.
+`compile_expression(text)` returns an `Expression`. Its `matches(properties)` is True only for the
+result true, not for false, unknown, or a failed conversion. The last CACHE_MAX expressions are
+cached with their result or error, because clients repeat subscriptions in heartbeats.
 
-The grammar and the conversions are Apache's (tests/interop/test_sql92.py compares with its own
-evaluator), with one difference: text behind a complete expression is an error here. Apache's parser
-leaves it unread, so that `a = 1 ADN b = 2` would filter by a alone.
+Grammar and conversions are Apache's; tests/interop/test_sql92.py compares both evaluators. The
+difference is that text behind a complete expression is an error. Apache's parser ignores it, so
+that `a = 1 ADN b = 2` would filter by a alone.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from .tokens import Sql92Error, check_length
 
 __all__ = ["CACHE_MAX", "Expression", "Sql92Error", "compile_expression"]
 
-CACHE_MAX = 1_000  # expressions; one is at most tokens.LENGTH_MAX characters long
+CACHE_MAX = 1_000  # of at most tokens.LENGTH_MAX characters
 
 
 def compile_expression(text: str) -> Expression:
-    """Compile an expression. Raises Sql92Error, which says where."""
-    check_length(text)  # here, so that what is longer is not kept either
+    """Compile an expression. Raises Sql92Error with the position."""
+    check_length(text)  # checked here to keep long texts out of the cache
     compiled = _compiled(text)
     if isinstance(compiled, Expression):
         return compiled
@@ -34,7 +33,7 @@ def compile_expression(text: str) -> Expression:
 
 @lru_cache(maxsize=CACHE_MAX)
 def _compiled(text: str) -> Expression | tuple[int, str]:
-    """Compile an expression, or return the position and the reason of its refusal."""
+    """Compile an expression, or return position and reason of its error."""
     try:
         return parse(text)
     except Sql92Error as error:

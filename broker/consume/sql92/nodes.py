@@ -1,7 +1,7 @@
-"""The nodes of a SQL92 expression: each evaluates by a closure made once. Pure.
+"""The nodes of a SQL92 expression, each evaluated by a closure.
 
-Making a node checks its operands as Apache does; a refusal is a Rejection, to which the parser adds
-the position. `evaluate(properties)` of a boolean node is True, False, or None for unknown, and may
+Constructors check their operands as Apache does. They raise Rejection, to which the parser adds the
+position. `evaluate(properties)` of a boolean node returns True, False, or None for unknown. It may
 raise values.Incomparable.
 """
 
@@ -25,14 +25,14 @@ from .values import (
     order,
 )
 
-DEPTH_MAX = 64  # nesting of nodes; evaluation takes a few of Python's frames for each
-OPERANDS_MAX = 2_050  # of one evaluation, each about a microsecond: for 1,000 comparisons of two
-CHARACTERS_PER_OPERAND = 512  # of a property: what a conversion or a search reads in that time
+DEPTH_MAX = 64  # each level needs a few Python frames to evaluate
+OPERANDS_MAX = 2_050  # per evaluation, about a microsecond each; enough for 1,000 comparisons
+CHARACTERS_PER_OPERAND = 512  # a conversion or search reads this much of a property in that time
 Properties = Mapping[str, str]
 Evaluate = Callable[[Properties], Value]
 Truth = Callable[[Properties], bool | None]
 
-# By operator: whether it holds for a result of `order`.
+# By operator, True if it holds for a result of `order`.
 ORDERS: dict[str, Callable[[int], bool]] = {
     ">": lambda answer: answer > 0,
     ">=": lambda answer: answer >= 0,
@@ -47,13 +47,13 @@ TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
 
 
 class Rejection(Exception):
-    """These operands do not fit that operator."""
+    """The operands do not fit the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of an expression. `truth` is set for booleans, `value` for constants. `operands`: how
-    many properties and constants one evaluation looks at, at most."""
+    """A node. `truth` is set for booleans, `value` for constants. `operands` limits the properties
+    and constants that an evaluation reads."""
 
     evaluate: Evaluate
     text: str
@@ -72,21 +72,21 @@ class Expression:
     evaluates = True
 
     def __init__(self, text: str, root: Node, names: frozenset[str]) -> None:
-        """`names`: of the properties that it looks at. Raises Rejection."""
+        """`names` are the properties that it reads. Raises Rejection."""
         self.text = text
         self._truth = truth_of(root)
         self._operands = root.operands
         self._names = names
 
     def evaluate(self, properties: Properties) -> bool | None:
-        """Evaluate; None means unknown. Raises Incomparable."""
+        """Evaluate; None is unknown. Raises Incomparable."""
         return self._truth(properties)
 
     def work(self, properties: Properties) -> int:
-        """Return what an evaluation takes at most, in microseconds or so. It is not measured, so
-        that the same reads end at the same messages everywhere."""
+        """Return the maximal cost of an evaluation, in about microseconds. It is computed, not
+        measured, so that reads end at the same message on all replicas."""
         longest = 0
-        for name in self._names:  # no generator: this is done for each message and each pull
+        for name in self._names:  # a loop, because this runs for every message and pull
             value = properties.get(name)
             if value is not None and len(value) > longest:
                 longest = len(value)
@@ -112,7 +112,7 @@ def constant(value: Value, text: str) -> Node:
 
 def integer(text: str) -> Node:
     digits = text.rstrip("lL")
-    # Python's int() refuses thousands of digits by an error of its own.
+    # Python's int() rejects thousands of digits with its own error.
     if len(digits) > DIGITS_MAX or (value := int(digits)) > INT64[1]:
         raise Rejection(f"{text} is greater than {INT64[1]}")
     return constant(value if value <= INT32[1] else Long(value), text)
@@ -122,7 +122,7 @@ def decimal(text: str) -> Node:
     value = float(text)
     if value > DOUBLE_MAX:
         raise Rejection(f"{text} is greater than {DOUBLE_MAX}")
-    if value < DOUBLE_MIN:  # this refuses 0.0, too, as Apache does
+    if value < DOUBLE_MIN:  # this includes 0.0, as in Apache
         raise Rejection(f"{text} is less than {DOUBLE_MIN}; zero is written 0")
     return constant(value, text)
 
@@ -135,8 +135,8 @@ def variable(name: str) -> Node:
 
 
 def truth_of(node: Node) -> Truth:
-    """Return the node's truth where a boolean is needed. A property is accepted, though never true:
-    its value is a string. Raises Rejection."""
+    """Return the node's truth as a boolean. A property is accepted but never true, since its value
+    is a string. Raises Rejection."""
     if node.truth is not None:
         return node.truth
     if node.property_name:
@@ -223,7 +223,7 @@ def null_test(node: Node, *, is_null: bool) -> Node:
 
 
 def comparison(operator: str, left: Node, right: Node) -> Node:
-    """Make `>` and the like: numbers only."""
+    """Make `>` and the like, for numbers only."""
     for node in (left, right):
         if node.truth or (node.is_constant and isinstance(node.value, str)):
             raise Rejection(f"{node.text} cannot be compared by {operator}: it is no number")
@@ -240,7 +240,7 @@ def between(node: Node, low: Node, high: Node, *, inverted: bool) -> Node:
     if inverted:
         return any_of((comparison("<", node, low), comparison(">", node, high)))
     both = all_of((comparison(">=", node, low), comparison("<=", node, high)))
-    low_value, high_value = low.value, high.value  # numbers, where they are constant
+    low_value, high_value = low.value, high.value  # numbers if constant
     if low_value is not None and high_value is not None and compare(high_value, low_value) < 0:
         raise Rejection(f"BETWEEN {low.text} AND {high.text}: the first must not be greater")
     return both
@@ -260,8 +260,8 @@ def membership(node: Node, members: frozenset[str], *, inverted: bool) -> Node:
 
 
 def text_test(keyword: str, node: Node, text: str, *, inverted: bool) -> Node:
-    """Make CONTAINS, STARTSWITH or ENDSWITH. For a missing value or no string, and for '', both the
-    test and its opposite are false."""
+    """Make CONTAINS, STARTSWITH or ENDSWITH. For a missing or non-string value, or for '', both the
+    test and its negation are false."""
     evaluate, test = node.evaluate, TEXT_TESTS[keyword]
 
     def truth(properties: Properties) -> bool:

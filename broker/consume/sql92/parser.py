@@ -1,4 +1,4 @@
-"""Recursive descent over the tokens. Pure.
+"""Recursive descent parser of SQL92 expressions.
 
     or         = and { OR and }
     and        = equality { AND equality }
@@ -9,7 +9,7 @@
     unary      = "+" unary | "-" unary | NOT unary | primary
     primary    = string | number | TRUE | FALSE | NULL | property | "(" or ")"
 
-NOT binds closest, as in Apache's grammar: `NOT a = 1` is `(NOT a) = 1`.
+NOT binds closest, as in Apache's grammar, so `NOT a = 1` is `(NOT a) = 1`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Parser:
         self._text = text
         self._tokens = tokenize(text)
         self._at = 0
-        self._open = 0  # parentheses and signs not closed yet
+        self._open = 0  # open parentheses and signs
 
     def expression(self) -> Expression:
         node = self._or()
@@ -101,7 +101,7 @@ class _Parser:
             left = self._suffixed(left, word.text, token, inverted)
 
     def _suffixed(self, left: Node, word: str, start: Token, inverted: bool) -> Node:
-        """Return `left` with the operands of BETWEEN, IN, CONTAINS and so on applied to it."""
+        """Return `left` with BETWEEN, IN, CONTAINS and so on applied."""
         if word == "BETWEEN":
             low = self._unary()
             self._wants("AND")
@@ -161,7 +161,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _takes(self, text: str) -> bool:
-        """Read this keyword or symbol if it is next; return whether it was."""
+        """Consume this keyword or symbol if it is next. Returns True if so."""
         token = self._token
         matches = token.kind in (Kind.KEYWORD, Kind.SYMBOL) and token.text == text
         self._at += matches
@@ -179,7 +179,7 @@ class _Parser:
         return token.text
 
     def _inside(self, rule: Callable[[], Node]) -> Node:
-        """Apply a rule one level deeper, behind the current token."""
+        """Apply a rule a level deeper, behind the current token."""
         if self._open >= DEPTH_MAX:
             raise self._error(f"the expression is nested deeper than {DEPTH_MAX}")
         self._at += 1
@@ -190,7 +190,7 @@ class _Parser:
 
     @contextmanager
     def _blaming(self, token: Token) -> Iterator[None]:
-        """Turn a Rejection of a node within into a Sql92Error at this token."""
+        """Convert a Rejection of a node to a Sql92Error at this token."""
         try:
             yield
         except Rejection as rejection:

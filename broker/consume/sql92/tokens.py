@@ -1,8 +1,8 @@
-"""The tokens of a SQL92 expression. Pure.
+"""The tokens of SQL92 expressions.
 
-Identifiers are `[A-Za-z_$][A-Za-z0-9_$]*` and case-sensitive; keywords are not. Numbers: `0`, `17`,
-`17L`, `1.5`, `.5`, `5.`, `5E10`. Strings stand in single quotes; a quote within is written twice.
-Comments are `-- …` up to the line's end, and `/* … */`.
+Identifiers are `[A-Za-z_$][A-Za-z0-9_$]*` and case-sensitive; keywords are not. Numbers are written
+`0`, `17`, `17L`, `1.5`, `.5`, `5.`, `5E10`. Strings have single quotes, doubled inside. Comments
+are `-- …` to the end of the line, and `/* … */`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 
 
 class Sql92Error(ValueError):
-    """An expression that cannot be used; `position` is the 0-based character index of the error."""
+    """An invalid expression. `position` is the 0-based index of the character."""
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         before = text[:position]
@@ -55,7 +55,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. `text`: a keyword in capitals, a string without quotes, else as written."""
+    """A token. `text` is a keyword in capitals, a string without quotes, or the source text."""
 
     kind: Kind
     text: str
@@ -75,14 +75,14 @@ _KINDS = {
 
 
 def check_length(text: str) -> None:
-    """Refuse an expression that is too long. Raises Sql92Error."""
+    """Raise Sql92Error if an expression is too long."""
     if len(text) > LENGTH_MAX:
         reason = f"the expression has {len(text)} characters, allowed are {LENGTH_MAX}"
         raise Sql92Error(text, LENGTH_MAX, reason)
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return all tokens, END last, in time that grows with the length only. Raises Sql92Error."""
+    """Return all tokens, ending with END, in linear time. Raises Sql92Error."""
     tokens: list[Token] = []
     position = 0
     while position < len(text):
@@ -100,8 +100,8 @@ def tokenize(text: str) -> list[Token]:
             kind = Kind.KEYWORD if keyword else Kind.IDENTIFIER
             tokens.append(Token(kind, upper if keyword else word, position))
         elif group == "zeros":
-            # Each 0 is a number, and two in a row are an error. A token for each of thousands
-            # would let the number patterns read the rest of them as often.
+            # Each 0 is a number, and two in a row are an error. Thousands of separate tokens would
+            # make the number patterns quadratic.
             tokens += (Token(Kind.INTEGER, "0", at) for at in (position, position + 1))
         elif group != "space":
             tokens.append(Token(_KINDS[group], word, position))

@@ -1,9 +1,8 @@
-"""Values of a SQL92 expression and how they compare: by Java's rules, as Apache's do. Pure.
+"""Values of SQL92 expressions, compared by Java's rules as in Apache.
 
-A value is None (NULL), bool, int (Java's Integer), Long, float (Double) or str; properties are
-always strings. A string is compared with a number by conversion to that number's type: `a > 5`
-converts a to an Integer, so '5.5' and '3000000000' cannot be compared with 5, while `a > 5.0` takes
-both.
+A value is None (NULL), bool, int (Java's Integer), Long, float (Double) or str. Properties are
+strings. A string is converted to the type of the number it is compared with. `a > 5` converts a to
+an Integer, so '5.5' and '3000000000' are incomparable with 5, but not with 5.0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from math import copysign, inf, isnan
 
 
 class Long(int):
-    """A Java long: the type of literals beyond 32 bits."""
+    """A Java long, the type of literals beyond 32 bits."""
 
 
 Value = bool | int | float | str | None
@@ -21,7 +20,7 @@ Value = bool | int | float | str | None
 INT32 = (-(1 << 31), (1 << 31) - 1)
 INT64 = (-(1 << 63), (1 << 63) - 1)
 DOUBLE_MAX = 1.7976931348623157e308
-DOUBLE_MIN = 5e-324  # the smallest above zero
+DOUBLE_MIN = 5e-324  # the smallest positive double
 _INTEGER = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
@@ -29,12 +28,12 @@ _DECIMAL = re.compile(
 _HEXADECIMAL = re.compile(
     r"([+-]?0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]+)[fFdD]?"
 )
-_TRIMMED = "".join(map(chr, range(0x21)))  # the characters that String.trim removes
-DIGITS_MAX = 400  # of an integer: longer ones fit no type and are not converted
+_TRIMMED = "".join(map(chr, range(0x21)))  # as in String.trim
+DIGITS_MAX = 400  # longer integers fit no type
 
 
 class Incomparable(Exception):
-    """These values do not compare: the message does not match, whatever the rest says."""
+    """The values are incomparable, so the message does not match."""
 
 
 def to_integer(text: str, bounds: tuple[int, int]) -> int:
@@ -61,8 +60,9 @@ def to_double(text: str) -> float:
 
 
 def equals(left: Value, right: Value) -> bool | None:
-    """Return whether `=` holds, NULL included: a missing left side is unknown, a missing right side
-    alone is false (so `5 <> a` holds without an a), both missing are equal. Raises Incomparable."""
+    """Return the result of `=` with NULL. If the left side is missing it is unknown, if only the
+    right side is missing it is false (so `5 <> a` is true without a), and if both are missing they
+    are equal. Raises Incomparable."""
     if left is None or right is None:
         if left is None and right is None:
             return True
@@ -73,8 +73,8 @@ def equals(left: Value, right: Value) -> bool | None:
 
 
 def order(left: Value, right: Value) -> int | None:
-    """Compare for `<` and the like: return below, at or above 0; None: unknown. Two strings are
-    compared as numbers. Raises Incomparable."""
+    """Return a number below, at or above 0 for `<` and the like, or None for unknown. Two strings
+    are compared as numbers. Raises Incomparable."""
     if left is None or right is None:
         return None
     if isinstance(left, str) and isinstance(right, str):
@@ -83,8 +83,8 @@ def order(left: Value, right: Value) -> int | None:
 
 
 def compare(left: bool | int | float | str, right: bool | int | float | str) -> int:
-    """Return Java's compareTo after conversion to one type; -1 for types that have nothing in
-    common. Raises Incomparable."""
+    """Return Java's compareTo after conversion to a common type, or -1 without any. Raises
+    Incomparable."""
     if isinstance(left, bool) or isinstance(right, bool):
         return _with_boolean(left, right)
     if isinstance(left, str):
@@ -115,7 +115,7 @@ def _like(number: int | float, text: str) -> int | float:
 
 
 def _doubles(left: float, right: float) -> int:
-    """Compare as Double.compareTo: NaN is above all and equals itself, -0.0 is below 0.0."""
+    """Compare as Double.compareTo, where NaN is greatest and equals itself, and -0.0 < 0.0."""
     if left < right:
         return -1
     if left > right:
@@ -128,7 +128,7 @@ def _doubles(left: float, right: float) -> int:
 
 
 def negated(value: Value) -> Value:
-    """Return the unary minus of a value; NULL if it is no number."""
+    """Return the unary minus of a value, or NULL if it is not a number."""
     if value is None or isinstance(value, bool | str):
         return None
     return Long(-value) if isinstance(value, Long) else -value

@@ -89,7 +89,7 @@ def given_back(
 
 
 def group_of(retry_topic: str, groups: GroupTable, *, may_be_made: bool) -> SubscriptionGroup:
-    """Return the group of a retry topic, or a default group if it may be created. Raises Refused."""
+    """Return the group of a retry topic, by default if it may be created. Raises Refused."""
     name = retry_topic.removeprefix(RETRY_PREFIX)
     group = groups.get(name)
     if group is None and not may_be_made:

@@ -13,15 +13,15 @@ class World:
     def __init__(self):
         self.now_s = 0.0
         self.gone = set()
-        self.told = Deliveries(lambda: self.now_s, lambda place, key: key not in self.gone)
+        self.deliveries = Deliveries(lambda: self.now_s, lambda place, key: key not in self.gone)
 
-    def note(self, connection, number):
+    def record(self, connection, number):
         """A pop arrives, and is answered."""
         connection.last_active_s = self.now_s
-        self.told.record(connection, PLACE, (number, 0))
+        self.deliveries.record(connection, PLACE, (number, 0))
 
-    def unheard(self, numbers):
-        return [number for number in numbers if self.told.is_unconfirmed(PLACE, (number, 0))]
+    def unconfirmed(self, numbers):
+        return [number for number in numbers if self.deliveries.is_unconfirmed(PLACE, (number, 0))]
 
 
 def test_it_counts_from_the_last_arrival_however_late_the_end_is_noticed():
@@ -32,9 +32,9 @@ def test_it_counts_from_the_last_arrival_however_late_the_end_is_noticed():
         world.record(other, 10 + number)
     world.now_s = 600.0
     other.last_active_s = 600.0
-    world.told.closed(one)
-    world.told.closed(other)
-    assert world.unheard(range(20)) == [int(5 - CONFIRM_S), 4, 5]
+    world.deliveries.closed(one)
+    world.deliveries.closed(other)
+    assert world.unconfirmed(range(20)) == [int(5 - CONFIRM_S), 4, 5]
 
 
 def test_what_has_ended_is_forgotten():
@@ -43,19 +43,19 @@ def test_what_has_ended_is_forgotten():
         world.record(one, number)
     world.record(other, 9)
     world.gone = {(1, 0), (2, 0)}
-    world.told.closed(one)
-    assert (world.unheard(range(4)), len(world.told)) == ([0, 3], 2)
+    world.deliveries.closed(one)
+    assert (world.unconfirmed(range(4)), len(world.deliveries)) == ([0, 3], 2)
     world.gone = {(0, 0)}
-    world.told.closed(other)
-    assert (world.unheard(range(10)), len(world.told)) == ([3, 9], 2)
-    world.told.clear()
-    assert len(world.told) == 0
+    world.deliveries.closed(other)
+    assert (world.unconfirmed(range(10)), len(world.deliveries)) == ([3, 9], 2)
+    world.deliveries.clear()
+    assert len(world.deliveries) == 0
 
 
 def test_a_connection_has_a_bound():
     world, one = World(), Connection()
     for number in range(BATCHES_MAX + 5):
         world.record(one, number)
-    world.told.closed(one)
-    assert len(world.told) == BATCHES_MAX
-    assert world.unheard(range(8)) == [5, 6, 7]
+    world.deliveries.closed(one)
+    assert len(world.deliveries) == BATCHES_MAX
+    assert world.unconfirmed(range(8)) == [5, 6, 7]

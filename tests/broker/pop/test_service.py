@@ -414,7 +414,9 @@ async def with_unwanted(group, broker, popper, monkeypatch, queues=4, unwanted=3
 
     def noted(taker, pop):
         made = attempt(taker, pop)
-        attempts.append(([one.place[2] for one in made.taken if one.before < one.after], made.work))
+        attempts.append(
+            ([one.queue_key[2] for one in made.taken if one.before < one.after], made.work)
+        )
         return made
 
     monkeypatch.setattr(Taker, "attempt", noted)

@@ -81,3 +81,19 @@ def busy(words: str, *, retriable: bool = False) -> Refused:
 
 def not_leader(words: str = "this replica is not the leader") -> Refused:
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, words, tag=NOT_LEADER)
+
+
+def rejected(reason: str) -> Refused:
+    return Refused(ResponseCode.SYSTEM_ERROR, reason)
+
+
+def forbidden(reason: str) -> Refused:
+    return Refused(ResponseCode.NO_PERMISSION, reason)
+
+
+def invalid(reason: str) -> Refused:
+    return Refused(ResponseCode.INVALID_PARAMETER, reason)
+
+
+def illegal(reason: str) -> Refused:
+    return Refused(ResponseCode.MESSAGE_ILLEGAL, reason)

@@ -31,7 +31,7 @@ from raftmq.store.properties import (
     tags_code,
 )
 
-from ..errors import Refused
+from ..errors import Refused, rejected
 from .sql92 import Expression, Sql92Error, compile_expression
 from .sql92.tokens import LENGTH_MAX
 
@@ -48,14 +48,12 @@ RECORD_WORK = 8  # to find the properties of a message, as Matcher.work counts
 NOTED_BYTES_MAX = 600  # properties added to a pop retry: group, topic and a time
 
 
+@dataclass(slots=True)
 class Work:
     """The evaluation that filters may still do, in units of Matcher.work, in this turn of the event
     loop."""
 
-    __slots__ = ("left",)
-
-    def __init__(self, left: int) -> None:
-        self.left = left
+    left: int
 
 
 class Matcher(Protocol):
@@ -136,10 +134,9 @@ def is_tag(expression_type: str | None) -> bool:
 
 def unsupported(expression_type: str) -> Refused:
     """Return the error if enablePropertyFilter is off."""
-    return Refused(
-        ResponseCode.SYSTEM_ERROR,
+    return rejected(
         f"The broker does not support consumer to filter message by {expression_type}"
-        " (enablePropertyFilter=false)",
+        " (enablePropertyFilter=false)"
     )
 
 
@@ -156,6 +153,15 @@ def parse_expression(expression_type: str, text: str) -> Expression:
         ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         f"parse the consumer's subscription failed: {reason}",
     )
+
+
+def filter_of(kind: str | None, expression: str, *, sql_enabled: bool) -> Filter:
+    """Return the filter of an expression in a request. Raises Refused, BodyError."""
+    if is_tag(kind):
+        return Filter(parse_tags(expression))
+    if not sql_enabled:
+        raise unsupported(str(kind))
+    return Filter(matcher=parse_expression(str(kind), expression))
 
 
 def subscription_from_json(fields: Any) -> Subscription:

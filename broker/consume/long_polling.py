@@ -77,7 +77,6 @@ class Waits(Generic[W]):
         return True
 
     def end(self, wait: W) -> None:
-        """Remove a wait."""
         wait.done = True
         self.count -= 1
         self._kept.give_back(wait.size_bytes)
@@ -113,7 +112,6 @@ class Waits(Generic[W]):
         return due
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return the time until the first deadline."""
         return self._deadlines[0][0] - now_ms if self._deadlines else float("inf")
 
     def owned_by(self, owner: object) -> list[W]:
@@ -200,7 +198,6 @@ class HoldTable(Generic[T]):
                 self._judge(key, behind.entries, behind.pulls)
 
     def expire(self, now_ms: int) -> None:
-        """Release the due pulls."""
         for held in self._waits.due(now_ms):
             if self._may_run(held):
                 self._let_go(held)
@@ -208,7 +205,6 @@ class HoldTable(Generic[T]):
                 self._waits.put_off(held, now_ms)
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return the time until the next turn is needed."""
         return self._waits.rest_ms(now_ms) if self.work.left == WORK_MAX else 0
 
     def release_all(self) -> None:
@@ -216,7 +212,6 @@ class HoldTable(Generic[T]):
         self._release_these(self._waits.all())
 
     def closed(self, owner: object) -> None:
-        """Drop the pulls of a closed connection."""
         for held in self._waits.owned_by(owner):
             self._forget(held)
 

@@ -139,7 +139,6 @@ class CommitService:
             await asyncio.wait([future])
 
     def flush(self) -> None:
-        """Propose the gathered commits."""
         gathered, self._gathered = self._gathered, {}
         waiting, self._waiters = self._waiters, {}
         gathered_commits = ((*key, offset) for key, offset in gathered.items())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from raftmq.remoting.acl.accounts import Permission
@@ -32,7 +33,7 @@ from ..access import Access
 from ..clients import ClientTable
 from ..component import Service, at_each_leadership
 from ..context import Context
-from ..errors import Refused, busy, not_leader
+from ..errors import Refused, busy, not_leader, rejected
 from ..tables.offsets import Commit
 from ..tables.state import reset_offsets, reset_taken
 from .offset_commits import CommitService, in_frames
@@ -105,27 +106,16 @@ class ResetMarks:
             again()
 
 
+@dataclass
 class Resets:
     """Executes resets and clones. `wake()` runs held pulls again."""
 
-    def __init__(
-        self,
-        context: Context,
-        marks: ResetMarks,
-        commits: CommitService,
-        clients: ClientTable,
-        access: Access,
-        wake: Callable[[], None],
-    ) -> None:
-        self._context = context
-        self._state = context.state
-        self._store = context.store
-        self._broker_name = context.config.broker_name
-        self._marks = marks
-        self._commits = commits
-        self._clients = clients
-        self._access = access
-        self._wake = wake
+    context: Context
+    marks: ResetMarks
+    commits: CommitService
+    clients: ClientTable
+    access: Access
+    wake: Callable[[], None]
 
     def service(self) -> Service:
         return Service(
@@ -135,22 +125,20 @@ class Resets:
             }
         )
 
-    # ---- deeds ----------------------------------------------------------------------------
-
     async def invoke(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """Reset (222) by time, to the end, or a queue to an offset. Without force, a reset by time
         only moves the group backwards."""
         header = ResetOffsetHeader.parse(request.ext)
-        await self._context.log.barrier()  # wait for pending creations, which need no proposal
+        await self.context.log.barrier()  # confirms leadership even if nothing is proposed
         targets = self.targets(header)
         where = (header.topic, header.group)
-        before = {q: self._state.position(*where, q) for q in targets}
+        before = {q: self.context.state.position(*where, q) for q in targets}
         if header.offset < 0 and not header.force:
             earlier = targets.items()
             targets = {q: to for q, to in earlier if (was := before[q]) is None or was > to}
         await self.reset(header.group, header.topic, targets)
         table = {
-            MessageQueue(header.topic, self._broker_name, q): targets.get(q, was or 0)
+            MessageQueue(header.topic, self.context.config.broker_name, q): targets.get(q, was or 0)
             for q, was in before.items()
         }
         return RemotingCommand.response_to(request, body=dumps({"offsetTable": table}))
@@ -158,40 +146,40 @@ class Resets:
     def targets(self, header: ResetOffsetHeader) -> dict[int, int]:
         """Return the new offset by queue id. Raises Refused, also for an offset outside of its
         queue, like Apache's brokers."""
-        topic = self._state.topics.existing(header.topic)
+        topic = self.context.state.topics.existing(header.topic)
         self._check_group(header.group)
         queue_ids = range(topic.read_queue_count)
         if header.queue_id >= 0:
             if header.queue_id not in queue_ids:
-                raise Refused(
-                    ResponseCode.SYSTEM_ERROR,
+                raise rejected(
                     f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
-                    f"{len(queue_ids)} read queues",
+                    f"{len(queue_ids)} read queues"
                 )
             queue_ids = range(header.queue_id, header.queue_id + 1)
         return {q: self._target(header, q) for q in queue_ids}
 
     def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
-        queue = self._store.queues.queue(header.topic, queue_id)
+        queue = self.context.store.queues.queue(header.topic, queue_id)
         if queue is None:
             return 0
         if header.offset >= 0:
             target = header.offset
             if not queue.min_offset <= target <= queue.max_offset:
-                raise Refused(
-                    ResponseCode.SYSTEM_ERROR,
+                raise rejected(
                     f"offset {target} is not in queue {queue_id} of topic [{header.topic}], which"
-                    f" has {queue.min_offset} to {queue.max_offset}",
+                    f" has {queue.min_offset} to {queue.max_offset}"
                 )
         elif header.timestamp_ms == TO_END:
             target = queue.max_offset
         else:
-            target = self._store.reads.offset_by_time(header.topic, queue_id, header.timestamp_ms)
+            target = self.context.store.reads.offset_by_time(
+                header.topic, queue_id, header.timestamp_ms
+            )
         return min(max(target, queue.min_offset), queue.max_offset)
 
     def _check_group(self, group: str) -> None:
-        known = group in self._state.groups.entries or group in self._clients.consumers
-        if not known and not any(name == group for _, name in self._state.offsets.offsets):
+        known = group in self.context.state.groups.entries or group in self.clients.consumers
+        if not known and not any(name == group for _, name in self.context.state.offsets.offsets):
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group[{group}] does not exist"
             )
@@ -199,29 +187,31 @@ class Resets:
     async def reset(self, group: str, topic: str, targets: dict[int, int]) -> None:
         """Move the group in these queues. Returns once the move is applied. Raises Refused,
         RaftError such as OutcomeUnknown."""
-        if not self._context.roles.leading:
+        if not self.context.roles.leading:
             raise not_leader()
-        online = self._clients.consumers.get(group)
+        online = self.clients.consumers.get(group)
         if online is not None and online.is_broadcasting:
             self._notify_broadcasters(group, topic, targets)
             return
         resets: list[Commit] = [(topic, group, q, offset) for q, offset in sorted(targets.items())]
-        for chunk in in_frames(resets, self._commits.frame_bytes_max):
-            self._commits.check(topic, group, targets)
+        for chunk in in_frames(resets, self.commits.frame_bytes_max):
+            self.commits.check(topic, group, targets)
             for key in chunk:
-                self._marks.marked(key[:3])
-            self._commits.flush()
-            await self._context.log.propose(reset_offsets(chunk))
+                self.marks.marked(key[:3])
+            self.commits.flush()
+            await self.context.log.propose(reset_offsets(chunk))
         if resets:
             log.info("offsets_reset group=%s topic=%s queues=%d", group, topic, len(resets))
-        self._wake()
+        self.wake()
 
     def _notify_broadcasters(self, group: str, topic: str, targets: dict[int, int]) -> None:
         """Notify broadcasting consumers (220), in the format of each client's language."""
         ext = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
-        table = {MessageQueue(topic, self._broker_name, q): o for q, o in targets.items()}
+        table = {
+            MessageQueue(topic, self.context.config.broker_name, q): o for q, o in targets.items()
+        }
         listed = [{**queue.as_fields(), "offset": offset} for queue, offset in table.items()]
-        for member in list(self._clients.consumers[group].members.values()):
+        for member in list(self.clients.consumers[group].members.values()):
             as_list = member.language == LanguageCode.CPP
             body = dumps({"offsetTable": listed if as_list else table})
             command = RemotingCommand.request(
@@ -230,24 +220,22 @@ class Resets:
             try:
                 member.connection.invoke_oneway(command)
             except RemotingError as error:
-                raise Refused(
-                    ResponseCode.SYSTEM_ERROR, f"{member.client_id} cannot be told: {error}"
-                ) from error
+                raise rejected(f"{member.client_id} cannot be told: {error}") from error
 
     async def clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Clone (314) a group's offsets to another group, for a topic or for all topics it
         consumes. Raises Refused, AclError, RaftError."""
         source, target = text(request.ext, "srcGroup"), text(request.ext, "destGroup")
         only_topic = (request.ext or {}).get("topic") or ""
-        await self._context.log.barrier()
-        table = self._state.offsets.offsets
+        await self.context.log.barrier()
+        table = self.context.state.offsets.offsets
         # A snapshot, since a topic may be deleted during a reset.
         topics = {
-            topic: {q: self._state.position(topic, source, q) or 0 for q in offsets}
+            topic: {q: self.context.state.position(topic, source, q) or 0 for q in offsets}
             for (topic, group), offsets in table.items()
             if group == source and only_topic in ("", topic)
         }
-        self._access.permit(
+        self.access.permit(
             connection, request, [topic_need(topic, Permission.SUB) for topic in topics]
         )
         for topic, offsets in topics.items():

@@ -43,21 +43,12 @@ from raftmq.store.errors import StoreError
 from ..clients import ClientConnection, ClientTable
 from ..component import Service
 from ..context import Context
-from ..errors import Refused
+from ..errors import Refused, forbidden, rejected
 from ..scheduler import Chore
 from ..tables.groups import SubscriptionGroup
 from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .filtered_reads import WORK_MAX, FilteredReads
-from .filters import (
-    Filter,
-    RetryMatcher,
-    Work,
-    is_tag,
-    own_retries,
-    parse_expression,
-    parse_tags,
-    unsupported,
-)
+from .filters import Filter, RetryMatcher, Work, filter_of, is_tag, own_retries, unsupported
 from .group_creation import GroupCreation
 from .long_polling import COUNT_MAX, WAIT_MS_MAX, Held, HoldTable, kept_bytes
 from .offset_commits import CommitService
@@ -147,12 +138,7 @@ class PullService:
                 int(RequestCode.LITE_PULL_MESSAGE): self.handle,
             },
             chores=[
-                Chore(
-                    "holds",
-                    0,
-                    lambda: holds.turn(clock_ms()),
-                    lambda: holds.rest_ms(clock_ms()),
-                )
+                Chore("holds", 0, lambda: holds.turn(clock_ms()), lambda: holds.rest_ms(clock_ms()))
             ],
         )
 
@@ -174,9 +160,8 @@ class PullService:
     ) -> RemotingCommand | None:
         lite = request.code == RequestCode.LITE_PULL_MESSAGE
         if lite and not self._config.lite_pull_message_enable:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden",
+            raise forbidden(
+                f"the broker[{self._config.broker_ip1}] for lite pull consumer is forbidden"
             )
         header = PullHeader.parse(request.ext)
         pull = Pull(connection, request, header, self._check(header, connection))
@@ -191,10 +176,7 @@ class PullService:
     def _check(self, header: PullHeader, connection: PullConnection) -> Filter:
         """Check a pull in the order of Apache's PullMessageProcessor. Returns its filter."""
         if not self._config.broker_permission & PERM_READ:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_ip1}] pulling message is forbidden",
-            )
+            raise forbidden(f"the broker[{self._config.broker_ip1}] pulling message is forbidden")
         if self._permit(header) is None:
             self._groups.ensure_bare(header.consumer_group)
         message_filter = self._filter(header, connection)
@@ -211,30 +193,22 @@ class PullService:
                     f"subscription group [{header.consumer_group}] does not exist",
                 )
         elif not group.consume_enable:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"subscription group [{header.consumer_group}] may not consume",
-            )
+            raise forbidden(f"subscription group [{header.consumer_group}] may not consume")
         topic = self._state.topics.existing(header.topic)
         if not topic.readable:
-            raise Refused(ResponseCode.NO_PERMISSION, f"topic[{header.topic}] is not readable")
+            raise forbidden(f"topic[{header.topic}] is not readable")
         if not 0 <= header.queue_id < topic.read_queue_count:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
+            raise rejected(
                 f"queueId {header.queue_id} is illegal: topic [{header.topic}] has "
-                f"{topic.read_queue_count} read queues",
+                f"{topic.read_queue_count} read queues"
             )
         return group
 
     def _filter(self, header: PullHeader, connection: PullConnection) -> Filter:
         if not header.sys_flag & PULL_SUBSCRIPTION:
             return self._subscribed(header, connection)
-        kind = header.expression_type
-        if is_tag(kind):
-            return Filter(parse_tags(header.subscription))
-        if not self._config.enable_property_filter:
-            raise unsupported(kind)
-        return Filter(matcher=parse_expression(kind, header.subscription))
+        enabled = self._config.enable_property_filter
+        return filter_of(header.expression_type, header.subscription, sql_enabled=enabled)
 
     def _subscribed(self, header: PullHeader, connection: PullConnection) -> Filter:
         """Return the filter of the group's heartbeats."""
@@ -246,10 +220,7 @@ class PullService:
             )
         config = self._state.groups.get(name)
         if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{name}] can not consume by broadcast way",
-            )
+            raise forbidden(f"the consumer group[{name}] can not consume by broadcast way")
         subscription = self._clients.subscription(name, header.topic)
         if subscription is None:
             raise Refused(
@@ -399,10 +370,7 @@ class PullService:
         self._resume(pull, lambda: self._run(pull, False, self.holds.work))
 
     def _resume(
-        self,
-        pull: Pull,
-        run: Callable[[], RemotingCommand | None],
-        error: Exception | None = None,
+        self, pull: Pull, run: Callable[[], RemotingCommand | None], error: Exception | None = None
     ) -> None:
         """Answer a waiting pull with the result of `run` or with the error."""
         if not pull.connection.is_open:

@@ -22,7 +22,7 @@ from raftmq.remoting.headers import ConsumerOffsetHeader, QueueOffsetHeader, Unr
 
 from ..clients import ClientTable
 from ..context import Context
-from ..errors import Refused, not_leader
+from ..errors import Refused, not_leader, rejected
 from ..tables.groups import group_name_problem
 from .filters import TAG, is_tag, parse_expression, unsupported
 from .offset_commits import CommitService
@@ -57,8 +57,6 @@ class Queries:
             int(code.GET_CONSUMER_LIST_BY_GROUP): self.consumer_list,
             int(code.CHECK_CLIENT_CONFIG): self.check_client_config,
         }
-
-    # ---- consumer offsets -----------------------------------------------------------------
 
     async def query_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """14: return a group's offset of a queue, after all answered commits."""
@@ -111,7 +109,7 @@ class Queries:
         header = ConsumerOffsetHeader.parse(request.ext)
         offset = integer(request.ext, "commitOffset")
         if offset < 0:
-            raise Refused(ResponseCode.SYSTEM_ERROR, "queueId and commitOffset must not be < 0")
+            raise rejected("queueId and commitOffset must not be < 0")
         topic, group = header.topic, header.consumer_group
         if not request.is_oneway and not self.context.roles.takes_commits:
             # checked first because a replica that is behind may not have the topic
@@ -126,10 +124,10 @@ class Queries:
         """Check group name and queue of a commit. The topic may have had more queues before."""
         problem = group_name_problem(group)
         if problem:
-            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+            raise rejected(problem)
         self.context.state.topics.existing(topic)
         if not self._has_queue(topic, queue_id):
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"topic [{topic}] has no queue {queue_id}")
+            raise rejected(f"topic [{topic}] has no queue {queue_id}")
 
     async def _commit_and_answer(
         self,
@@ -161,22 +159,19 @@ class Queries:
         ext = {"brokerRole": "SLAVE"} if self.context.config.is_slave else None
         return RemotingCommand.response_to(request, ext=ext)
 
-    # ---- queue offsets --------------------------------------------------------------------
-
     def _queue_header(self, request: RemotingCommand) -> QueueOffsetHeader:
-        """Return the checked header of a request for a queue. Raises Refused."""
         header = QueueOffsetHeader.parse(request.ext)
         self.context.state.topics.existing(header.topic)
         if header.queue_id < 0:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"queueId {header.queue_id} is illegal")
+            raise rejected(f"queueId {header.queue_id} is illegal")
         return header
 
     async def max_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """30: return the offset of the queue's next message."""
         header = self._queue_header(request)
         await self.context.log.barrier()
-        queue = self.context.store.queues.queue(header.topic, header.queue_id)
-        return _offset_answer(request, 0 if queue is None else queue.max_offset)
+        end = self.context.store.queues.end_of(header.topic, header.queue_id)
+        return _offset_answer(request, end)
 
     def min_offset(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """31: return the offset of the queue's oldest message."""
@@ -194,7 +189,7 @@ class Queries:
         search = by_boundary.get(header.boundary)
         if search is None:
             remark = f"boundaryType is LOWER or UPPER, not {header.boundary}"
-            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+            raise rejected(remark)
         await self.context.log.barrier()
         return _offset_answer(request, search(header.topic, header.queue_id, timestamp_ms))
 
@@ -214,8 +209,6 @@ class Queries:
         self.access.permit_record(connection, request, record)
         return RemotingCommand.response_to(request, body=bytes(record))
 
-    # ---- clients --------------------------------------------------------------------------
-
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> Steps[RemotingCommand]:
         """34: register a client with its producer and consumer groups."""
         changed = yield from self.clients.heartbeat_in_steps(
@@ -226,10 +219,7 @@ class Queries:
             self.context.clock_ms(),
         )
         # Version 2 heartbeats omit subscriptions, which the broker needs.
-        ext = {
-            "IS_SUPPORT_HEART_BEAT_V2": "false",
-            "IS_SUB_CHANGE": "true" if changed else "false",
-        }
+        ext = {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true" if changed else "false"}
         return RemotingCommand.response_to(request, ext=ext)
 
     def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -245,7 +235,7 @@ class Queries:
         group = text(request.ext, "consumerGroup")
         ids = self.clients.client_ids(group)
         if not ids:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+            raise rejected(f"no consumer for this group, {group}")
         body = orjson.dumps({"consumerIdList": ids})
         return RemotingCommand.response_to(request, ext={}, body=body)
 

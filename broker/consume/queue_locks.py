@@ -62,7 +62,7 @@ from typing import Any
 
 import orjson
 
-from raftmq.remoting.codes import RequestCode, ResponseCode
+from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
 from raftmq.remoting.errors import BodyError
@@ -71,7 +71,7 @@ from raftmq.remoting.fast_json import loads_request
 from ..clients import ClientTable
 from ..component import Service, at_each_leadership
 from ..context import Context
-from ..errors import Refused, busy, not_leader
+from ..errors import busy, not_leader, rejected
 from ..scheduler import Chore
 from ..tables.queue_locks import SEPARATOR, Key, LockTable, OwnerChange, Renewals
 from ..tables.state import lock_queues
@@ -405,10 +405,7 @@ def _parsed(body: bytes) -> tuple[_Request, dict[tuple[str, int], dict[str, Any]
     if not isinstance(queues, list):
         raise BodyError("mqSet is not a list")
     if len(queues) > QUEUES_PER_REQUEST_MAX:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"{len(queues)} queues in one request; at most {QUEUES_PER_REQUEST_MAX}",
-        )
+        raise rejected(f"{len(queues)} queues in one request; at most {QUEUES_PER_REQUEST_MAX}")
     named: dict[tuple[str, int], dict[str, Any]] = {}
     for queue in queues:
         queue_id = queue.get("queueId") if isinstance(queue, dict) else None

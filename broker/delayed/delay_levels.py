@@ -86,16 +86,6 @@ class Sightings:
 class Level:
     """A delay level in this leadership."""
 
-    __slots__ = (
-        "count_max",
-        "delay_ms",
-        "min_offset",
-        "number",
-        "pause_until_ms",
-        "sightings",
-        "under_way",
-    )
-
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
@@ -239,7 +229,6 @@ class DelayService:
     def _due(
         self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
     ) -> int:
-        """Return the number of due messages from `offset` on."""
         wall_ms, waited = self._wall_ms(), level.sightings.waited_before(now_ms)
         count = 0
         for size in (1, count_max):  # the first is usually not due

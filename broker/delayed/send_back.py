@@ -10,6 +10,8 @@ It requires the group's rights and the right to read the message.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -20,7 +22,7 @@ from raftmq.store.record import MessageRecord, RecordError, decode_record
 from ..access import Access
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, not_leader
+from ..errors import Refused, forbidden, not_leader, rejected
 from ..send.callbacks import Ended
 from ..send.retry_policy import dead_letter_topic, given_back, is_exhausted
 from ..send.service import SendPath
@@ -31,15 +33,13 @@ from ..tables.topics import PERM_WRITE, TopicConfig, retry_topic
 KNOWS_TIMES_MAX = 121  # V3_4_9; before, maxReconsumeTimes had another meaning
 
 
+@dataclass
 class SendBack:
     """The handler of the request."""
 
-    def __init__(self, context: Context, sends: SendPath, access: Access) -> None:
-        self._context = context
-        self._config = context.config
-        self._state = context.state
-        self._sends = sends
-        self._access = access
+    context: Context
+    sends: SendPath
+    access: Access
 
     def service(self) -> Service:
         return Service(handlers={int(RequestCode.CONSUMER_SEND_MSG_BACK): self.send_back})
@@ -49,15 +49,15 @@ class SendBack:
         RaftError."""
         header = SendBackHeader.parse(request.ext)
         name, level = header.group, header.delay_level
-        if not self._context.roles.leading:
+        if not self.context.roles.leading:
             raise not_leader()
-        group = self._state.groups.get(name)
-        if not self._config.broker_permission & PERM_WRITE:
-            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+        group = self.context.state.groups.get(name)
+        if not self.context.config.broker_permission & PERM_WRITE:
+            raise forbidden("the broker is not writable")
         if group is not None and group.retry_queue_count <= 0:
             return RemotingCommand.response_to(request)  # the group drops failed messages
         record = self._record(header.commitlog_offset)
-        self._access.permit_record(connection, request, record)
+        self.access.permit_record(connection, request, record)
         if group is None:
             group = await self._new_group(name)
         times_max = group.retry_times_max
@@ -69,42 +69,42 @@ class SendBack:
         else:
             topic = await self._have(retry_topic(name, group.retry_queue_count))
         count = max(1, topic.write_queue_count)
-        message = given_back(record, name, count, level, times_max, self._config.delay_levels_ms)
+        message = given_back(
+            record, name, count, level, times_max, self.context.config.delay_levels_ms
+        )
         ended = Ended()
-        self._sends.store([message], b"", ended)
-        self._sends.wake()
+        self.sends.store([message], b"", ended)
+        self.sends.wake()
         await ended.stored()
         return RemotingCommand.response_to(request)
 
     async def _new_group(self, name: str) -> SubscriptionGroup:
         problem = group_name_problem(name)
-        if problem or not self._config.auto_create_subscription_group:
+        if problem or not self.context.config.auto_create_subscription_group:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 problem or f"subscription group [{name}] does not exist",
             )
-        await self._context.log.propose(put_group(SubscriptionGroup(name), if_absent=True))
-        return self._state.groups.get(name) or SubscriptionGroup(name)
+        await self.context.log.propose(put_group(SubscriptionGroup(name), if_absent=True))
+        return self.context.state.groups.get(name) or SubscriptionGroup(name)
 
     async def _have(self, topic: TopicConfig) -> TopicConfig:
         """Return the topic, created if missing. Raises Refused."""
-        there = self._state.topics.get(topic.name)
+        there = self.context.state.topics.get(topic.name)
         if there is None:
-            await self._context.log.propose(put_topic(topic, if_absent=True))
-            there = self._state.topics.get(topic.name) or topic
+            await self.context.log.propose(put_topic(topic, if_absent=True))
+            there = self.context.state.topics.get(topic.name) or topic
         if not there.writable:
-            raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] is not writable")
+            raise forbidden(f"topic [{topic.name}] is not writable")
         return there
 
     def _record(self, offset: int) -> MessageRecord:
         """Return the record at `offset`, which is the same on every replica. Raises Refused."""
         try:
-            data = self._context.store.reads.message_at(offset) if offset >= 0 else None
+            data = self.context.store.reads.message_at(offset) if offset >= 0 else None
             record = None if data is None else decode_record(data)
         except (OSError, StoreError, RecordError) as error:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"no message can be read at offset {offset}: {error}"
-            ) from error
+            raise rejected(f"no message can be read at offset {offset}: {error}") from error
         if record is None or record.physical_offset != offset:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -8,6 +8,8 @@ exists is not checked, as with Apache's broker.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -17,7 +19,7 @@ from raftmq.store.properties import decode_properties
 
 from ..component import Service
 from ..context import Context
-from ..errors import Refused, not_leader
+from ..errors import Refused, forbidden, not_leader
 from ..messages.send_request import packed_address
 from ..messages.timer_message import Key, recall_message, timed
 from ..send.callbacks import Ended
@@ -26,30 +28,30 @@ from ..tables.topics import PERM_WRITE
 from .timers import TimerService
 
 
+@dataclass
 class Recalls:
     """The handler of the request."""
 
-    def __init__(self, context: Context, sends: SendPath, timers: TimerService) -> None:
-        self._context = context
-        self._sends = sends
-        self._timers = timers
+    context: Context
+    sends: SendPath
+    timers: TimerService
 
     def service(self) -> Service:
         return Service(handlers={int(RequestCode.RECALL_MESSAGE): self.recall})
 
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Recall a timer message. Raises Refused, HeaderError, OutcomeUnknown."""
-        config, sends, timers = self._context.config, self._sends, self._timers
+        config, sends, timers = self.context.config, self.sends, self.timers
         topic, group = text(request.ext, "topic"), text_or(request.ext, "producerGroup")
         if not config.recall_message_enable:
-            raise Refused(ResponseCode.NO_PERMISSION, "recallMessageEnable=false")
-        if not self._context.roles.leading:
+            raise forbidden("recallMessageEnable=false")
+        if not self.context.roles.leading:
             raise not_leader()
         if not config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is not writable")
-        self._context.state.topics.existing(topic)
+        self.context.state.topics.existing(topic)
         handle = _checked(text(request.ext, "recallHandle"), topic, config.broker_name)
-        now_ms = self._context.wall_ms()
+        now_ms = self.context.wall_ms()
         slot_ms = timers.timing.slot_of(handle.deliver_ms)
         late = handle.deliver_ms <= now_ms or timers.is_delivered(slot_ms)
         if late or handle.deliver_ms - now_ms > timers.timing.delay_ms_max:
@@ -75,7 +77,6 @@ class Recalls:
 
 
 def _checked(text_of_handle: str, topic: str, broker_name: str) -> RecallHandle:
-    """Decode and check a recall handle. Raises Refused."""
     try:
         handle = RecallHandle.decode(text_of_handle)
     except ValueError as error:

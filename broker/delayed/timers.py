@@ -157,7 +157,6 @@ class TimerService:
                 self._context.log.read_failed(error, self._again)
 
     def _rest_ms(self) -> float:
-        """Return the time until the first message is due."""
         queue = self._queue(TIMER_TOPIC, 0)
         if queue is None:
             return IDLE_MS

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from raftmq.remoting.codes import ResponseCode
 from raftmq.store.properties import (
     KEYS,
     TAGS,
@@ -27,13 +26,8 @@ from raftmq.store.record import (
     pack_host,
 )
 
-from ..errors import Refused
-from .send_request import (
-    PROPERTIES_SIZE_MAX,
-    Outgoing,
-    as_stored,
-    fitting,
-)
+from ..errors import illegal, rejected
+from .send_request import PROPERTIES_SIZE_MAX, Outgoing, as_stored, fitting
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -82,10 +76,7 @@ def half_properties(properties: Mapping[str, str], topic: str, queue_id: int) ->
     A client that copies messages, such as a bridge, may send the properties of a rewritten half.
     They are removed, so that this half is not confused with it."""
     if not properties.get(PRODUCER_GROUP):
-        raise Refused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"a transactional message without {PRODUCER_GROUP}, its producer group",
-        )
+        raise illegal(f"a transactional message without {PRODUCER_GROUP}, its producer group")
     return {
         **{name: value for name, value in properties.items() if name not in NOT_SENT},
         TRANSACTION_ID: properties[UNIQ_KEY],
@@ -112,7 +103,6 @@ def half_of(record: MessageRecord, time_out_ms: int, interval_ms: int, now_ms: i
 
 
 def root_of(half: MessageRecord) -> Root:
-    """Return the transaction of a half."""
     properties = decode_properties(half.properties)
     return Root(
         _number(properties.get(ROOT), half.queue_offset),
@@ -174,12 +164,10 @@ def stored_again(half: MessageRecord, root: int, checks: int) -> Outgoing | None
 
 
 def given_up(half: MessageRecord) -> Outgoing:
-    """Return the half for the topic of expired halves."""
     return replace(as_stored(half), topic=GIVEN_UP_TOPIC)
 
 
 def first_stored_ms(half: MessageRecord) -> int:
-    """Return the store time of the half's root, in ms."""
     properties = decode_properties(half.properties)
     return _number(properties.get(FIRST_STORED), half.store_timestamp_ms)
 
@@ -199,7 +187,7 @@ def check_body(half: MessageRecord) -> bytes:
 def _real(properties: Mapping[str, str]) -> tuple[str, int]:
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
     if not topic or not queue_id.isdecimal():
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the half message does not say where it belongs")
+        raise rejected("the half message does not say where it belongs")
     return topic, int(queue_id)
 
 

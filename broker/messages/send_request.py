@@ -32,23 +32,11 @@ from raftmq.remoting.topic_attributes import MIXED, type_of, type_problem
 from raftmq.store.properties import TAGS, decode_properties, java_string_hash, joined, tags_code
 from raftmq.store.record import MessageRecord, pack_host
 
-from ..errors import Refused
+from ..errors import Refused, forbidden, illegal
 from ..tables.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TopicConfig
 
-Record = tuple[
-    "SendQueue",
-    int,
-    Callable[..., bytes],
-    int,
-    int,
-    int,
-    int,
-    bytes,
-    int,
-    bytes,
-    bytes,
-    int,
-]
+Head = Callable[..., bytes]
+Record = tuple["SendQueue", int, Head, int, int, int, int, bytes, int, bytes, bytes, int]
 
 # A message's stored properties, UNIQ_KEY, tags code, and reply flag.
 Properties = tuple[bytes, str, int, bool]
@@ -65,9 +53,6 @@ STORE_V6 = 0x20
 TRANSACTION_BITS = 0x0C
 INT32_MAX = 0x7FFFFFFF
 
-SYSTEM_ERROR = 1
-MESSAGE_ILLEGAL = 13
-NO_PERMISSION = 16
 BATCH_COUNT_MAX = 8_192  # 5 us each to parse, and 1 us to encode
 BATCH_STEP = 256  # parsed at a time, about 1 ms
 TAGS_CACHE_MAX = 10_000
@@ -78,7 +63,7 @@ ENDINGS_CACHE_MAX = 4_000  # properties without UNIQ_KEY, as written
 ENDING_SIZE_MAX = 512  # characters; longer ones are not cached
 
 # (bytes of born address, of store address) → packer of the record's fixed head.
-HEADS: dict[tuple[int, int], Callable[..., bytes]] = {
+HEADS: dict[tuple[int, int], Head] = {
     (born, store): struct.Struct(f">iiIiiqqiq{born}sq{store}siqi").pack
     for born in (8, 20)
     for store in (8, 20)
@@ -88,22 +73,14 @@ _INT16_FORMAT = struct.Struct(">h")
 _INT16 = _INT16_FORMAT.pack
 
 # SEND_MESSAGE's field names → SEND_MESSAGE_V2's letters.
-V2_NAMES = {
-    "producerGroup": "a",
-    "topic": "b",
-    "defaultTopic": "c",
-    "defaultTopicQueueNums": "d",
-    "queueId": "e",
-    "sysFlag": "f",
-    "bornTimestamp": "g",
-    "flag": "h",
-    "properties": "i",
-    "reconsumeTimes": "j",
-    "unitMode": "k",
-    "maxReconsumeTimes": "l",
-    "batch": "m",
-    "bname": "n",
-}
+V2_NAMES = dict(
+    zip(
+        "producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag "
+        "properties reconsumeTimes unitMode maxReconsumeTimes batch bname".split(),
+        "abcdefghijklmn",
+        strict=True,
+    )
+)
 HANDLE = f"{POP_CK}\x01"
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"  # set if the message expects a reply
 _SPECIAL_PROPERTY = re.compile(r"\x02(DELAY|TRAN_MSG|TIMER_[A-Z_]+)\x01([^\x02]*)")
@@ -132,7 +109,6 @@ class Outgoing:
 
 
 def as_stored(record: MessageRecord) -> Outgoing:
-    """Return a stored message for storing it again."""
     return Outgoing(
         record.topic,
         record.queue_id,
@@ -182,18 +158,9 @@ class SendTopic:
     """
 
     __slots__ = (
-        "chosen",
-        "magic",
-        "message_type",
-        "name",
-        "name_prefix",
-        "name_prefixes",
-        "plain",
-        "queue_count",
-        "queues",
-        "writable",
-        "write_count",
-    )
+        "chosen", "magic", "message_type", "name", "name_prefix", "name_prefixes", "plain",
+        "queue_count", "queues", "writable", "write_count",
+    )  # fmt: skip
 
     def __init__(self, config: TopicConfig, *, types_checked: bool = False) -> None:
         name = config.name.encode()
@@ -222,21 +189,10 @@ class SendRules:
     """The broker's part of every record, and its limits. Built once."""
 
     __slots__ = (
-        "born_times",
-        "cluster",
-        "endings",
-        "head_size_v4",
-        "head_v4",
-        "head_v6",
-        "message_size_max",
-        "numbers",
-        "record_bytes_max",
-        "region",
-        "standard",
-        "store_host",
-        "tags",
-        "trace",
-    )
+        "born_times", "cluster", "endings", "head_size_v4", "head_v4", "head_v6",
+        "message_size_max", "numbers", "record_bytes_max", "region", "standard", "store_host",
+        "tags", "trace",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -271,7 +227,7 @@ def check_types(topic: SendTopic, properties: Iterable[bytes]) -> None:
     for stored in properties:
         problem = type_problem(topic.message_type, type_of(decode_properties(stored)))
         if problem:
-            raise Refused(MESSAGE_ILLEGAL, f"{problem}; topic [{topic.name}]")
+            raise illegal(f"{problem}; topic [{topic.name}]")
 
 
 def properties_of(record: Record, topic: SendTopic) -> bytes:
@@ -281,11 +237,10 @@ def properties_of(record: Record, topic: SendTopic) -> bytes:
 def check_topic(topic: str) -> None:
     """Reject topics that clients may not send to."""
     if topic in NO_SEND_TOPICS:
-        raise Refused(NO_PERMISSION, f"sending to topic [{topic}] is forbidden")
+        raise forbidden(f"sending to topic [{topic}] is forbidden")
 
 
 def v2_fields(ext: Mapping[str, str]) -> dict[str, str]:
-    """Return SEND_MESSAGE's fields under V2's letters."""
     return {V2_NAMES[name]: value for name, value in ext.items() if name in V2_NAMES}
 
 
@@ -408,11 +363,7 @@ def parse_single(
 
 
 def parse_special(
-    ext: Mapping[str, str],
-    body: bytes,
-    queue: SendQueue,
-    born_host: bytes,
-    rules: SendRules,
+    ext: Mapping[str, str], body: bytes, queue: SendQueue, born_host: bytes, rules: SendRules
 ) -> tuple[Outgoing, str, bool]:
     """Return the message of a special send to `queue`, with standard properties, before any
     redirect."""
@@ -465,14 +416,10 @@ def parse_batch(
             records += step_records
             size_bytes += sum(record[1] for record in step_records)
             if size_bytes > rules.record_bytes_max:
-                raise Refused(
-                    MESSAGE_ILLEGAL,
-                    f"the batch takes more than {rules.record_bytes_max} bytes as stored",
-                )
+                raise illegal(f"the batch takes more than {rules.record_bytes_max} bytes as stored")
     except Special:
-        raise Refused(
-            MESSAGE_ILLEGAL,
-            "a batch holds no delayed, transactional or idempotent messages; none was stored",
+        raise illegal(
+            "a batch holds no delayed, transactional or idempotent messages; none was stored"
         ) from None
     at = ("\x02" + properties).find("\x02UNIQ_KEY\x01")
     unique_key = properties[at + 9 :].partition("\x02")[0] if at >= 0 else ""
@@ -506,7 +453,7 @@ def _checked_numbers(sys_flag_text: str, flag_text: str, reconsume_text: str | N
         and -INT32_MAX - 1 <= flag <= INT32_MAX
         and 0 <= reconsume <= INT32_MAX
     ):
-        raise Refused(MESSAGE_ILLEGAL, "a number in the send header is out of range")
+        raise illegal("a number in the send header is out of range")
     return sys_flag, flag, reconsume
 
 
@@ -517,7 +464,7 @@ def born_ms_of(text: str, rules: SendRules) -> int:
     if born_ms is None:
         born_ms = parse_integer(text, "bornTimestamp")
         if born_ms < 0:
-            raise Refused(MESSAGE_ILLEGAL, "bornTimestamp is out of range")
+            raise illegal("bornTimestamp is out of range")
         if len(rules.born_times) >= BORN_TIMES_CACHE_MAX:
             rules.born_times.clear()
         rules.born_times[text] = born_ms
@@ -525,10 +472,7 @@ def born_ms_of(text: str, rules: SendRules) -> int:
 
 
 def _body_refused(body: bytes, rules: SendRules) -> Refused:
-    return Refused(
-        MESSAGE_ILLEGAL,
-        f"the body is {len(body)} bytes long, allowed are 1 to {rules.message_size_max}",
-    )
+    return illegal(f"the body is {len(body)} bytes long, allowed are 1 to {rules.message_size_max}")
 
 
 def _record(
@@ -571,10 +515,9 @@ def _record(
 def check_properties_size(size_bytes: int) -> None:
     """Reject properties that are too long for a record."""
     if size_bytes > PROPERTIES_SIZE_MAX:
-        raise Refused(
-            MESSAGE_ILLEGAL,
+        raise illegal(
             f"the properties are {size_bytes} bytes long as stored, "
-            f"allowed are {PROPERTIES_SIZE_MAX}",
+            f"allowed are {PROPERTIES_SIZE_MAX}"
         )
 
 
@@ -594,7 +537,7 @@ def record_of(
     if not message.body:
         raise _body_refused(message.body, rules)
     if message.reconsume > INT32_MAX:
-        raise Refused(MESSAGE_ILLEGAL, f"reconsumeTimes {message.reconsume} is out of range")
+        raise illegal(f"reconsumeTimes {message.reconsume} is out of range")
     sys_flag = message.sys_flag & ~(BORN_V6 | STORE_V6)
     if len(rules.store_host) == 20:
         sys_flag |= STORE_V6
@@ -606,7 +549,7 @@ def record_of(
     return (*record[:2], _prepared_head(record[2], message.prepared_offset), *record[3:])
 
 
-def _prepared_head(head: Callable[..., bytes], prepared_offset: int) -> Callable[..., bytes]:
+def _prepared_head(head: Head, prepared_offset: int) -> Head:
     """Return a packer of heads (see HEADS) for the record of a committed half message."""
     return lambda *fields: head(*fields[:-2], prepared_offset, fields[-1])
 
@@ -622,15 +565,12 @@ def _batch_items(body: bytes) -> list[Item]:
             body_end = position + _BATCH_ITEM.size + body_size
             (properties_size,) = _INT16_FORMAT.unpack_from(body, body_end)
         except struct.error:
-            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} is cut short") from None
+            raise illegal(f"batch item at {position} is cut short") from None
         end = body_end + 2 + properties_size
         if body_size <= 0 or properties_size < 0 or total != end - position or end > len(body):
-            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position} has wrong lengths")
+            raise illegal(f"batch item at {position} has wrong lengths")
         if len(items) >= BATCH_COUNT_MAX:
-            raise Refused(
-                MESSAGE_ILLEGAL,
-                f"a batch holds at most {BATCH_COUNT_MAX} messages; none was stored",
-            )
+            raise illegal(f"a batch holds at most {BATCH_COUNT_MAX} messages; none was stored")
         items.append((position, body_end, end, flag))
         position = end
     return items
@@ -652,7 +592,7 @@ def _batch_records(
         try:
             item_properties = body[body_end + 2 : end].decode()
         except UnicodeDecodeError:
-            raise Refused(MESSAGE_ILLEGAL, f"batch item at {position}: not UTF-8") from None
+            raise illegal(f"batch item at {position}: not UTF-8") from None
         stored, _, tags, _ = stored_properties(item_properties, rules)
         item_body = body[position + _BATCH_ITEM.size : body_end]
         item_numbers = (sys_flag, flag, reconsume)

@@ -27,15 +27,10 @@ from raftmq.remoting.recall_handle import RecallHandle
 from raftmq.store.dispatch import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_TOPIC
 from raftmq.store.properties import TAGS, UNIQ_KEY, decode_properties, joined
 
-from ..errors import Refused, busy
+from ..errors import busy, illegal, rejected
 from ..tables.topics import RETRY_PREFIX
 from .half_message import PRODUCER_GROUP, REAL_QUEUE_ID, REAL_TOPIC
-from .send_request import (
-    MESSAGE_ILLEGAL,
-    SYSTEM_ERROR,
-    Outgoing,
-    fitting,
-)
+from .send_request import Outgoing, fitting
 
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
@@ -63,34 +58,29 @@ class Timing:
         if name is None or TIMER_OUT_MS in properties:  # already delivered once
             return None
         if not self.enabled:
-            raise Refused(
-                SYSTEM_ERROR,
+            raise rejected(
                 f"property {name}: this broker does not offer timer messages (timerWheelEnable="
-                "false); the message was not stored",
+                "false); the message was not stored"
             )
         text = properties[name]
         if _NUMBER.fullmatch(text) is None:
-            raise Refused(
-                MESSAGE_ILLEGAL, f"property {name}={text} is no number; the message was not stored"
-            )
+            raise illegal(f"property {name}={text} is no number; the message was not stored")
         now_ms, number = self.wall_ms(), int(text)
         if name == TIMER_DELAY_SEC:
             number *= 1_000
         deliver_ms = number if name == TIMER_DELIVER_MS else now_ms + number
         if deliver_ms <= now_ms:
             if TIMER_DEL_UNIQKEY in properties:
-                raise Refused(MESSAGE_ILLEGAL, "the time of a message to be recalled is over")
+                raise illegal("the time of a message to be recalled is over")
             return None
         if deliver_ms - now_ms > self.delay_ms_max:
-            raise Refused(
-                MESSAGE_ILLEGAL,
+            raise illegal(
                 f"property {name}={text}: a timer message waits for {self.delay_ms_max} ms at most "
-                "(timerMaxDelaySec); the message was not stored",
+                "(timerMaxDelaySec); the message was not stored"
             )
         return deliver_ms
 
     def slot_of(self, deliver_ms: int) -> int:
-        """Return TIMER_OUT_MS for this time."""
         return (deliver_ms - 1) // self.precision_ms * self.precision_ms
 
     @property
@@ -155,7 +145,6 @@ def handle_of(redirected: Outgoing, broker_name: str) -> str:
 
 
 def recall_message(handle: RecallHandle, group: str, born_ms: int, born_host: bytes) -> Outgoing:
-    """Return the recall of a timer message, as a client would send it."""
     properties = {
         TAGS: RECALL_TAG,
         TIMER_DEL_UNIQKEY: handle.unique_key,

@@ -8,6 +8,7 @@ NO_MESSAGE. An acknowledgement repeated after a lost response gets the first res
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from raftmq.remoting.pop_headers import (
 )
 
 from ..context import Context
-from ..errors import Refused
+from ..errors import Refused, illegal, invalid
 from ..tables.pops import Batch, BatchKey, QueueKey, Step
 from .command_batch import StepLog
 from .leader_state import Gate, LiveQueues
@@ -47,36 +48,23 @@ class Ack(NamedTuple):
     until_ms: int
 
 
+@dataclass
 class Acks:
-    """Handlers of acknowledgements and changes."""
+    """Handlers of acknowledgements and changes. `opened(topic, group)` reports that an orderly
+    queue may be open. `refusal` encodes an error."""
 
-    def __init__(
-        self,
-        context: Context,
-        gate: Gate,
-        live: LiveQueues,
-        steps: StepLog,
-        deadlines: Deadlines,
-        *,
-        opened: Callable[[str, str], None],
-        refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
-    ) -> None:
-        """`opened(topic, group)` reports that an orderly queue may be open. `refusal` encodes an
-        error."""
-        self._context = context
-        self._state = context.state
-        self._table = context.state.pops
-        self._gate = gate
-        self._live = live
-        self._steps = steps
-        self._deadlines = deadlines
-        self._opened = opened
-        self._refusal = refusal
-        self.acked_count = 0  # messages
+    context: Context
+    gate: Gate
+    live: LiveQueues
+    steps: StepLog
+    deadlines: Deadlines
+    opened: Callable[[str, str], None]
+    refusal: Callable[[RemotingCommand, Exception], RemotingCommand]
+    acked_count: int = 0  # messages
 
     def ack(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200051. Raises Refused, HeaderError."""
-        self._gate.check()
+        self.gate.check()
         header = AckHeader.parse(request.ext)
         handle = Handle.decode(header.handle)
         queue_key = self._queue_key(header.topic, header.consumer_group, header.queue_id)
@@ -86,7 +74,7 @@ class Acks:
 
     def batch_ack(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200151. Raises Refused, BodyError."""
-        self._gate.check()
+        self.gate.check()
         acks = [
             Ack(
                 self._queue_key(one.topic, one.consumer_group, one.queue_id),
@@ -103,25 +91,19 @@ class Acks:
 
     def change(self, connection: PopConnection, request: RemotingCommand) -> None:
         """200053. Raises Refused, HeaderError."""
-        self._gate.check()
+        self.gate.check()
         header = ChangeHeader.parse(request.ext)
         if not 0 <= header.invisible_ms <= INVISIBLE_MS_MAX:
-            reason = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
-            raise Refused(ResponseCode.INVALID_PARAMETER, reason)
+            raise invalid(f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms")
         handle = Handle.decode(header.handle)
         queue_key = self._queue_key(header.topic, header.consumer_group, header.queue_id)
         self._run(connection, request, partial(self._change, queue_key, handle, header))
 
-    # ---- decisions ------------------------------------------------------------------------
-
     def _queue_key(self, topic: str, group: str, queue_id: int) -> QueueKey:
-        topic_config = self._state.topics.existing(topic)
+        topic_config = self.context.state.topics.existing(topic)
         if not 0 <= queue_id < topic_config.queue_count:
             reason = f"queueId[{queue_id}] is illegal, topic:[{topic}]"
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"{reason} topicConfig.readQueueNums:[{topic_config.read_queue_count}]",
-            )
+            raise illegal(f"{reason} topicConfig.readQueueNums:[{topic_config.read_queue_count}]")
         return topic, group, queue_id
 
     def _run(
@@ -137,18 +119,18 @@ class Acks:
 
         def run() -> None:
             try:
-                self._gate.check()
+                self.gate.check()
                 act(request, answer)
             except _Later as later:
                 try:
-                    self._live.wait(later.queue_key, run)
+                    self.live.wait(later.queue_key, run)
                 except Refused as refused:
-                    answer(self._refusal(request, refused))
+                    answer(self.refusal(request, refused))
             except (Refused, HeaderError) as error:
                 if error.code == ResponseCode.NO_MESSAGE:
                     self._prove(request, error, answer)
                 else:
-                    answer(self._refusal(request, error))
+                    answer(self.refusal(request, error))
 
         run()
 
@@ -157,32 +139,32 @@ class Acks:
         pops."""
 
         def proven(unproven: Exception | None) -> None:
-            answer(self._refusal(request, unproven or error))
+            answer(self.refusal(request, unproven or error))
 
-        self._context.log.barrier_then(proven)
+        self.context.log.barrier_then(proven)
 
     def _acknowledge(self, acks: Sequence[Ack], request: RemotingCommand, answer: Answer) -> None:
         acked: list[tuple[QueueKey, BatchKey, int]] = []
         steps: list[Step] = []
         gone = False
         for one in acks:
-            batch = self._table.batch(one.queue_key, one.key)
+            batch = self.context.state.pops.batch(one.queue_key, one.key)
             mask = 0 if batch is None else batch.mask_of(one.start, one.bits)
-            if mask and self._live.is_busy(one.queue_key, one.key, mask):
+            if mask and self.live.is_busy(one.queue_key, one.key, mask):
                 raise _Later(one.queue_key)
         for one in acks:
-            batch = self._table.batch(one.queue_key, one.key)
+            batch = self.context.state.pops.batch(one.queue_key, one.key)
             mask = 0 if batch is None else batch.mask_of(one.start, one.bits) & batch.pending
             gone = gone or not self._all_known(one, mask)
             # also in an earlier item of this request
-            mask &= ~self._live.busy_of(one.queue_key, one.key)
+            mask &= ~self.live.busy_of(one.queue_key, one.key)
             if batch is None or not mask:
                 continue
             steps.append(("done", *one.queue_key, *one.key, mask))
             if batch.order:
                 steps.append(self._offset_behind(one.queue_key, one.key, batch, mask))
             acked.append((one.queue_key, one.key, mask))
-            self._live.start(one.queue_key, one.key, mask)
+            self.live.start(one.queue_key, one.key, mask)
         code = ResponseCode.NO_MESSAGE if gone else ResponseCode.SUCCESS
         remark = GONE if gone else None
         response = RemotingCommand.response_to(request, code, remark)
@@ -191,32 +173,32 @@ class Acks:
                 raise Refused(code, GONE)
             answer(response)
             return
-        leadership = self._live.leadership
+        leadership = self.live.leadership
 
         def done(error: Exception | None) -> None:
             for queue_key, key, mask in acked:
-                self._live.finish(queue_key, key, mask, leadership)
+                self.live.finish(queue_key, key, mask, leadership)
             if error is not None:
-                answer(self._refusal(request, error))
+                answer(self.refusal(request, error))
                 return
             self.acked_count += sum(mask.bit_count() for _, _, mask in acked)
             answer(response)
             for step in steps:
                 if step[0] == "offset":
-                    self._opened(str(step[1]), str(step[2]))
+                    self.opened(str(step[1]), str(step[2]))
 
         try:
-            self._steps.add(steps, done)
+            self.steps.add(steps, done)
         except Refused:
             for queue_key, key, mask in acked:
-                self._live.finish(queue_key, key, mask, leadership)
+                self.live.finish(queue_key, key, mask, leadership)
             raise
 
     def _all_known(self, one: Ack, pending: int) -> bool:
         """Return True if each message is in flight or acknowledged under this handle."""
         if pending.bit_count() == one.bits.bit_count():
             return True
-        queue = self._table.get(one.queue_key)
+        queue = self.context.state.pops.get(one.queue_key)
         if queue is None or one.until_ms <= queue.unknown_ms:
             return False
         _, void = queue.void.get(one.key, (0, ()))
@@ -228,13 +210,13 @@ class Acks:
     def _offset_behind(self, queue_key: QueueKey, key: BatchKey, batch: Batch, mask: int) -> Step:
         """Return the step that moves the group's offset of an orderly queue to the first
         unacknowledged message."""
-        queue = self._table.get(queue_key)
+        queue = self.context.state.pops.get(queue_key)
         assert queue is not None
-        ended = mask | self._live.busy_of(queue_key, key)
+        ended = mask | self.live.busy_of(queue_key, key)
         rest = [offset for offset, _ in queue.left]
         rest += batch._replace(pending=batch.pending & ~ended).pending_offsets
         topic, group, queue_id = queue_key
-        mark = self._state.offsets.reset_of(topic, group, queue_id)
+        mark = self.context.state.offsets.reset_of(topic, group, queue_id)
         return ("offset", topic, group, queue_id, min(rest, default=queue.next), mark)
 
     def _change(
@@ -246,13 +228,13 @@ class Acks:
         answer: Answer,
     ) -> None:
         key = (handle.start, handle.pop_ms)
-        batch = self._table.batch(queue_key, key)
+        batch = self.context.state.pops.batch(queue_key, key)
         mask = 0 if batch is None else batch.mask_of(header.offset, 1)
-        if mask and self._live.is_busy(queue_key, key, mask):
+        if mask and self.live.is_busy(queue_key, key, mask):
             raise _Later(queue_key)
         if batch is None or not batch.pending & mask:
             raise Refused(ResponseCode.NO_MESSAGE, "the message was acknowledged, or came again")
-        now_ms, leadership = self._context.wall_ms(), self._live.leadership
+        now_ms, leadership = self.context.wall_ms(), self.live.leadership
         step: Step
         if batch.order:
             visible_ms = now_ms + header.invisible_ms
@@ -268,15 +250,15 @@ class Acks:
             )
 
         def done(error: Exception | None) -> None:
-            self._live.finish(queue_key, key, mask, leadership)
+            self.live.finish(queue_key, key, mask, leadership)
             if error is not None:
-                answer(self._refusal(request, error))
+                answer(self.refusal(request, error))
                 return
-            self._deadlines.add(queue_key, new_key)
+            self.deadlines.add(queue_key, new_key)
             answer(RemotingCommand.response_to(request, ext=response_header.to_ext()))
 
-        self._steps.add([step], done)
-        self._live.start(queue_key, key, mask)
+        self.steps.add([step], done)
+        self.live.start(queue_key, key, mask)
 
 
 class _Later(Exception):

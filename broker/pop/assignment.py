@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -35,7 +36,7 @@ from raftmq.remoting.registration import decode_queue_datas
 from ..clients import ClientTable
 from ..component import Service
 from ..context import Context
-from ..errors import Refused
+from ..errors import busy, forbidden, invalid
 from ..send.callbacks import Ended
 from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .command_batch import StepLog
@@ -108,22 +109,15 @@ def _queues(topic: str, answer: RemotingCommand) -> list[MessageQueue]:
     ]
 
 
+@dataclass
 class Assignments:
     """Handlers of assignments and modes."""
 
-    def __init__(
-        self,
-        context: Context,
-        gate: Gate,
-        steps: StepLog,
-        clients: ClientTable,
-        queues: TopicQueues,
-    ) -> None:
-        self._table = context.state.pops
-        self._gate = gate
-        self._steps = steps
-        self._clients = clients
-        self._queues = queues
+    context: Context
+    gate: Gate
+    steps: StepLog
+    clients: ClientTable
+    queues: TopicQueues
 
     def service(self) -> Service:
         code = RequestCode
@@ -133,7 +127,7 @@ class Assignments:
                 int(code.SET_MESSAGE_REQUEST_MODE): self.set_mode,
                 int(code.GET_ALL_MESSAGE_REQUEST_MODE): self.modes,
             },
-            stop=self._queues.close,
+            stop=self.queues.close,
         )
 
     async def query(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -142,15 +136,15 @@ class Assignments:
         body = loads_request(request.body)
         topic, group, client = (_text(body, k) for k in ("topic", "consumerGroup", "clientId"))
         mode, share = self.mode_of(topic, group)
-        queues = await self._queues.of(topic)
+        queues = await self.queues.of(topic)
         if body.get("messageModel") == "CLUSTERING":
             strategy = STRATEGIES.get(str(body.get("strategyName")))
             if strategy is None:
                 reason = (
                     f"strategy {body.get('strategyName')!r} is not one of {', '.join(STRATEGIES)}"
                 )
-                raise Refused(ResponseCode.INVALID_PARAMETER, reason)
-            clients = self._clients.client_ids(group)
+                raise invalid(reason)
+            clients = self.clients.client_ids(group)
             if mode == POP:
                 assigned = shared_out(queues, clients, client, share, strategy)
             else:
@@ -165,7 +159,7 @@ class Assignments:
         """Return the mode of a group for a topic, and popShareQueueNum."""
         if topic.startswith(RETRY_PREFIX):
             return PULL, 0
-        return self._table.modes.get((topic, group), (PULL, 0))
+        return self.context.state.pops.modes.get((topic, group), (PULL, 0))
 
     async def set_mode(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """401. Body {"topic","consumerGroup","mode","popShareQueueNum"}. Raises BodyError,
@@ -182,20 +176,21 @@ class Assignments:
         """Set the mode of a group for a topic. Raises Refused, RaftError."""
         if topic.startswith(RETRY_PREFIX):
             reason = "retry topic is not allowed to set mode"
-            raise Refused(ResponseCode.NO_PERMISSION, reason)
+            raise forbidden(reason)
         if mode not in MODES:
-            raise Refused(ResponseCode.INVALID_PARAMETER, f"mode {mode!r} is not PULL or POP")
-        self._gate.check()
-        if (topic, group) not in self._table.modes and not self._gate.has_room(topic, group, (0,)):
-            raise Refused(ResponseCode.SYSTEM_BUSY, "consumerOffsetsMax is reached", tag="BUSY")
+            raise invalid(f"mode {mode!r} is not PULL or POP")
+        self.gate.check()
+        modes = self.context.state.pops.modes
+        if (topic, group) not in modes and not self.gate.has_room(topic, group, (0,)):
+            raise busy("consumerOffsetsMax is reached")
         ended = Ended()
-        self._steps.add([("mode", topic, group, mode, share)], ended)
+        self.steps.add([("mode", topic, group, mode, share)], ended)
         await ended.stored()
 
     def modes(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """402: return all configured modes by topic and group."""
         table: dict[str, dict[str, Any]] = {}
-        for (topic, group), (mode, share) in sorted(self._table.modes.items()):
+        for (topic, group), (mode, share) in sorted(self.context.state.pops.modes.items()):
             table.setdefault(topic, {})[group] = {
                 "topic": topic,
                 "consumerGroup": group,

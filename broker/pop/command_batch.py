@@ -51,7 +51,6 @@ class _Change(NamedTuple):
 
 
 def _bytes_max(value: object) -> int:
-    """Return the maximal size of a step or value in a command."""
     if isinstance(value, str):
         return VALUE_BYTES + CHARACTER_BYTES_MAX * len(value)
     if isinstance(value, tuple | list):

@@ -105,7 +105,6 @@ class LiveQueues:
             self._settle(queue_key, queue)
 
     def is_busy(self, queue_key: QueueKey, key: BatchKey, mask: int) -> bool:
-        """Return True if changes of these messages are in flight."""
         return bool(self.busy_of(queue_key, key) & mask)
 
     def busy_of(self, queue_key: QueueKey, key: BatchKey) -> int:
@@ -162,7 +161,6 @@ class Deliveries:
         self._unconfirmed: set[tuple[QueueKey, BatchKey]] = set()
 
     def record(self, connection: ActiveConnection, queue_key: QueueKey, key: BatchKey) -> None:
-        """Record a batch sent through a connection."""
         recent = self._recent.setdefault(connection, deque(maxlen=BATCHES_MAX))
         self._drop_confirmed(connection, recent)
         recent.append((self._clock_s(), queue_key, key))

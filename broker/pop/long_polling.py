@@ -118,7 +118,6 @@ class WaitingPops(Generic[T]):
             self._wake(waiter)
 
     def rest_ms(self, now_ms: int) -> float:
-        """Return the time until the next turn is needed."""
         return self._waits.rest_ms(now_ms) if self._work_left == WORK_MAX else 0
 
     def end_all(self) -> None:
@@ -129,7 +128,6 @@ class WaitingPops(Generic[T]):
             self._waits.hurry(waiter)
 
     def closed(self, owner: object) -> None:
-        """Drop the pops of a closed connection."""
         for waiter in self._waits.owned_by(owner):
             self._remove(waiter)
 

@@ -35,18 +35,12 @@ from raftmq.store.record import decode_record, encode_record
 
 from ..clients import ClientConnection
 from ..consume.filtered_reads import WORK_MAX
-from ..consume.filters import (
-    Filter,
-    is_tag,
-    parse_expression,
-    parse_tags,
-    unsupported,
-)
+from ..consume.filters import Filter, filter_of
 from ..consume.group_creation import GroupCreation
 from ..consume.long_polling import WAIT_MS_MAX, kept_bytes
 from ..consume.offset_commits import offsets_full
 from ..context import Context
-from ..errors import Refused, busy
+from ..errors import Refused, busy, forbidden, invalid
 from ..tables.groups import SubscriptionGroup
 from ..tables.pops import QueueKey
 from ..tables.topics import PERM_READ, topic_name_problem
@@ -163,23 +157,23 @@ class Pops:
     def _check(self, header: PopHeader) -> Filter:
         """Check a pop like Apache's PopMessageProcessor. Returns its filter. Raises Refused."""
         self._gate.check()
-        name, code = header.consumer_group, ResponseCode
+        name = header.consumer_group
         if not self._config.broker_permission & PERM_READ:
             ip = self._config.broker_ip1
-            raise Refused(code.NO_PERMISSION, f"the broker[{ip}] pop message is forbidden")
+            raise forbidden(f"the broker[{ip}] pop message is forbidden")
         if not 0 < header.count_max <= COUNT_MAX:
-            raise Refused(code.INVALID_PARAMETER, f"maxMsgNums is from 1 to {COUNT_MAX}")
+            raise invalid(f"maxMsgNums is from 1 to {COUNT_MAX}")
         if not 0 <= header.invisible_ms <= INVISIBLE_MS_MAX:
-            reason = f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms"
-            raise Refused(code.INVALID_PARAMETER, reason)
+            raise invalid(f"invisibleTime is from 0 to {INVISIBLE_MS_MAX} ms")
         if max(len(header.attempt_id), len(header.renewed_by)) > NAME_LENGTH_MAX:
-            reason = f"attemptId and client have at most {NAME_LENGTH_MAX} characters"
-            raise Refused(code.INVALID_PARAMETER, reason)  # the log stores them
+            raise invalid(
+                f"attemptId and client have at most {NAME_LENGTH_MAX} characters"
+            )  # the log stores them
         group = self._permit(header)
         known = (header.topic, name) in self._state.pops.queues
         problem = "" if known else topic_name_problem(pop_retry_topic(header.topic, name))
         if problem:
-            raise Refused(code.INVALID_PARAMETER, f"its retry topic would not be valid: {problem}")
+            raise invalid(f"its retry topic would not be valid: {problem}")
         if group is None:
             self._groups.ensure_bare(name)
         if self._state.pops.batch_count >= self._config.pop_batches_max:
@@ -192,31 +186,24 @@ class Pops:
         name, code = header.consumer_group, ResponseCode
         topic = self._state.topics.existing(header.topic)
         if not topic.readable:
-            raise Refused(code.NO_PERMISSION, f"topic[{header.topic}] is not readable")
+            raise forbidden(f"topic[{header.topic}] is not readable")
         if header.queue_id >= topic.read_queue_count:
             reason = f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
-            raise Refused(
-                code.INVALID_PARAMETER,
-                f"{reason} topicConfig.readQueueNums:[{topic.read_queue_count}]",
-            )
+            raise invalid(f"{reason} topicConfig.readQueueNums:[{topic.read_queue_count}]")
         group = self._state.groups.get(name)
         if group is None:
             if not self._config.auto_create_subscription_group:
                 reason = f"subscription group [{name}] does not exist"
                 raise Refused(code.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
         elif not group.consume_enable:
-            reason = f"subscription group no permission, {name}"
-            raise Refused(code.NO_PERMISSION, reason)
+            raise forbidden(f"subscription group no permission, {name}")
         return group
 
     def _filter(self, header: PopHeader) -> Filter:
         if not header.expression:
             return ALL
-        if is_tag(header.expression_type):
-            return Filter(parse_tags(header.expression))
-        if not self._config.enable_property_filter:
-            raise unsupported(header.expression_type)
-        return Filter(matcher=parse_expression(header.expression_type, header.expression))
+        enabled = self._config.enable_property_filter
+        return filter_of(header.expression_type, header.expression, sql_enabled=enabled)
 
     # ---- pops -----------------------------------------------------------------------------
 

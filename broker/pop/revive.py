@@ -89,13 +89,11 @@ class Deadlines:
             self.add_all(queue_key)
 
     def add_all(self, queue_key: QueueKey) -> None:
-        """Schedule all batches of a queue."""
         queue = self._table.get(queue_key)
         for key in () if queue is None else queue.batches:
             self.add(queue_key, key)
 
     def add(self, queue_key: QueueKey, key: BatchKey, not_before_ms: int = 0) -> None:
-        """Schedule a batch if it is in flight."""
         batch = self._table.batch(queue_key, key)
         if batch is not None:
             due_ms = batch.ends_ms
@@ -119,7 +117,6 @@ class Deadlines:
         return len(self._due)
 
     def next_due(self, now_ms: int) -> tuple[QueueKey, BatchKey] | None:
-        """Remove and return a due batch."""
         if not self._due or self._due[0][0] > now_ms:
             return None
         _, queue_key, key = heapq.heappop(self._due)
@@ -184,7 +181,6 @@ class Reviver:
             self.deadlines.clear()
 
     def tick(self) -> None:
-        """Handle some of the due batches."""
         if not self._context.roles.leading or self._under_way:
             return
         now_ms = self._wall_ms()
@@ -207,8 +203,6 @@ class Reviver:
             return IDLE_MS
         now_ms = self._wall_ms()
         return max(self._pause_until_ms - now_ms, self.deadlines.rest_ms(now_ms))
-
-    # ---- one batch ------------------------------------------------------------------------
 
     def _check(self, queue_key: QueueKey, key: BatchKey, now_ms: int, frame: _Frame) -> bool:
         """Handle a batch that may be due. Returns True if the frame is full."""
@@ -318,8 +312,6 @@ class Reviver:
 
             self._context.log.propose_then(put_topic(topic, if_absent=True), done)
         return False
-
-    # ---- frames ---------------------------------------------------------------------------
 
     def _store(self, frame: _Frame) -> None:
         leadership = self._live.leadership

@@ -236,8 +236,6 @@ class Taker:
             if len(self._stops) > STOPS_MAX:
                 del self._stops[next(iter(self._stops))]
 
-    # ---- one queue ------------------------------------------------------------------------
-
     def _take(
         self, queue_key: QueueKey, header: PopHeader, message_filter: Filter, attempt: Attempt
     ) -> Taken | None:
@@ -247,7 +245,7 @@ class Taker:
         if queue is not None and queue.in_flight >= self._config.pop_inflight_message_threshold:
             return None
         cursor, before, mark = self._cursor(queue_key)
-        maximum = self._max_offset(queue_key)
+        maximum = self._store.queues.end_of(queue_key[0], queue_key[2])
         if cursor == maximum and cursor == before:
             return None
         limits = attempt.count, attempt.size_bytes
@@ -352,24 +350,17 @@ class Taker:
     def _initial(self, queue_key: QueueKey) -> int:
         """Return a new group's first offset with INIT_MAX, like Apache. It is the last message, or
         the first if nothing was deleted and all is in memory."""
-        queue = self._store.queues.queue(queue_key[0], queue_key[2])
+        name = queue_key[0], queue_key[2]
+        queue = self._store.queues.queue(*name)
         if queue is None or queue.min_offset == queue.max_offset:
             return 0 if queue is None else queue.max_offset
-        if queue.min_offset <= 0 and self._is_hot(queue_key):
+        if queue.min_offset <= 0 and not self._reads.get_messages(*name, 0, 1, 1).cold:
             return 0
         return queue.max_offset - 1
-
-    def _is_hot(self, queue_key: QueueKey) -> bool:
-        result = self._reads.get_messages(queue_key[0], queue_key[2], 0, 1, 1)
-        return not result.cold
 
     def _min_offset(self, queue_key: QueueKey) -> int:
         queue = self._store.queues.queue(queue_key[0], queue_key[2])
         return 0 if queue is None else queue.min_offset
-
-    def _max_offset(self, queue_key: QueueKey) -> int:
-        queue = self._store.queues.queue(queue_key[0], queue_key[2])
-        return 0 if queue is None else queue.max_offset
 
     def _read(
         self,
@@ -422,7 +413,6 @@ class RepeatedAttempts:
         return [taken for taken in again if taken.offsets], pop_ms
 
     def _read(self, queue_key: QueueKey, key: BatchKey, batch: Batch, budget: ReadBudget) -> Taken:
-        """Read the messages of a batch within the budget."""
         offsets: list[int] = []
         buffers: list[bytes] = []
         size = 0

@@ -80,7 +80,6 @@ class Popping:
         self.arrived = waiting.arrived
 
     def closed(self, connection: PopConnection) -> None:
-        """Handle a closed connection."""
         self._deliveries.closed(connection)
         self.pops.waiting.closed(connection)
 

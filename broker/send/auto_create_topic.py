@@ -48,8 +48,7 @@ class Creations:
         may_create = self._config.auto_create_topic_enable and template == DEFAULT_TOPIC
         if name == DEFAULT_TOPIC or not (may_create or derived):
             raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{name}] not exist, apply first please!",
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!"
             )
         waiters = self._waiting.get(name)
         full = waiters is None and len(self._waiting) >= CREATIONS_MAX

@@ -13,15 +13,8 @@ from typing import NamedTuple
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.fields import parse_integer
 
-from ..errors import Refused, busy
-from ..tables.writers import (
-    NAME_LENGTH_MAX,
-    NUMBER_MAX,
-    Watermark,
-    WriterKey,
-    WriterTable,
-    wrote,
-)
+from ..errors import Refused, busy, invalid
+from ..tables.writers import NAME_LENGTH_MAX, NUMBER_MAX, Watermark, WriterKey, WriterTable, wrote
 
 FENCED, UNKNOWN_WRITER, OUT_OF_SEQUENCE = "FENCED", "UNKNOWN_WRITER", "OUT_OF_SEQUENCE"
 
@@ -52,7 +45,7 @@ class WriterRequests:
         """Return the request to store, or None if it is already stored. Raises Refused, KeyError,
         HeaderError."""
         if queue_id < 0:
-            raise Refused(ResponseCode.INVALID_PARAMETER, "a writer's request names its queue")
+            raise invalid("a writer's request names its queue")
         key = topic, ext["writer"]
         epoch, *numbers = (_number(ext, name) for name in ("epoch", "batch", "sequence"))
         mark = Watermark(*numbers)
@@ -93,24 +86,19 @@ class WriterRequests:
 
 
 def checked_name(name: str) -> str:
-    """Return a writer's name. Raises Refused."""
     if not name or len(name) > NAME_LENGTH_MAX or not name.isprintable():
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER,
-            f"a writer's name has 1 to {NAME_LENGTH_MAX} printable characters",
-        )
+        raise invalid(f"a writer's name has 1 to {NAME_LENGTH_MAX} printable characters")
     return name
 
 
 def checked_epoch(ext: Mapping[str, str]) -> int:
-    """Return the epoch of a request. Raises Refused, KeyError, HeaderError."""
     return _number(ext, "epoch")
 
 
 def _number(ext: Mapping[str, str], name: str) -> int:
     value = parse_integer(ext[name], name)
     if not 0 <= value <= NUMBER_MAX:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"{name} is from 0 to {NUMBER_MAX}")
+        raise invalid(f"{name} is from 0 to {NUMBER_MAX}")
     return value
 
 

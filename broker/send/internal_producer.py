@@ -35,7 +35,6 @@ class InsideSend:
         )
 
     def write(self, data: bytes) -> bool:
-        """Accept the response of a stored send."""
         reader = FrameReader(FRAME_SIZE_BYTES_MAX)
         reader.receive_data(data)
         frame = reader.next_frame()
@@ -49,7 +48,6 @@ class InsideSend:
         return self.write(b"".join(frames))
 
     def refused(self, refusal: Refused | OutcomeUnknown) -> None:
-        """Accept the error of a send that is not, or may not be, stored."""
         if not self.stored.done():
             self.stored.set_exception(refusal)
 

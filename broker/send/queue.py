@@ -140,7 +140,6 @@ class Group:
 
     @property
     def command(self) -> bytes:
-        """The command for the tables, or b""."""
         return several(self.commands) if self.commands else b""
 
     def add_redirected(

@@ -32,7 +32,7 @@ from raftmq.store.properties import decode_properties
 from ..clients import ClientTable
 from ..component import Service
 from ..context import Context
-from ..errors import OutcomeUnknown, Refused, not_leader
+from ..errors import OutcomeUnknown, Refused, illegal, not_leader
 from ..messages.send_request import packed_address
 from ..tables.topics import TopicConfig
 from .internal_producer import send
@@ -48,7 +48,6 @@ PUSHES_MAX = 10_000  # in flight
 
 
 def reply_topic(cluster: str) -> TopicConfig:
-    """Return the topic that replies are sent to and stored in."""
     return TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1)
 
 
@@ -96,12 +95,7 @@ class ReplyService:
         self.context.state.topics.existing(header.topic)
         size_max = self.context.config.max_message_size
         if len(body) > size_max:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the body is {len(body)} bytes long, allowed are {size_max}",
-            )
-
-    # ---- to the requester -------------------------------------------------------------------
+            raise illegal(f"the body is {len(body)} bytes long, allowed are {size_max}")
 
     async def _push(
         self, request: RemotingCommand, header: SendHeader, born_host: str, forwarded: bool
@@ -174,8 +168,6 @@ class ReplyService:
             elif not isinstance(answer, RemotingError):
                 raise answer
         return handed_over
-
-    # ---- to the log -------------------------------------------------------------------------
 
     async def _store(
         self, connection: Connection, header: SendHeader, body: bytes, answer: SendResponseHeader

@@ -1,26 +1,32 @@
 """Responses to senders, with the status of a stored message or an error.
 
 These run while frames are applied, on data that clients control. So an exception closes only the
-connection concerned (broker.error_isolation).
+connection concerned (broker.error_isolation). `AnswerFormat` formats the header of SEND_OK from a
+JSON template with five values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import orjson
+
 from raftmq.remoting.codec import encode_command
-from raftmq.remoting.codes import NOT_STORED, ResponseCode
+from raftmq.remoting.codes import MQ_VERSION, NOT_STORED, ResponseCode
 from raftmq.remoting.command import JSON, RESPONSE_FLAG, RemotingCommand
 
 from ..config import BrokerConfig
 from ..error_isolation import Contained
 from ..errors import NOT_LEADER, OutcomeUnknown, Refused
 from .callbacks import STORED_CODES, Done
-from .frame_builder import AnswerFormat
 from .internal_producer import InsideSend
 from .queue import OWN, Connection, Sender, Stored
 
+_PREFIX = struct.Struct(">ii")
+_SIZES = 1024  # larger headers are packed when needed
+_PREFIXES = [_PREFIX.pack(size + 4, size) for size in range(_SIZES)]
 Writes = dict[Connection, list[bytes]]  # the response frames of a single write per connection
 
 
@@ -128,6 +134,97 @@ class Answers:
             self._contained.failed("answer", error, connection)
 
     def notify(self, dones: Iterable[Done], error: Exception | None) -> None:
-        """Call the callbacks of the broker's own messages."""
         for done in dones:
             self._contained.run("told_of_store", partial(done, error))
+
+
+class AnswerFormat:
+    """Formats SEND_OK, or the status `code`, for stored sends. Built once from address, region and
+    trace flag."""
+
+    __slots__ = ("_code", "_end", "_ext", "_middle", "_plain", "_start", "host")
+
+    def __init__(self, region: str, trace_on: bool, store_host: bytes, code: int = 0) -> None:
+        fields = f'"MSG_REGION":{_quoted(region)},"TRACE_ON":"{"true" if trace_on else "false"}"'
+        self._code = code
+        self._ext = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
+        self.host = store_host.hex().upper()  # an offsetMsgId is this and 16 hex digits of offset
+        self._start = f'{{"code":{code},"extFields":{{{fields},"msgId":"'
+        self._middle = '},"flag":1,"language":"PYTHON","opaque":'
+        self._end = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
+        start, middle, end = (
+            text.encode().replace(b"%", b"%%") for text in (self._start, self._middle, self._end)
+        )
+        self._plain = (
+            start + self.host.encode() + b'%016X","queueId":"%d","queueOffset":"%d",'
+            b'"transactionId":"%b"' + middle + b"%d" + end
+        )
+
+    def plain(
+        self, opaque: int, position: int, queue_id: int, queue_offset: int, unique_key: str
+    ) -> bytes:
+        """Format `success` for a message by its position, as nearly all responses need it."""
+        if not unique_key.isalnum():  # it may need JSON escapes
+            ids = f"{self.host}{position:016X}"
+            return self.success(opaque, ids, queue_id, queue_offset, unique_key)
+        changing = (position, queue_id, queue_offset, unique_key.encode(), opaque)
+        header = self._plain % changing
+        size = len(header)
+        return (_PREFIXES[size] if size < _SIZES else _PREFIX.pack(size + 4, size)) + header
+
+    def success(
+        self, opaque: int, message_ids: str, queue_id: int, queue_offset: int, unique_key: str
+    ) -> bytes:
+        """Format a complete response frame with a JSON header and no body."""
+        if unique_key.isalnum():  # it needs no JSON escapes
+            transaction = f',"transactionId":"{unique_key}"'
+        else:
+            transaction = f',"transactionId":{_quoted(unique_key)}' if unique_key else ""
+        header = (
+            f'{self._start}{message_ids}","queueId":"{queue_id}",'
+            f'"queueOffset":"{queue_offset}"{transaction}{self._middle}{opaque}{self._end}'
+        ).encode()
+        size = len(header)
+        return _PREFIX.pack(size + 4, size) + header
+
+    def any(
+        self,
+        request: tuple[int, int],
+        positions: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        unique_key: str,
+        recall_handle: str = "",
+    ) -> bytes:
+        """Format the response to a send or batch. `request` is opaque and header codec; `positions`
+        are the physical offsets of its messages."""
+        opaque, serialize_type = request
+        ids = ",".join([f"{self.host}{position:016X}" for position in positions])
+        if serialize_type == JSON and not recall_handle:
+            return self.success(opaque, ids, queue_id, queue_offset, unique_key)
+        return self.success_in(
+            opaque, ids, queue_id, queue_offset, unique_key, serialize_type, recall_handle
+        )
+
+    def success_in(
+        self,
+        opaque: int,
+        message_ids: str,
+        queue_id: int,
+        queue_offset: int,
+        unique_key: str,
+        serialize_type: int,
+        recall_handle: str = "",
+    ) -> bytes:
+        """Format `success` in any header codec, with a timer message's recall handle if given."""
+        ext = {"msgId": message_ids, "queueId": str(queue_id), "queueOffset": str(queue_offset)}
+        if unique_key:
+            ext["transactionId"] = unique_key
+        if recall_handle:
+            ext["recallHandle"] = recall_handle
+        response = RemotingCommand(self._code, opaque, RESPONSE_FLAG, ext=ext | self._ext)
+        return encode_command(response, serialize_type)
+
+
+def _quoted(text: str) -> str:
+    return orjson.dumps(text).decode()

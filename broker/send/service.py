@@ -1,7 +1,7 @@
 """The send path, from requests through frames to responses.
 
 An accepted send becomes records (broker/messages/send_request.py) in the waiting list. The Raft
-member calls `build_frame` when it may propose. All waiting sends, up to `frameSizeMax`, become a
+member calls `next_frame` when it may propose. All waiting sends, up to `frameSizeMax`, become a
 single frame, Raft entry and group commit. Applying the frame sends the responses, with a single
 write per connection.
 
@@ -42,7 +42,7 @@ from raftmq.store.properties import UNIQ_KEY, decode_properties
 from ..component import Service
 from ..config import BrokerConfig
 from ..error_isolation import Contained
-from ..errors import OutcomeUnknown, Refused, busy, not_leader
+from ..errors import OutcomeUnknown, Refused, busy, forbidden, illegal, not_leader, rejected
 from ..messages.half_message import HALF_TOPIC
 from ..messages.send_request import (
     Outgoing,
@@ -63,12 +63,7 @@ from ..scheduler import IDLE_MS, Chore
 from ..tables.groups import SubscriptionGroup
 from ..tables.idempotent_sends import Key, Once, command_size, once_key
 from ..tables.state import BrokerState, several
-from ..tables.topics import (
-    PERM_WRITE,
-    RETRY_PREFIX,
-    TopicConfig,
-    topic_name_problem,
-)
+from ..tables.topics import PERM_WRITE, RETRY_PREFIX, TopicConfig, topic_name_problem
 from .auto_create_topic import WAITING_OVERHEAD_BYTES, Creations
 from .callbacks import Done
 from .exactly_once import WriterRequests, Written
@@ -199,12 +194,10 @@ class SendPath:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of sends that wait or are in flight."""
         return self._held_bytes
 
     @property
     def results(self) -> dict[tuple[int, str], int]:
-        """Responses by code and error tag."""
         return self._answers.results
 
     @property
@@ -250,8 +243,8 @@ class SendPath:
 
     def _refuse(self, sender: Sender, error: Exception) -> None:
         if not isinstance(error, Refused):
-            words = f"the send header is malformed: {error}; the message was not stored"
-            self._answers.refuse(sender, Refused(ResponseCode.SYSTEM_ERROR, words))
+            reason = f"the send header is malformed: {error}; the message was not stored"
+            self._answers.refuse(sender, rejected(reason))
         elif error.absent:  # according to this replica, which may be deposed
             self._barrier(partial(self._refuse_proven, sender, error))
         else:
@@ -340,7 +333,7 @@ class SendPath:
         if topic is not None and not topic.plain:
             check_topic(name)
             if not topic.writable:
-                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{name}] is not writable")
+                raise forbidden(f"topic [{name}] is not writable")
         return topic
 
     def _chosen_queue(self, topic: SendTopic, ext: Mapping[str, str]) -> SendQueue:
@@ -356,7 +349,7 @@ class SendPath:
         if topic is None:
             return
         if topic.name.startswith(RETRY_PREFIX):
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch holds no retries; none was stored")
+            raise illegal("a batch holds no retries; none was stored")
         queue = self._chosen_queue(topic, ext)
         if code == WRITER_CODE and self._written(sender, ext, queue, topic) is None:
             return
@@ -465,7 +458,6 @@ class SendPath:
 
     @property
     def own_bytes_max(self) -> int:
-        """Max. bytes of records and command that `store` accepts."""
         return self._rules.record_bytes_max
 
     def check(self, message: Outgoing) -> None:
@@ -475,7 +467,7 @@ class SendPath:
     def _check_fits(self, size: int, command_size: int = 0) -> None:
         """Reject records and a command that no frame can hold."""
         if size + command_size > self._rules.record_bytes_max:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"{size} bytes do not fit into a frame")
+            raise illegal(f"{size} bytes do not fit into a frame")
 
     def _own_record(self, message: Outgoing) -> Record:
         name = message.topic
@@ -529,14 +521,13 @@ class SendPath:
     def _queue_for(self, topic: SendTopic, queue_id: int) -> SendQueue:
         if queue_id < 0:
             if not topic.write_count:
-                raise Refused(ResponseCode.NO_PERMISSION, f"topic [{topic.name}] has no queue")
+                raise forbidden(f"topic [{topic.name}] has no queue")
             self._next_queue += 1
             queue_id = self._next_queue % topic.write_count
         elif queue_id >= topic.queue_count:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
+            raise rejected(
                 f"queueId {queue_id} is illegal: topic [{topic.name}] has "
-                f"{topic.queue_count} queues",
+                f"{topic.queue_count} queues"
             )
         queue = topic.queues[queue_id]
         if queue is None:
@@ -558,7 +549,6 @@ class SendPath:
         return SendTopic(config, types_checked=self._config.enable_topic_message_type_check)
 
     def topic_changed(self, name: str) -> None:
-        """Drop the prepared topic because its configuration changed."""
         self._topics.pop(name, None)
 
     def _open_topic(
@@ -578,10 +568,10 @@ class SendPath:
         if self.disk_full:
             raise self._disk_full_error()
         if not self._config.broker_permission & PERM_WRITE:
-            raise Refused(ResponseCode.NO_PERMISSION, "the broker is not writable")
+            raise forbidden("the broker is not writable")
         problem = topic_name_problem(name)
         if problem:
-            raise Refused(ResponseCode.SYSTEM_ERROR, problem)
+            raise rejected(problem)
         check_topic(name)
         config = self._state.topics.get(name)
         if config is not None:
@@ -591,7 +581,6 @@ class SendPath:
         return None
 
     def _create(self, name: str, send: HeldSend) -> None:
-        """Create the topic and queue the send until then."""
         if name.startswith(RETRY_PREFIX):
             self._retry_group(name)  # check that the group exists or may be created
         self._creations.wait(name, send, self.held_bytes_max - self._held_bytes)
@@ -644,8 +633,8 @@ class SendPath:
         """Reject a group with a number that does not fit its record, despite all checks of sends.
         Nothing of the group reaches the log."""
         self._contained.failed("cut", error)
-        words = f"a number does not fit into its record ({error}); the message was not stored"
-        self._fail(group, Refused(ResponseCode.MESSAGE_ILLEGAL, words))
+        reason = f"a number does not fit into its record ({error}); the message was not stored"
+        self._fail(group, illegal(reason))
 
     def next_batch(self, allocate: Callable[[int], int]) -> Batch | None:
         """Build the next batch of classic mode. It is stored once it is written."""
@@ -805,8 +794,8 @@ class SendPath:
         """Respond to all remaining senders before shutdown."""
         self.leadership(self._term, False)
         for pending in self._pending.values():
-            words = "the broker stops before the message was known committed"
-            self._fail(pending.group, OutcomeUnknown(words))
+            reason = "the broker stops before the message was known committed"
+            self._fail(pending.group, OutcomeUnknown(reason))
         self._pending.clear()
 
     # ---- refusals -------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from raftmq.remoting.names import OPERATOR_LOG_TOPIC
 from raftmq.store.dispatch import SCHEDULE_TOPIC, TIMER_OUT_MS, TIMER_TOPIC, timer_code
 from raftmq.store.properties import DELAY, TAGS, decode_properties, joined, tags_code
 
-from ..errors import Refused
+from ..errors import illegal
 from ..messages.half_message import (
     HALF_TOPIC,
     OP_TOPIC,
@@ -32,12 +32,7 @@ from ..messages.half_message import (
     TRAN_MSG,
     half_properties,
 )
-from ..messages.send_request import (
-    MESSAGE_ILLEGAL,
-    TRANSACTION_BITS,
-    Outgoing,
-    check_properties_size,
-)
+from ..messages.send_request import TRANSACTION_BITS, Outgoing, check_properties_size
 from ..messages.timer_message import ASKED, Timing, handle_of, timed
 from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 
@@ -105,10 +100,9 @@ def redirect(message: Outgoing, redirects: Redirects) -> Outgoing:
             check_properties_size(len(half.properties) + TIMER_OUT_BYTES)
         return half
     if message.sys_flag & TRANSACTION_BITS:
-        raise Refused(
-            MESSAGE_ILLEGAL,
+        raise illegal(
             f"sysFlag {message.sys_flag} speaks of a transaction, and property {TRAN_MSG} does "
-            "not; the message was not stored",
+            "not; the message was not stored"
         )
     return delayed_or_timed(message, properties, redirects)
 
@@ -151,12 +145,9 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
 
 
 def _level(properties: dict[str, str]) -> int:
-    """Return the delay level in the properties. Raises Refused."""
     text = properties.get(DELAY, "0")
     if _NUMBER.fullmatch(text) is None:
-        raise Refused(
-            MESSAGE_ILLEGAL, f"property {DELAY}={text} is no number; the message was not stored"
-        )
+        raise illegal(f"property {DELAY}={text} is no number; the message was not stored")
     return int(text)
 
 

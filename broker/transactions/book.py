@@ -80,13 +80,11 @@ class HalfBook:
             self.record_end(half.root, decision)
 
     def record_end(self, root: Root, decision: int) -> None:
-        """Record how a half ended."""
         self._ended[root] = decision
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 
     def find(self, root: Root) -> Half | None:
-        """Return the open half with this `root`."""
         half = self.open.get(self._roots.get(root, root.offset))
         return half if half is not None and half.root == root else None
 
@@ -95,7 +93,6 @@ class HalfBook:
         return self._ended.get(root)
 
     def schedule(self, offset: int, due_ms: int) -> None:
-        """Schedule the next check of an open half."""
         heapq.heappush(self._due, (due_ms, offset))
 
     @property

@@ -44,16 +44,9 @@ from ..clients import ClientConnection, ClientTable
 from ..component import Service, at_each_leadership
 from ..config import BrokerConfig
 from ..context import Context
-from ..errors import Refused, busy
+from ..errors import Refused, busy, forbidden, rejected
 from ..messages import half_message as conversion
-from ..messages.half_message import (
-    GIVEN_UP_TOPIC,
-    GROUP,
-    HALF_TOPIC,
-    OP_TOPIC,
-    Half,
-    Root,
-)
+from ..messages.half_message import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC, Half, Root
 from ..messages.send_request import Outgoing
 from ..scheduler import IDLE_MS, Chore
 from ..send.callbacks import Done, Ended
@@ -103,7 +96,7 @@ class Halves:
     def admit(self, group: str, connection: object) -> None:
         """Check a half message of this producer group before it is stored. Raises Refused."""
         if self._config.reject_transaction_message:
-            raise Refused(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
+            raise forbidden("this broker takes no transactional messages")
         if self.open_count >= self._config.open_transactions_max:
             raise busy(f"{self.open_count} transactions are open already", retriable=True)
         if not isinstance(connection, Connection):
@@ -193,7 +186,6 @@ class Transactions:
         self._record_progress(book)
 
     def _rest_ms(self) -> float:
-        """Return the time until the next check or progress commit."""
         book = self._halves.book
         if book is None:
             return IDLE_MS
@@ -286,9 +278,7 @@ class Transactions:
         header = EndTransactionHeader.parse(request.ext)
         if header.decision not in (COMMIT, ROLLBACK):
             if header.decision != 0:
-                raise Refused(
-                    ResponseCode.SYSTEM_ERROR, f"commitOrRollback {header.decision} is no decision"
-                )
+                raise rejected(f"commitOrRollback {header.decision} is no decision")
             return RemotingCommand.response_to(request)  # unknown; the producer is asked again
         if self._waiting >= WAITING_MAX:
             raise busy(f"{WAITING_MAX} ends wait already")
@@ -394,17 +384,15 @@ class Transactions:
         producer may not send to its topic."""
         record = self._record_at(header.commitlog_offset)
         if record.topic != HALF_TOPIC or record.queue_offset != header.half_queue_offset:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
+            raise rejected(
                 f"at commitLogOffset {header.commitlog_offset} is no half message with "
-                f"tranStateTableOffset {header.half_queue_offset}",
+                f"tranStateTableOffset {header.half_queue_offset}"
             )
         permit(record)
         root = conversion.root_of(record)
         if root.group != header.producer_group:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"the half message is of producer group {root.group}, not {header.producer_group}",
+            raise rejected(
+                f"the half message is of producer group {root.group}, not {header.producer_group}"
             )
         return record, root
 
@@ -575,9 +563,7 @@ class Transactions:
         )
         try:
             command = RemotingCommand.request(
-                RequestCode.CHECK_TRANSACTION_STATE,
-                header.to_ext(),
-                conversion.check_body(record),
+                RequestCode.CHECK_TRANSACTION_STATE, header.to_ext(), conversion.check_body(record)
             )
             connection.invoke_oneway(command)
         except RemotingError as error:  # including Refused; the next check retries

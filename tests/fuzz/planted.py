@@ -79,7 +79,7 @@ def nesting() -> None:
 
 def misplaced() -> None:
     """Now and then an acknowledgement names another place than the message's."""
-    from raftmq.broker.send.frame_builder import AnswerFormat
+    from raftmq.broker.send.responses import AnswerFormat
 
     honest = AnswerFormat.plain
 

@@ -146,7 +146,6 @@ def truth_of(node: Node) -> Truth:
 
 
 def any_of(nodes: Sequence[Node]) -> Node:
-    """Make an OR."""
     truths = [truth_of(node) for node in nodes]
 
     def truth(properties: Properties) -> bool | None:
@@ -163,7 +162,6 @@ def any_of(nodes: Sequence[Node]) -> Node:
 
 
 def all_of(nodes: Sequence[Node]) -> Node:
-    """Make an AND."""
     truths = [truth_of(node) for node in nodes]
 
     def truth(properties: Properties) -> bool | None:
@@ -180,7 +178,6 @@ def all_of(nodes: Sequence[Node]) -> Node:
 
 
 def negation(node: Node) -> Node:
-    """Make a NOT."""
     term = truth_of(node)
 
     def truth(properties: Properties) -> bool | None:
@@ -216,7 +213,6 @@ def equality(left: Node, right: Node, *, unequal: bool = False) -> Node:
 
 
 def null_test(node: Node, *, is_null: bool) -> Node:
-    """Make IS NULL or IS NOT NULL."""
     evaluate = node.evaluate
     symbol = " IS NULL" if is_null else " IS NOT NULL"
     return _boolean(lambda p: (evaluate(p) is None) is is_null, symbol, (node,))
@@ -247,7 +243,6 @@ def between(node: Node, low: Node, high: Node, *, inverted: bool) -> Node:
 
 
 def membership(node: Node, members: frozenset[str], *, inverted: bool) -> Node:
-    """Make an IN."""
     name = node.property_name
     if not name:
         raise Rejection(f"IN wants a property before it, not {node.text}")

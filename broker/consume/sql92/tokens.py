@@ -67,11 +67,7 @@ class Token:
         return f"'{self.text}'"
 
 
-_KINDS = {
-    "float": Kind.FLOAT,
-    "integer": Kind.INTEGER,
-    "symbol": Kind.SYMBOL,
-}
+_KINDS = {"float": Kind.FLOAT, "integer": Kind.INTEGER, "symbol": Kind.SYMBOL}
 
 
 def check_length(text: str) -> None:

@@ -336,7 +336,7 @@ async def test_handles_of_one_message_differ_within_a_millisecond(one, monkeypat
     now_ms = broker.context.wall_ms()
     monkeypatch.setattr(broker.popping.pops._taker, "_wall_ms", lambda: now_ms)
     monkeypatch.setattr(
-        broker.popping.acks, "_context", replace(broker.context, wall_ms=lambda: now_ms)
+        broker.popping.acks, "context", replace(broker.context, wall_ms=lambda: now_ms)
     )
     (first,) = await popper.pop(broker)
     changed = await popper.change(broker, first, 60_000)

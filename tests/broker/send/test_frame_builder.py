@@ -14,16 +14,14 @@ from raftmq.broker.messages.send_request import (
     parse_single,
     v2_fields,
 )
-from raftmq.broker.send.frame_builder import AnswerFormat, build_frame
+from raftmq.broker.send.frame_builder import build_frame
 from raftmq.broker.tables.topics import TopicConfig
-from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.fair_scheduling import finish
-from raftmq.remoting.headers import SendHeader, SendResponseHeader
+from raftmq.remoting.headers import SendHeader
 from raftmq.store.frame import HEADER_SIZE_BYTES, parse_frame
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import (
     MessageRecord,
-    decode_offset_message_id,
     encode_record,
     pack_host,
     walk_records,
@@ -226,32 +224,3 @@ def test_long_names_become_letters():
     )
     short = header.to_ext(310)
     assert v2_fields(header.to_ext(10)) == short
-
-
-@pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键"])
-def test_answers_decode(key):
-    answers = AnswerFormat("R1", True, pack_host(STORE))
-    data = answers.success(-5, f"{answers.host}{1024:016X},{answers.host}{2048:016X}", 3, 99, key)
-    reader = FrameReader()
-    reader.receive_data(data)
-    command = decode_command(reader.next_frame())
-    assert reader.next_frame() is None
-    assert (command.code, command.opaque, command.flag) == (0, -5, 1)
-    header = SendResponseHeader.parse(command.ext)
-    assert (header.queue_id, header.queue_offset) == (3, 99)
-    assert header.transaction_id == (key or None)
-    assert (header.region, header.trace_on) == ("R1", True)
-    first, second = header.message_id.split(",")
-    assert first == "7F00000100002A9F0000000000000400"
-    assert decode_offset_message_id(second) == (STORE, 2048)
-
-
-@pytest.mark.parametrize("key", ["ABC123", "", 'quo"te\\', "键", "k" * 3000])
-@pytest.mark.parametrize("code", [0, 11])
-@pytest.mark.parametrize("region", ["R1", "100%d %"])
-def test_the_answer_to_one_message_is_made_as_every_other(key, code, region):
-    answers = AnswerFormat(region, False, pack_host(STORE), code)
-    for opaque, position, queue_id, offset in ((-5, 0, 0, 0), (1 << 30, 1 << 40, 1023, 1 << 50)):
-        ids = f"{answers.host}{position:016X}"
-        usual = answers.success(opaque, ids, queue_id, offset, key)
-        assert answers.plain(opaque, position, queue_id, offset, key) == usual

@@ -25,13 +25,13 @@ from .filters import RECORD_WORK, Matcher, Work
 
 SCAN_BYTES_MAX = 4 << 20
 WORK_MAX = 50_000  # for the filter of a new pull, as Matcher.work counts, about 50 ms
-PIECE_UNITS = 128
-PIECE_BYTES = 256 << 10
-WAKE_UNITS_MAX = 800  # per arrival, for held pulls; with more, all pulls run
+CHUNK_ENTRIES = 128
+CHUNK_BYTES = 256 << 10
+WAKE_ENTRIES_MAX = 800  # per arrival, for held pulls; with more, all pulls run
 _HEAD = struct.Struct(">ii12xq8xi")  # TOTALSIZE, MAGIC, QUEUEOFFSET, SYSFLAG
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
-_UNIT = struct.Struct(">qi8x")
+_ENTRY = struct.Struct(">qi8x")
 
 
 def records_in(data: bytes) -> Iterator[tuple[int, int, int, Mapping[str, str]]]:
@@ -90,13 +90,13 @@ class FilteredReads:
     ) -> GetResult:
         """Read the matching messages, as far as `work` and `budget` allow. Raises StoreDamaged,
         OSError."""
-        units_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
+        entries_left, bytes_left = scan_count(count_max), SCAN_BYTES_MAX
         kept = _Kept(count_max, bytes_max, [], work)
         at, result, cold = offset, None, False
         config = self.store.config
         budget = budget or ReadBudget()
-        while units_left > 0 and bytes_left > 0 and not budget.spent:
-            limits = min(units_left, PIECE_UNITS), min(bytes_left, PIECE_BYTES)
+        while entries_left > 0 and bytes_left > 0 and not budget.spent:
+            limits = min(entries_left, CHUNK_ENTRIES), min(bytes_left, CHUNK_BYTES)
             read = self.store.reads.get_messages(topic, queue_id, at, *limits, budget=budget)
             if read.status is not GetStatus.FOUND:
                 if result is None:
@@ -111,7 +111,7 @@ class FilteredReads:
             if stopped_at is not None:
                 at = stopped_at
                 break
-            units_left -= read.next_offset - at
+            entries_left -= read.next_offset - at
             bytes_left -= read.size_bytes
             at = read.next_offset
         assert result is not None
@@ -144,17 +144,17 @@ class FilteredReads:
                     return queue_offset + 1
         return None
 
-    def properties_of(self, units: bytes) -> Sequence[Mapping[str, str]] | None:
+    def properties_of(self, entries: bytes) -> Sequence[Mapping[str, str]] | None:
         """Return the properties of the messages of these ConsumeQueue entries. Returns None if they
         are too many or unreadable; then the pull runs and reports the error."""
-        if len(units) > WAKE_UNITS_MAX * 20:
+        if len(entries) > WAKE_ENTRIES_MAX * 20:
             return None
         try:
             data = b"".join(
                 self.store.commitlog.read(position, size)
-                for position, size in _UNIT.iter_unpack(units)
+                for position, size in _ENTRY.iter_unpack(entries)
             )
             parsed = [properties for *_, properties in records_in(data)]
         except (OSError, StoreError, struct.error, IndexError):
             return None
-        return parsed if len(parsed) * 20 == len(units) else None
+        return parsed if len(parsed) * 20 == len(entries) else None

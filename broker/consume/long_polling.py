@@ -169,7 +169,7 @@ class HoldTable(Generic[T]):
         self._by_queue.setdefault(held.key, {})[held] = None
         return True
 
-    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
         """Release the pulls that match an entry added to the queue."""
         key = topic, queue_id
         waiting = self._by_queue.get(key)
@@ -215,9 +215,9 @@ class HoldTable(Generic[T]):
         for held in self._waits.owned_by(owner):
             self._forget(held)
 
-    def _judge(self, key: tuple[str, int], units: bytes, pulls: Iterable[Held[T]]) -> None:
+    def _judge(self, key: tuple[str, int], entries: bytes, pulls: Iterable[Held[T]]) -> None:
         """Release the pulls that match an entry. The unchecked rest is kept for a later turn."""
-        arrival = _Arrival(units, self._properties_of, self.work)
+        arrival = _Arrival(entries, self._properties_of, self.work)
         wanting: list[Held[T]] = []
         for held in pulls:
             wants = arrival.matches(held.message_filter)
@@ -270,12 +270,12 @@ class _Behind(Generic[T]):
 class _Arrival:
     """Added entries. Codes and properties are extracted on first use."""
 
-    __slots__ = ("_asked", "_codes", "_properties", "_properties_of", "_units", "_work")
+    __slots__ = ("_asked", "_codes", "_entries", "_properties", "_properties_of", "_work")
 
     def __init__(
         self, entries: bytes, properties_of: Callable[[bytes], Properties], work: Work
     ) -> None:
-        self._units = entries
+        self._entries = entries
         self._properties_of = properties_of
         self._codes: frozenset[int] | None = None
         self._properties: Properties = None
@@ -300,15 +300,15 @@ class _Arrival:
         if codes is None:
             return True
         if self._codes is None:
-            self._codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(self._units))
+            self._codes = frozenset(code for (code,) in _TAGS_CODE.iter_unpack(self._entries))
         return not self._codes.isdisjoint(codes)
 
     def _passes(self, matcher: Matcher) -> bool | None:
         """Return None if the work ends early. A filter that had half of a turn's work matches
         instead, since later turns may not suffice either."""
         if not self._asked:
-            self._asked, self._properties = True, self._properties_of(self._units)
-            self._work.left -= RECORD_WORK * (len(self._units) // _TAGS_CODE.size)
+            self._asked, self._properties = True, self._properties_of(self._entries)
+            self._work.left -= RECORD_WORK * (len(self._entries) // _TAGS_CODE.size)
         if self._properties is None:
             return True
         work, at_first = self._work, self._work.left

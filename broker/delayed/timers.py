@@ -357,11 +357,11 @@ class TimerService:
         Returns True if started."""
         reorder_offset = self._reorder_offset
         first_offset = offset = max(self.wheel.first_offset, queue.min_offset)
-        self._again = lambda: queue.units(first_offset, TAKE_MAX)
+        self._again = lambda: queue.entries(first_offset, TAKE_MAX)
         progress = self._table.timer
         messages: list[Outgoing] = []
         size = 0
-        for at, record_size, code in UNIT.iter_unpack(queue.units(offset, TAKE_MAX)):
+        for at, record_size, code in QUEUE_ENTRY.iter_unpack(queue.entries(offset, TAKE_MAX)):
             if offset >= max(self._roll_offset, reorder_offset) and at >= self._roll_position:
                 break
             due_ms = abs(code)

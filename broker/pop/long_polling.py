@@ -74,7 +74,7 @@ class WaitingPops(Generic[T]):
             self._by_topic.setdefault(topic, {})[waiter] = None
         return True
 
-    def arrived(self, topic: str, queue_id: int, units: bytes) -> None:
+    def arrived(self, topic: str, queue_id: int, entries: bytes) -> None:
         """Run pops that may match an entry added to the queue."""
         waiting = self._by_topic.get(topic)
         if not waiting:
@@ -90,7 +90,9 @@ class WaitingPops(Generic[T]):
                 if waiter.queue_id not in (-1, queue_id):
                     continue
                 if waiter.message_filter.codes is not None:
-                    codes = codes or frozenset(code for _, _, code in UNIT.iter_unpack(units))
+                    codes = codes or frozenset(
+                        code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)
+                    )
                     if codes.isdisjoint(waiter.message_filter.codes):
                         continue
             number = woken.get(waiter.group, 0)

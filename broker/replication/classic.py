@@ -340,7 +340,7 @@ class ClassicEngine:
         """Cut the next batch of what waits; None if nothing does, or for want of room: then it
         waits on, and `_cut` is called again after a pause. Raises StoreError, OSError."""
         try:
-            return self._application.sends.next_batch(self._application.place)
+            return self._application.sends.next_batch(self._application.allocate)
         except OSError as error:  # of `place`
             if not passes(error):
                 raise

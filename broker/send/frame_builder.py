@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from raftmq.store.dispatch import UNIT, Units
+from raftmq.store.dispatch import QUEUE_ENTRY, EntryBatch
 from raftmq.store.frame import HEADER_SIZE_BYTES, Frame, FrameKind, seal_frame
 
 from ..messages.send_request import MAGIC_V1, MAGIC_V2, Record, SendQueue
@@ -25,7 +25,7 @@ def build_frame(
     now_ms: int,
     store_host: bytes,
     command: bytes = b"",
-) -> tuple[Frame, list[int], list[int], list[Units]]:
+) -> tuple[Frame, list[int], list[int], list[EntryBatch]]:
     """Build and seal the frame of `command` and `records`, of `payload_size` bytes in sum. Returns
     the frame and the results of `build_records` except the payload."""
     frame_position = allocate(HEADER_SIZE_BYTES + payload_size)
@@ -57,7 +57,7 @@ def by_queue(records: Sequence[Record]) -> dict[SendQueue, list[int]]:
 
 def build_records(
     records: Sequence[Record], position: int, now_ms: int, store_host: bytes
-) -> tuple[bytes, list[int], list[int], list[Units]]:
+) -> tuple[bytes, list[int], list[int], list[EntryBatch]]:
     """Encode records in the order of `by_queue`, the first at `position`.
 
     Each `tail` starts with the topic length, one nonzero byte in a V1 record, or two bytes of which
@@ -69,13 +69,13 @@ def build_records(
     add = chunks.append
     positions = [0] * len(records)
     offsets = [0] * len(records)
-    groups: list[Units] = []
-    pack_entry = UNIT.pack
+    groups: list[EntryBatch] = []
+    pack_entry = QUEUE_ENTRY.pack
     indexes_by_queue = by_queue(records)
     for queue, indexes in indexes_by_queue.items():
         queue_id, offset = queue.queue_id, queue.next_offset
         due_ms = now_ms + queue.delay_ms if queue.delay_ms >= 0 else None
-        units: list[bytes] = []
+        entries: list[bytes] = []
         for at in indexes:
             (
                 _,
@@ -112,12 +112,12 @@ def build_records(
             )
             add(body)
             add(tail)
-            units.append(pack_entry(position, size, tags_code if due_ms is None else due_ms))
+            entries.append(pack_entry(position, size, tags_code if due_ms is None else due_ms))
             positions[at] = position
             offsets[at] = offset
             position += size
             offset += 1
-        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(units)))
+        groups.append((queue.topic, queue_id, queue.next_offset, b"".join(entries)))
     for queue, indexes in indexes_by_queue.items():
         queue.next_offset += len(indexes)
     return b"".join(chunks), positions, offsets, groups

@@ -206,7 +206,7 @@ class Stored:
     group: Group
     positions: list[int]
     offsets: list[int]
-    units: list[Units]
+    entries: list[EntryBatch]
     built_s: float = field(default_factory=time.perf_counter, init=False)  # 0: not timed
 
 
@@ -249,7 +249,7 @@ def split_unwaiting(batch: Batch) -> Stored | None:
         late.append((sender if waits else silent, unique_key, count))
         at += count
     group.replies = late
-    unwaiting = Stored(early, batch.positions, batch.offsets, batch.units)
+    unwaiting = Stored(early, batch.positions, batch.offsets, batch.entries)
     unwaiting.built_s = 0.0
     return unwaiting
 

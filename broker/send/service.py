@@ -609,7 +609,7 @@ class SendPath:
         if group.once is not None:
             command = several([*group.commands, sent_once(group, self._store_host, self._config)])
         try:
-            frame, positions, offsets, units = build_frame(
+            frame, positions, offsets, entries = build_frame(
                 group.records,
                 len(command) + group.size_bytes,
                 index,
@@ -626,7 +626,7 @@ class SendPath:
         self._backlog.proposed(group.held_bytes)
         self.stamp_ms = stamp_ms
         built_ms = self._clock_ms()
-        self._pending[index] = Pending(group, positions, offsets, units, frame, built_ms)
+        self._pending[index] = Pending(group, positions, offsets, entries, frame, built_ms)
         return frame
 
     def _refuse_unencodable(self, group: Group, error: struct.error) -> None:
@@ -647,7 +647,7 @@ class SendPath:
         if group.once is not None:
             group.commands.append(sent_once(group, self._store_host, self._config))
         try:
-            data, positions, offsets, units = build_records(
+            data, positions, offsets, entries = build_records(
                 group.records, position, stamp_ms, self._store_host
             )
         except struct.error as error:
@@ -657,7 +657,7 @@ class SendPath:
         groups.popleft()
         self._backlog.proposed(group.held_bytes)
         self.stamp_ms = stamp_ms
-        return Batch(group, positions, offsets, units, position, data, stamp_ms)
+        return Batch(group, positions, offsets, entries, position, data, stamp_ms)
 
     def applied(self, frame: Frame) -> Pending | None:
         """Handle the commit of a frame. Returns the pending batch if this replica proposed the

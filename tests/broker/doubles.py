@@ -57,7 +57,7 @@ class FakeLog:
         return position
 
     def cut(self, sends):
-        frame = sends.next_frame(self.term, self.index + 1, self.place)
+        frame = sends.next_frame(self.term, self.index + 1, self.allocate)
         if frame is not None:
             self.index += 1
         return frame

@@ -7,7 +7,7 @@ import pytest
 
 from raftmq.broker.config import change_live
 from raftmq.broker.consume.filtered_reads import (
-    WAKE_UNITS_MAX,
+    WAKE_ENTRIES_MAX,
     WORK_MAX,
     FilteredReads,
     records_in,
@@ -550,8 +550,8 @@ async def test_what_cannot_be_looked_at_wakes_whoever_waits(group):
     reads = FilteredReads(broker.store)
     unit = queue.entries(0, 1)
     assert reads.properties_of(unit)[0]["n"] == "1"
-    assert len(reads.properties_of(unit * WAKE_UNITS_MAX)) == WAKE_UNITS_MAX
-    assert reads.properties_of(unit * (WAKE_UNITS_MAX + 1)) is None
+    assert len(reads.properties_of(unit * WAKE_ENTRIES_MAX)) == WAKE_ENTRIES_MAX
+    assert reads.properties_of(unit * (WAKE_ENTRIES_MAX + 1)) is None
     beyond = broker.store.commitlog.max_offset.to_bytes(8, "big") + unit[8:]
     assert reads.properties_of(beyond) is None
     released = []

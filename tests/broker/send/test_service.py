@@ -435,8 +435,8 @@ def test_a_new_leader_counts_on_from_what_the_queues_hold():
 def test_cut_of_another_term_gets_nothing():
     bench = Bench()
     bench.send()
-    assert bench.sends.next_frame(2, 1, bench.log.place) is None
-    assert bench.sends.next_frame(1, 1, bench.log.place) is not None
+    assert bench.sends.next_frame(2, 1, bench.log.allocate) is None
+    assert bench.sends.next_frame(1, 1, bench.log.allocate) is not None
 
 
 def test_failed_place_loses_nothing():

@@ -3,8 +3,7 @@
 The store filters by tags codes, from the ConsumeQueue alone. An expression needs the properties of
 each message, so records are read in chunks and parsed in place without their bodies. A pull checks
 at most as many entries as a filter by tags, SCAN_BYTES_MAX of records, and as many records as its
-work allows. Then it returns the matches found, and the consumer continues behind them. All statuses
-but FOUND are those of any pull.
+work allows. Then the consumer continues behind the matches found.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Long polling for pulls, and the limits of all waiting requests.
 
 A held pull runs again once its filter matches a new entry of its queue, by tags code and then by
-properties, or at its deadline. It is dropped when its connection closes. Limits are `heldPullsMax`
-and `keptBytesMax`.
+properties, or at its deadline. Limits are `heldPullsMax` and `keptBytesMax`.
 
-Matchers share WORK_MAX per `turn`, for arrivals and for the pulls they release. The remaining pulls
-wait for a later turn. They run at their deadline, or after BEHIND_BYTES_MAX of further entries.
-Pulls without an expression never wait for the work of matchers.
+Matchers share WORK_MAX per `turn`. The remaining pulls wait for a later turn, and run at their
+deadline, or after BEHIND_BYTES_MAX of further entries. Pulls without an expression never wait for
+the work of matchers.
 
 `Waits` serves pulls and pops. Each wait ends with its deadline or its connection, and their number
 is limited.

@@ -1,10 +1,10 @@
 """Consumer offset commits, batched into command frames.
 
-Commits are gathered for `offsetCommitIntervalMs` into a command frame; the last commit of a (topic,
-group, queue) wins. A one-way commit (15, as from Java clients) ends there. A commit with a response
-waits until its frame is applied. A query (14) proposes a pending commit of its queue immediately
-and waits for it, so that a new owner of the queue sees it. Only a ready leader accepts commits.
-When its leadership ends, unproposed commits are dropped, and consumers commit again within 5 s.
+Commits are gathered into a command frame; the last commit of a (topic, group, queue) wins. A commit
+with a response waits until its frame is applied; a one-way commit (15, as from Java clients) does
+not. A query (14) proposes a pending commit of its queue immediately and waits for it, so that a new
+owner of the queue sees it. Only a ready leader accepts commits. When its leadership ends,
+unproposed commits are dropped, and consumers commit again within 5 s.
 
 A commit logged after the deletion of its topic or group would outlive it. So the deletion is
 proposed after all gathered commits, and commits are rejected until it is applied (`withheld`).

@@ -1,12 +1,11 @@
 """Offset resets (222) and clones (314), consistent across failovers.
 
-A reset is a single command in the log that sets the offsets and marks the queues
-(broker.tables.offsets). From then on any leader answers the group's next pull of a marked queue
-with 21 OFFSET_RESET and the new offset, like Apache's broker with useServerSideResetOffset. Until
-the consumer pulls at that offset, its commits are from before the reset and are ignored. That pull
-is answered once `reset_taken` is in the log, so that no failover can repeat the reset afterwards.
-Every client obeys a 21 immediately. Broadcasting consumers, which keep their offsets locally, are
-notified with 220.
+A reset is a single command that sets the offsets and marks the queues (broker.tables.offsets). From
+then on any leader answers the group's next pull of a marked queue with 21 OFFSET_RESET and the new
+offset, like Apache's broker with useServerSideResetOffset. Until the consumer pulls at that offset,
+its commits are ignored. That pull is answered once `reset_taken` is in the log, so that no failover
+can repeat the reset. Broadcasting consumers, which keep their offsets locally, are notified with
+220.
 
 Commits gathered before a reset or before `reset_taken` are proposed first, so they cannot move the
 group away from the new offset. Commits after the consumer's pull at the new offset count.

@@ -1,16 +1,14 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-Every replica serves its applied messages, which are committed and cannot vanish. Only a ready
-leader may answer PULL_OFFSET_MOVED (21), after a read barrier. A replica that is behind or deposed
-would send the consumer to the wrong end. On other replicas an offset that seems moved is held like
-an empty queue, or answered 19 with the same offset (for classic slaves, see
-broker.consume.read_routing). All other responses need no barrier.
+Every replica serves its applied messages, which are committed. Only a ready leader may answer
+PULL_OFFSET_MOVED (21), after a read barrier, because other replicas would send the consumer to the
+wrong end. There an offset that seems moved is held like an empty queue, or answered 19 with the
+same offset (for classic slaves, see broker.consume.read_routing).
 
 If its subscription is newer than the last heartbeat and both use tags, a pull is answered
-unfiltered, because clients compare tags themselves. Java's client gives its subscription a new
-version at rebalances and reports it with a heartbeat. Its first rebalance coincides with its first
-timed heartbeat, which skips that report. With the response 25 such a consumer would get nothing for
-20 to 30 s. Expressions are evaluated by the broker alone, so such a pull is answered 25 and the
+unfiltered, because clients compare tags themselves. Java's first rebalance coincides with its first
+timed heartbeat and is not reported, so with the response 25 its consumer would get nothing for 20
+to 30 s. Expressions are evaluated by the broker alone, so such a pull is answered 25 and the
 subscription is requested (broker.consume.subscription_refresh).
 
 Read errors are answered 14, `[DISK_ERROR]`. The consumer retries, possibly at another leader

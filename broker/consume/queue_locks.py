@@ -2,8 +2,8 @@
 
 LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42) decide which consumer of a group may consume a queue.
 Consumers renew every 20 s. They rely on a lock until 30 s after a response that arrived within
-their timeout (1 s). Apache keeps locks in a broker's memory, so that for up to 30 s after a
-failover two consumers may hold the same queue.
+their timeout (1 s). Apache keeps locks in a broker's memory, so after a failover two consumers may
+hold the same queue for 30 s.
 
 The log contains the owners. Each change of owner (first grant, unlock, expiry) is a command,
 answered once it is applied. Renewals are commands too, except within a twentieth of `lifetime_ms`
@@ -14,10 +14,9 @@ its group here, it expires after three quarters of that (45 s).
 A new leader continues the former leader's count. Every replica records, by its own clock, when it
 applied the last renewal of a queue, which is not before its proposal. A restarted replica applies
 old renewals late. So leaders also log a lower bound of the age of renewals (`ages`), at the start
-of a leadership, and every 10 s for locks not renewed for half a lifetime. After a failover a dead
-owner's queue becomes free about as early as without. Repeated failovers and restarts delay it only
-by the time in which no replica was running. Nothing is logged while there are no locks, or while
-all are renewed in time.
+of a leadership, and every 10 s for locks not renewed for half a lifetime. So failovers and restarts
+delay the expiry of a dead owner's lock only by the time in which no replica was running. Nothing is
+logged while there are no locks, or while all are renewed in time.
 
 Two consumers never hold the same lock: - Requests are decided in sequential rounds. Each round
 waits for its command, so it sees all changes of earlier rounds. After a command with an unknown

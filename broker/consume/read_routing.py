@@ -1,19 +1,18 @@
 """Routes consumers between leader and followers (suggestWhichBrokerId).
 
 With slaveReadEnable, a master or leader sends a consumer of data that are no longer in memory to a
-slave or follower (`whichBrokerWhenConsumeSlowly`). The slave sends it back once its data are in
-memory. A slave without a master also suggests the master; a consumer that cannot reach it returns
-to the slave.
+slave or follower (`whichBrokerWhenConsumeSlowly`), which sends it back later. A slave without a
+master also suggests the master; a consumer that cannot reach it returns.
 
 On a slave, an offset that seems moved may only mean that the slave is behind. If its master is
-alive, the slave sends the consumer there with the same offset (20); else the consumer waits. An
-empty pull is then held only briefly.
+alive, the slave sends the consumer there with the same offset (20) and holds empty pulls only
+briefly; else the consumer waits.
 
 In a Raft group, cold data are read from `whichBrokerWhenConsumeSlowly` if that is a connected
-follower, else from any other follower. A group's nonzero `brokerId` is treated the same. Followers
-serve only committed messages. A follower suggests itself for cold data and otherwise the leader. It
-holds empty pulls only briefly if slaveReadEnable is set. It never returns consumers immediately,
-because consumers with an outdated route would loop.
+follower, else from any follower. A group's nonzero `brokerId` is treated the same. A follower
+suggests itself for cold data and otherwise the leader, and holds empty pulls only briefly if
+slaveReadEnable is set. It never returns consumers immediately, because consumers with an outdated
+route would loop.
 """
 
 from __future__ import annotations

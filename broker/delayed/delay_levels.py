@@ -2,16 +2,14 @@
 
 Every tick, and after each committed delivery, due messages are read from the queues of their levels
 in SCHEDULE_TOPIC_XXXX, by the due time in the entries. They are stored in their targets, in the
-same frame as the level's progress. So after a failover the next leader continues behind the last
-delivered message, without loss or duplicates. A level has at most one delivery in flight.
+same frame as the level's progress, so the next leader continues without loss or duplicates. A level
+has at most one delivery in flight.
 
 A message is due at its store time plus the level's delay, by the clock of the leader that stored
-it. The current leader compares with its own clock. With a clock ahead it delivers early, with a
-clock behind late. It is late by the delay at most, because a message seen in the queue for the
-delay, by a monotonic clock, is due.
+it; the current leader compares with its own. It is late by the delay at most, because a message
+seen in the queue for the delay, by a monotonic clock, is due.
 
-Messages for a deleted topic or queue are stored as well, like in Apache's broker. They are visible
-if it is created again.
+Messages for a deleted topic or queue are stored as well, like in Apache's broker.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("raftmq.broker.delay")
 
 COUNT_MAX = 128  # messages per turn of the loop, over all levels, about 4 ms
-BYTES_MAX = 512 * 1024  # per delivery of a level; a larger message goes alone
+BYTES_MAX = 512 * 1024  # per delivery of a level; a larger message is sent alone
 RETRY_MS = 500  # after a failed read or a rejection
 SIGHTINGS_MAX = 4_096
 SIGHTING_MS = 500  # between two sightings

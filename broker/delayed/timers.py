@@ -1,23 +1,21 @@
 """Delivery of timer messages, by the leader or a classic master.
 
 Every replica keeps a wheel of waiting messages (broker.tables.timer_wheel), fed from the timer
-topic every tick. The leader reads due messages and stores them in their targets, in the same frame
-as the progress, with one delivery in flight. So after a failover, restart or snapshot install the
-next leader continues from the log. Messages are never lost, duplicated, or early by the current
-leader's clock. After a jump of the clock, deliveries pause for STEP_HOLD_MS, in which peers may
-object and another replica lead.
+topic. The leader reads due messages and stores them in their targets, in the same frame as the
+progress. So the next leader continues from the log, without loss or duplicates, and never early by
+its clock. After a jump of the clock, deliveries pause for STEP_HOLD_MS, in which peers may object
+and replace the leader.
 
-A message may wait longer than its segment is kept. After half of `fileReservedTime` it is stored
-again at the end of the queue, which the frame records. Messages in a segment to be deleted are
-stored again immediately (`spare`), and retention waits for them. All waiting messages are also
-stored again if the progress is ahead of the clock by AHEAD_MS, because a leader's clock was ahead.
-This restores the order by time; deliveries pause. While a message is unreadable, late messages are
-delivered in the order of the queue instead. A follower with a fuller disk than its leader's waits
-for the leader's deletion; a classic slave does not (broker.checkpointer).
+A message may wait longer than its segment is kept. After half of `fileReservedTime`, or when its
+segment is to be deleted (`spare`), it is stored again at the end of the queue; retention waits for
+that. All waiting messages are stored again if the progress is ahead of the clock by AHEAD_MS,
+because a leader's clock was ahead. This restores the order by time; deliveries pause. While a
+message is unreadable, late messages are delivered in the order of the queue instead. A follower
+with a fuller disk than its leader's waits for the leader's deletion; a classic slave does not
+(broker.checkpointer).
 
-A recall (TIMER_DEL_UNIQKEY) waits for the same slot as its message, which is skipped when the slot
-is due. While a recall is in flight, deliveries of its message wait. Due messages cannot be
-recalled.
+A recall (TIMER_DEL_UNIQKEY) waits for the same slot as its message, which is then skipped. While a
+recall is in flight, its message waits. Due messages cannot be recalled.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("raftmq.broker.timers")
 
 COUNT_MAX = 128  # messages per delivery, about 4 ms
-BYTES_MAX = 512 * 1024  # per delivery; a larger message goes alone
+BYTES_MAX = 512 * 1024  # per delivery; a larger message is sent alone
 TAKE_MAX = 4_096  # entries per tick, about 5 ms
 RETRY_MS = 500  # after a failed read or a rejection
 RECALL_MS = 10  # while due messages wait for recalls in flight

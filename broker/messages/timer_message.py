@@ -7,10 +7,10 @@ delay level (DELAY) precedes them all:
     TIMER_DELAY_MS    milliseconds from then
     TIMER_DELIVER_MS  a time, in ms since the epoch
 
-The message waits in the only queue of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its target,
-as for all redirected messages. TIMER_OUT_MS is its slot, the last multiple of `timerPrecisionMs`
-before its time. It is due when the slot is over, so it is never early. Its ConsumeQueue entry holds
-TIMER_OUT_MS instead of a tags code (store.dispatch.timer_code).
+The message waits in the only queue of rmq_sys_wheel_timer. REAL_TOPIC and REAL_QID name its target.
+TIMER_OUT_MS is its slot, the last multiple of `timerPrecisionMs` before its time; it is due when
+the slot is over, so never early. Its ConsumeQueue entry holds TIMER_OUT_MS instead of a tags code
+(store.dispatch.timer_code).
 
 A message with TIMER_DEL_UNIQKEY recalls the message with that UNIQ_KEY, topic and slot. It waits in
 the same way and is dropped when due. Names, layout and rules are those of Apache's 5.3.

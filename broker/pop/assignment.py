@@ -5,9 +5,9 @@ client's strategy is applied. For a popping group, the result is every broker gr
 (any queue). With `popShareQueueNum`, it is the client's queues and those of that many neighbours.
 The mode of a (topic, group) is replicated; the default is PULL.
 
-Any replica answers 400 without a barrier. A deposed leader may return an outdated assignment for a
-second, until the client asks again. An error would be worse, because Java's client then assigns the
-topic's queues itself and pulls where its group pops.
+Any replica answers 400 without a barrier, so a deposed leader may return an outdated assignment for
+a second. An error would be worse, because Java's client then assigns the topic's queues itself and
+pulls where its group pops.
 """
 
 from __future__ import annotations

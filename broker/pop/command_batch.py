@@ -1,13 +1,12 @@
 """Batches changes of the pop table into commands of the log.
 
-A handler decides a change from the applied table and the changes in flight (`leader_state`). It
-calls `add` and responds when `done` is called, after the change is applied or failed. Changes
-during a command are gathered for the next command, because more and smaller frames would load the
-followers.
+A handler decides a change from the applied table and the changes in flight (`leader_state`), calls
+`add`, and responds when `done` is called. Changes during a command are gathered for the next
+command, because more and smaller frames would load the followers.
 
 A change must not be logged without the changes it was based on. So changes gathered in an earlier
-leadership are rejected. After a command with an unknown outcome, an empty command is proposed in
-the same leadership. Once that is applied, the earlier command is applied as well.
+leadership are rejected. After a command with an unknown outcome, an empty command is proposed. Once
+that is applied, so is the earlier command.
 
 A step logged after the deletion of its topic or group would outlive it. So such steps are rejected
 until the deletion is applied (`check`), and the deletion waits for accepted steps (`settled`).

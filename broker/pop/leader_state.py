@@ -1,13 +1,12 @@
 """The leader's soft state of pops, kept during its leadership.
 
-The table (broker.tables.pops) holds the applied state. The leader adds its decisions in flight, so
-that the next decision builds on them. These are the offset behind the pops in flight of a queue,
-and the messages of acknowledgements and revivals in flight.
+The leader adds its decisions in flight to the applied table (broker.tables.pops), so that the next
+decision builds on them. These are the offset behind the pops in flight of a queue, and the messages
+of acknowledgements and revivals in flight.
 
-A dying proxy loses the messages it was about to deliver. Its client continues through the next
-proxy, and its heartbeats would keep these messages in flight for hours. So messages sent just
-before a connection went silent are not renewed. They are redelivered at their deadline unless the
-client acknowledges them.
+A dying proxy loses the messages it was about to deliver, and its client's heartbeats through the
+next proxy would keep them in flight for hours. So messages sent just before a connection went
+silent are not renewed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Revival of popped messages at their deadline, as retries or dead letters.
 
 The leader keeps the deadlines of all batches in flight, rebuilt from the table after an election.
-Expired messages are stored in the group's pop retry topic, or as dead letters after its maximum of
-retries. The same frame records the revival, so a message is redelivered exactly once across
-leaders, and never after a committed acknowledgement. An orderly batch is not moved; its queue opens
-and waiting pops run.
+Expired messages are stored in the group's pop retry topic, or as dead letters. The same frame
+records the revival, so a message is redelivered exactly once, and never after a committed
+acknowledgement. An orderly batch is not moved; its queue opens and waiting pops run.
 
 A batch that a client's heartbeats renew (`client`) gets RENEWED_MS more while the client is
 present, up to an age of RENEWED_MS_MAX. An absent client may return in time.

@@ -2,17 +2,15 @@
 
 A pop reads its queues in turn, starting with the retries in every fifth pop, as in Apache's broker.
 Each queue starts at the end of the group's last pop. The pop ends at its number of messages, at the
-size limit of a response, or after the last queue. All its reads share the work of a filter and the
-budget of a request. Queues without remaining work are skipped, and the group's next pop starts with
-them.
+size limit of a response, or after the last queue. Its reads share the work of a filter and the
+budget of a request. The group's next pop starts with the queues that were skipped without work.
 
 An orderly queue with unacknowledged messages is closed until their deadline. Then only these are
 redelivered, before any new messages. A repeated receive attempt (`attempt_id`) gets the same
 messages.
 
 Without order, a repeated attempt of a client with renewal gets its messages and handles again
-(`RepeatedAttempts`). Its response was lost, and they would stay in flight for the client's
-lifetime. Nothing is logged, because they are in flight already.
+(`RepeatedAttempts`), because they would stay in flight for the client's lifetime.
 """
 
 from __future__ import annotations

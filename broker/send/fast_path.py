@@ -1,9 +1,9 @@
 """The fast path from a send's frame to its record, for sends like earlier ones.
 
 Most sends differ from an earlier send only in body, UNIQ_KEY and time. Only these are parsed;
-queue, numbers and the meaning of all other properties are looked up. Any other send uses the
-general path (`SendPath.admit`, broker.messages.send_request), which fills these caches. Both paths
-build the same record (tests/broker/send/test_fast_path.py).
+everything else is looked up. Any other send uses the general path (`SendPath.admit`,
+broker.messages.send_request), which fills these caches. Both paths build the same record
+(tests/broker/send/test_fast_path.py).
 
 Measured on a leader, frame to waiting list: 2.4 microseconds per send instead of 4.5.
 """

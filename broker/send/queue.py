@@ -1,14 +1,13 @@
 """Waiting sends and sends in flight, in groups that share a frame or a batch.
 
-A `Group` becomes a frame (Raft mode) or a batch (classic mode). It holds the records of clients'
-sends and of messages that the broker stores itself (`Outgoing`), with the commands of the latter.
-So a moved message and the record of its move are committed together.
+A `Group` becomes a frame (Raft mode) or a batch (classic mode). It holds records of clients' sends
+and of the broker's own messages (`Outgoing`), with the commands of the latter. So a moved message
+and the record of its move are committed together.
 
 `HeldSends` delays sends briefly while a replica is about to lead. During a transfer the old leader
-holds sends until it can reject them with its successor's address. A new leader holds them until its
+holds sends until it can reject them with its successor's address, and the new leader until its
 term's no-op is committed. So a client finds the leader with a single request. A held send has not
-reached the log, so a rejected send is not stored. Limits are HOLD_MS_MAX and the bytes that the
-send path counts (waitingBytesMax).
+reached the log. Limits are HOLD_MS_MAX and the bytes that the send path counts (waitingBytesMax).
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Request and reply, SEND_REPLY_MESSAGE (324, 325) and the push to the requester.
 
 A reply names its requester by client id (REPLY_TO_CLIENT). The leader pushes it with
-PUSH_REPLY_MESSAGE_TO_CLIENT (326) to a producer with that id. It responds SUCCESS once the
-requester accepted the reply, else SYSTEM_ERROR with the reason. The push times out after TTL or
-PUSH_TIMEOUT_MS, whichever is less. With storeReplyMessageEnable the reply is also stored in
-`<cluster>_REPLY_TOPIC`, as in Apache's broker. A failure to store it does not fail the reply.
+PUSH_REPLY_MESSAGE_TO_CLIENT (326) to a producer with that id, and responds SUCCESS once the
+requester accepted it, else SYSTEM_ERROR. The push times out after TTL, or after PUSH_TIMEOUT_MS if
+that is less. With storeReplyMessageEnable the reply is also stored in `<cluster>_REPLY_TOPIC`, as
+in Apache's broker; a failure of that does not fail the reply.
 
 Java's producers may send their first heartbeat 30 s after a leader change. So requesters are also
-found by their requests (broker.clients). A leader without a connection to the requester forwards
-the reply to the former leaders with an address in the log. FORWARDED_FROM, with the replier's
-address, marks forwarded replies; they are pushed but neither stored nor forwarded again. If the
-requester's leader died, replies reach it after its next request or heartbeat.
+found by their requests (broker.clients), and a leader without the requester forwards the reply to
+the former leaders with an address in the log. FORWARDED_FROM, with the replier's address, marks
+forwarded replies, which are neither stored nor forwarded again.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ If its properties or flags require it, a send uses the general path
 (`internal_topics`). Its properties REAL_TOPIC and REAL_QID name the target, as in Apache's stores.
 The broker's own messages (retries, committed transactions) are redirected before `SendPath.store`.
 
-A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, for broker.delayed.delay_levels.
-Its ConsumeQueue entry holds the delivery time instead of a tags code (broker.send.frame_builder,
-store.dispatch). A timer message waits in rmq_sys_wheel_timer. A transactional message with a delay
-is redirected again when it is committed; the delay starts then. Retries and their dead letters are
-never half messages, although clients before 4.6.1 keep the property TRAN_MSG.
+A delayed message waits in queue level - 1 of SCHEDULE_TOPIC_XXXX, with the delivery time in its
+ConsumeQueue entry instead of a tags code (broker.send.frame_builder, store.dispatch). A timer
+message waits in rmq_sys_wheel_timer. A transactional message is redirected again when it is
+committed; its delay starts then. Retries and their dead letters are never half messages, although
+clients before 4.6.1 keep the property TRAN_MSG.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The open half messages, reconstructed from the half and op topics.
 
-The book accepts records of both topics in any interleaving. It returns open halves, due checks, and
-the offsets before which all have ended. A half is identified by its offset in the half queue. A
-check stores it again at a new offset; its *root* is the first offset, which producers may still
-name. A recorded root counts only with the same topic, producer group and UNIQ_KEY, so that halves
-of different transactions are never confused.
+A half is identified by its offset in the half queue. A check stores it again at a new offset; its
+*root* is the first offset, which producers may still name. A recorded root counts only with the
+same topic, producer group and UNIQ_KEY, so that halves of different transactions are never
+confused.
 """
 
 from __future__ import annotations

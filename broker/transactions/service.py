@@ -1,15 +1,14 @@
 """Ends and checks half messages, on the leader.
 
-A new leader first reads both topics from the group's offsets, TURN_MAX records per turn. Then it
-accepts END_TRANSACTION and continues to read new halves. Halves that it ends itself are closed at
-commit.
+A new leader first reads both topics from the group's offsets. Then it accepts END_TRANSACTION and
+continues to read new halves. Halves that it ends itself are closed at commit.
 
 The leader checks an open half by storing it again with an incremented check count, ending the old
 half in the same frame. After the commit it asks a producer of the group (39). If no producer is
-connected, the half is rewritten without counting a check. After `transactionCheckMax` checks, or
-beyond `fileReservedTime`, it moves to TRANS_CHECK_MAX_TIME_TOPIC. A later commit still delivers the
-message once, found by key in that topic; its op record has the key as well. If the properties have
-no space for the count, the half is checked in place until it expires.
+connected, no check is counted. After `transactionCheckMax` checks, or beyond `fileReservedTime`,
+the half moves to TRANS_CHECK_MAX_TIME_TOPIC. A later commit still delivers the message once, found
+by key in that topic; its op record has the key as well. If the properties have no space for the
+count, the half is checked in place.
 """
 
 from __future__ import annotations

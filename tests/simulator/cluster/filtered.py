@@ -45,7 +45,7 @@ CHANGES = {  # each from one to the other and back
     "maxTransferBytesOnMessageInMemory": ("4096", "262144"),
     "notifyConsumerIdsChangedEnable": ("false", "true"),
     "topicsMax": ("1", "200000"),  # what there is already stays, and is used
-    "groupsMax": ("1", "100000"),
+    "groupsMax": ("100", "100000"),  # the workloads create some at their end
 }
 WEIGHTS = (4, 1, 1, 1, 1, 1, 1, 1)  # the first is of what is consumed here
 REFUSED = (("listenPort", "1"), ("maxTransferCountOnMessageInMemory", "0"))

@@ -86,7 +86,7 @@ def test_pages_with_diagrams_load_what_draws_them_from_the_site(site: Path) -> N
 
 def test_a_search_finds_the_pages(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
-    assert "Where we depart from the Raft paper" in index
+    assert "Divergence from Raft and Apache" in index
     assert "runbooks/replace-node.html" in index
 
 

@@ -55,9 +55,9 @@ from .message import (
     SendResult,
     SendStatus,
 )
-from .producer.batch import split_batch
 from .producer.exactly_once_writer import ExactlyOnceWriter
 from .producer.producer import Producer
+from .producer.send_frame import split_batch
 from .producer.sender import SendConfig
 from .producer.transaction import (
     TransactionListener,

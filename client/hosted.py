@@ -1,8 +1,10 @@
-"""Runs an async client on an event loop in a thread of its own, so that its callers may block.
+"""Runs an async client on an event loop in its own thread, and context managers for clients.
 
-`blocking` and `on_loop` make blocking methods of a client's own methods. The parameters and the
-result keep their names, defaults and types for type checkers and editors, so nothing is typed twice
-and nothing can drift.
+`blocking` and `on_loop` turn a client's methods into blocking methods. Parameters and results keep
+their names, defaults and types for type checkers and editors.
+
+A client class supports `async with` by two lines: `__aenter__ = entered` and `__aexit__ = left`.
+Blocking classes use `__enter__ = entered_blocking` and `__exit__ = left_blocking`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,60 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from functools import partial, wraps
+from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from .errors import ClientClosed
-from .lifecycle import LifeCycle
+
+
+class LifeCycle(Protocol):
+    """A client that belongs to an event loop."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class BlockingLifeCycle(Protocol):
+    """A client whose calls block."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
 
 C = TypeVar("C", bound=LifeCycle)
+B = TypeVar("B", bound=BlockingLifeCycle)
+
+
+async def entered(client: C) -> C:
+    await client.start()
+    return client
+
+
+async def left(
+    client: LifeCycle,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    await client.stop()
+
+
+def entered_blocking(client: B) -> B:
+    client.start()
+    return client
+
+
+def left_blocking(
+    client: BlockingLifeCycle,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    client.stop()
+
+
 C_co = TypeVar("C_co", bound=LifeCycle, covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")

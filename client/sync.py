@@ -21,9 +21,17 @@ from .consumer.offsets import ConsumeFrom
 from .consumer.pull_consumer import PullConsumer
 from .consumer.push_consumer import ConsumerConfig, PushConsumer
 from .consumer.simple_consumer import SimpleConsumer
-from .hosted import Hosted, blocking, in_pool, on_loop, started, stopped
+from .hosted import (
+    Hosted,
+    blocking,
+    entered_blocking,
+    in_pool,
+    left_blocking,
+    on_loop,
+    started,
+    stopped,
+)
 from .instance import InstanceConfig
-from .lifecycle import entered_blocking, left_blocking
 from .message import Message, MessageExt, MessageQueue
 from .producer.producer import Producer
 from .producer.sender import SendConfig

@@ -21,7 +21,7 @@ or two full peers would wait for each other; it refuses new requests with TooMan
 `budgets` bounds what all connections of a server hold together (remoting.memory_limits).
 
 A connection with `credentials` signs what `invoke` and `invoke_oneway` send; whoever writes encoded
-frames has to sign them (client.producer.signed_frame).
+frames has to sign them (client.producer.send_frame).
 """
 
 from __future__ import annotations

@@ -46,9 +46,7 @@ MAY_IMPORT = {
 # What modules that call themselves pure may nevertheless import: names of types, and clocks that a
 # caller may replace.
 PURE_BUT_FOR = {
-    "client/log_rate_limit.py": {"time"},
     "client/producer/pending_send.py": {"asyncio"},
-    "client/consumer/running_info.py": {"time"},
 }
 PURE_MIN = 200  # how many there are; fewer: they are not found any more
 OTHERS = ("tests", "bench", "demo", "docs", "tools")  # have code, and are no part of the product

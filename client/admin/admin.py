@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..hosted import entered, left
 from ..instance import ClientInstance, InstanceConfig
-from ..lifecycle import entered, left
 from .brokers import BrokerAdmin
 from .cluster import ClusterAdmin
 from .groups import GroupAdmin

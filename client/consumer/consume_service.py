@@ -10,7 +10,7 @@ as running; its eventual answer is ignored.
 Orderly: a batch is consumed only under a valid lock of its queue. A failed message stops the queue
 for a moment and is redelivered here; after `max_reconsume_times` it goes to the dead letters.
 Broadcasting: a failed message is logged and not repeated, as every member has its own copy.
-What goes wrong is logged by client.consumer.listener_log.
+What goes wrong is logged by client.log_rate_limit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from ..log_rate_limit import ListenerLog
 from ..message import RETRY_PREFIX, ConsumeResult, MessageExt, MessageQueue
-from .listener_log import ListenerLog
 from .queue_locks import QueueLocks
 from .send_back import SendBack
 

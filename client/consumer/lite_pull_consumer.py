@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, replace
 from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
 
 from ..errors import ClientClosed, ClientError
+from ..hosted import entered, left
 from ..instance import ClientInstance, InstanceConfig
-from ..lifecycle import entered, left
 from ..message import MessageExt, MessageModel, MessageQueue
 from ..subscription import ALL, subscribe
 from .local_offset_store import OffsetStorage, offsets_of

@@ -30,8 +30,8 @@ from raftmq.store.record import RecordError
 
 from ..decode import decode_messages
 from ..errors import BrokerRefused, ClientError
+from ..hosted import entered, left
 from ..instance import ClientInstance, InstanceConfig
-from ..lifecycle import entered, left
 from ..message import MessageExt, MessageModel, MessageQueue
 from ..route import LEADER_ID
 from ..subscription import ALL, Subscription, consumer_heartbeat, subscribe

@@ -26,8 +26,9 @@ from raftmq.remoting.allocation import AllocationStrategy, allocate_averagely
 from raftmq.remoting.errors import RemotingError
 
 from ..errors import BrokerRefused, BrokerUnreachable, ClientError, NoRoute
+from ..hosted import entered, left
 from ..instance import ClientInstance, InstanceConfig
-from ..lifecycle import entered, left
+from ..log_rate_limit import ListenerLog
 from ..message import RETRY_PREFIX, MessageModel, MessageQueue
 from ..subscription import ALL, check_in_broker
 from .consume_service import (
@@ -39,7 +40,6 @@ from .consume_service import (
     Listener,
     OrderlyDeliverer,
 )
-from .listener_log import ListenerLog
 from .local_offset_store import OffsetStorage, offsets_of
 from .membership import Membership
 from .offsets import ConsumeFrom

@@ -32,8 +32,8 @@ from ..errors import (
     NoRoute,
     WriterFenced,
 )
+from ..hosted import entered, left
 from ..instance import ClientInstance, InstanceConfig
-from ..lifecycle import entered, left
 from ..message import Message, MessageQueue
 from ..retry import CONTROL
 from .send_frame import outgoing_batch

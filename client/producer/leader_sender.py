@@ -8,7 +8,7 @@ message, not a storm of them.
 
 A silent replica need not be dead: its disk may be slow, and if it has the message, sending that
 elsewhere would store it twice. So before a probe is given up the replica is asked for a sign of
-life (client.producer.broker_liveness); the lane waits for as long as it gives one and no other
+life (client.producer.fault_tolerance); the lane waits for as long as it gives one and no other
 replica leads.
 """
 

@@ -10,10 +10,14 @@ answered anything else                certainly not stored, and repeating would 
 connection broke, or silence          unknown: repeat
 deadline passed                       SendOutcomeUnknown if any attempt is unknown or not
                                       answered, else SendFailed
+
+A send waits in `UnroutedSends` while one task per topic asks for the route. The sender ends overdue
+sends and counts all of them, so its limits hold for these also. Pure, but for types.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from raftmq.remoting.codes import NOT_STORED, ResponseCode
 
-from ..errors import CODE_TIMEOUT, ClientError, SendFailed, SendOutcomeUnknown
+from ..errors import CODE_NO_ROUTE, CODE_TIMEOUT, ClientError, SendFailed, SendOutcomeUnknown
 from ..message import MessageQueue, SendResult, SendStatus
 from .send_frame import OutgoingSend
 
@@ -116,3 +120,47 @@ class Pending:
             reason = self.reason if self.unknown else "not answered in time"
             return SendOutcomeUnknown(self.code, reason, self.attempts)
         return SendFailed(self.code, self.reason, self.attempts)
+
+
+class Parked:
+    """The parked sends of one producer, by topic, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._sends: dict[str, list[Pending]] = {}
+        self._reasons: dict[str, str] = {}
+
+    def add(self, topic: str, pending: Pending) -> None:
+        self._sends.setdefault(topic, []).append(pending)
+
+    def note(self, topic: str, reason: str) -> None:
+        """Note why the route is not known, for the errors of sends that run out of time."""
+        if topic in self._sends:
+            self._reasons[topic] = reason
+
+    def latest(self, topic: str) -> float | None:
+        """Return the last deadline of the topic's sends; None if there are none."""
+        return max((pending.deadline for pending in self._sends.get(topic, ())), default=None)
+
+    def take(self, topic: str, until: float = math.inf) -> list[Pending]:
+        """Remove and return the topic's sends whose deadline is `until` or before."""
+        sends = self._sends.pop(topic, [])
+        kept = [pending for pending in sends if pending.deadline > until]
+        if kept:
+            self._sends[topic] = kept
+        else:
+            self._reasons.pop(topic, None)
+        return [pending for pending in sends if pending.deadline <= until]
+
+    def take_all(self) -> list[Pending]:
+        """Remove and return all sends."""
+        return [pending for topic in list(self._sends) for pending in self.take(topic)]
+
+    def overdue(self, now: float) -> list[Pending]:
+        """Remove and return the sends whose deadline has passed, each with its reason."""
+        found: list[Pending] = []
+        for topic in list(self._sends):
+            reason = self._reasons.get(topic, "no name server answered in time")
+            for pending in self.take(topic, now):
+                pending.failed_attempt(CODE_NO_ROUTE, f"topic {topic!r}: {reason}", False)
+                found.append(pending)
+        return found

@@ -35,8 +35,8 @@ from ..errors import (
     SplitFailed,
     TooManyInFlight,
 )
+from ..hosted import entered, left
 from ..instance import ClientInstance, InstanceConfig, local_address, successful
-from ..lifecycle import entered, left
 from ..message import (
     Message,
     MessageExt,
@@ -47,19 +47,19 @@ from ..message import (
 )
 from ..retry import ROUTE_SEARCH
 from ..route import TopicRouteData
-from .batch import SPLIT_SIZE_BYTES, split_batch
-from .pending_send import Pending, SendCallback
-from .pending_topics import Parked
+from .pending_send import Parked, Pending, SendCallback
 from .request_reply import WaitingRequests, reply_message
 from .send_frame import (
     SEND_MESSAGE_V2,
     SEND_REPLY_MESSAGE_V2,
+    SPLIT_SIZE_BYTES,
     OutgoingSend,
     outgoing,
     outgoing_batch,
+    split_batch,
+    template_for,
 )
 from .sender import SendConfig, SendEngine
-from .signed_frame import template_for
 
 T = TypeVar("T")
 Selector = Callable[[Sequence[MessageQueue], Message, T], MessageQueue]

@@ -1,11 +1,11 @@
 """The producer's engine: undecided sends, the lanes to the broker groups, retries, time-outs.
 
 An attempt costs no task, future or timer. A sweep every `sweep_interval_ms` looks only at old
-attempts and at sends without a route (client.producer.pending_topics): it ends sends whose deadline
+attempts and at sends without a route (client.producer.pending_send): it ends sends whose deadline
 has passed, repeats those unanswered for `attempt_timeout_ms`, and asks for the route when a leader
 has been silent for `silence_ms` (a frozen leader keeps its connections open, so there is no other
 sign). Where another leads by then, half of that is waited for a last answer. A leader that is
-merely slow gives a sign of life when asked (client.producer.broker_liveness); its sends are not
+merely slow gives a sign of life when asked (client.producer.fault_tolerance); its sends are not
 repeated then, because they would be stored twice. And no send is written twice to a connection that
 is still open: it has arrived there, or will.
 
@@ -34,14 +34,11 @@ from ..errors import (
 from ..instance import ClientInstance
 from ..message import MessageQueue, SendResult, SendStatus
 from ..route import ReplicaGroup
-from .broker_liveness import Pulses
 from .channel import Channel, StoredAnswer
-from .fault_avoidance import SLOW_ASIDE_MS, FaultAvoidance
+from .fault_tolerance import SLOW_ASIDE_MS, FaultAvoidance, Pulses
 from .leader_sender import Lane
-from .pending_send import STORED, Pending, Verdict, judge
-from .pending_topics import Parked
-from .send_frame import SEND_REPLY_MESSAGE_V2, ZLIB
-from .signed_frame import Template, template_for
+from .pending_send import STORED, Parked, Pending, Verdict, judge
+from .send_frame import SEND_REPLY_MESSAGE_V2, ZLIB, Template, template_for
 
 logger = logging.getLogger(__name__)
 

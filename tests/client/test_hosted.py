@@ -13,8 +13,16 @@ from contextlib import suppress
 import pytest
 
 from raftmq.client.errors import ClientClosed
-from raftmq.client.hosted import Hosted, blocking, in_pool, on_loop, started, stopped
-from raftmq.client.lifecycle import entered_blocking, left_blocking
+from raftmq.client.hosted import (
+    Hosted,
+    blocking,
+    entered_blocking,
+    in_pool,
+    left_blocking,
+    on_loop,
+    started,
+    stopped,
+)
 
 
 class Counter:

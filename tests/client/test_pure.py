@@ -24,7 +24,7 @@ from raftmq.client.errors import ClientError, SendFailed, SendOutcomeUnknown, Un
 from raftmq.client.message import Message, MessageExt, UniqueKeys
 from raftmq.client.metadata import parse_addresses
 from raftmq.client.producer.channel import Channel, StoredAnswer
-from raftmq.client.producer.fault_avoidance import FaultAvoidance
+from raftmq.client.producer.fault_tolerance import FaultAvoidance
 from raftmq.client.producer.pending_send import Pending, Verdict, judge
 from raftmq.client.producer.send_frame import (
     SendTemplate,

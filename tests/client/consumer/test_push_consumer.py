@@ -24,8 +24,8 @@ from raftmq.client import (
 )
 from raftmq.client import log_rate_limit as logpace
 from raftmq.client.consumer.consume_service import ConcurrentDeliverer, GuardedListener
-from raftmq.client.consumer.listener_log import ListenerLog
 from raftmq.client.consumer.send_back import SendBack
+from raftmq.client.log_rate_limit import ListenerLog
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.fast_json import MessageQueue as WireQueue

@@ -24,8 +24,7 @@ from raftmq.client import metadata as directory
 from raftmq.client.errors import ClientClosed, ClientError, InvalidMessage, RequestTimedOut
 from raftmq.client.message import MessageQueue, SendResult
 from raftmq.client.producer import sender as sending
-from raftmq.client.producer.batch import batch_item_size
-from raftmq.client.producer.send_frame import OutgoingSend, SendTemplate
+from raftmq.client.producer.send_frame import OutgoingSend, SendTemplate, batch_item_size
 from raftmq.remoting.codes import NOT_STORED, RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader

@@ -3,8 +3,13 @@
 import pytest
 
 from raftmq.client.message import Message
-from raftmq.client.producer.send_frame import SendTemplate, outgoing, outgoing_batch
-from raftmq.client.producer.signed_frame import SignedTemplate, template_for
+from raftmq.client.producer.send_frame import (
+    SendTemplate,
+    SignedTemplate,
+    outgoing,
+    outgoing_batch,
+    template_for,
+)
 from raftmq.remoting.acl import Credentials
 from raftmq.remoting.acl.signature import is_signed_by, signature, signed_text
 from raftmq.remoting.codec import FrameReader, decode_command, encode_command

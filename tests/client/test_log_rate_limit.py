@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from raftmq.client.consumer.listener_log import ListenerLog
 from raftmq.client.consumer.push_consumer import PushConsumer
-from raftmq.client.log_rate_limit import KINDS_MAX, PAUSE_S
+from raftmq.client.log_rate_limit import KINDS_MAX, PAUSE_S, ListenerLog
 from raftmq.client.message import ConsumeResult, MessageExt
 from tests.client.consumer.test_push_consumer import QUICK, fill
 from tests.client.fakes import FakeCluster

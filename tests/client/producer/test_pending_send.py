@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from raftmq.client.errors import CODE_NO_ROUTE
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.pending_send import Pending
-from raftmq.client.producer.pending_topics import Parked
+from raftmq.client.producer.pending_send import Parked, Pending
 from raftmq.client.producer.send_frame import SEND_MESSAGE_V2, OutgoingSend
 
 

@@ -1,0 +1,99 @@
+"""Fault tolerance of a producer: which broker groups to avoid, and whether a silent broker is
+alive.
+
+`FaultAvoidance` is RocketMQ's latency fault tolerance. A group that failed or answered slowly is
+avoided for a time that grows with the latency. If every group is avoided, all are used.
+
+`Liveness` sends heartbeats to a broker that is silent for a while, one at a time. A leader with a
+slow disk answers them from memory, on the same connection, and will answer the send later;
+repeating the send would store it twice. A frozen or partitioned broker does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+# Milliseconds, ascending: an answer's latency, and how long the group is avoided from there on.
+SLOW_ASIDE_MS = ((550, 1000), (1000, 3000), (3000, 10000))
+ERROR_ASIDE_MS = 500  # brief, because Raft groups fail over in well under a second
+
+
+class FaultAvoidance:
+    """Keeps track of which broker groups to avoid, and until when."""
+
+    def __init__(self) -> None:
+        self._aside_until_ms: dict[str, float] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether no group is avoided, which is the common case."""
+        return not self._aside_until_ms
+
+    def failed(self, broker_name: str, now_ms: float) -> None:
+        until = now_ms + ERROR_ASIDE_MS
+        self._aside_until_ms[broker_name] = max(self._aside_until_ms.get(broker_name, 0), until)
+
+    def answered(self, broker_name: str, latency_ms: float, now_ms: float) -> None:
+        """Take note of a successful answer: a quick one clears the group, a slow one marks it."""
+        aside_ms = 0.0
+        for threshold_ms, duration_ms in SLOW_ASIDE_MS:
+            if latency_ms >= threshold_ms:
+                aside_ms = duration_ms
+        if aside_ms:
+            self._aside_until_ms[broker_name] = now_ms + aside_ms
+        else:
+            self._aside_until_ms.pop(broker_name, None)
+
+    def available(self, broker_name: str, now_ms: float) -> bool:
+        """Return whether the group may be used now."""
+        until = self._aside_until_ms.get(broker_name)
+        if until is None:
+            return True
+        if now_ms >= until:
+            del self._aside_until_ms[broker_name]
+            return True
+        return False
+
+
+Beat = Callable[[str, float], Coroutine[Any, Any, bool]]  # address, ms → whether it answered
+Spawn = Callable[[Coroutine[Any, Any, bool], str], "asyncio.Task[bool]"]
+
+
+class Pulses:
+    """The pulses (heartbeats) of all brokers of one client; times are the loop's, in seconds."""
+
+    def __init__(self, beat: Beat, spawn: Spawn, now: Callable[[], float]) -> None:
+        self._beat = beat
+        self._spawn = spawn
+        self._now = now
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._asked: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
+
+    def take(self, address: str, timeout_s: float) -> asyncio.Task[bool]:
+        """Return the running pulse, or start one; its result is True if the broker answers in
+        time."""
+        task = self._running.get(address)
+        if task is None:
+            self._asked[address] = self._now()
+            task = self._spawn(self._take(address, timeout_s), f"pulse {address}")
+            self._running[address] = task
+            task.add_done_callback(lambda _: self._running.pop(address, None))
+        return task
+
+    def watch(self, address: str, interval_s: float) -> None:
+        """Take the broker's pulse if none was taken within the interval."""
+        if self._now() - self._asked.get(address, float("-inf")) >= interval_s:
+            self.take(address, interval_s)
+
+    def heard_within(self, address: str, seconds: float) -> bool:
+        """Return whether the broker answered a pulse within the last `seconds`."""
+        return self._now() - self._heard.get(address, float("-inf")) <= seconds
+
+    async def _take(self, address: str, timeout_s: float) -> bool:
+        answered = await self._beat(address, timeout_s * 1000)
+        if answered:
+            self._heard[address] = self._now()
+        return answered

@@ -43,7 +43,7 @@ assert _HEAD_SIZE_BYTES == 88
 
 
 def decode_messages(
-    body: bytes, broker_name: str, wanted_tags: frozenset[bytes] | None = None
+    body: bytes, broker_name: str, subscribed_tags: frozenset[bytes] | None = None
 ) -> list[MessageExt]:
     """Return every message of a pull body whose tag is wanted (None: all), bodies decompressed.
 
@@ -62,7 +62,7 @@ def decode_messages(
             born_host, store_ms, store_host, reconsumed, prepared, body_size,
         ) = unpack(body, offset)  # fmt: skip
         if magic != MAGIC_V1 or sys_flag & _UNUSUAL:
-            offset += _decode_unusual(messages, body, offset, broker_name, wanted_tags)
+            offset += _decode_unusual(messages, body, offset, broker_name, subscribed_tags)
             continue
         body_start = offset + _HEAD_SIZE_BYTES
         body_stop = body_start + body_size
@@ -82,7 +82,7 @@ def decode_messages(
         if properties_size != len(properties):
             raise RecordError(StopReason.BAD_SIZE, "properties")
         offset = stop
-        if wanted_tags is not None and tag_of(properties) not in wanted_tags:
+        if subscribed_tags is not None and tag_of(properties) not in subscribed_tags:
             continue
         if sys_flag & SYS_COMPRESSED:
             content, sys_flag = _plain(content, sys_flag)
@@ -131,12 +131,12 @@ def _decode_unusual(
     body: bytes,
     offset: int,
     broker_name: str,
-    wanted_tags: frozenset[bytes] | None,
+    subscribed_tags: frozenset[bytes] | None,
 ) -> int:
     """Decode a record with an IPv6 host or a long topic; return its size."""
     size = check_record(body, offset)
     record = decode_record(body, offset)
-    if wanted_tags is not None and tag_of(record.properties) not in wanted_tags:
+    if subscribed_tags is not None and tag_of(record.properties) not in subscribed_tags:
         return size
     content, sys_flag = record.body, record.sys_flag
     if sys_flag & SYS_COMPRESSED:

@@ -117,24 +117,24 @@ class Hosted(Generic[C_co]):
             self._end_thread()
             raise
 
-    def run(self, work: Coroutine[Any, Any, T], give_back: Callable[[T], None] | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T], restore: Callable[[T], None] | None = None) -> T:
         """Run `work` on the loop and wait. Raises what `work` raises; ClientClosed if the thread is
         not running, runs in the process that this one was forked from, or ends before `work` does.
 
         If the caller is interrupted (a signal handler raises), `work` is cancelled and its end is
         waited for. If it had a result by then, which nobody gets, the loop calls
-        `give_back(result)`."""
+        `restore(result)`."""
         call = _Call(work)
         try:
-            if not self._ask(call.begin):
+            if not self._ask(call.start):
                 work.close()
                 raise self._closed()
             return call.result()
         except BaseException:
             if not call.ended.done() and self._ask(call.cancel):
                 wait((call.ended,))
-            if give_back is not None and call.has_result():
-                self._ask(partial(give_back, call.result()))
+            if restore is not None and call.has_result():
+                self._ask(partial(restore, call.result()))
             raise
 
     def _ask(self, function: Callable[[], object]) -> bool:
@@ -197,7 +197,7 @@ class Hosted(Generic[C_co]):
 
 
 class _Call(Generic[T]):
-    """Work that a thread waits for. `begin` and `cancel` are called on the loop; the result of
+    """Work that a thread waits for. `start` and `cancel` are called on the loop; the result of
     `ended` is the task that did the work."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -205,7 +205,7 @@ class _Call(Generic[T]):
         self._work = work
         self._task: asyncio.Task[T] | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(self.ended.set_result)
 
@@ -249,15 +249,15 @@ def stopped(client: Hosting[LifeCycle]) -> None:
 
 def blocking(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
-    give_back: Callable[[C, T], None] | None = None,
+    restore: Callable[[C, T], None] | None = None,
 ) -> Callable[Concatenate[Hosting[C], P], T]:
     """Return a method that runs the client's coroutine method on the loop and waits for it. The
-    client's `give_back` is called with a result that its caller, interrupted, does not get."""
+    client's `restore` is called with a result that its caller, interrupted, does not get."""
 
     @wraps(method)
     def call(client: Hosting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         hosted = client._hosted
-        back = None if give_back is None else partial(give_back, hosted.client)
+        back = None if restore is None else partial(restore, hosted.client)
         return hosted.run(method(hosted.client, *args, **kwargs), back)
 
     return call

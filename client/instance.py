@@ -29,7 +29,7 @@ from raftmq.remoting.fields import boolean_or
 from raftmq.remoting.tls import ClientTls, Renewed
 
 from .errors import BrokerRefused, BrokerUnreachable, ClientClosed, ClientError
-from .log_rate_limit import LogPace
+from .log_rate_limit import LogRateLimit
 from .metadata import Directory, NameServers, parse_addresses
 from .retry import CONTROL, RetryPolicy
 from .route import ReplicaGroup
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 LEAVE_S = 1.0  # how long heartbeats in flight may delay unregistering
 ON_ITS_WAY_S = 0.3  # for the answer of a replica that another one has just replaced
-TLS_LOOK_S = 10.0  # between two checks whether the certificate files changed
+TLS_CHECK_S = 10.0  # between two checks whether the certificate files changed
 T = TypeVar("T")
 _instances = itertools.count()
 
@@ -77,7 +77,7 @@ class ClientInstance:
         self._heartbeat: Callable[[], Mapping[str, Any]] | None = None
         self._greeted: set[str] = set()
         self._beats: set[asyncio.Task[bool]] = set()  # heartbeats that are not answered yet
-        self.log_pace = LogPace()
+        self.log_limit = LogRateLimit()
         self._leaving = False
         self._greeting: asyncio.Task[None] | None = None
 
@@ -358,7 +358,7 @@ class ClientInstance:
             logger.debug("heartbeat_failed address=%s error=%s", address, error)
             return False
         code, remark = response.code, " ".join((response.remark or "").split())
-        if code != ResponseCode.SUCCESS and self.log_pace.due((address, code, remark)) is not None:
+        if code != ResponseCode.SUCCESS and self.log_limit.due((address, code, remark)) is not None:
             # A consumer that is refused gets no messages, and would say nothing else.
             logger.warning("heartbeat_refused address=%s code=%d remark=%s", address, code, remark)
         return True
@@ -412,5 +412,5 @@ def make_client_id() -> str:
 
 async def _renew(tls: Renewed) -> None:
     while True:
-        await asyncio.sleep(TLS_LOOK_S)
+        await asyncio.sleep(TLS_CHECK_S)
         await asyncio.to_thread(tls.look)

@@ -25,7 +25,7 @@ class _Seen:
     left_out: int = 0
 
 
-class LogPace:
+class LogRateLimit:
     """When each kind was logged. `clock`: seconds that only go forward."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,11 +57,11 @@ class ListenerLog:
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
-        self._pace = LogPace(clock)
+        self._pace = LogRateLimit(clock)
 
     def raised(self, error: BaseException, messages: Sequence[MessageExt]) -> None:
         """Log an exception of the listener, with its traceback."""
-        kind = (type(error).__qualname__, _place(error.__traceback__))
+        kind = (type(error).__qualname__, _location(error.__traceback__))
         self._log(logging.WARNING, "listener_raised", kind, messages, error)
 
     def returned_nonsense(self, value: object, messages: Sequence[MessageExt]) -> None:
@@ -101,10 +101,10 @@ class ListenerLog:
         )  # fmt: skip
 
 
-def _place(trace: TracebackType | None) -> str:
+def _location(trace: TracebackType | None) -> str:
     """Return file and line of the innermost frame."""
-    place = ""
+    location = ""
     while trace is not None:
-        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        location = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return place
+    return location

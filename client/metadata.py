@@ -48,7 +48,7 @@ NAME_SERVER_TIMEOUTS_MS = (1000, 3000)
 # ignores it).
 WATCH = {"acceptStandardJsonOnly": "true", "watchRoutes": "true"}
 TOPICS_MAX = 100_000  # routes kept; a client that uses more is refused a new one
-GONE_S = 35.0  # Apache's brokers tell all of their topics every 30 s
+UNUSED_TOPIC_S = 35.0  # Apache's brokers tell all of their topics every 30 s
 # Refreshes of all routes after which one that nobody used is forgotten, if there are many.
 UNUSED_MAX = 360
 UNUSED_KEPT = 1_000  # so many are kept, used or not
@@ -103,7 +103,9 @@ class Directory:
         self._name_servers = name_servers
         self._routes: dict[str, TopicRouteData] = {}
         self._unused: dict[str, int] = {}  # topic → refreshes of all routes since its last use
-        self._gone_s: dict[str, float] = {}  # topic → when it was found deleted first (loop time)
+        self._unused_topic_s: dict[
+            str, float
+        ] = {}  # topic → when it was found deleted first (loop time)
         self._groups: dict[str, ReplicaGroup] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._stopped = False
@@ -255,7 +257,7 @@ class Directory:
             if await self._is_deleted(topic):
                 self._drop_if_sure(topic)
             else:
-                self._gone_s.pop(topic, None)
+                self._unused_topic_s.pop(topic, None)
             raise NoRoute(topic, response.remark or "unknown to the name server")
         if response.code != ResponseCode.SUCCESS:
             raise NoRoute(topic, f"name server answered {response.code}: {response.remark}")
@@ -266,7 +268,7 @@ class Directory:
         if topic not in self._routes and len(self._routes) >= TOPICS_MAX:
             raise NoRoute(topic, f"this client already uses {TOPICS_MAX} topics")
         self._routes[topic] = route
-        self._gone_s.pop(topic, None)
+        self._unused_topic_s.pop(topic, None)
         for broker in route.brokers:
             self.learn(broker.broker_name, broker)
         return route
@@ -274,15 +276,15 @@ class Directory:
     def _drop_if_sure(self, topic: str) -> None:
         """Drop a route that name servers say is none if they said so before, else ask again."""
         loop = asyncio.get_running_loop()
-        first_s, now_s = self._gone_s.get(topic), loop.time()
+        first_s, now_s = self._unused_topic_s.get(topic), loop.time()
         if first_s is None:
-            self._gone_s[topic] = now_s
-            loop.call_later(GONE_S, self._look_again, topic)
-        elif now_s - first_s >= GONE_S:
+            self._unused_topic_s[topic] = now_s
+            loop.call_later(UNUSED_TOPIC_S, self._recheck, topic)
+        elif now_s - first_s >= UNUSED_TOPIC_S:
             self._drop(topic)
 
-    def _look_again(self, topic: str) -> None:
-        if topic in self._gone_s and not self._stopped:
+    def _recheck(self, topic: str) -> None:
+        if topic in self._unused_topic_s and not self._stopped:
             self.refresh_soon(topic)
 
     async def _is_deleted(self, topic: str) -> bool:
@@ -306,7 +308,7 @@ class Directory:
     def _drop(self, topic: str) -> None:
         self._routes.pop(topic, None)
         self._unused.pop(topic, None)
-        self._gone_s.pop(topic, None)
+        self._unused_topic_s.pop(topic, None)
 
     async def _fetch_groups(self) -> None:
         for name, data in (await self._group_table()).items():

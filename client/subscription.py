@@ -52,7 +52,7 @@ class Subscription:
         """Return whether both select the same messages, as far as their expressions tell."""
         return replace(self, version=other.version) == other
 
-    def wanted_tags(self) -> frozenset[bytes] | None:
+    def subscribed_tags(self) -> frozenset[bytes] | None:
         """Return the tags as bytes, to compare with those of records; None if all are wanted."""
         if not self.tags:
             return None

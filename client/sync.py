@@ -183,7 +183,7 @@ class BlockingLitePullConsumer:
     __enter__, __exit__, start, stop = entered_blocking, left_blocking, started, stopped
     assign = blocking(LitePullConsumer.assign)
     fetch_queues = blocking(LitePullConsumer.fetch_queues)
-    poll = blocking(LitePullConsumer.poll, LitePullConsumer.give_back)
+    poll = blocking(LitePullConsumer.poll, LitePullConsumer.restore)
     commit = blocking(LitePullConsumer.commit)
     committed = blocking(LitePullConsumer.committed)
     offset_for = blocking(LitePullConsumer.offset_for)
@@ -255,4 +255,4 @@ class BlockingPullConsumer:
         """Do as `PullConsumer.fetch`, with TAG expressions only."""
         consumer = self._hosted.client
         fetched = consumer.fetch(queue, count_max, expression, wait_ms=wait_ms)
-        return self._hosted.run(fetched, consumer.give_back)
+        return self._hosted.run(fetched, consumer.restore)

@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.exactly_once_writer import Place
+from raftmq.client.producer.exactly_once_writer import WritePosition
 
 VERSION = 2
 REQUEST_MESSAGES = 1_000  # of a request; it has room for 65,536
@@ -113,13 +113,13 @@ class _Filling:
     """The request of a queue that is being filled."""
 
     queue: MessageQueue
-    place: Place
+    place: WritePosition
     parts: list[bytes]
     count: int = 0
     size_bytes: int = 0
 
 
-Request = tuple[MessageQueue, Place, bytes]
+Request = tuple[MessageQueue, WritePosition, bytes]
 
 
 class Requests:
@@ -128,7 +128,9 @@ class Requests:
     def __init__(self, plan: Plan, key_start: Callable[[MessageQueue, int], str]) -> None:
         """`key_start(queue, batch)`: how the UNIQ_KEYs of a queue's messages begin."""
         self._plan = plan
-        self._fillings = [_Filling(q, Place(plan.batch, 0), []) for q in plan.message_queues]
+        self._fillings = [
+            _Filling(q, WritePosition(plan.batch, 0), []) for q in plan.message_queues
+        ]
         self._keys = [key_start(q, plan.batch).encode() for q in plan.message_queues]
         self._row = 0
 
@@ -189,7 +191,7 @@ class Requests:
 
     def _taken(self, filling: _Filling) -> Request:
         request = filling.queue, filling.place, b"".join(filling.parts)
-        filling.place = Place(filling.place.batch, filling.place.sequence + 1)
+        filling.place = WritePosition(filling.place.batch, filling.place.sequence + 1)
         filling.parts, filling.count, filling.size_bytes = [], 0, 0
         return request
 

@@ -36,7 +36,7 @@ from pyspark.sql.datasource import (
 from raftmq.client.errors import ClientError
 from raftmq.client.instance import InstanceConfig
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, Place
+from raftmq.client.producer.exactly_once_writer import ExactlyOnceWriter, WritePosition
 
 from .options import WriteOptions
 from .plan import STAGED, Plan, Requests, new_plan, plan_of
@@ -263,4 +263,4 @@ class _Commit:
             await self._writer.write_encoded(queue, *made)
 
 
-_Made = tuple[Place, bytes] | None
+_Made = tuple[WritePosition, bytes] | None

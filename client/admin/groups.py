@@ -39,8 +39,8 @@ class GroupAdmin:
 
     async def delete(self, address: str, group: str, *, offsets: bool = False) -> None:
         """Delete a subscription group (207), with its offsets if `offsets`."""
-        wanted = fields.from_boolean(offsets)
-        ext = {"groupName": group, "cleanOffset": wanted, "removeOffset": wanted}
+        requested = fields.from_boolean(offsets)
+        ext = {"groupName": group, "cleanOffset": requested, "removeOffset": requested}
         await self._requests.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
 
     async def set_mode(

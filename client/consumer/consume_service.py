@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 DEAD_LETTER_NOW = -1  # a delay level
 TIMED_OUT_LEVEL = 3  # RocketMQ's delay level for messages that timed out
-EXPIRY_LOOKS = 10  # checks within one consume time-out, so it is late by a tenth at most
+EXPIRY_CHECKS = 10  # checks within one consume time-out, so it is late by a tenth at most
 RECONSUME_TIMES_MAX = 16  # RocketMQ's default for concurrent listeners
 
 
@@ -208,7 +208,7 @@ class ConcurrentDeliverer:
     async def expire_forever(self, timeout_ms: int) -> None:
         """Send back messages that the listener has had for longer than `timeout_ms`."""
         while True:
-            await asyncio.sleep(timeout_ms / EXPIRY_LOOKS / 1000)
+            await asyncio.sleep(timeout_ms / EXPIRY_CHECKS / 1000)
             before = asyncio.get_running_loop().time() - timeout_ms / 1000
             slow = [d for d in self._deliveries if d.since is not None and d.since <= before]
             await asyncio.gather(*(self._expire(d) for d in slow if d.messages))
@@ -281,7 +281,7 @@ class OrderlyDeliverer:
             answer = await self._listener.call(messages, threaded)
             failed = failed_of(messages, answer)
             answer = answer or Later()
-            messages = [m for m in failed if not await self._given_up(m, answer)]
+            messages = [m for m in failed if not await self._exhausted(m, answer)]
             if not messages:
                 return
             for message in messages:
@@ -293,7 +293,7 @@ class OrderlyDeliverer:
                 pause_ms = min(max(pause_ms, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _given_up(self, message: MessageExt, answer: Later) -> bool:
+    async def _exhausted(self, message: MessageExt, answer: Later) -> bool:
         """Move a message that has failed often enough to the dead letters; return whether it is
         there."""
         limit = self._policy.max_reconsume_times

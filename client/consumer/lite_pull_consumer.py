@@ -35,7 +35,7 @@ from .offsets import ConsumeFrom
 from .process_queue import Batch
 from .queue_puller import PullConfig, QueueWorker
 from .remote_offset_store import max_offset, min_offset, offset_for
-from .server_requests import Asked
+from .server_requests import ServerRequestHandlers
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class LitePullConsumer:
         self.membership = Membership(
             group, "CONSUME_ACTIVELY", instance, self, offsets, self.config, pull
         )
-        self._asked = Asked(self.membership, self)
+        self._asked = ServerRequestHandlers(self.membership, self)
         self._on_queues_changed = on_queues_changed
         self._seen_queues: dict[str, frozenset[MessageQueue]] = {}
         self._polled: dict[MessageQueue, int] = {}  # everything below was handed out
@@ -125,11 +125,11 @@ class LitePullConsumer:
         if self.membership.subscriptions and not self._assigned:
             raise ClientError(-1, "topics are subscribed to: assign nothing")
         self._assigned = True
-        wanted = set(queues)
+        requested = set(queues)
         version = int(time.time() * 1000)
         by_topic = {
             queue.topic: subscribe(queue.topic, expression, version, expression_type)
-            for queue in wanted
+            for queue in requested
         }
         await self.membership.rebalancer.stop()
         self.membership.subscriptions.clear()
@@ -137,10 +137,10 @@ class LitePullConsumer:
         for topic in by_topic:
             await self._instance.directory.route(topic)
         await self._instance.heartbeat_all()
-        await self.membership.give_up(
-            [queue for queue in self.membership.workers if queue not in wanted]
+        await self.membership.release(
+            [queue for queue in self.membership.workers if queue not in requested]
         )
-        for queue in sorted(wanted - set(self.membership.workers)):
+        for queue in sorted(requested - set(self.membership.workers)):
             if not await self.membership.take(queue, by_topic[queue.topic]):
                 raise ClientError(-1, f"where to begin in {queue} could not be found out")
 
@@ -182,7 +182,7 @@ class LitePullConsumer:
             except TimeoutError:
                 return []
 
-    def give_back(self, messages: Sequence[MessageExt]) -> None:
+    def restore(self, messages: Sequence[MessageExt]) -> None:
         """Take back what the latest `poll` returned, unprocessed, and hand it out again."""
         if messages and messages[0].queue in self.membership.workers:
             queue, offset = messages[0].queue, messages[0].queue_offset
@@ -259,7 +259,7 @@ class LitePullConsumer:
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
         self._polled[queue] = self._processed[queue] = offset
-        self.membership.offsets.table.begin(queue, offset)
+        self.membership.offsets.table.start(queue, offset)
 
     # ---- called by the membership
 
@@ -268,7 +268,7 @@ class LitePullConsumer:
         if worker.queue in self._paused:
             worker.pause()
 
-    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+    async def released(self, queues: Sequence[MessageQueue]) -> None:
         if self.config.auto_commit:
             await self._commit({q: self._processed[q] for q in queues if q in self._processed})
         for queue in queues:
@@ -287,7 +287,7 @@ class LitePullConsumer:
 
     # ---- called on an administrator's request
 
-    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+    async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
             await self.seek(queue, offset)
         await self.commit(offsets)
@@ -305,25 +305,25 @@ class LitePullConsumer:
     def _auto_commit(self) -> None:
         """Begin to commit what was processed, or have the task go on that still asks brokers."""
         self._commit_due = self._now() + self.config.auto_commit_interval_ms / 1000
-        self._note(self._processed)
+        self._record(self._processed)
         self._uncommitted.update(self._processed)
         if self._committing is None or self._committing.done():
-            self._committing = self._instance.spawn(self._commit_noted(), "auto-commit")
+            self._committing = self._instance.spawn(self._commit_recorded(), "auto-commit")
 
-    async def _commit_noted(self) -> None:
+    async def _commit_recorded(self) -> None:
         while self._uncommitted:
             queues = list(self._uncommitted)
             self._uncommitted.clear()
             await self.membership.offsets.commit_confirmed(queues)
 
     async def _commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        self._note(offsets)
+        self._record(offsets)
         return await self.membership.offsets.commit_confirmed(list(offsets))
 
-    def _note(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def _record(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Have the next commit write these offsets."""
         table = self.membership.offsets.table
         for queue, offset in offsets.items():
             if offset < table.finished().get(queue, offset):
-                table.begin(queue, offset)  # the user went back
+                table.start(queue, offset)  # the user went back
             table.advance(queue, offset)

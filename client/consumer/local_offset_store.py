@@ -130,7 +130,7 @@ class LocalOffsetStore:
                 return {}
             saved.update(dirty)
         for queue, offset in dirty.items():
-            self.table.told(queue, offset)
+            self.table.sent(queue, offset)
         return dirty
 
     async def _load(self) -> dict[MessageQueue, int]:

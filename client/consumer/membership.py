@@ -58,7 +58,7 @@ class Member(WorkerOwner, Protocol):
         """Take note that a queue is held from now on; its worker starts next."""
         ...
 
-    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+    async def released(self, queues: Sequence[MessageQueue]) -> None:
         """Commit what is finished: the queues' workers have stopped."""
         ...
 
@@ -127,7 +127,7 @@ class Membership:
     async def stop(self) -> None:
         """Give up all queues and leave the group, which it leaves also if the former fails, and at
         once if this is cancelled. Calls at the same time share one stop."""
-        task = self.begin_to_stop()
+        task = self.start_stop()
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
@@ -137,7 +137,7 @@ class Membership:
         if not task.cancelled():  # by another caller
             task.result()
 
-    def begin_to_stop(self) -> asyncio.Task[None]:
+    def start_stop(self) -> asyncio.Task[None]:
         """Begin with what `stop` does, in a task that is not among those it ends. The listener gets
         no more from now on."""
         for worker in self.workers.values():
@@ -175,7 +175,7 @@ class Membership:
             return False
         if self.locks is not None and not self.locks.held(queue):
             return False  # lost meanwhile: another member has it, and moves the offset
-        self.offsets.table.begin(queue, start)
+        self.offsets.table.start(queue, start)
         worker = QueueWorker(
             queue, self.group, subscription, start, self.instance, self._member, self._pull,
             self._budget,
@@ -186,18 +186,18 @@ class Membership:
         logger.info("queue_taken queue=%s offset=%d", queue, start)
         return True
 
-    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+    async def release(self, queues: Sequence[MessageQueue]) -> None:
         """Stop the queues' workers, commit what is finished, release the locks, drop the queues.
         Queues that were lost meanwhile, with their locks, are passed over. What was begun goes on
         if the caller is cancelled, and `stop` waits for it."""
-        await asyncio.shield(self._begin_to_give_up(queues))
+        await asyncio.shield(self._start_release(queues))
 
     # ---- inside
 
     async def _leave(self) -> None:
         try:
             await self.rebalancer.stop()  # so that it takes no queues while they are given up
-            rest = self._begin_to_give_up(list(self.workers))
+            rest = self._start_release(list(self.workers))
             tasks = {rest, *self._giving_up.values()}
             await asyncio.wait(tasks)
             for task in tasks:
@@ -207,18 +207,18 @@ class Membership:
         finally:
             await self.instance.leave(None, self.group)
 
-    def _begin_to_give_up(self, queues: Sequence[MessageQueue]) -> asyncio.Task[None]:
+    def _start_release(self, queues: Sequence[MessageQueue]) -> asyncio.Task[None]:
         workers = {queue: self.workers.pop(queue) for queue in queues if queue in self.workers}
-        task = self.instance.spawn(self._give_up(workers), "give queues up")
+        task = self.instance.spawn(self._release(workers), "give queues up")
         self._giving_up.update(dict.fromkeys(workers, task))
         return task
 
-    async def _give_up(self, workers: Mapping[MessageQueue, QueueWorker]) -> None:
+    async def _release(self, workers: Mapping[MessageQueue, QueueWorker]) -> None:
         queues = list(workers)
         try:
             stopping = (worker.stop(self._stop_grace_ms) for worker in workers.values())
             idle = await asyncio.gather(*stopping)
-            await self._member.given_up(queues)
+            await self._member.released(queues)
             if self.locks is not None:
                 rest = dict(zip(queues, idle, strict=True))
                 await self.locks.release([queue for queue in queues if rest[queue]])
@@ -235,15 +235,15 @@ class Membership:
         worker = self.workers.pop(queue, None)
         if worker is not None:
             self.offsets.table.drop(queue)
-            self.instance.spawn(self._begin_anew(worker), f"begin anew {queue}")
+            self.instance.spawn(self._restart(worker), f"begin anew {queue}")
 
-    async def _begin_anew(self, worker: QueueWorker) -> None:
+    async def _restart(self, worker: QueueWorker) -> None:
         await worker.stop(0)
         self.rebalancer.ask()
 
     def _leader_changed(self, group: ReplicaGroup) -> None:
         if not self._broadcasting:
-            self.offsets.table.forget_told(group.name)
+            self.offsets.table.forget_sent(group.name)
         if self.locks is not None:
             self.locks.leader_changed(group.name)
         for queue, worker in self.workers.items():

@@ -20,13 +20,13 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self._finished: dict[MessageQueue, int] = {}
-        self._told: dict[MessageQueue, int] = {}
+        self._sent: dict[MessageQueue, int] = {}
 
-    def begin(self, queue: MessageQueue, offset: int) -> None:
+    def start(self, queue: MessageQueue, offset: int) -> None:
         """Go on at `offset` in a queue. The next commit tells it: a broker may have answered where
         a new group begins, which is nobody's offset until it is committed."""
         self._finished[queue] = offset
-        self._told.pop(queue, None)
+        self._sent.pop(queue, None)
 
     def advance(self, queue: MessageQueue, offset: int) -> None:
         """Mark everything below `offset` as finished; ignored if smaller than before."""
@@ -40,24 +40,24 @@ class OffsetTable:
         return {
             queue: self._finished[queue]
             for queue in chosen
-            if queue in self._finished and self._told.get(queue) != self._finished[queue]
+            if queue in self._finished and self._sent.get(queue) != self._finished[queue]
         }
 
-    def told(self, queue: MessageQueue, offset: int) -> None:
+    def sent(self, queue: MessageQueue, offset: int) -> None:
         """Take note that the broker was told `offset` (or confirmed it)."""
         if queue in self._finished:
-            self._told[queue] = offset
+            self._sent[queue] = offset
 
-    def forget_told(self, broker_name: str | None = None) -> None:
+    def forget_sent(self, broker_name: str | None = None) -> None:
         """Have the next commit send all offsets of this broker group (None: of all) again: one-way
         commits may have been lost with the old leader."""
-        for queue in list(self._told):
+        for queue in list(self._sent):
             if broker_name in (None, queue.broker_name):
-                del self._told[queue]
+                del self._sent[queue]
 
     def drop(self, queue: MessageQueue) -> None:
         self._finished.pop(queue, None)
-        self._told.pop(queue, None)
+        self._sent.pop(queue, None)
 
     def finished(self) -> dict[MessageQueue, int]:
         """Return the finished offset of every held queue."""

@@ -136,8 +136,8 @@ class PullConsumer:
             status = PullStatus(response.code)
             messages: list[MessageExt] = []
             if status is PullStatus.FOUND:
-                wanted = subscription.wanted_tags()
-                messages = decode_messages(response.body, queue.broker_name, wanted)
+                requested = subscription.subscribed_tags()
+                messages = decode_messages(response.body, queue.broker_name, requested)
                 messages = [message for message in messages if message.queue_offset >= offset]
         except (ValueError, HeaderError, RecordError) as error:
             remark = response.remark or f"not understood: {error}"
@@ -167,7 +167,7 @@ class PullConsumer:
             self._positions[queue] = max(offset, result.next_offset)
         return result.messages
 
-    def give_back(self, messages: Sequence[MessageExt]) -> None:
+    def restore(self, messages: Sequence[MessageExt]) -> None:
         """Take back what the latest `fetch` of a queue returned: the next one returns it again."""
         if messages:
             self.seek(messages[0].queue, messages[0].queue_offset)

@@ -48,7 +48,7 @@ from .queue_locks import LockConfig
 from .queue_puller import PullConfig, QueueWorker
 from .remote_offset_store import OnCommit
 from .send_back import SendBack
-from .server_requests import Asked
+from .server_requests import ServerRequestHandlers
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,8 @@ class PushConsumer:
             config.stop_grace_ms,
         )  # fmt: skip
         self._deliverer = self._new_deliverer()
-        self._asked = Asked(self.membership, self, self._listener, config.orderly)
-        self._retry_look: asyncio.TimerHandle | None = None
+        self._asked = ServerRequestHandlers(self.membership, self, self._listener, config.orderly)
+        self._retry_check: asyncio.TimerHandle | None = None
 
     @property
     def client_id(self) -> str:
@@ -183,10 +183,10 @@ class PushConsumer:
         the group. In the listener it returns at once: the stop waits for the listener's return."""
         if not self._instance.running:
             return
-        if self._retry_look is not None:
-            self._retry_look.cancel()
+        if self._retry_check is not None:
+            self._retry_check.cancel()
         if self.called_by_listener:
-            self.membership.begin_to_stop()
+            self.membership.start_stop()
         else:
             await self.membership.stop()
 
@@ -198,7 +198,7 @@ class PushConsumer:
         """Continue a held queue at `offset`; cached messages are dropped."""
         worker = self.membership.workers[queue]
         worker.reset(offset)
-        self.membership.offsets.table.begin(queue, offset)
+        self.membership.offsets.table.start(queue, offset)
 
     def pause(self, queues: Sequence[MessageQueue] | None = None) -> None:
         """Stop pulling from these queues (None: all held now); cached messages are still
@@ -223,14 +223,14 @@ class PushConsumer:
         self.membership.offsets.table.advance(queue, offset)
 
     def rewound(self, queue: MessageQueue, offset: int) -> None:
-        self.membership.offsets.table.begin(queue, offset)
+        self.membership.offsets.table.start(queue, offset)
 
     # ---- called by the membership
 
     def began(self, worker: QueueWorker, offset: int) -> None:
         """Do nothing: the worker and the offset table keep everything that is needed."""
 
-    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+    async def released(self, queues: Sequence[MessageQueue]) -> None:
         await self.membership.offsets.commit_confirmed(queues)
 
     def queues_changed(self, topic: str, queues: Sequence[MessageQueue]) -> None:
@@ -238,7 +238,7 @@ class PushConsumer:
 
     # ---- called on an administrator's request
 
-    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+    async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
             await self.seek(queue, offset)
         await self.commit()
@@ -277,12 +277,12 @@ class PushConsumer:
             queue.topic == retry_topic and queue.broker_name == broker_name
             for queue in self.membership.workers
         )
-        if not known and self._retry_look is None:
+        if not known and self._retry_check is None:
             loop = asyncio.get_running_loop()
-            self._retry_look = loop.call_later(RETRY_ROUTE_PAUSE_S, self._look_for_retries)
+            self._retry_check = loop.call_later(RETRY_ROUTE_PAUSE_S, self._check_retries)
 
-    def _look_for_retries(self) -> None:
-        self._retry_look = None
+    def _check_retries(self) -> None:
+        self._retry_check = None
         self.membership.rebalancer.ask()
 
     async def _commit_forever(self) -> None:

@@ -60,7 +60,9 @@ class QueueLocks:
         self._lost = lost
         self._instance = instance
         self._config = config
-        self._asked_at: dict[MessageQueue, float] = {}  # granted: loop time of the request, seconds
+        self._requested_at: dict[
+            MessageQueue, float
+        ] = {}  # granted: loop time of the request, seconds
         self._held: set[MessageQueue] = set()  # to be renewed
         # Locks that a broker may have granted, whether or not we believe in them. A new leader
         # knows them from its log, and no other client gets them for a minute unless released.
@@ -74,8 +76,8 @@ class QueueLocks:
 
     def valid(self, queue: MessageQueue) -> bool:
         """Return whether the lock is granted and recent enough to consume under."""
-        asked_at = self._asked_at.get(queue)
-        return asked_at is not None and _now() - asked_at < self._config.age_max_ms / 1000
+        requested_at = self._requested_at.get(queue)
+        return requested_at is not None and _now() - requested_at < self._config.age_max_ms / 1000
 
     def held(self, queue: MessageQueue) -> bool:
         """Return whether the lock was acquired, and not lost or given up since."""
@@ -83,8 +85,8 @@ class QueueLocks:
 
     def age_ms(self, queue: MessageQueue) -> float | None:
         """Return the time since the last request that was granted; None if there is none."""
-        asked_at = self._asked_at.get(queue)
-        return None if asked_at is None else (_now() - asked_at) * 1000
+        requested_at = self._requested_at.get(queue)
+        return None if requested_at is None else (_now() - requested_at) * 1000
 
     async def acquire(self, queue: MessageQueue) -> bool:
         """Ask for one lock; if granted, it is renewed from now on. Raises ClientError."""
@@ -122,7 +124,7 @@ class QueueLocks:
         by_group: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             self._held.discard(queue)
-            self._asked_at.pop(queue, None)
+            self._requested_at.pop(queue, None)
             if queue in self._perhaps and tell:
                 by_group.setdefault(queue.broker_name, []).append(queue)
             self._perhaps.discard(queue)
@@ -142,8 +144,8 @@ class QueueLocks:
     def leader_changed(self, broker_name: str) -> None:
         """Invalidate the group's locks until they are granted again: the new leader may not know
         them."""
-        for queue in [queue for queue in self._asked_at if queue.broker_name == broker_name]:
-            del self._asked_at[queue]
+        for queue in [queue for queue in self._requested_at if queue.broker_name == broker_name]:
+            del self._requested_at[queue]
         self._changed.set()
 
     async def _renew_forever(self) -> None:
@@ -167,12 +169,12 @@ class QueueLocks:
         """Ask the leader of one group for `queues`, and note what it granted. A queue that is given
         up meanwhile is in no further attempt: one that came behind its unlocking would lock it
         again, for nobody."""
-        asked_at = 0.0
+        requested_at = 0.0
         asked: list[MessageQueue] = []
 
         def command() -> RemotingCommand:
-            nonlocal asked_at, asked
-            asked_at = _now()  # the last attempt is the one that is answered
+            nonlocal requested_at, asked
+            requested_at = _now()  # the last attempt is the one that is answered
             asked = [queue for queue in queues if queue in self._perhaps]
             return RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, {}, self._body(asked))
 
@@ -191,9 +193,9 @@ class QueueLocks:
             if queue not in self._perhaps:
                 continue  # given up: the unlocking came behind this attempt
             if queue in granted:
-                self._asked_at[queue] = asked_at
+                self._requested_at[queue] = requested_at
                 continue
-            self._asked_at.pop(queue, None)
+            self._requested_at.pop(queue, None)
             self._perhaps.discard(queue)
             if queue in self._held:
                 logger.warning("lock_lost queue=%s", queue)

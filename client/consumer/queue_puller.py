@@ -118,9 +118,9 @@ class QueueWorker:
         self._config = config
         self._replicas = instance.directory.group(queue.broker_name)
         self._moved = OffsetMoved(config.backward_confirmations)
-        self._wanted = subscription.wanted_tags()
+        self._needed = subscription.subscribed_tags()
         self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
+        self._capacity = asyncio.Event()
         self._pull: asyncio.Task[RemotingCommand] | None = None
         self._pull_address = ""
         self._read_from = LEADER_ID  # the brokerId last suggested
@@ -137,7 +137,7 @@ class QueueWorker:
         return self._loop.time() * 1000 - self.last_pull_ms
 
     def start(self) -> None:
-        self._budget.waiting[self] = self._room.set
+        self._budget.waiting[self] = self._capacity.set
         name = f"{self.queue.topic}/{self.queue.broker_name}/{self.queue.queue_id}"
         self._pulling = self._instance.spawn(self._pull_forever(), f"pull {name}")
         for number in range(self._config.consume_tasks):
@@ -157,10 +157,10 @@ class QueueWorker:
             await _cancel([self._pulling])
         deadline = self._loop.time() + grace_ms / 1000
         while self.process_queue.taken_count and self._loop.time() < deadline:
-            self._room.clear()
+            self._capacity.clear()
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._room.wait()
+                    await self._capacity.wait()
             except TimeoutError:
                 break
         idle = not self.process_queue.taken_count
@@ -190,7 +190,7 @@ class QueueWorker:
 
     def resume(self) -> None:
         self.paused = False
-        self._room.set()
+        self._capacity.set()
 
     def taken(self, count_max: int) -> Batch | None:
         """Take the next messages for a user who polls; this queue counts them as finished."""
@@ -199,14 +199,14 @@ class QueueWorker:
         batch = self.process_queue.take(count_max)
         if batch is not None:
             offset = self.process_queue.finish(batch)
-            self._room.set()
+            self._capacity.set()
             self._owner.advanced(self.queue, offset)
         return batch
 
     def _begin_at(self, offset: int) -> None:
         self.process_queue.discard()
         self.process_queue = ProcessQueue(offset, self._config.limits, self._budget)
-        self._room.set()
+        self._capacity.set()
 
     # ---- pulling
 
@@ -216,8 +216,8 @@ class QueueWorker:
                 await asyncio.sleep(self._pause_ms / 1000)
             process_queue = self.process_queue
             if self.paused or process_queue.full:
-                self._room.clear()
-                await self._room.wait()
+                self._capacity.clear()
+                await self._capacity.wait()
                 continue
             response = await self._request(process_queue.next_pull)
             if response is None or process_queue is not self.process_queue:
@@ -302,17 +302,17 @@ class QueueWorker:
         if self._pull_address == self._replicas.absent_leader:
             self._instance.directory.presume(self._replicas, self._pull_address)
         self._read_from = answer.suggested_broker_id
-        wanted = self._replicas.replica(self._read_from)
+        requested = self._replicas.replica(self._read_from)
         if self._read_from == LEADER_ID and self._replicas.leader is None:
             return False  # no leader is known
-        return wanted is not None and wanted != self._pull_address
+        return requested is not None and requested != self._pull_address
 
     async def _take_in(self, process_queue: ProcessQueue, response: RemotingCommand) -> None:
         code = response.code
         if code == ResponseCode.SUCCESS:
             answer = PullResponseHeader.parse(response.ext)
             self._follow_suggestion(answer)
-            messages = decode_messages(response.body, self.queue.broker_name, self._wanted)
+            messages = decode_messages(response.body, self.queue.broker_name, self._needed)
             start = process_queue.next_pull
             if messages and messages[0].queue_offset < start:  # a broker may begin a batch earlier
                 messages = [message for message in messages if message.queue_offset >= start]
@@ -423,7 +423,7 @@ class QueueWorker:
         if batch.finished:
             return
         offset = process_queue.finish(batch)
-        self._room.set()
+        self._capacity.set()
         if process_queue is self.process_queue:  # else it was reset meanwhile
             self._owner.advanced(self.queue, offset)
 

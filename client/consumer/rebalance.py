@@ -40,7 +40,7 @@ class QueueHolder(Protocol):
         """Begin with a queue; return False to be asked again soon."""
         ...
 
-    async def give_up(self, queues: Sequence[MessageQueue]) -> None:
+    async def release(self, queues: Sequence[MessageQueue]) -> None:
         """Give up queues, after committing everything finished."""
         ...
 
@@ -66,13 +66,13 @@ class Rebalancer:
         self._owner = owner
         self._strategy = strategy
         self._interval_ms = interval_ms
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._announced: set[str] = set()  # broker groups told of us since the last change
         self._unrouted: dict[str, float] = {}  # topic → since when it has no route; loop time, s
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._wanted.set()
+        self._requested.set()
         self._task = self._instance.spawn(self._run(), "rebalance")
 
     async def stop(self) -> None:
@@ -83,27 +83,27 @@ class Rebalancer:
 
     def ask(self) -> None:
         """Rebalance soon."""
-        self._wanted.set()
+        self._requested.set()
 
     def ids_changed(self, request: RemotingCommand) -> None:
         """Handle 40 (one-way): a group's members changed."""
         if (request.ext or {}).get("consumerGroup") == self._group:
-            self._wanted.set()
+            self._requested.set()
 
     def subscription_changed(self) -> None:
         """Rebalance, with heartbeats first: brokers have to know the new subscription."""
         self._announced.clear()
-        self._wanted.set()
+        self._requested.set()
 
     async def _run(self) -> None:
         interval = self._interval_ms / 1000
         while True:
             try:
                 async with asyncio.timeout(interval):
-                    await self._wanted.wait()
+                    await self._requested.wait()
             except TimeoutError:
                 pass  # the regular interval is over
-            self._wanted.clear()
+            self._requested.clear()
             settled = await self._once()
             interval = self._interval_ms / 1000 if settled else UNSETTLED_PAUSE_S
 
@@ -132,15 +132,15 @@ class Rebalancer:
         """Log it once a minute if it lasts: the topic may be misspelt, or not for this account."""
         now = asyncio.get_running_loop().time()
         lasts = now - self._unrouted.setdefault(topic, now) >= UNROUTED_S
-        if lasts and self._instance.log_pace.due((topic, error.message)) is not None:
-            words = " ".join(str(error).splitlines())
-            logger.warning("rebalance_without_route topic=%s error=%s", topic, words)
+        if lasts and self._instance.log_limit.due((topic, error.message)) is not None:
+            text = " ".join(str(error).splitlines())
+            logger.warning("rebalance_without_route topic=%s error=%s", topic, text)
 
     async def _topic(self, topic: str) -> bool:
         subscription = self.subscriptions.get(topic)
         if subscription is None:
             self._unrouted.pop(topic, None)
-            await self._owner.give_up([q for q in self._owner.held() if q.topic == topic])
+            await self._owner.release([q for q in self._owner.held() if q.topic == topic])
             return True
         route = await self._instance.directory.refresh(topic)
         self._unrouted.pop(topic, None)
@@ -164,7 +164,7 @@ class Rebalancer:
         held = {q: by for q, by in self._owner.held().items() if q.topic == topic}
         kept = {queue for queue in mine if held.get(queue) == subscription}
         if held.keys() - kept:  # another's now, or pulled with an old subscription
-            await self._owner.give_up(sorted(held.keys() - kept))
+            await self._owner.release(sorted(held.keys() - kept))
         taking = (self._owner.take(queue, subscription) for queue in sorted(set(mine) - kept))
         return all(await asyncio.gather(*taking))
 

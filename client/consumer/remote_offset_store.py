@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # A late request of the consumer that had the queue before may set an offset back. So offsets are
 # told again now and then, also those that have not moved (Java clients do so at every commit).
-TOLD_AGAIN_S = 30.0
+REPEAT_S = 30.0
 CONFIRMED_AT_ONCE_MAX = 64  # confirmed commits in flight together, in one broker group
 
 OnCommit = Callable[[MessageQueue, int], None]
@@ -55,7 +55,7 @@ class OffsetStore:
             partial(asyncio.Semaphore, CONFIRMED_AT_ONCE_MAX)
         )
         self._under_way: dict[MessageQueue, asyncio.Event] = {}  # set when the commit has ended
-        self._told_again_s = 0.0  # loop time; 0: no commit yet
+        self._repeat_s = 0.0  # loop time; 0: no commit yet
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the offset the group committed; None for none. Raises ClientError.
@@ -80,8 +80,8 @@ class OffsetStore:
 
     async def commit_oneway(self) -> None:
         """Tell the leaders the offsets that moved, without waiting for answers. What is lost with a
-        leader is sent again to the next one (OffsetTable.forget_told)."""
-        self._tell_again()
+        leader is sent again to the next one (OffsetTable.forget_sent)."""
+        self._repeat()
         leaderless: list[MessageQueue] = []
         for queue, offset in self.table.dirty().items():
             leader = self._instance.directory.group(queue.broker_name).leader
@@ -93,7 +93,7 @@ class OffsetStore:
             except RemotingError as error:
                 logger.info("commit_failed queue=%s error=%s", queue, error)
                 continue
-            self.table.told(queue, offset)
+            self.table.sent(queue, offset)
         if leaderless:  # no leader is known for a one-way request; a confirmed one searches it
             await self.commit_confirmed(leaderless)
 
@@ -103,20 +103,20 @@ class OffsetStore:
         """Write the offsets that moved, wait for the answers, and return what was confirmed. A
         broker group whose leader is not found for one offset is asked for no further ones."""
         if queues is None:
-            self._tell_again()
+            self._repeat()
         dirty = list(self.table.dirty(queues).items())
         lost: dict[str, ClientError] = {}
         done = await asyncio.gather(*(self._commit_one(q, offset, lost) for q, offset in dirty))
         return {queue: offset for (queue, offset), ok in zip(dirty, done, strict=True) if ok}
 
-    def _tell_again(self) -> None:
-        """Have this commit tell every offset, if the last time was TOLD_AGAIN_S ago."""
+    def _repeat(self) -> None:
+        """Have this commit tell every offset, if the last time was REPEAT_S ago."""
         now_s = asyncio.get_running_loop().time()
-        if not self._told_again_s:
-            self._told_again_s = now_s
-        elif now_s - self._told_again_s >= TOLD_AGAIN_S:
-            self._told_again_s = now_s
-            self.table.forget_told()
+        if not self._repeat_s:
+            self._repeat_s = now_s
+        elif now_s - self._repeat_s >= REPEAT_S:
+            self._repeat_s = now_s
+            self.table.forget_sent()
 
     async def _commit_one(
         self, queue: MessageQueue, offset: int, lost: dict[str, ClientError]
@@ -153,12 +153,12 @@ class OffsetStore:
                 "commit_refused queue=%s code=%d remark=%s", queue, response.code, response.remark
             )
             return False
-        self.table.told(queue, offset)
-        _tell(self._on_commit, queue, offset)
+        self.table.sent(queue, offset)
+        _send(self._on_commit, queue, offset)
         return True
 
     def _announced(self, queue: MessageQueue, offset: int) -> RemotingCommand:
-        _tell(self._on_committing, queue, offset)
+        _send(self._on_committing, queue, offset)
         return self._command(queue, offset)
 
     def _command(self, queue: MessageQueue, offset: int) -> RemotingCommand:
@@ -169,7 +169,7 @@ class OffsetStore:
         return RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
 
 
-def _tell(callback: OnCommit | None, queue: MessageQueue, offset: int) -> None:
+def _send(callback: OnCommit | None, queue: MessageQueue, offset: int) -> None:
     if callback is None:
         return
     try:

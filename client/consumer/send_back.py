@@ -43,7 +43,7 @@ class SendBack:
         after `reconsume_times_max`."""
         if await self._ask_back(message, delay_level, reconsume_times_max):
             return True
-        return await self._send_whole(message, delay_level, reconsume_times_max)
+        return await self._send_full(message, delay_level, reconsume_times_max)
 
     async def _ask_back(self, message: MessageExt, delay_level: int, times_max: int) -> bool:
         now = asyncio.get_running_loop().time()
@@ -66,7 +66,7 @@ class SendBack:
             self._unsupported_until[message.broker_name] = now + UNSUPPORTED_MEMORY_S
         return response.code == ResponseCode.SUCCESS
 
-    async def _send_whole(self, message: MessageExt, delay_level: int, times_max: int) -> bool:
+    async def _send_full(self, message: MessageExt, delay_level: int, times_max: int) -> bool:
         times = message.reconsume_times + 1
         if delay_level < 0:
             times = max(times, times_max + 1)  # over the limit: dead letters

@@ -23,25 +23,25 @@ from .membership import Membership
 logger = logging.getLogger(__name__)
 
 
-class Movable(Protocol):
+class ResettableConsumer(Protocol):
     """A consumer that can be moved."""
 
     @property
     def offsets(self) -> dict[MessageQueue, int]: ...
 
-    async def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
+    async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Move queues, which are held, to `offsets`: an administrator resets the group."""
         ...
 
 
-class Asked:
+class ServerRequestHandlers:
     """The request handlers of one consumer. `listener` None: a consumer without one, which
     does not serve 309."""
 
     def __init__(
         self,
         membership: Membership,
-        consumer: Movable,
+        consumer: ResettableConsumer,
         listener: GuardedListener | None = None,
         orderly: bool = False,
     ) -> None:
@@ -71,7 +71,7 @@ class Asked:
         if header.group == self._membership.group:
             table, workers = reset_table(request.body), self._membership.workers
             held = {queue: offset for queue, offset in table.items() if queue in workers}
-            await self._consumer.go_on_at(held)
+            await self._consumer.reset_offsets(held)
         logger.warning("offsets_reset topic=%s queues=%d", header.topic, len(held))
         return RemotingCommand.response_to(request, ResponseCode.SUCCESS)
 

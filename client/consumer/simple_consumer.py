@@ -73,13 +73,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """A pop that was begun at `begun_s` (loop time), and the task that ends with its answer."""
+    """A pop that was begun at `started_s` (loop time), and the task that ends with its answer."""
 
     target: Target
     subscription: Subscription
     count_max: int
     invisible_ms: int
-    begun_s: float
+    started_s: float
     wait_ms: int
     task: asyncio.Task[Answer]
 
@@ -111,7 +111,7 @@ class Pop:
 
     def silence(self, now_s: float) -> list[MessageExt] | ClientError:
         """Return the error of a broker group that owes the answer; [] if it may still wait."""
-        if now_s < self.begun_s + self.wait_ms / 1000:
+        if now_s < self.started_s + self.wait_ms / 1000:
             return []
         broker = self.target[1]
         return BrokerUnreachable(f"{broker} did not answer in time", outcome_unknown=True)
@@ -359,14 +359,14 @@ class SimpleConsumer:
             messages = popped(answer, broker, topic)
         except (ValueError, KeyError, HeaderError, RecordError) as error:
             raise BrokerRefused(answer.code, f"not understood: {error}", broker) from error
-        wanted = subscription.wanted_tags()
-        if wanted is None:
+        requested = subscription.subscribed_tags()
+        if requested is None:
             return messages
         # Brokers compare hashes of tags only.
-        others = [one for one in messages if tag_of(one.properties_raw) not in wanted]
+        others = [one for one in messages if tag_of(one.properties_raw) not in requested]
         if others:
             await self.ack(others)
-        return [one for one in messages if tag_of(one.properties_raw) in wanted]
+        return [one for one in messages if tag_of(one.properties_raw) in requested]
 
     # ---- what becomes of a message --------------------------------------------------------
 

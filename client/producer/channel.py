@@ -36,7 +36,7 @@ LAST_OPAQUE = (1 << 31) - 1
 OK_START = b'{"code":0,'  # how brokers begin such an answer
 
 
-class StoredPlace(Struct, gc=False):
+class StoredPosition(Struct, gc=False):
     """The extFields of the answer that the producer reads; numbers are strings on the wire."""
 
     message_id: str = field(name="msgId")
@@ -51,7 +51,7 @@ class StoredAnswer(Struct, gc=False):
     code: int
     flag: int
     opaque: int
-    place: StoredPlace = field(name="extFields")
+    place: StoredPosition = field(name="extFields")
 
 
 # Raises msgspec.MsgspecError for anything else. Not strict: numbers may be strings.

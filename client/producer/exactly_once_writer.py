@@ -43,14 +43,14 @@ PATIENCE_MS = 60_000  # for which a request is repeated, through a failover
 OPENINGS_MAX = 10  # attempts to open a writer that others open at the same time
 
 
-class Place(NamedTuple):
+class WritePosition(NamedTuple):
     """The number of a request: its batch, and its sequence in the batch, from 0."""
 
     batch: int
     sequence: int
 
 
-NOWHERE = Place(-1, -1)  # before the first request
+NOWHERE = WritePosition(-1, -1)  # before the first request
 
 
 class ExactlyOnceWriter:
@@ -77,7 +77,7 @@ class ExactlyOnceWriter:
         self._instance = ClientInstance(namesrv, instance_config)
         self._policy = replace(CONTROL, time_ms_max=patience_ms)
         self._epochs: dict[str, int] = {}  # by broker group where it is open
-        self._last: dict[MessageQueue, Place] = {}
+        self._last: dict[MessageQueue, WritePosition] = {}
         self._key_start = hashlib.blake2b(f"{topic}/{name}".encode(), digest_size=6).hexdigest()
 
     __aenter__, __aexit__ = entered, left
@@ -100,21 +100,21 @@ class ExactlyOnceWriter:
 
     async def open_at(self, queues: Sequence[MessageQueue]) -> None:
         """Open the writer at the broker groups of these queues, too. Raises ClientError."""
-        wanted = {queue.broker_name for queue in queues} - self._epochs.keys()
-        if self.exactly_once and wanted:
-            await self._open(sorted(wanted))
+        requested = {queue.broker_name for queue in queues} - self._epochs.keys()
+        if self.exactly_once and requested:
+            await self._open(sorted(requested))
 
     async def delete(self) -> None:
         """Delete the writer and its watermarks at the broker groups where it was opened: nothing
         that it wrote will be repeated. Raises ClientError."""
         for broker in sorted(self._epochs):
-            await self._told(broker, "delete", 0)
+            await self._reported(broker, "delete", 0)
 
     async def stop(self) -> None:
         """Close the connections; the writer stays."""
         await self._instance.stop()
 
-    def last(self, queue: MessageQueue) -> Place:
+    def last(self, queue: MessageQueue) -> WritePosition:
         """Return the number of the last request stored in a queue."""
         return self._last.get(queue, NOWHERE)
 
@@ -133,14 +133,14 @@ class ExactlyOnceWriter:
             for number, message in enumerate(messages)
         ]
         item = outgoing_batch(messages, keys, int(time.time() * 1000))
-        return await self.write_encoded(queue, Place(batch, sequence), item.body)
+        return await self.write_encoded(queue, WritePosition(batch, sequence), item.body)
 
     def unique_key_start(self, queue: MessageQueue, batch: int) -> str:
         """Return the first 24 of the 32 characters of a message's UNIQ_KEY: they are the same in
         every attempt, so a message that was stored twice would be seen to be."""
         return f"{self._key_start}{queue.queue_id & 0xFFFF:04X}{batch & 0xFFFFFFFF:08X}".upper()
 
-    async def write_encoded(self, queue: MessageQueue, place: Place, body: bytes) -> bool:
+    async def write_encoded(self, queue: MessageQueue, place: WritePosition, body: bytes) -> bool:
         """Do as `write` for messages that are encoded as the body of a batch."""
         if place <= self.last(queue):
             return False
@@ -171,22 +171,24 @@ class ExactlyOnceWriter:
     async def _open(self, brokers: Sequence[str]) -> None:
         """Open the writer at these groups, at an epoch that none of them has seen."""
         for attempt in range(OPENINGS_MAX):
-            known = [found["epoch"] for b in brokers for found in await self._told(b, "list", 0)]
+            known = [
+                found["epoch"] for b in brokers for found in await self._reported(b, "list", 0)
+            ]
             epoch = max(known, default=0) + 1
             try:
                 for broker in brokers:
-                    (found,) = await self._told(broker, "open", epoch)
+                    (found,) = await self._reported(broker, "open", epoch)
                     self._epochs[broker] = epoch
                     for number, (batch, sequence) in found["watermarks"].items():
                         queue = MessageQueue(self.topic, broker, int(number))
-                        self._last[queue] = Place(int(batch), int(sequence))
+                        self._last[queue] = WritePosition(int(batch), int(sequence))
             except BrokerRefused as error:
                 if not error.remark.startswith("[STALE_EPOCH]") or attempt == OPENINGS_MAX - 1:
                     raise
                 continue  # opened by another, or by an attempt of ours whose outcome is unknown
             return
 
-    async def _told(self, broker: str, op: str, epoch: int) -> list[dict[str, Any]]:
+    async def _reported(self, broker: str, op: str, epoch: int) -> list[dict[str, Any]]:
         """Return what a group's leader tells of this writer."""
         ext = {"op": op, "topic": self.topic, "writer": self.name, "epoch": str(epoch)}
         answer = await self._ask(broker, RequestCode.WRITERS, ext)

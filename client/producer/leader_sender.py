@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 0.1  # after a search that raised
 
 
-class LaneOwner(Protocol):
+class LeaderSenderCallbacks(Protocol):
     """The parts of the producer's engine that a lane needs."""
 
     async def open_channel(self, address: str) -> Channel:
@@ -46,7 +46,7 @@ class LaneOwner(Protocol):
         """Put the unanswered probe back at the front of the queue."""
         ...
 
-    def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
+    def probe_liveness(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
         """Ask the broker for a sign of life; the task returns whether it came in time."""
         ...
 
@@ -62,17 +62,17 @@ class LaneOwner(Protocol):
         """Ask the name servers who leads; the answer comes through the group."""
         ...
 
-    def spawn_search(self, lane: Lane) -> None: ...
+    def spawn_search(self, sender: LeaderSender) -> None: ...
 
 
-class Lane:
+class LeaderSender:
     """The sends to one broker group. `scout_timeout_ms`: how long a replica may give neither an
     answer to the probe nor a sign of life."""
 
     def __init__(
         self,
         group: ReplicaGroup,
-        owner: LaneOwner,
+        owner: LeaderSenderCallbacks,
         now: Callable[[], float],
         scout_timeout_ms: int,
     ) -> None:
@@ -149,16 +149,16 @@ class Lane:
 
     async def _round(self) -> bool:
         """Try each candidate once; return whether the search is over."""
-        asked: set[str] = set()
+        tried: set[str] = set()
         while True:
             self.drop_expired(self._now())
             if not self.waiting:
                 return True
-            address = next((a for a in self.group.send_targets() if a not in asked), None)
+            address = next((a for a in self.group.send_targets() if a not in tried), None)
             if address is None:
                 self._owner.ask_route()
                 return False
-            asked.add(address)
+            tried.add(address)
             try:
                 channel = await self._owner.open_channel(address)
             except BrokerUnreachable as error:
@@ -197,9 +197,9 @@ class Lane:
         while True:
             await asyncio.wait((verdict,), timeout=half)
             if not verdict.done():
-                pulse = self._owner.pulse(channel, half)
-                await asyncio.wait((verdict, pulse), timeout=half, return_when=FIRST_COMPLETED)
-                lives = pulse.done() and not pulse.cancelled() and pulse.result()
+                probe = self._owner.probe_liveness(channel, half)
+                await asyncio.wait((verdict, probe), timeout=half, return_when=FIRST_COMPLETED)
+                lives = probe.done() and not probe.cancelled() and probe.result()
                 changed = self.group.version != version and self.group.leader is not None
                 elsewhere = changed and self.group.leader != channel.address
                 if not verdict.done() and (not lives or elsewhere):

@@ -54,7 +54,7 @@ class Verdict(Enum):
 
     STORED = "stored"
     NOT_LEADER = "not leader"  # not stored; another replica leads
-    LATER = "later"  # not stored; try another group now, or this one after a pause
+    RETRY = "later"  # not stored; try another group now, or this one after a pause
     UNKNOWN = "unknown"  # perhaps stored; repeat
     REFUSED = "refused"  # not stored, final
 
@@ -65,7 +65,7 @@ def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdic
         return Verdict.STORED
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:
         # The leader itself says that its disk is full: searching for a leader would not help.
-        return Verdict.LATER if remark.startswith("[DISK_FULL]") else Verdict.NOT_LEADER
+        return Verdict.RETRY if remark.startswith("[DISK_FULL]") else Verdict.NOT_LEADER
     if code == ResponseCode.GO_AWAY:
         return Verdict.NOT_LEADER
     if code == ResponseCode.SYSTEM_ERROR:
@@ -74,7 +74,7 @@ def judge(code: int, remark: str, ext: Mapping[str, str] = _NO_FIELDS) -> Verdic
         refused = NOT_STORED in ext or remark.startswith(ACL_EXCEPTION)
         return Verdict.REFUSED if refused else Verdict.UNKNOWN
     if code in RETRIED_ELSEWHERE:
-        return Verdict.LATER
+        return Verdict.RETRY
     return Verdict.REFUSED
 
 
@@ -122,7 +122,7 @@ class Pending:
         return SendFailed(self.code, self.reason, self.attempts)
 
 
-class Parked:
+class UnroutedSends:
     """The parked sends of one producer, by topic, in the order of the calls."""
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ from ..message import (
 )
 from ..retry import ROUTE_SEARCH
 from ..route import TopicRouteData
-from .pending_send import Parked, Pending, SendCallback
+from .pending_send import Pending, SendCallback, UnroutedSends
 from .request_reply import WaitingRequests, reply_message
 from .send_frame import (
     SEND_MESSAGE_V2,
@@ -70,7 +70,7 @@ PUBLICATIONS_MAX = 10_000  # topics whose queues are taken in turn
 IDEMPOTENT_SUFFIX = "IDEMPOTENT\x01true\x02"
 BORN_MS_MAX = (1 << 63) - 1  # as brokers and records have it
 PERM_INHERIT = 1
-PROVISIONAL_LOOK_S = 0.2
+PROVISIONAL_CHECK_S = 0.2
 
 
 class Publication:
@@ -128,7 +128,7 @@ class Producer:
         self._engine: SendEngine | None = None
         self._publications: dict[str, Publication] = {}
         self._searched: set[str] = set()  # topics whose route a task asks for, for parked sends
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._requests = WaitingRequests(lambda: self._instance.client_id)
         self._announced: set[str] = set()  # broker groups whose leader got our heartbeat
         self._suffix = IDEMPOTENT_SUFFIX if self.config.idempotent else ""
@@ -244,12 +244,12 @@ class Producer:
             quiet = publication.single_group or engine.fault.quiet
             queue = publication.next() if quiet else self._choose(publication)
             if publication.provisional:
-                self._look_for_created(topic)
+                self._check_created(topic)
         chosen = queue or MessageQueue(topic, "", -1)
         pending = Pending(item, chosen, fixed, now + timeout_ms / 1000, callback)
         engine.admit(pending)
         if queue is None or (fixed and not self._group_known(queue)):
-            self._park(topic, pending)
+            self._hold_unrouted(topic, pending)
         else:
             engine.submit(pending, now)
         return item.unique_key
@@ -303,7 +303,7 @@ class Producer:
         names = {queue.broker_name for queue in publication.queues}
         if not names <= self._announced:  # brokers that do not know us cannot push us a reply
             await self._announce(names, deadline)
-        correlation_id, marked = self._requests.begin(message, timeout_ms)
+        correlation_id, marked = self._requests.start(message, timeout_ms)
         try:
             remaining_ms = round((deadline - engine.now()) * 1000)
             await self.send(marked, remaining_ms, queue, selector, arg)
@@ -443,7 +443,7 @@ class Producer:
                     raise
                 try:
                     async with asyncio.timeout(remaining):
-                        await engine.wait_for_room()
+                        await engine.wait_for_capacity()
                 except TimeoutError:
                     continue  # `admit` then raises TooManyInFlight once more
         now = engine.now()
@@ -527,11 +527,11 @@ class Producer:
             raise NoRoute(topic, "it does not exist and no broker creates topics by itself")
         return remember(self._publications, topic, Publication(queues, template, provisional=True))
 
-    def _look_for_created(self, topic: str) -> None:
+    def _check_created(self, topic: str) -> None:
         """Look for the real route of a topic that the first send creates."""
         now = self._running().now()
-        if now - self._looked_at >= PROVISIONAL_LOOK_S:
-            self._looked_at = now
+        if now - self._checked_at >= PROVISIONAL_CHECK_S:
+            self._checked_at = now
             self._instance.directory.refresh_soon(topic)
 
     async def _publication_by(
@@ -559,30 +559,30 @@ class Producer:
             pass  # the reason is raised below
         raise SendFailed(CODE_NO_ROUTE, f"topic {topic!r}: {reason}")
 
-    def _park(self, topic: str, pending: Pending) -> None:
+    def _hold_unrouted(self, topic: str, pending: Pending) -> None:
         """Keep a send until the route is known; one task asks for all sends of the topic."""
-        parked = self._running().parked
-        parked.add(topic, pending)
+        unrouted = self._running().unrouted
+        unrouted.add(topic, pending)
         if topic not in self._searched:
             self._searched.add(topic)
-            self._instance.spawn(self._route_parked(topic, parked), f"route for {topic}")
+            self._instance.spawn(self._route_unrouted(topic, unrouted), f"route for {topic}")
 
-    async def _route_parked(self, topic: str, parked: Parked) -> None:
+    async def _route_unrouted(self, topic: str, unrouted: UnroutedSends) -> None:
         """Ask for the route until it is known, or until no send of the topic is parked any more."""
         try:
-            while (latest := parked.latest(topic)) is not None:
+            while (latest := unrouted.latest(topic)) is not None:
                 try:
-                    note = partial(parked.note, topic)
+                    note = partial(unrouted.note, topic)
                     publication = await self._publication_by(topic, latest, note)
                 except SendFailed as failure:
-                    for pending in parked.take(topic, latest):
+                    for pending in unrouted.take(topic, latest):
                         self._running().finish(pending, None, failure)
                 else:
-                    self._submit_parked(parked.take(topic), publication)
+                    self._submit_unrouted(unrouted.take(topic), publication)
         finally:
             self._searched.discard(topic)
 
-    def _submit_parked(self, sends: Sequence[Pending], publication: Publication) -> None:
+    def _submit_unrouted(self, sends: Sequence[Pending], publication: Publication) -> None:
         engine = self._running()
         for pending in sends:
             if not pending.fixed:

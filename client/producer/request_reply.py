@@ -54,7 +54,7 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, message: Message, timeout_ms: int) -> tuple[str, Message]:
+    def start(self, message: Message, timeout_ms: int) -> tuple[str, Message]:
         """Register a request; return (correlation id, message to send). Raises TooManyInFlight."""
         if len(self._waiting) >= self._requests_max:
             raise TooManyInFlight(f"{len(self._waiting)} requests wait for a reply")

@@ -35,14 +35,14 @@ from ..instance import ClientInstance
 from ..message import MessageQueue, SendResult, SendStatus
 from ..route import ReplicaGroup
 from .channel import Channel, StoredAnswer
-from .fault_tolerance import SLOW_ASIDE_MS, FaultAvoidance, Pulses
-from .leader_sender import Lane
-from .pending_send import STORED, Parked, Pending, Verdict, judge
+from .fault_tolerance import SLOW_ASIDE_MS, FaultAvoidance, Liveness
+from .leader_sender import LeaderSender
+from .pending_send import STORED, Pending, UnroutedSends, Verdict, judge
 from .send_frame import SEND_REPLY_MESSAGE_V2, ZLIB, Template, template_for
 
 logger = logging.getLogger(__name__)
 
-LOOK_FROM_S = 0.1  # younger attempts are not looked at, so a time-out may be that much late
+SWEEP_FROM_S = 0.1  # younger attempts are not looked at, so a time-out may be that much late
 SLOW_MS = SLOW_ASIDE_MS[0][0]  # below this, an answer needs no entry in the fault table
 
 
@@ -83,22 +83,22 @@ class SendEngine:
     ) -> None:
         self.config = config
         self.fault = FaultAvoidance()
-        self.parked = Parked()
+        self.unrouted = UnroutedSends()
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.stopped = False
         self._instance = instance
         self._producer_group = producer_group
         self._alternative = alternative
-        self._lanes: dict[str, Lane] = {}
+        self._senders: dict[str, LeaderSender] = {}
         self._channels: dict[str, Channel] = {}
         # By group, topic and code: three look-ups are cheaper than making a tuple as the key.
         self._templates: dict[str, dict[str, dict[int, Template]]] = {}
-        self._room: asyncio.Future[None] | None = None
+        self._capacity: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self._asked_route_at = 0.0
-        self._pulses = Pulses(instance.beat, instance.spawn, self.now)
+        self._route_asked_at = 0.0
+        self._liveness = Liveness(instance.beat, instance.spawn, self.now)
 
     def start(self) -> None:
         """Follow the leaders, and sweep until the instance stops."""
@@ -119,40 +119,40 @@ class SendEngine:
         self.in_flight += 1
         self.in_flight_bytes += size
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until some send in flight is decided."""
-        if self._room is None or self._room.done():
-            self._room = self._loop.create_future()
-        await asyncio.shield(self._room)
+        if self._capacity is None or self._capacity.done():
+            self._capacity = self._loop.create_future()
+        await asyncio.shield(self._capacity)
 
     def submit(self, pending: Pending, now: float | None = None) -> None:
         """Make the first attempt of an admitted send. `now`: the value of `now()`, if known."""
-        lane = self._lanes.get(pending.queue.broker_name)
-        if lane is not None and lane.channel is not None:
-            self.write(pending, lane.channel, now)  # as the lane would, saving two calls
+        sender = self._senders.get(pending.queue.broker_name)
+        if sender is not None and sender.channel is not None:
+            self.write(pending, sender.channel, now)  # as the lane would, saving two calls
         else:
-            self.lane(pending.queue.broker_name).submit(pending)
+            self.sender(pending.queue.broker_name).submit(pending)
 
-    def lane(self, broker_name: str) -> Lane:
-        found = self._lanes.get(broker_name)
+    def sender(self, broker_name: str) -> LeaderSender:
+        found = self._senders.get(broker_name)
         if found is None:
             group = self._instance.directory.group(broker_name)
-            found = Lane(group, self, self.now, self.config.scout_timeout_ms)
-            self._lanes[broker_name] = found
+            found = LeaderSender(group, self, self.now, self.config.scout_timeout_ms)
+            self._senders[broker_name] = found
         return found
 
     def is_open(self, broker_name: str) -> bool:
         """Return whether the group's leader is known and connected."""
-        lane = self._lanes.get(broker_name)
-        return lane is not None and lane.open
+        sender = self._senders.get(broker_name)
+        return sender is not None and sender.open
 
     def stop(self) -> None:
         """End every undecided send now."""
         self.stopped = True
-        for pending in self.parked.take_all():
+        for pending in self.unrouted.take_all():
             self.finish(pending, None, pending.error())
-        for lane in self._lanes.values():
-            waiting, lane.waiting = list(lane.waiting), type(lane.waiting)()
+        for sender in self._senders.values():
+            waiting, sender.waiting = list(sender.waiting), type(sender.waiting)()
             for pending in waiting:
                 self.finish(pending, None, pending.error())
         for channel in list(self._channels.values()):
@@ -245,9 +245,9 @@ class SendEngine:
     def ask_route(self) -> None:
         self._instance.directory.refresh_groups_soon()
 
-    def spawn_search(self, lane: Lane) -> None:
+    def spawn_search(self, sender: LeaderSender) -> None:
         if not self.stopped:
-            self._instance.spawn(lane.search(), f"leader search {lane.group.name}")
+            self._instance.spawn(sender.search(), f"leader search {sender.group.name}")
 
     # ---- answers
 
@@ -267,10 +267,10 @@ class SendEngine:
                 channel.forget(opaque)
         if pending.scout is not None and not pending.scout.done():
             pending.scout.set_result(False)
-        if self._room is not None:
-            room, self._room = self._room, None
-            if not room.done():
-                room.set_result(None)
+        if self._capacity is not None:
+            capacity, self._capacity = self._capacity, None
+            if not capacity.done():
+                capacity.set_result(None)
         try:
             pending.callback(result, error)
         except Exception:
@@ -285,7 +285,7 @@ class SendEngine:
             or pending.channel is not channel
             or pending.earlier is not None
             or pending.scout is not None
-            or self._room is not None
+            or self._capacity is not None
             or item.code == SEND_REPLY_MESSAGE_V2
         ):
             return False
@@ -328,15 +328,15 @@ class SendEngine:
         verdict = judge(code, remark, ext)
         unknown = verdict is Verdict.UNKNOWN
         pending.failed_attempt(code, f"{channel.address}: {remark or code}", unknown)
-        lane = self.lane(pending.queue.broker_name)
+        sender = self.sender(pending.queue.broker_name)
         if verdict is Verdict.NOT_LEADER:
             hint = ext.get("leaderAddr") or None
             if pending.scout is not None:
-                lane.waiting.appendleft(pending)
+                sender.waiting.appendleft(pending)
                 _settle(pending.scout, False)
-            lane.lost(channel, hint)
+            sender.lost(channel, hint)
             if pending.scout is None:
-                self._again(lane, [pending])
+                self._again(sender, [pending])
             return
         _settle(pending.scout, True)
         if verdict is Verdict.REFUSED:
@@ -346,7 +346,7 @@ class SendEngine:
             self.finish(pending, None, pending.error())
         else:
             self.fault.failed(pending.queue.broker_name, self.now() * 1000)
-            self._later(pending)
+            self._retry_later(pending)
 
     def _stored(self, channel: Channel, pending: Pending, code: int, ext: dict[str, str]) -> None:
         if pending.scout is not None:
@@ -388,8 +388,8 @@ class SendEngine:
     def _queue_of_late_answer(self, pending: Pending, channel: Channel) -> MessageQueue:
         """Return the queue of an abandoned attempt that succeeded after all, perhaps in another
         group."""
-        for name, lane in self._lanes.items():
-            if channel.address in lane.group.addresses:
+        for name, sender in self._senders.items():
+            if channel.address in sender.group.addresses:
                 return pending.queue._replace(broker_name=name)
         return pending.queue
 
@@ -401,52 +401,52 @@ class SendEngine:
             for pending in pendings:
                 self.finish(pending, None, pending.error())
             return
-        for lane in self._lanes.values():
-            if channel.address in lane.group.addresses:
-                lane.lost(channel)
+        for sender in self._senders.values():
+            if channel.address in sender.group.addresses:
+                sender.lost(channel)
         self._give_up(channel, [p for p in pendings if p.channel is channel and not p.done])
 
     def _unwritten(self, channel: Channel, pending: Pending) -> None:
-        lane = self.lane(pending.queue.broker_name)
-        lane.lost(channel)
+        sender = self.sender(pending.queue.broker_name)
+        sender.lost(channel)
         if pending.done:
             return
         if pending.scout is not None:
-            lane.waiting.appendleft(pending)
+            sender.waiting.appendleft(pending)
             _settle(pending.scout, False)
         else:
-            self._again(lane, [pending])
+            self._again(sender, [pending])
 
     def unanswered(self, pending: Pending, channel: Channel) -> None:
         if not pending.done and pending.channel is channel:
             channel.abandon(pending)
             self._give_up(channel, [pending])
 
-    def pulse(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
-        return self._pulses.take(channel.address, timeout_s)
+    def probe_liveness(self, channel: Channel, timeout_s: float) -> asyncio.Task[bool]:
+        return self._liveness.probe(channel.address, timeout_s)
 
     def _give_up(self, channel: Channel, pendings: list[Pending]) -> None:
         """Stop waiting for attempts over `channel`, and repeat them."""
-        by_lane: dict[str, list[Pending]] = {}
+        by_sender: dict[str, list[Pending]] = {}
         for pending in pendings:
             pending.failed_attempt(CODE_TIMEOUT, f"{channel.address} did not answer", True)
             if not self.config.retry_unknown:
                 self.finish(pending, None, pending.error())
                 continue
             if pending.scout is not None:
-                self.lane(pending.queue.broker_name).waiting.appendleft(pending)
+                self.sender(pending.queue.broker_name).waiting.appendleft(pending)
                 _settle(pending.scout, False)
             else:
-                by_lane.setdefault(pending.queue.broker_name, []).append(pending)
-        for name, items in by_lane.items():
-            self._again(self.lane(name), items)
+                by_sender.setdefault(pending.queue.broker_name, []).append(pending)
+        for name, items in by_sender.items():
+            self._again(self.sender(name), items)
 
-    def _again(self, lane: Lane, pendings: Sequence[Pending]) -> None:
+    def _again(self, sender: LeaderSender, pendings: Sequence[Pending]) -> None:
         """Repeat sends, elsewhere or here."""
         now = self.now()
         stay = [p for p in pendings if not self.expire(p, now) and not self._elsewhere(p)]
         if stay:
-            lane.again(stay)
+            sender.again(stay)
 
     def _elsewhere(self, pending: Pending) -> bool:
         """Repeat a send in another group, if that is allowed and one is fit; return whether."""
@@ -454,10 +454,10 @@ class SendEngine:
         if queue is None:
             return False
         pending.queue = queue
-        self.lane(queue.broker_name).submit(pending)
+        self.sender(queue.broker_name).submit(pending)
         return True
 
-    def _later(self, pending: Pending) -> None:
+    def _retry_later(self, pending: Pending) -> None:
         """Repeat a send, elsewhere at once or here after a pause."""
         if self._elsewhere(pending):
             return
@@ -470,14 +470,14 @@ class SendEngine:
 
     def _resume(self, pending: Pending) -> None:
         if not self.stopped and not self.expire(pending, self.now()):
-            self.lane(pending.queue.broker_name).submit(pending)
+            self.sender(pending.queue.broker_name).submit(pending)
         elif self.stopped:
             self.finish(pending, None, pending.error())
 
     def _leader_changed(self, group: ReplicaGroup) -> None:
-        lane = self._lanes.get(group.name)
-        if lane is not None:
-            lane.leader_changed()
+        sender = self._senders.get(group.name)
+        if sender is not None:
+            sender.leader_changed()
 
     # ---- time
 
@@ -488,17 +488,17 @@ class SendEngine:
                 self._sweep_once(self.now())
 
     def _sweep_once(self, now: float) -> None:
-        for pending in self.parked.overdue(now):
+        for pending in self.unrouted.overdue(now):
             self.finish(pending, None, pending.error())
-        for lane in self._lanes.values():
-            lane.drop_expired(now)
-        current = {lane.channel for lane in self._lanes.values()}
+        for sender in self._senders.values():
+            sender.drop_expired(now)
+        current = {sender.channel for sender in self._senders.values()}
         for channel in list(self._channels.values()):
             self._sweep_channel(channel, now, channel in current)
 
     def _sweep_channel(self, channel: Channel, now: float, current: bool) -> None:
         """Sweep a channel's attempts, oldest first; stop at the first one younger than
-        LOOK_FROM_S."""
+        SWEEP_FROM_S."""
         silence = self.config.silence_ms / 1000
         patience = self.config.attempt_timeout_ms / 1000 if current else silence / 2
         overdue: list[Pending] = []
@@ -511,7 +511,7 @@ class SendEngine:
             if pending.channel is not channel:
                 continue  # given up before; kept for a late answer
             age = now - pending.sent_at
-            if age < LOOK_FROM_S:
+            if age < SWEEP_FROM_S:
                 break
             silent = silent or age >= silence
             if age >= patience and pending.scout is None:
@@ -519,11 +519,11 @@ class SendEngine:
         for pending in expired:
             self.expire(pending, now)
         if silent and current:
-            self._pulses.watch(channel.address, silence)
-        if overdue and current and self._pulses.heard_within(channel.address, 2 * silence):
+            self._liveness.watch(channel.address, silence)
+        if overdue and current and self._liveness.alive_within(channel.address, 2 * silence):
             overdue = []  # slow but alive: it will answer, or another will lead
-        if silent and now - self._asked_route_at >= 0.1:
-            self._asked_route_at = now
+        if silent and now - self._route_asked_at >= 0.1:
+            self._route_asked_at = now
             self.ask_route()
         if overdue:
             for pending in overdue:

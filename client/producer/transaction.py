@@ -163,7 +163,7 @@ class TransactionProducer(Producer):
         await asyncio.gather(*self._checks, return_exceptions=True)
 
     def _handlers(self) -> Mapping[int, Handler]:
-        return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_asked}
+        return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._answer_check}
 
     # ---- the end of a transaction
 
@@ -210,7 +210,7 @@ class TransactionProducer(Producer):
 
     # ---- check-backs
 
-    def _check_asked(self, connection: Connection, request: RemotingCommand) -> None:
+    def _answer_check(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle 39 (one-way): answer with a one-way 37 to the broker that asked."""
         if len(self._checks) >= CHECKS_MAX:
             logger.warning("transaction_check_dropped in_work=%d", len(self._checks))

@@ -63,7 +63,7 @@ async def test_a_producers_calls_for_a_send() -> None:
             engine._lost,
             engine._stored_plainly,
         )
-        engine.lane("b").channel = channel
+        engine.sender("b").channel = channel
         queues = [MessageQueue("T", "b", number) for number in range(4)]
         route = cast("TopicRouteData", object())
         producer._publications["T"] = Publication(queues, route)

@@ -61,7 +61,7 @@ async def test_a_deleted_topic_has_no_route_until_it_is_made_again(
     names.topics.add("T")
     await kept.refresh_all()
     names.topics.remove("T")
-    monkeypatch.setattr(directory, "GONE_S", 0.05)
+    monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0.05)
     await kept.refresh_all()
     assert kept.route_if_known("T"), "what was said before it was there again is forgotten"
     await until(lambda: kept.topics == ("U",))  # asked again, by itself

@@ -442,7 +442,7 @@ async def test_a_consumer_that_stops_waits_for_the_save_under_way() -> None:
 
     kept = Slow()
     store = LocalOffsetStore(kept)
-    store.table.begin(queue(0), 1)
+    store.table.start(queue(0), 1)
     periodic = asyncio.create_task(store.commit_oneway())
     assert await asyncio.to_thread(begun.wait, 60)
     periodic.cancel()

@@ -83,13 +83,13 @@ JUDGED = [
     (12, "", Verdict.STORED),
     (14, "[NOT_LEADER] x", Verdict.NOT_LEADER),
     (14, "service not available", Verdict.NOT_LEADER),
-    (14, "[DISK_FULL] x", Verdict.LATER),
+    (14, "[DISK_FULL] x", Verdict.RETRY),
     (1500, "", Verdict.NOT_LEADER),
     (1, "[OUTCOME_UNKNOWN]", Verdict.UNKNOWN),
     (1, "in-sync replicas not enough", Verdict.UNKNOWN),
-    (2, "[BUSY]", Verdict.LATER),
-    (16, "", Verdict.LATER),
-    (17, "", Verdict.LATER),
+    (2, "[BUSY]", Verdict.RETRY),
+    (16, "", Verdict.RETRY),
+    (17, "", Verdict.RETRY),
     (13, "", Verdict.REFUSED),
     (29, "", Verdict.REFUSED),
     (3, "", Verdict.REFUSED),
@@ -336,7 +336,7 @@ def test_tags_are_compared_as_strings() -> None:
     log = SharedLog()
     for tags in ("Aa", "BB", "", "xAa"):
         log.append("T", 0, b"b", f"OTHERTAGS\x01Aa\x02TAGS\x01{tags}\x02" if tags else "")
-    wanted = subscribe("T", "Aa", 1).wanted_tags()
+    wanted = subscribe("T", "Aa", 1).subscribed_tags()
     assert [m.tags for m in decode_messages(body_of(log), "g", wanted)] == ["Aa"]
     assert (
         subscribe("T", "Aa", 1).to_json()["codeSet"] == subscribe("T", "BB", 1).to_json()["codeSet"]
@@ -527,22 +527,22 @@ def test_retried_messages_are_shown_under_the_topic_they_were_sent_to(
 
 def test_offset_table() -> None:
     table = OffsetTable()
-    table.begin(queue(0), 5)
-    table.told(queue(0), 5)
-    table.begin(queue(1), 0)
+    table.start(queue(0), 5)
+    table.sent(queue(0), 5)
+    table.start(queue(1), 0)
     assert table.dirty() == {queue(1): 0}
     table.advance(queue(0), 9)
     table.advance(queue(0), 7)
     assert table.dirty([queue(0)]) == {queue(0): 9}, "never back"
-    table.told(queue(0), 9)
+    table.sent(queue(0), 9)
     assert queue(0) not in table.dirty()
-    table.forget_told("g0")
+    table.forget_sent("g0")
     assert table.dirty() == {queue(0): 9, queue(1): 0}
-    table.begin(queue(0), 2)
+    table.start(queue(0), 2)
     assert table.dirty()[queue(0)] == 2, "a reset does go back"
     table.drop(queue(0))
     table.advance(queue(0), 50)
-    table.told(queue(0), 50)
+    table.sent(queue(0), 50)
     assert table.finished() == {queue(1): 0}
 
 

@@ -50,7 +50,7 @@ PAIRS = [
     (LitePullConsumer, BlockingLitePullConsumer),
     (PullConsumer, BlockingPullConsumer),
 ]
-CALLED_BACK = {"consume", "given_up", "go_on_at"}  # by own parts
+CALLED_BACK = {"consume", "released", "reset_offsets"}  # by own parts
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ class Live:
         self._consumed: set[bytes] = set()
         self._leaders: dict[str, tuple[str, str]] = {}
         self._stack = contextlib.AsyncExitStack()
-        self._lanes: list[asyncio.Task[None]] = []
+        self._senders: list[asyncio.Task[None]] = []
         self._number = 0
 
     async def __aenter__(self) -> Live:
@@ -67,7 +67,7 @@ class Live:
         await self._stack.enter_async_context(consumer)
         for group in self._groups:
             await self.fresh(group)
-            self._lanes.append(asyncio.create_task(self._send_on(group)))
+            self._senders.append(asyncio.create_task(self._send_on(group)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -102,10 +102,10 @@ class Live:
         return count
 
     async def _stop(self) -> None:
-        for lane in self._lanes:
+        for lane in self._senders:
             lane.cancel()
-        await asyncio.gather(*self._lanes, return_exceptions=True)
-        self._lanes.clear()
+        await asyncio.gather(*self._senders, return_exceptions=True)
+        self._senders.clear()
 
     async def _send_on(self, group: str) -> None:
         while True:

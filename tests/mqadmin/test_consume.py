@@ -16,7 +16,7 @@ from raftmq.mqadmin.command import CommandError
 from raftmq.mqadmin.consume import Begin, parse_begin
 from raftmq.mqadmin.durations import parse_duration_ms
 from raftmq.mqadmin.message_format import show_as
-from tests.client.consumer.test_listener_log import message
+from tests.client.test_log_rate_limit import message
 from tests.mqadmin.conftest import Small
 from tests.waiting import wait_until
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.exactly_once_writer import Place
+from raftmq.client.producer.exactly_once_writer import WritePosition
 from raftmq.spark.plan import REQUEST_BYTES, REQUEST_MESSAGES, STAGED, Requests, new_plan
 
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]
@@ -36,7 +36,11 @@ def test_a_key_goes_to_the_queue_that_javas_selector_chooses(hash: int) -> None:
 def test_a_request_has_no_more_messages_than_the_plan_says() -> None:
     found = requests_of(rows(*[b"x"] * (REQUEST_MESSAGES * 2 + 1)), QUEUES[:1])
     assert [one[3] for one in found] == [REQUEST_MESSAGES, REQUEST_MESSAGES, 1]
-    assert [one[1] for one in found] == [Place(7, 0), Place(7, 1), Place(7, 2)]
+    assert [one[1] for one in found] == [
+        WritePosition(7, 0),
+        WritePosition(7, 1),
+        WritePosition(7, 2),
+    ]
 
 
 def test_a_request_has_no_more_bytes_than_the_plan_says_but_one_message() -> None:

@@ -23,7 +23,7 @@ from raftmq.chaos.cluster.wait_healthy import wait_whole
 from raftmq.client import Admin
 from raftmq.client.errors import ClientError
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.exactly_once_writer import NOWHERE, ExactlyOnceWriter, Place
+from raftmq.client.producer.exactly_once_writer import NOWHERE, ExactlyOnceWriter, WritePosition
 from raftmq.spark import sink
 from raftmq.spark.options import write_options
 from raftmq.spark.plan import PlanError
@@ -278,13 +278,13 @@ class Away:
     async def open_at(self, queues: Any) -> None:
         pass
 
-    def last(self, queue: MessageQueue) -> Place:
+    def last(self, queue: MessageQueue) -> WritePosition:
         return NOWHERE
 
     def unique_key_start(self, queue: MessageQueue, batch: int) -> str:
         return "A" * 24
 
-    async def write_encoded(self, queue: MessageQueue, place: Place, body: bytes) -> bool:
+    async def write_encoded(self, queue: MessageQueue, place: WritePosition, body: bytes) -> bool:
         self.sent.append((self.name, self.topic, place.batch))
         return True
 

@@ -51,7 +51,7 @@ class Notes:
     def began(self, worker: QueueWorker, offset: int) -> None:
         self.offsets[worker.queue] = offset
 
-    async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+    async def released(self, queues: Sequence[MessageQueue]) -> None:
         self.gone += queues
         await self.may_commit.wait()
         self.committed += queues
@@ -91,7 +91,7 @@ async def test_a_member_whose_last_commit_fails_leaves_its_group_all_the_same() 
     """Else it would stay a member, with queues that nobody reads."""
 
     class Failing(Notes):
-        async def given_up(self, queues: Sequence[MessageQueue]) -> None:
+        async def released(self, queues: Sequence[MessageQueue]) -> None:
             raise ZeroDivisionError
 
     async with FakeCluster({"g0": 1}) as cluster:
@@ -140,7 +140,7 @@ async def test_a_queue_is_taken_again_only_after_it_was_given_up() -> None:
         await until(lambda: len(member.queues) == 4)
         await member.rebalancer.stop()
         notes.may_commit.clear()
-        giving_up = asyncio.create_task(member.give_up([queue(0)]))
+        giving_up = asyncio.create_task(member.release([queue(0)]))
         await until(lambda: notes.gone)
         giving_up.cancel()
         await asyncio.wait((giving_up,))

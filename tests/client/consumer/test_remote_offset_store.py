@@ -10,7 +10,7 @@ import pytest
 from raftmq.client.consumer.offsets import ConsumeFrom
 from raftmq.client.consumer.remote_offset_store import (
     CONFIRMED_AT_ONCE_MAX,
-    TOLD_AGAIN_S,
+    REPEAT_S,
     OffsetStore,
     starting_offset,
 )
@@ -60,7 +60,7 @@ async def test_a_commit_waits_for_an_older_one_of_its_queue_that_is_under_way() 
     store = store_of(leader)
     one, other = queue(0), queue(1)
     for each in (one, other):
-        store.table.begin(each, 0)
+        store.table.start(each, 0)
         store.table.advance(each, 81)
     first = asyncio.ensure_future(store.commit_confirmed([one]))
     await turns()
@@ -100,15 +100,15 @@ def test_offsets_that_have_not_moved_are_told_again_now_and_then() -> None:
         leader = Leader()
         store = store_of(leader)
         one = queue(0)
-        store.table.begin(one, 7)
-        store.table.told(one, 7)
+        store.table.start(one, 7)
+        store.table.sent(one, 7)
         for _ in range(3):
             committing = asyncio.ensure_future(store.commit_confirmed())
             await turns()
             if leader.asked:
                 leader.answer()
             await committing
-            await asyncio.sleep(TOLD_AGAIN_S / 2)
+            await asyncio.sleep(REPEAT_S / 2)
         return leader.asked
 
     asked = loop.run_until_complete(commits())
@@ -136,7 +136,7 @@ async def test_each_request_of_a_commit_is_announced() -> None:
         on_commit=lambda _, offset: said.append(("commit", offset)),
         on_committing=lambda _, offset: said.append(("committing", offset)),
     )
-    store.table.begin(queue(0), 0)
+    store.table.start(queue(0), 0)
     store.table.advance(queue(0), 5)
     assert await store.commit_confirmed() == {queue(0): 5}
     assert said == [*[("committing", 5)] * 3, ("commit", 5)]
@@ -165,7 +165,7 @@ def test_a_group_without_a_leader_is_waited_for_once_however_many_queues_it_has(
         store = OffsetStore("g", cast(ClientInstance, instance))
         for name in ("g0", "g1"):
             for number in range(CONFIRMED_AT_ONCE_MAX * 3 if name == "g0" else 10):
-                store.table.begin(queue(number, name), 0)
+                store.table.start(queue(number, name), 0)
                 store.table.advance(queue(number, name), 5)
         began = loop.time()
         told = await store.commit_confirmed()
@@ -184,7 +184,7 @@ async def test_callbacks_that_raise_stop_no_commit(caplog: pytest.LogCaptureFixt
     instance = cast(ClientInstance, Repeating())
     store = OffsetStore("g", instance, on_commit=bad, on_committing=bad)
     for number in range(2):
-        store.table.begin(queue(number), 0)
+        store.table.start(queue(number), 0)
         store.table.advance(queue(number), 5)
     assert await store.commit_confirmed() == {queue(0): 5, queue(1): 5}
     assert store.table.dirty() == {}

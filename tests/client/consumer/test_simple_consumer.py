@@ -19,7 +19,6 @@ from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import pop_retry_topic
 from raftmq.remoting.pop_headers import POP_CK, BatchAck, Handle, PopHeader, batch_acks
 from tests.client.consumer.test_push_consumer import fill
-from tests.client.consumer.test_simple_consumer import popped_message
 from tests.client.fakes import FakeCluster, SharedLog
 from tests.waiting import until
 
@@ -186,7 +185,7 @@ async def test_a_receive_that_a_stop_ends_says_so() -> None:
 async def test_a_deleted_topic_keeps_nobody_from_the_messages_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directory, "GONE_S", 0)
+    monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0)
     async with FakeCluster({"g0": 1}) as cluster, SimpleConsumer("g", cluster.namesrv) as consumer:
         cluster.name_server.topics["U"] = {"g0": (1, 6)}
         await consumer.subscribe("U")

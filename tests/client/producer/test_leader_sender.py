@@ -3,7 +3,7 @@
 from raftmq.client.errors import BrokerUnreachable
 from raftmq.client.message import MessageQueue
 from raftmq.client.producer import leader_sender as lanes
-from raftmq.client.producer.leader_sender import Lane
+from raftmq.client.producer.leader_sender import LeaderSender
 from raftmq.client.producer.pending_send import Pending
 from raftmq.client.producer.send_frame import OutgoingSend
 from raftmq.client.route import ReplicaGroup
@@ -17,7 +17,7 @@ class Owner:
 
     async def open_channel(self, address):
         self.dialled.append(address)
-        self.lane.drop_expired(10.0)  # as the engine's own clock does meanwhile
+        self.sender.drop_expired(10.0)  # as the engine's own clock does meanwhile
         raise BrokerUnreachable(f"{address}: refused")
 
     def expire(self, pending, now):
@@ -30,7 +30,7 @@ class Owner:
     def ask_route(self):
         """The name servers know nothing new."""
 
-    def spawn_search(self, lane):
+    def spawn_search(self, sender):
         self.searches += 1
 
 
@@ -38,14 +38,14 @@ async def test_a_search_ends_when_nobody_waits_any_more():
     group = ReplicaGroup("broker-a")
     group.learn({0: "a:1", 1: "b:1"})
     owner = Owner()
-    owner.lane = lane = Lane(group, owner, lambda: 0.0, 500)
+    owner.sender = sender = LeaderSender(group, owner, lambda: 0.0, 500)
     item = object.__new__(OutgoingSend)
     pending = Pending(item, MessageQueue("T", "broker-a", 0), False, 5.0, print)
-    lane.submit(pending)
-    await lane.search()
+    sender.submit(pending)
+    await sender.search()
     assert (owner.dialled, owner.ended) == (["a:1"], [pending])
-    assert not lane.searching
-    lane.submit(Pending(pending.item, pending.queue, False, 50.0, print))  # has its own search
+    assert not sender.searching
+    sender.submit(Pending(pending.item, pending.queue, False, 50.0, print))  # has its own search
     assert owner.searches == 2
 
 
@@ -55,7 +55,7 @@ async def test_an_error_of_one_send_ends_no_others(monkeypatch):
     group = ReplicaGroup("broker-a")
     group.learn({0: "a:1"})
     owner = Owner()
-    owner.lane = lane = Lane(group, owner, lambda: 0.0, 500)
+    owner.sender = sender = LeaderSender(group, owner, lambda: 0.0, 500)
     item = object.__new__(OutgoingSend)
     first, second = (
         Pending(item, MessageQueue("T", "broker-a", 0), False, deadline, print)
@@ -71,8 +71,8 @@ async def test_an_error_of_one_send_ends_no_others(monkeypatch):
         raise TypeError("not bytes")
 
     owner.open_channel, owner.write = opened, write
-    lane.submit(first)
-    lane.submit(second)
-    await lane.search()
+    sender.submit(first)
+    sender.submit(second)
+    await sender.search()
     assert (owner.dialled, owner.ended) == (["written", "a:1"], [second])
-    assert not lane.searching
+    assert not sender.searching

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raftmq.client.errors import CODE_NO_ROUTE
 from raftmq.client.message import MessageQueue
-from raftmq.client.producer.pending_send import Parked, Pending
+from raftmq.client.producer.pending_send import Pending, UnroutedSends
 from raftmq.client.producer.send_frame import SEND_MESSAGE_V2, OutgoingSend
 
 
@@ -14,37 +14,37 @@ def a_send(deadline: float, topic: str = "T") -> Pending:
 
 
 def test_what_is_overdue_is_taken_out_with_the_reason() -> None:
-    parked = Parked()
+    unrouted = UnroutedSends()
     early, late, other = a_send(1.0), a_send(3.0), a_send(2.0, "U")
     for pending in (late, early, other):
-        parked.add(pending.queue.topic, pending)
-    assert parked.latest("T") == 3.0
-    parked.note("T", "no route")
-    assert parked.overdue(0.9) == []
-    assert parked.overdue(2.0) == [early, other]
+        unrouted.add(pending.queue.topic, pending)
+    assert unrouted.latest("T") == 3.0
+    unrouted.note("T", "no route")
+    assert unrouted.overdue(0.9) == []
+    assert unrouted.overdue(2.0) == [early, other]
     assert early.error().code == other.error().code == CODE_NO_ROUTE
     assert early.reason == "topic 'T': no route"
     assert other.reason == "topic 'U': no name server answered in time"
-    assert parked.latest("U") is None
-    assert parked.take("T") == [late]
-    assert parked.take("T") == parked.take_all() == []
+    assert unrouted.latest("U") is None
+    assert unrouted.take("T") == [late]
+    assert unrouted.take("T") == unrouted.take_all() == []
 
 
 def test_a_topics_sends_are_taken_up_to_a_deadline_in_their_order() -> None:
-    parked = Parked()
+    unrouted = UnroutedSends()
     sends = [a_send(deadline) for deadline in (2.0, 5.0, 1.0)]
     for pending in sends:
-        parked.add("T", pending)
-    assert parked.take("T", 2.0) == [sends[0], sends[2]]
-    assert parked.take_all() == [sends[1]]
+        unrouted.add("T", pending)
+    assert unrouted.take("T", 2.0) == [sends[0], sends[2]]
+    assert unrouted.take_all() == [sends[1]]
 
 
 def test_the_reason_goes_with_the_last_send() -> None:
-    parked = Parked()
-    parked.note("T", "nobody waits")
-    parked.add("T", a_send(1.0))
-    parked.note("T", "no route")
-    parked.take("T")
-    parked.add("T", again := a_send(1.0))
-    assert parked.overdue(1.0) == [again]
+    unrouted = UnroutedSends()
+    unrouted.note("T", "nobody waits")
+    unrouted.add("T", a_send(1.0))
+    unrouted.note("T", "no route")
+    unrouted.take("T")
+    unrouted.add("T", again := a_send(1.0))
+    assert unrouted.overdue(1.0) == [again]
     assert again.reason == "topic 'T': no name server answered in time"

@@ -799,7 +799,7 @@ async def test_a_producer_that_starts_again_follows_the_routes() -> None:
 async def test_a_deleted_topic_is_sent_to_as_one_that_never_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directory, "GONE_S", 0)
+    monkeypatch.setattr(directory, "UNUSED_TOPIC_S", 0)
     async with FakeCluster({"g0": 1}) as cluster, Producer("p", cluster.namesrv) as producer:
         await producer.send(Message("T", b"x"))
         del cluster.name_server.topics["T"]

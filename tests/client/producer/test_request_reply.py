@@ -98,12 +98,12 @@ async def test_a_request_keeps_its_deadline_whichever_replica_is_frozen(frozen: 
 
 async def test_requests_are_limited() -> None:
     waiting = WaitingRequests(lambda: "me", 2)
-    first, _ = waiting.begin(Message("T", b"x"), 1)
-    waiting.begin(Message("T", b"x"), 1)
+    first, _ = waiting.start(Message("T", b"x"), 1)
+    waiting.start(Message("T", b"x"), 1)
     with pytest.raises(TooManyInFlight):
-        waiting.begin(Message("T", b"x"), 1)
+        waiting.start(Message("T", b"x"), 1)
     waiting.end(first)
-    waiting.begin(Message("T", b"x"), 1)
+    waiting.start(Message("T", b"x"), 1)
 
 
 def test_only_requests_are_replied_to() -> None:

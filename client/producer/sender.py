@@ -97,7 +97,7 @@ class SendEngine:
         self._capacity: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self._route_asked_at = 0.0
+        self._route_requested_at = 0.0
         self._liveness = Liveness(instance.beat, instance.spawn, self.now)
 
     def start(self) -> None:
@@ -522,8 +522,8 @@ class SendEngine:
             self._liveness.watch(channel.address, silence)
         if overdue and current and self._liveness.alive_within(channel.address, 2 * silence):
             overdue = []  # slow but alive: it will answer, or another will lead
-        if silent and now - self._route_asked_at >= 0.1:
-            self._route_asked_at = now
+        if silent and now - self._route_requested_at >= 0.1:
+            self._route_requested_at = now
             self.ask_route()
         if overdue:
             for pending in overdue:

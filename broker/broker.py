@@ -73,7 +73,7 @@ from .history.history import History
 from .http.api import NodeApi
 from .http.faults import FaultDoor
 from .leader_fitness import Reliever
-from .pop.service import Popping
+from .pop.service import PopService
 from .processor import Processor
 from .replication.log import ReplicatedLog
 from .replication.members import Members
@@ -230,7 +230,7 @@ class Broker:
             self.pulls.holds.release_all,
         )
         asks = RemotingClient(credentials=config.inner_credentials, tls=opened.tls.client)
-        self.popping = Popping(
+        self.popping = PopService(
             context,
             self.clients,
             self.groups,

@@ -32,7 +32,7 @@ from raftmq.store.record import pack_host
 
 from ..errors import NOT_LEADER, OutcomeUnknown, Refused, busy
 from ..messages.send_request import Outgoing
-from ..send.callbacks import Done, Ended, is_unknown
+from ..send.callbacks import Completion, Done, is_unknown
 
 DETAIL_LENGTH_MAX = 4_096
 ERROR_LENGTH_MAX = 512
@@ -108,7 +108,7 @@ class OperatorLog:
     async def _asked(self, deed_id: str, deed: Deed) -> bool:
         """Store that it is asked for; return False if this replica cannot, and that is no reason
         not to do it."""
-        ended = Ended()
+        ended = Completion()
         try:
             message = self._message(deed_id, deed, "asked")
             self._sends.store([message], b"", ended, reserve_bytes=RESERVE_BYTES)

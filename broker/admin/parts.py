@@ -12,7 +12,7 @@ from ..delayed.delay_levels import DelayService
 from ..delayed.timers import TimerService
 from ..error_responses import Guard
 from ..leader_fitness import Reliever
-from ..pop.service import Popping
+from ..pop.service import PopService
 from ..registration import Registrar
 from ..replication.peer_auth import Gates
 from ..retention import Retention
@@ -39,7 +39,7 @@ class Parts:
     timers: TimerService
     halves: Halves
     transactions: Transactions
-    popping: Popping
+    popping: PopService
     throughput: Throughput
     guard: Guard
     registrar: Registrar

@@ -87,13 +87,13 @@ class Waits(Generic[W]):
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
 
-    def hurry(self, wait: W) -> None:
+    def make_due(self, wait: W) -> None:
         """Make a wait due now."""
         if wait.deadline_ms:
             wait.deadline_ms = 0
             self._push(wait)
 
-    def put_off(self, wait: W, now_ms: int) -> None:
+    def postpone(self, wait: W, now_ms: int) -> None:
         """Move a due wait behind all other due waits."""
         wait.deadline_ms = now_ms
         self._push(wait)
@@ -106,7 +106,7 @@ class Waits(Generic[W]):
             if deadlines[0][0] > now_ms and not deadlines[0][2].done:
                 break
             deadline_ms, _, wait = heapq.heappop(deadlines)
-            if not wait.done and deadline_ms == wait.deadline_ms:  # an outdated entry after `hurry`
+            if not wait.done and deadline_ms == wait.deadline_ms:  # outdated by `make_due`
                 due.append(wait)
         return due
 
@@ -176,14 +176,14 @@ class HoldTable(Generic[T]):
             return
         behind = self._behind.get(key)
         if behind is None:
-            self._judge(key, entries, waiting)
+            self._check(key, entries, waiting)
             return
         behind.entries += entries
-        self._judge(key, entries, [held for held in waiting if held not in behind.pulls])
+        self._check(key, entries, [held for held in waiting if held not in behind.pulls])
         if len(behind.entries) > BEHIND_BYTES_MAX:
             self._behind.pop(key, None)
             for held in behind.pulls:
-                self._waits.hurry(held)
+                self._waits.make_due(held)
 
     def turn(self, now_ms: int) -> None:
         """Renew the work, first for due pulls, then for unchecked pulls in queue order."""
@@ -194,14 +194,14 @@ class HoldTable(Generic[T]):
                 break
             behind = self._behind.pop(key, None)  # None if an earlier release removed it
             if behind is not None:
-                self._judge(key, behind.entries, behind.pulls)
+                self._check(key, behind.entries, behind.pulls)
 
     def expire(self, now_ms: int) -> None:
         for held in self._waits.due(now_ms):
             if self._may_run(held):
-                self._let_go(held)
+                self._release_now(held)
             else:
-                self._waits.put_off(held, now_ms)
+                self._waits.postpone(held, now_ms)
 
     def rest_ms(self, now_ms: int) -> float:
         return self._waits.rest_ms(now_ms) if self.work.left == WORK_MAX else 0
@@ -214,17 +214,17 @@ class HoldTable(Generic[T]):
         for held in self._waits.owned_by(owner):
             self._forget(held)
 
-    def _judge(self, key: tuple[str, int], entries: bytes, pulls: Iterable[Held[T]]) -> None:
+    def _check(self, key: tuple[str, int], entries: bytes, pulls: Iterable[Held[T]]) -> None:
         """Release the pulls that match an entry. The unchecked rest is kept for a later turn."""
         arrival = _Arrival(entries, self._properties_of, self.work)
-        wanting: list[Held[T]] = []
+        matching: list[Held[T]] = []
         for held in pulls:
-            wants = arrival.matches(held.message_filter)
-            if wants:
-                wanting.append(held)
-            elif wants is None:
+            match = arrival.matches(held.message_filter)
+            if match:
+                matching.append(held)
+            elif match is None:
                 self._behind.setdefault(key, _Behind(entries)).pulls[held] = None
-        self._release_these(wanting)
+        self._release_these(matching)
 
     def _may_run(self, held: Held[T]) -> bool:
         return not held.message_filter.evaluates or self.work.left > 0
@@ -235,11 +235,11 @@ class HoldTable(Generic[T]):
             if held.done:
                 continue
             if number < AT_ONCE_MAX and self._may_run(held):
-                self._let_go(held)
+                self._release_now(held)
             else:
-                self._waits.hurry(held)
+                self._waits.make_due(held)
 
-    def _let_go(self, held: Held[T]) -> None:
+    def _release_now(self, held: Held[T]) -> None:
         self._forget(held)
         self._release(held.pull)
 

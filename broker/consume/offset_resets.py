@@ -40,7 +40,7 @@ from .offset_commits import CommitService, in_frames
 log = logging.getLogger("raftmq.broker.resets")
 
 TO_END = -1  # as a timestamp
-TAKING_MAX = 10_000  # pulls that wait for the log
+WAITING_MAX = 10_000  # pulls that wait for the log
 Key = tuple[str, str, int]  # topic, group, queue id
 
 
@@ -57,8 +57,8 @@ class ResetMarks:
         self._context = context
         self._commits = commits
         self._redirected: set[Key] = set()  # queues with a 21 sent by this leader
-        self._taking: dict[Key, list[Callable[[], None]]] = {}  # pulls waiting for the log
-        self._taking_count = 0
+        self._waiting: dict[Key, list[Callable[[], None]]] = {}  # pulls waiting for the log
+        self._waiting_count = 0
 
     def service(self) -> Service:
         # The next leader may have redirected the consumers.
@@ -79,28 +79,28 @@ class ResetMarks:
         if not self._context.roles.leading:
             raise not_leader()
         key = (topic, group, queue_id)
-        waiting = self._taking.get(key)
+        waiting = self._waiting.get(key)
         if waiting is None:
             if key not in self._redirected or offset != mark:
                 self._redirected.add(key)
                 return mark
-            waiting = self._taking[key] = []
+            waiting = self._waiting[key] = []
             self._commits.flush()
             self._context.log.propose_then(
                 reset_taken((*key, mark)), lambda error: self._reset_applied(key, error)
             )
-        if self._taking_count >= TAKING_MAX:
+        if self._waiting_count >= WAITING_MAX:
             raise busy("too many resets are being taken")
         waiting.append(again)
-        self._taking_count += 1
+        self._waiting_count += 1
         return Wait.LATER
 
     def _reset_applied(self, key: Key, error: Exception | None) -> None:
         self._redirected.discard(key)
         if error is not None:  # the waiting pulls are redirected again or get the leader's address
             log.info("reset_not_taken group=%s topic=%s: %s", key[1], key[0], error)
-        waiting = self._taking.pop(key, [])
-        self._taking_count -= len(waiting)
+        waiting = self._waiting.pop(key, [])
+        self._waiting_count -= len(waiting)
         for again in waiting:
             again()
 

@@ -42,8 +42,8 @@ log = logging.getLogger("raftmq.broker.delay")
 COUNT_MAX = 128  # messages per turn of the loop, over all levels, about 4 ms
 BYTES_MAX = 512 * 1024  # per delivery of a level; a larger message is sent alone
 RETRY_MS = 500  # after a failed read or a rejection
-SIGHTINGS_MAX = 4_096
-SIGHTING_MS = 500  # between two sightings
+HISTORY_MAX = 4_096
+HISTORY_STEP_MS = 500  # between two sightings
 
 
 class LevelView(NamedTuple):
@@ -56,16 +56,16 @@ class LevelView(NamedTuple):
     late_ms: int  # delay of the next message beyond its due time
 
 
-class Sightings:
+class OffsetHistory:
     """Times at which a queue had reached an offset, to find the messages that have been there for
     `delay_ms`."""
 
     def __init__(self, delay_ms: int) -> None:
         self._delay_ms = delay_ms
-        self._apart_ms = max(SIGHTING_MS, delay_ms // (SIGHTINGS_MAX - 1) + 1)
-        self._marks: deque[tuple[int, int]] = deque(maxlen=SIGHTINGS_MAX)  # (end, clock)
+        self._apart_ms = max(HISTORY_STEP_MS, delay_ms // (HISTORY_MAX - 1) + 1)
+        self._marks: deque[tuple[int, int]] = deque(maxlen=HISTORY_MAX)  # (end, clock)
 
-    def saw(self, end: int, now_ms: int) -> None:
+    def record(self, end: int, now_ms: int) -> None:
         marks = self._marks
         if not marks or (end > marks[-1][0] and now_ms - marks[-1][1] >= self._apart_ms):
             marks.append((end, now_ms))
@@ -77,7 +77,7 @@ class Sightings:
             marks.popleft()
         return marks[0][0] if marks and marks[0][1] <= then_ms else 0
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._marks.clear()
 
 
@@ -87,7 +87,7 @@ class Level:
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
-        self.sightings = Sightings(delay_ms)
+        self.history = OffsetHistory(delay_ms)
         self.under_way: int | None = None  # the offset behind the delivery in flight
         self.pause_until_ms = 0
         self.count_max = COUNT_MAX
@@ -134,7 +134,7 @@ class DelayService:
         for level in self._levels:
             level.under_way = None
             level.pause_until_ms = 0
-            level.sightings.forget()
+            level.history.clear()
 
     def tick(self) -> None:
         """Deliver due messages, at most COUNT_MAX."""
@@ -148,7 +148,7 @@ class DelayService:
             queue = self._queue(SCHEDULE_TOPIC, level.number - 1)
             if queue is None:
                 continue
-            level.sightings.saw(queue.max_offset, now_ms)
+            level.history.record(queue.max_offset, now_ms)
             if self._is_free(level, now_ms) and left:
                 left -= self._deliver(level, queue, left, now_ms)
 
@@ -227,7 +227,7 @@ class DelayService:
     def _due(
         self, level: Level, queue: ConsumeQueue, offset: int, count_max: int, now_ms: int
     ) -> int:
-        wall_ms, waited = self._wall_ms(), level.sightings.waited_before(now_ms)
+        wall_ms, waited = self._wall_ms(), level.history.waited_before(now_ms)
         count = 0
         for size in (1, count_max):  # the first is usually not due
             count = 0

@@ -23,7 +23,7 @@ from ..access import Access
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, forbidden, not_leader, rejected
-from ..send.callbacks import Ended
+from ..send.callbacks import Completion
 from ..send.retry_policy import dead_letter_topic, given_back, is_exhausted
 from ..send.service import SendPath
 from ..tables.groups import SubscriptionGroup, group_name_problem
@@ -72,7 +72,7 @@ class SendBack:
         message = given_back(
             record, name, count, level, times_max, self.context.config.delay_levels_ms
         )
-        ended = Ended()
+        ended = Completion()
         self.sends.store([message], b"", ended)
         self.sends.wake()
         await ended.stored()

@@ -22,7 +22,7 @@ from ..context import Context
 from ..errors import Refused, forbidden, not_leader
 from ..messages.send_request import packed_address
 from ..messages.timer_message import Key, recall_message, timed
-from ..send.callbacks import Ended
+from ..send.callbacks import Completion
 from ..send.service import SendPath
 from ..tables.topics import PERM_WRITE
 from .timers import TimerService
@@ -59,7 +59,7 @@ class Recalls:
         born_host = packed_address(connection.peer_address)
         message = recall_message(handle, group or "recall", now_ms, born_host)
         redirected = timed(message, decode_properties(message.properties), timers.timing)
-        ended, over = Ended(), timers.recalling(slot_ms, Key(topic, handle.unique_key))
+        ended, over = Completion(), timers.recalling(slot_ms, Key(topic, handle.unique_key))
 
         def done(error: Exception | None) -> None:
             over()

@@ -37,7 +37,7 @@ from ..clients import ClientTable
 from ..component import Service
 from ..context import Context
 from ..errors import busy, forbidden, invalid
-from ..send.callbacks import Ended
+from ..send.callbacks import Completion
 from ..tables.topics import PERM_READ, RETRY_PREFIX
 from .command_batch import StepLog
 from .leader_state import Gate
@@ -183,7 +183,7 @@ class Assignments:
         modes = self.context.state.pops.modes
         if (topic, group) not in modes and not self.gate.has_room(topic, group, (0,)):
             raise busy("consumerOffsetsMax is reached")
-        ended = Ended()
+        ended = Completion()
         self.steps.add([("mode", topic, group, mode, share)], ended)
         await ended.stored()
 

@@ -24,7 +24,7 @@ from raftmq.dledger.node.proposals import COMMAND_SIZE_BYTES_MAX
 from ..component import next_turn
 from ..error_isolation import Contained
 from ..errors import busy, not_leader
-from ..send.callbacks import Ended, is_unknown
+from ..send.callbacks import Completion, is_unknown
 from ..tables.pops import Step, pop_command
 
 COMMAND_BYTES_MAX = 3 << 20  # of JSON, by an upper estimate; the limit is 4 MiB
@@ -101,7 +101,7 @@ class StepLog:
         """Return once all accepted steps are applied. Raises OutcomeUnknown, Refused and the
         member's errors."""
         if self._in_flight or self._gathered:
-            ended = Ended()
+            ended = Completion()
             self.add((), ended)
             await ended.stored()
 

@@ -127,7 +127,7 @@ class WaitingPops(Generic[T]):
         waiters = self._waits.all()
         self._end(waiters[:AT_ONCE_MAX])
         for waiter in waiters[AT_ONCE_MAX:]:
-            self._waits.hurry(waiter)
+            self._waits.make_due(waiter)
 
     def closed(self, owner: object) -> None:
         for waiter in self._waits.owned_by(owner):

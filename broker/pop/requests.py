@@ -48,7 +48,7 @@ from .command_batch import StepLog
 from .leader_state import Deliveries, Gate, LiveQueues
 from .long_polling import Waiter, WaitingPops
 from .revive import Deadlines
-from .selection import ALL, Attempt, Pop, RepeatedAttempts, Taken, Taker
+from .selection import ALL, Attempt, Pop, PopSelector, RepeatedAttempts, Selection
 
 log = logging.getLogger("raftmq.broker.pops")
 
@@ -81,7 +81,7 @@ class PopRequest:
         return self.request.code == RequestCode.POP_MESSAGE
 
 
-class Pops:
+class PopRequests:
     """Handlers of pops and notifications."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Pops:
         self._steps = steps
         self._deadlines = deadlines
         self._deliveries = deliveries
-        self._taker = Taker(context, live)
+        self._selector = PopSelector(context, live)
         self._repeats = RepeatedAttempts(context)
         self._answer_bytes = 0
         self.popped_count = 0  # messages
@@ -141,7 +141,9 @@ class Pops:
         pop = Pop(header, self._check(header))
         attempt = self._attempt(pop)
         if attempt.has_messages:
-            self._write(connection, request, pop, attempt.taken, self._taker.pop_ms(attempt), 0)
+            self._write(
+                connection, request, pop, attempt.selected, self._selector.pop_ms(attempt), 0
+            )
         else:
             self._write_nothing(PopRequest(connection, request, pop, 0))
 
@@ -213,8 +215,8 @@ class Pops:
         if not pop_request.is_pop:
             if attempt.has_messages or not self._hold(pop_request):
                 self._write_availability(pop_request, attempt.has_messages)
-        elif attempt.taken:
-            self._take(pop_request, attempt)
+        elif attempt.selected:
+            self._log_and_answer(pop_request, attempt)
         elif not self._hold(pop_request):
             self._write_nothing(pop_request)
         return WORK_MAX - attempt.work.left
@@ -222,41 +224,43 @@ class Pops:
     def _attempt(self, pop: Pop) -> Attempt:
         """Select the pop's messages. Raises Refused if disk or data are bad."""
         try:
-            return self._taker.attempt(pop)
+            return self._selector.attempt(pop)
         except (OSError, StoreError) as error:
             log.error("read_failed topic=%s error=%s", pop.header.topic, error)
             if isinstance(error, OSError):
-                self._context.log.read_failed(error, lambda: self._taker.attempt(pop))
+                self._context.log.read_failed(error, lambda: self._selector.attempt(pop))
             remark = f"[DISK_ERROR] the messages cannot be read here now: {error}"
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, remark, retriable=True) from error
 
-    def _take(self, pop_request: PopRequest, attempt: Attempt) -> None:
+    def _log_and_answer(self, pop_request: PopRequest, attempt: Attempt) -> None:
         """Log that the messages are in flight, then respond."""
-        header, taken = pop_request.pop.header, attempt.taken
+        header, selected = pop_request.pop.header, attempt.selected
         room = self._gate.has_room
-        for one in taken:
+        for one in selected:
             if not room(one.queue_key[0], one.queue_key[1], (one.queue_key[2],)):
                 raise offsets_full()
-        size = sum(one.size_bytes for one in taken)
+        size = sum(one.size_bytes for one in selected)
         if self._answer_bytes + size > ANSWER_BYTES_MAX:
             raise busy("too many answers to pops are under way")
-        pop_ms = self._taker.pop_ms(attempt)
+        pop_ms = self._selector.pop_ms(attempt)
         leadership = self._live.leadership
         # In formerly orderly queues, messages in flight now expire like any.
         ending = [
-            one.queue_key for one in taken if not header.order and self._is_orderly(one.queue_key)
+            one.queue_key
+            for one in selected
+            if not header.order and self._is_orderly(one.queue_key)
         ]
 
         def done(error: Exception | None) -> None:
             self._answer_bytes -= size
-            for one in taken:
+            for one in selected:
                 self._live.finish_take(one.queue_key, leadership)
             if error is not None:
                 self._write_error(pop_request, error)
                 return
             for queue_key in ending:
                 self._deadlines.add_all(queue_key)
-            delivered = [one for one in taken if self._is_there(one, pop_ms)]
+            delivered = [one for one in selected if self._is_there(one, pop_ms)]
             for one in delivered:
                 self._deadlines.add(one.queue_key, one.key(pop_ms))
             if delivered:
@@ -272,21 +276,21 @@ class Pops:
             elif attempt.has_messages:
                 self._write_nothing(pop_request)  # because of a concurrent reset
             else:
-                self._go_on(pop_request)  # the filter matched nothing
+                self._continue(pop_request)  # the filter matched nothing
 
-        self._steps.add([step for one in taken for step in one.steps(pop_ms, header)], done)
+        self._steps.add([step for one in selected for step in one.steps(pop_ms, header)], done)
         self._answer_bytes += size
-        for one in taken:
+        for one in selected:
             self._live.start_take(one.queue_key, one.after, one.mark)
 
     def _is_orderly(self, queue_key: QueueKey) -> bool:
         queue = self._state.pops.get(queue_key)
         return queue is not None and queue.is_orderly
 
-    def _is_there(self, taken: Taken, pop_ms: int) -> bool:
-        if not taken.offsets:
+    def _is_there(self, selected: Selection, pop_ms: int) -> bool:
+        if not selected.offsets:
             return False
-        return self._state.pops.batch(taken.queue_key, taken.key(pop_ms)) is not None
+        return self._state.pops.batch(selected.queue_key, selected.key(pop_ms)) is not None
 
     # ---- waiting --------------------------------------------------------------------------
 
@@ -310,9 +314,9 @@ class Pops:
         return self.waiting.wait(waiter)
 
     def _again(self, waiter: Waiter[PopRequest]) -> int:
-        return self._go_on(waiter.pop)
+        return self._continue(waiter.pop)
 
-    def _go_on(self, pop_request: PopRequest) -> int:
+    def _continue(self, pop_request: PopRequest) -> int:
         """Return the work of the pop's filter."""
         if not pop_request.connection.is_open:
             return 0
@@ -343,7 +347,7 @@ class Pops:
         connection: PopConnection,
         request: RemotingCommand,
         pop: Pop,
-        taken_queues: list[Taken],
+        selected: list[Selection],
         pop_ms: int,
         rest: int,
     ) -> None:
@@ -354,12 +358,12 @@ class Pops:
             header.invisible_ms,
             revive,
             rest,
-            ";".join([start_info(*_at(one), one.start) for one in taken_queues if one.offsets]),
-            ";".join([offset_info(*_at(one), one.offsets) for one in taken_queues if one.offsets]),
-            self._order_counts(taken_queues, pop_ms) if header.order else "",
+            ";".join([start_info(*_at(one), one.start) for one in selected if one.offsets]),
+            ";".join([offset_info(*_at(one), one.offsets) for one in selected if one.offsets]),
+            self._order_counts(selected, pop_ms) if header.order else "",
         )
         buffers: list[bytes] = []
-        for one in taken_queues:
+        for one in selected:
             topic = one.queue_key[0]
             if topic != header.topic:
                 buffers += [self._with_handles(data, one, header, pop_ms) for data in one.buffers]
@@ -371,20 +375,22 @@ class Pops:
         head = encode_command(response)
         size = sum(map(len, buffers))
         if header.renewed_by:
-            for one in taken_queues:
+            for one in selected:
                 self._deliveries.record(connection, one.queue_key, one.key(pop_ms))
         connection.write_many([_LENGTH.pack(len(head) - 4 + size) + head[4:], *buffers])
 
-    def _order_counts(self, taken_queues: list[Taken], pop_ms: int) -> str:
+    def _order_counts(self, selected: list[Selection], pop_ms: int) -> str:
         counts: list[str] = []
-        for one in taken_queues:
+        for one in selected:
             batch = self._state.pops.batch(one.queue_key, one.key(pop_ms))
             if batch is not None and batch.times:
                 times = dict(zip(batch.offsets, batch.times, strict=True))
                 counts.append(order_info(*_at(one), times))
         return ";".join(counts)
 
-    def _with_handles(self, data: bytes, taken: Taken, header: PopHeader, pop_ms: int) -> bytes:
+    def _with_handles(
+        self, data: bytes, selected: Selection, header: PopHeader, pop_ms: int
+    ) -> bytes:
         """Return retries as messages of the popped topic with their handles, like Apache's broker.
         If the handle does not fit, the message keeps the retry topic, and clients build the handle
         themselves."""
@@ -394,11 +400,11 @@ class Pops:
             size = int.from_bytes(data[at : at + 4], "big")
             record = decode_record(data, at, check_body=False)
             handle = Handle(
-                taken.start,
+                selected.start,
                 pop_ms,
                 header.invisible_ms,
                 0,
-                taken.queue_key[0].startswith(RETRY_PREFIX),
+                selected.queue_key[0].startswith(RETRY_PREFIX),
                 self._config.broker_name,
                 record.queue_id,
                 record.queue_offset,
@@ -435,8 +441,8 @@ class Pops:
         pop_request.connection.write_many([encode_command(response)])
 
 
-def _at(taken: Taken) -> tuple[str, int]:
-    return taken.queue_key[0], taken.queue_key[2]
+def _at(selected: Selection) -> tuple[str, int]:
+    return selected.queue_key[0], selected.queue_key[2]
 
 
 def _as_pop(poll: QueuePollHeader) -> PopHeader:

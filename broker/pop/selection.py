@@ -65,7 +65,7 @@ class Pop:
     message_filter: Filter
 
 
-class Taken(NamedTuple):
+class Selection(NamedTuple):
     """A pop's messages of a queue. Its cursor moves from `before` to `after`; reading began at
     `start`. `mark` is the reset applied and `commit` the group's new offset. `gone` are offsets to
     redeliver in order that retention deleted."""
@@ -115,7 +115,7 @@ class Attempt:
     """A pop in progress."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
-        self.taken: list[Taken] = []
+        self.selected: list[Selection] = []
         self.count = count  # remaining messages
         self.size_bytes = size_bytes  # remaining bytes
         self.rest = 0  # messages behind, in all queues read
@@ -125,15 +125,15 @@ class Attempt:
 
     @property
     def has_messages(self) -> bool:
-        return any(taken.offsets for taken in self.taken)
+        return any(selected.offsets for selected in self.selected)
 
-    def add(self, taken: Taken) -> None:
-        self.taken.append(taken)
-        self.count -= len(taken.offsets)
-        self.size_bytes -= taken.size_bytes
+    def add(self, selected: Selection) -> None:
+        self.selected.append(selected)
+        self.count -= len(selected.offsets)
+        self.size_bytes -= selected.size_bytes
 
 
-class Taker:
+class PopSelector:
     """Selects messages for pops."""
 
     def __init__(self, context: Context, live: LiveQueues) -> None:
@@ -157,7 +157,7 @@ class Taker:
         if new := self._new_queues(header):
             for queue_key in new:
                 start = self._initial(queue_key)
-                attempt.add(Taken(queue_key, start, start, start, (), [], 0, None, start))
+                attempt.add(Selection(queue_key, start, start, start, (), [], 0, None, start))
             return attempt
         left_out: list[int] = []
         for topic, queue_id, message_filter in self._sources(pop):
@@ -169,9 +169,9 @@ class Taker:
                 if topic == header.topic:
                     left_out.append(queue_id)
                 continue
-            taken = self._take(queue_key, header, message_filter, attempt)
-            if taken is not None:
-                attempt.add(taken)
+            selected = self._select(queue_key, header, message_filter, attempt)
+            if selected is not None:
+                attempt.add(selected)
         if header.queue_id < 0:
             self._record_stop((header.topic, header.consumer_group), left_out)
         return attempt
@@ -194,9 +194,9 @@ class Taker:
     def pop_ms(self, attempt: Attempt) -> int:
         """Return the time of the pop, which is later than all earlier pops of its messages."""
         pop_ms = self._wall_ms()
-        for taken in attempt.taken:
-            queue = self._table.get(taken.queue_key)
-            first = taken.gone[0] if taken.gone else taken.start
+        for selected in attempt.selected:
+            queue = self._table.get(selected.queue_key)
+            first = selected.gone[0] if selected.gone else selected.start
             if queue is not None and first < queue.popped_to:
                 pop_ms = max(pop_ms, queue.popped_ms + 1)
         return pop_ms
@@ -234,12 +234,12 @@ class Taker:
             if len(self._stops) > STOPS_MAX:
                 del self._stops[next(iter(self._stops))]
 
-    def _take(
+    def _select(
         self, queue_key: QueueKey, header: PopHeader, message_filter: Filter, attempt: Attempt
-    ) -> Taken | None:
+    ) -> Selection | None:
         queue = self._table.get(queue_key)
         if header.order:
-            return self._take_in_order(queue_key, queue, header, message_filter, attempt)
+            return self._select_in_order(queue_key, queue, header, message_filter, attempt)
         if queue is not None and queue.in_flight >= self._config.pop_inflight_message_threshold:
             return None
         cursor, before, mark = self._cursor(queue_key)
@@ -258,16 +258,16 @@ class Taker:
             return None
         buffers = result.buffers if offsets else []
         size = result.size_bytes if offsets else 0
-        return Taken(queue_key, before, after, cursor, offsets, buffers, size, mark, after)
+        return Selection(queue_key, before, after, cursor, offsets, buffers, size, mark, after)
 
-    def _take_in_order(
+    def _select_in_order(
         self,
         queue_key: QueueKey,
         queue: PopQueue | None,
         header: PopHeader,
         message_filter: Filter,
         attempt: Attempt,
-    ) -> Taken | None:
+    ) -> Selection | None:
         if self._live.next_of(queue_key) is not None:
             return None
         again, repeated = self._again(queue, header.attempt_id)
@@ -308,7 +308,9 @@ class Taker:
             return None
         start = offsets[0] if offsets else cursor
         commit = offsets[0] if offsets else after
-        return Taken(queue_key, before, after, start, offsets, buffers, size, mark, commit, gone)
+        return Selection(
+            queue_key, before, after, start, offsets, buffers, size, mark, commit, gone
+        )
 
     def _again(self, queue: PopQueue | None, attempt_id: str) -> tuple[list[int] | None, bool]:
         """Return the offsets to redeliver in order, or None while the queue is closed, and whether
@@ -389,7 +391,7 @@ class RepeatedAttempts:
         self._table = context.state.pops
         self._reads = context.store.reads
 
-    def of(self, header: PopHeader) -> tuple[list[Taken], int]:
+    def of(self, header: PopHeader) -> tuple[list[Selection], int]:
         """Return the attempt's unacknowledged messages, and the time of their pop."""
         if not header.renewed_by or not header.attempt_id or header.order:
             return [], 0
@@ -408,9 +410,11 @@ class RepeatedAttempts:
         except (OSError, StoreError) as error:
             log.error("read_failed topic=%s error=%s", header.topic, error)
             return [], 0
-        return [taken for taken in again if taken.offsets], pop_ms
+        return [selected for selected in again if selected.offsets], pop_ms
 
-    def _read(self, queue_key: QueueKey, key: BatchKey, batch: Batch, budget: ReadBudget) -> Taken:
+    def _read(
+        self, queue_key: QueueKey, key: BatchKey, batch: Batch, budget: ReadBudget
+    ) -> Selection:
         offsets: list[int] = []
         buffers: list[bytes] = []
         size = 0
@@ -425,7 +429,7 @@ class RepeatedAttempts:
                 offsets.append(offset)
                 buffers += one.buffers
                 size += one.size_bytes
-        return Taken(queue_key, key[0], key[0], key[0], offsets, buffers, size, None, key[0])
+        return Selection(queue_key, key[0], key[0], key[0], offsets, buffers, size, None, key[0])
 
 
 def _offsets(result: GetResult, start: int) -> tuple[Sequence[int], int]:

@@ -21,11 +21,11 @@ from .acks import Acks
 from .assignment import Assignments, TopicQueues
 from .command_batch import StepLog
 from .leader_state import Deliveries, Gate, LiveQueues
-from .requests import PopConnection, Pops
+from .requests import PopConnection, PopRequests
 from .revive import Deadlines, Reviver
 
 
-class Popping:
+class PopService:
     """All services of a broker for popping consumers."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Popping:
             asyncio.get_running_loop().time, lambda *one: table.batch(*one) is not None
         )
         self._deliveries = deliveries
-        self.pops = Pops(context, gate, groups, live, steps, deadlines, deliveries, refusal)
+        self.pops = PopRequests(context, gate, groups, live, steps, deadlines, deliveries, refusal)
         waiting = self.pops.waiting
 
         def is_present(group: str, client: str) -> bool:

@@ -28,7 +28,7 @@ def is_unknown(error: Exception) -> bool:
     return bool(getattr(error, "outcome_unknown", False))
 
 
-class Ended:
+class Completion:
     """A `done` that can be awaited."""
 
     def __init__(self) -> None:

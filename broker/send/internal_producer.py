@@ -16,7 +16,7 @@ from ..errors import OutcomeUnknown, Refused
 SEND_CODE = int(RequestCode.SEND_MESSAGE_V2)
 
 
-class Receives(Protocol):
+class SendReceiver(Protocol):
     """The part of the send path used here."""
 
     def receive(
@@ -26,7 +26,7 @@ class Receives(Protocol):
     def wake(self, at_once: bool = False) -> None: ...
 
 
-class InsideSend:
+class InternalSend:
     """Receives the response to an internal send."""
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class InsideSend:
 
 
 async def send(
-    sends: Receives, header: SendHeader, body: bytes, born_host: bytes
+    sends: SendReceiver, header: SendHeader, body: bytes, born_host: bytes
 ) -> tuple[int, SendResponseHeader]:
     """Store a message. Returns a code of STORED_CODES and the response header. Raises Refused,
     OutcomeUnknown."""
-    inside = InsideSend()
-    sender = (inside, 0, 0, JSON)
+    internal = InternalSend()
+    sender = (internal, 0, 0, JSON)
     sends.receive(sender, header.to_ext(SEND_CODE), body, born_host, SEND_CODE)
     sends.wake()
-    return await inside.stored
+    return await internal.stored

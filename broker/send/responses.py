@@ -21,7 +21,7 @@ from ..config import BrokerConfig
 from ..error_isolation import Contained
 from ..errors import NOT_LEADER, OutcomeUnknown, Refused
 from .callbacks import STORED_CODES, Done
-from .internal_producer import InsideSend
+from .internal_producer import InternalSend
 from .queue import OWN, Connection, Sender, Stored
 
 _PREFIX = struct.Struct(">ii")
@@ -115,7 +115,7 @@ class Answers:
         connection, opaque, one_way, serialize_type = sender
         key = (refusal.code, refusal.tag)
         self.results[key] = self.results.get(key, 0) + 1
-        if isinstance(connection, InsideSend):
+        if isinstance(connection, InternalSend):
             connection.refused(refusal)
             return
         if one_way:

@@ -31,7 +31,7 @@ class HalfBook:
         self._due: list[tuple[int, int]] = []  # heap of (due, offset); may contain ended halves
         self._ended: OrderedDict[Root, int] = OrderedDict()  # → decision
 
-    def take_half(self, half: Half) -> bool:
+    def add_half(self, half: Half) -> bool:
         """Add the next record of the half queue. Returns True if it is open."""
         assert half.offset >= self.half_next, (half, self.half_next)
         self.half_next = half.offset + 1
@@ -51,7 +51,7 @@ class HalfBook:
             self.close(offset)
         self._ahead = {offset for offset in self._ahead if offset >= self.half_next}
 
-    def take_op(self, op_offset: int, halves: list[int]) -> None:
+    def add_op(self, op_offset: int, halves: list[int]) -> None:
         """Add the next record of the op queue, which ends these halves."""
         self.skip_ops(op_offset)
         self.op_next = op_offset + 1

@@ -48,7 +48,7 @@ from ..messages import half_message as conversion
 from ..messages.half_message import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC, Half, Root
 from ..messages.send_request import Outgoing
 from ..scheduler import IDLE_MS, Chore
-from ..send.callbacks import Done, Ended
+from ..send.callbacks import Completion, Done
 from ..send.service import SendPath
 from ..send.topic_redirect import delayed_or_timed
 from ..tables.state import commit_offsets, put_topic
@@ -131,7 +131,7 @@ class Transactions:
         self._targets = (0, 0)  # end of the first reading
         # offset → requests waiting for its end
         self._busy: dict[int, list[asyncio.Future[None]]] = {}
-        self._asking: dict[Root, bool] = {}  # roots stored again for a check
+        self._checked_roots: dict[Root, bool] = {}  # roots stored again for a check
         self._late: set[Root] = set()  # expired halves being committed
         self._waiting = 0
         self._recorded = (0, 0)
@@ -156,7 +156,7 @@ class Transactions:
         for waiters in self._busy.values():
             _release(waiters)
         self._busy.clear()
-        self._asking.clear()
+        self._checked_roots.clear()
         self._leads_since_ms = self._context.clock_ms()
         if not self._context.roles.leading:
             self._halves.book = None
@@ -204,9 +204,9 @@ class Transactions:
         self._close_gone(book)
         try:
             for record in self._records(HALF_TOPIC, book.half_next, book.skip_halves):
-                self._take_half(book, record)
+                self._add_half(book, record)
             for record in self._records(OP_TOPIC, book.op_next, book.skip_ops):
-                book.take_op(record.queue_offset, conversion.ended_halves(record))
+                book.add_op(record.queue_offset, conversion.ended_halves(record))
         except (OSError, StoreError, RecordError) as error:
             log.warning("transactions_unreadable: %s", error)  # retried in the next turn
 
@@ -222,7 +222,7 @@ class Transactions:
         if gone:
             log.error("transactions_lost count=%d: retention took them", len(gone))
 
-    def _take_half(self, book: HalfBook, record: MessageRecord) -> None:
+    def _add_half(self, book: HalfBook, record: MessageRecord) -> None:
         config = self._config
         half = conversion.half_of(
             record,
@@ -230,8 +230,8 @@ class Transactions:
             config.transaction_check_interval,
             self._context.wall_ms(),
         )
-        if book.take_half(half) and self._asking.pop(half.root, False):
-            self._ask(half, record)
+        if book.add_half(half) and self._checked_roots.pop(half.root, False):
+            self._ask_producer(half, record)
 
     def _records(
         self, topic: str, offset: int, on_gone: Callable[[int], None]
@@ -284,14 +284,14 @@ class Transactions:
         self._waiting += 1
         try:
             if request.is_oneway:  # from Apache's clients, which get no error
-                await self._end_for_nobody(connection, request, header)
+                await self._end_oneway(connection, request, header)
             else:
                 await self._end(connection, request, header)
         finally:
             self._waiting -= 1
         return RemotingCommand.response_to(request)
 
-    async def _end_for_nobody(
+    async def _end_oneway(
         self, connection: Connection, request: RemotingCommand, header: EndTransactionHeader
     ) -> None:
         """End a half for a producer that will not retry; otherwise the next check, a timeout later,
@@ -314,9 +314,9 @@ class Transactions:
         def permit(half: MessageRecord) -> None:
             self._access.permit(connection, request, _needs_of(half))
 
-        record, root = self._named(header, permit)
+        record, root = self._named_half(header, permit)
         while True:
-            book = await self._known()
+            book = await self._current_book()
             half = book.find(root)
             waiters = None if half is None else self._busy.get(half.offset)
             if waiters is None:
@@ -327,7 +327,7 @@ class Transactions:
         if half is None:
             late = header.decision == COMMIT and book.decision(root) is None
             if not late or not await self._commit_given_up(book, record, root):
-                self._say_how_it_ended(book, root, header.decision)
+                self._check_decision(book, root, header.decision)
             return
         # The rewritten half has the same content, but op and message refer to its position.
         if half.offset != record.queue_offset:
@@ -336,7 +336,7 @@ class Transactions:
         messages = [conversion.op_record(half.offset, record, self._context.wall_ms())]
         if header.decision == COMMIT:
             messages.insert(0, self._committed(record))
-        ended = Ended()
+        ended = Completion()
         self._store_end(book, half, messages, header.decision, ended)
         await ended.stored()
         if header.decision == COMMIT:
@@ -365,7 +365,7 @@ class Transactions:
                 return False
             now_ms = self._context.wall_ms()
             op = conversion.op_record(root.offset, record, now_ms, root.unique_key)
-            ended = Ended()
+            ended = Completion()
             self._sends.store([self._committed(record), op], b"", ended)
             self._sends.wake()
             await ended.stored()
@@ -376,7 +376,7 @@ class Transactions:
         log.info("transaction_committed_late group=%s key=%s", root.group, root.unique_key)
         return True
 
-    def _named(
+    def _named_half(
         self, header: EndTransactionHeader, permit: Callable[[MessageRecord], None]
     ) -> tuple[MessageRecord, Root]:
         """Return the half that a producer names, and its root. Raises Refused, or AclError if the
@@ -406,7 +406,7 @@ class Transactions:
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"{error}", retriable=True, tag="DISK_ERROR"
             ) from error
 
-    async def _known(self) -> HalfBook:
+    async def _current_book(self) -> HalfBook:
         """Return the book once it is up to date. Raises Refused."""
         if not self._ready.is_set():
             if self._halves.book is None:
@@ -425,7 +425,7 @@ class Transactions:
                 ) from None
         book = self._halves.book
         if book is None:
-            return await self._known()
+            return await self._current_book()
         end = self._context.store.queues.end_of(HALF_TOPIC, 0)
         while book.half_next < end:
             before = book.half_next
@@ -434,7 +434,7 @@ class Transactions:
                 raise busy("half messages cannot be read")
         return book
 
-    def _say_how_it_ended(self, book: HalfBook, root: Root, decision: int) -> None:
+    def _check_decision(self, book: HalfBook, root: Root, decision: int) -> None:
         """Return if the half message ended with the same decision. Raises Refused if it ended
         otherwise or is unknown."""
         was = book.decision(root)
@@ -498,7 +498,7 @@ class Transactions:
             self._give_up(book, half, record, op)
             return
         if again is None:
-            self._ask(half, record)
+            self._ask_producer(half, record)
             self.counts.checked += asked
             book.schedule(half.offset, now_ms + self._config.transaction_check_interval)
             return
@@ -507,9 +507,9 @@ class Transactions:
             if error is None:
                 self.counts.checked += asked
             else:
-                self._asking.pop(half.root, None)
+                self._checked_roots.pop(half.root, None)
 
-        self._asking[half.root] = asked
+        self._checked_roots[half.root] = asked
         self._store_end(book, half, [again, op], None, done)
 
     def _give_up(self, book: HalfBook, half: Half, record: MessageRecord, op: Outgoing) -> None:
@@ -547,7 +547,7 @@ class Transactions:
             return None
         return last
 
-    def _ask(self, half: Half, record: MessageRecord) -> None:
+    def _ask_producer(self, half: Half, record: MessageRecord) -> None:
         """Send CHECK_TRANSACTION_STATE (39) to a producer of the half's group."""
         connection = self._producer_of(half.root.group, _needs_of(record))
         if connection is None:

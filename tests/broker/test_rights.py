@@ -12,7 +12,7 @@ import pytest
 
 from raftmq.broker.http.messageviews import record_id
 from raftmq.broker.messages.send_request import Outgoing
-from raftmq.broker.send.callbacks import Ended
+from raftmq.broker.send.callbacks import Completion
 from raftmq.broker.transactions.service import _needs_of
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
@@ -416,7 +416,7 @@ async def test_a_retry_of_a_pop_is_its_groups_whatever_the_topics_name_says(tmp_
         popped = Outgoing(
             topic, 0, b"x", b"ORIGIN_GROUP\x01secret-group\x02", 1, bytes(8), force=True
         )
-        ended = Ended()
+        ended = Completion()
         broker.sends.store([popped], b"", ended)
         broker.sends.wake()
         await ended.stored()

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 from raftmq.broker.delayed.delay_levels import (
     COUNT_MAX,
+    HISTORY_MAX,
+    HISTORY_STEP_MS,
     RETRY_MS,
-    SIGHTING_MS,
-    SIGHTINGS_MAX,
     DelayService,
-    Sightings,
+    OffsetHistory,
 )
 from raftmq.broker.replication.classic import keep_within
 from raftmq.broker.scheduler import IDLE_MS
@@ -251,22 +251,22 @@ def test_a_clock_that_is_behind_makes_nobody_wait_longer_than_the_delay():
 
 
 def test_sightings_know_what_has_waited_and_are_bounded():
-    sightings = Sightings(10_000)
-    sightings.saw(5, 0)
-    sightings.saw(9, SIGHTING_MS - 1)  # too soon after the other
-    sightings.saw(9, SIGHTING_MS)
-    assert sightings.waited_before(9_999) == 0
-    assert sightings.waited_before(10_000) == 5
-    assert sightings.waited_before(10_000 + SIGHTING_MS) == 9
-    sightings.forget()
-    assert sightings.waited_before(100_000) == 0
-    day = Sightings(86_400_000)
-    for number in range(2 * SIGHTINGS_MAX):
-        day.saw(number + 1, number * 30_000)
-    now_ms = 2 * SIGHTINGS_MAX * 30_000
+    history = OffsetHistory(10_000)
+    history.record(5, 0)
+    history.record(9, HISTORY_STEP_MS - 1)  # too soon after the other
+    history.record(9, HISTORY_STEP_MS)
+    assert history.waited_before(9_999) == 0
+    assert history.waited_before(10_000) == 5
+    assert history.waited_before(10_000 + HISTORY_STEP_MS) == 9
+    history.clear()
+    assert history.waited_before(100_000) == 0
+    day = OffsetHistory(86_400_000)
+    for number in range(2 * HISTORY_MAX):
+        day.record(number + 1, number * 30_000)
+    now_ms = 2 * HISTORY_MAX * 30_000
     waited = day.waited_before(now_ms)
     assert 0 <= (now_ms - 86_400_000) / 30_000 + 1 - waited < 2
-    assert len(day._marks) <= SIGHTINGS_MAX
+    assert len(day._marks) <= HISTORY_MAX
 
 
 def test_what_retention_took_is_not_waited_for(caplog):

@@ -13,8 +13,8 @@ from raftmq.broker.consume.sql92 import compile_expression
 from raftmq.broker.errors import OutcomeUnknown, Refused
 from raftmq.broker.messages.send_request import Outgoing
 from raftmq.broker.pop import revive
-from raftmq.broker.pop.selection import ALL, RETRIES_FIRST, STOPS_MAX, Pop, Taker
-from raftmq.broker.send.callbacks import Ended
+from raftmq.broker.pop.selection import ALL, RETRIES_FIRST, STOPS_MAX, Pop, PopSelector
+from raftmq.broker.send.callbacks import Completion
 from raftmq.broker.tables.pops import pop_command
 from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
@@ -334,7 +334,7 @@ async def test_handles_of_one_message_differ_within_a_millisecond(one, monkeypat
     group, broker, popper = one
     await filled(group, broker, 1, 1)
     now_ms = broker.context.wall_ms()
-    monkeypatch.setattr(broker.popping.pops._taker, "_wall_ms", lambda: now_ms)
+    monkeypatch.setattr(broker.popping.pops._selector, "_wall_ms", lambda: now_ms)
     monkeypatch.setattr(
         broker.popping.acks, "context", replace(broker.context, wall_ms=lambda: now_ms)
     )
@@ -410,16 +410,16 @@ async def with_unwanted(group, broker, popper, monkeypatch, queues=4, unwanted=3
         for n in [0] * unwanted + [1]:
             await group.send(broker, "T", b"%d" % queue, queue=queue, properties=f"n\x01{n}\x02")
     attempts = []
-    attempt = Taker.attempt
+    attempt = PopSelector.attempt
 
-    def noted(taker, pop):
-        made = attempt(taker, pop)
+    def noted(selector, pop):
+        made = attempt(selector, pop)
         attempts.append(
-            ([one.queue_key[2] for one in made.taken if one.before < one.after], made.work)
+            ([one.queue_key[2] for one in made.selected if one.before < one.after], made.work)
         )
         return made
 
-    monkeypatch.setattr(Taker, "attempt", noted)
+    monkeypatch.setattr(PopSelector, "attempt", noted)
     return attempts
 
 
@@ -440,10 +440,10 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
     attempts = await with_unwanted(group, broker, popper, monkeypatch)
     header = PopHeader("cg", "T", -1, 32, 60_000, 0)
     pop = Pop(header, Filter(matcher=compile_expression(LONG)))
-    taker = broker.popping.pops._taker
+    selector = broker.popping.pops._selector
     for _ in range(8):
-        taker.attempt(pop)
-        taker.attempt(Pop(PopHeader("other", "T", -1, 32, 60_000, 0), ALL))
+        selector.attempt(pop)
+        selector.attempt(Pop(PopHeader("other", "T", -1, 32, 60_000, 0), ALL))
     places = [one for one, _ in attempts[::2]]
     first = [queues[0] for queues in places]
     gaps = {(later - earlier) % 4 for earlier, later in pairwise(first)}
@@ -453,7 +453,7 @@ async def test_an_attempt_goes_on_where_the_last_one_stopped(one, monkeypatch):
 async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeypatch):
     group, broker, popper = one
     await with_unwanted(group, broker, popper, monkeypatch)
-    stored = Ended()
+    stored = Completion()
     retry = Outgoing("%RETRY%cg_T", 0, b"9", b"n\x010\x02ORIGIN_GROUP\x01cg\x02", 1, bytes(8))
     broker.sends.store([replace(retry, force=True)], b"", stored)
     broker.sends.wake()
@@ -463,12 +463,12 @@ async def test_retries_are_popped_when_the_filter_has_done_its_work(one, monkeyp
 
 
 async def test_so_many_stops_are_kept(one):
-    taker = one[1].popping.pops._taker
+    selector = one[1].popping.pops._selector
     for number in range(STOPS_MAX + 1):
-        taker._record_stop(("T", f"g{number}"), [number, 0])
-    assert (len(taker._stops), ("T", "g0") in taker._stops) == (STOPS_MAX, False)
-    taker._record_stop(("T", "g1"), [])
-    assert len(taker._stops) == STOPS_MAX - 1
+        selector._record_stop(("T", f"g{number}"), [number, 0])
+    assert (len(selector._stops), ("T", "g0") in selector._stops) == (STOPS_MAX, False)
+    selector._record_stop(("T", "g1"), [])
+    assert len(selector._stops) == STOPS_MAX - 1
 
 
 async def test_an_expression_selects(one):

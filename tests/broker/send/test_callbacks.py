@@ -3,7 +3,7 @@
 import pytest
 
 from raftmq.broker.errors import OutcomeUnknown, Refused
-from raftmq.broker.send.callbacks import Ended, is_unknown
+from raftmq.broker.send.callbacks import Completion, is_unknown
 from raftmq.dledger.raft.errors import NotLeader
 from raftmq.dledger.raft.errors import OutcomeUnknown as CommandOutcomeUnknown
 from raftmq.remoting.codes import ResponseCode
@@ -11,14 +11,14 @@ from raftmq.remoting.errors import RemotingError
 
 
 async def test_it_is_stored():
-    ended = Ended()
+    ended = Completion()
     ended(None)
     ended(Refused(ResponseCode.SYSTEM_ERROR, "nobody tells twice; the first counts"))
     await ended.stored()
 
 
 async def test_what_is_not_known_is_told_as_that():
-    ended = Ended()
+    ended = Completion()
     ended(OutcomeUnknown("the leader stops"))
     with pytest.raises(OutcomeUnknown) as raised:
         await ended.stored()
@@ -27,7 +27,7 @@ async def test_what_is_not_known_is_told_as_that():
 
 
 async def test_what_is_not_stored_is_refused_with_its_code():
-    ended = Ended()
+    ended = Completion()
     ended(Refused(ResponseCode.SYSTEM_BUSY, "later", tag="BUSY"))
     with pytest.raises(Refused) as raised:
         await ended.stored()
@@ -35,7 +35,7 @@ async def test_what_is_not_stored_is_refused_with_its_code():
 
 
 async def test_who_waited_may_be_gone():
-    ended = Ended()
+    ended = Completion()
     waiting = ended.stored()
     waiting.close()
     ended(None)

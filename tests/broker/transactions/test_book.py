@@ -21,8 +21,8 @@ def half(offset, root=None, due_ms=100, checks=0, **of):
 
 def test_a_half_is_open_until_it_ends_once():
     book = HalfBook(0, 0)
-    assert book.take_half(half(0))
-    assert book.take_half(half(1))
+    assert book.add_half(half(0))
+    assert book.add_half(half(1))
     assert book.progress() == (0, 0)
     book.close(0, COMMIT)
     assert book.find(rooted(0)) is None
@@ -30,15 +30,15 @@ def test_a_half_is_open_until_it_ends_once():
     book.close(0, ROLLBACK)  # it has ended: nothing happens
     assert book.decision(rooted(0)) == COMMIT
     assert book.progress() == (1, 0)
-    book.take_op(0, [0])
+    book.add_op(0, [0])
     assert book.progress() == (1, 1)
 
 
 def test_an_op_that_is_read_before_its_half():
     book = HalfBook(5, 3)
-    book.take_op(3, [6, 4])  # 4 is below where this book begins
-    assert book.take_half(half(5))
-    assert not book.take_half(half(6))
+    book.add_op(3, [6, 4])  # 4 is below where this book begins
+    assert book.add_half(half(5))
+    assert not book.add_half(half(6))
     assert book.progress() == (5, 3)
     book.close(5)
     assert book.progress() == (7, 4)
@@ -46,13 +46,13 @@ def test_an_op_that_is_read_before_its_half():
 
 def test_a_half_that_moved_is_found_by_its_root():
     book = HalfBook(0, 0)
-    book.take_half(half(0))
+    book.add_half(half(0))
     book.close(0)  # stored again by a check
     assert book.find(rooted(0)) is None
-    book.take_half(half(1, root=0, checks=1))
+    book.add_half(half(1, root=0, checks=1))
     assert book.find(rooted(0)).checks == 1
     book.close(1)
-    book.take_half(half(2, root=0, checks=2))
+    book.add_half(half(2, root=0, checks=2))
     assert book.find(rooted(0)).offset == 2
     book.close(2, COMMIT)
     assert book.find(rooted(0)) is None
@@ -65,11 +65,11 @@ def test_a_half_that_moved_is_found_by_its_root():
 def test_a_half_that_names_the_root_of_another_speaks_for_itself_alone(other, moved):
     """Older brokers stored what a client had copied from another half."""
     book = HalfBook(0, 0)
-    book.take_half(half(0))
+    book.add_half(half(0))
     if moved:
         book.close(0)
-        book.take_half(half(1, root=0))
-    book.take_half(half(2, root=0, **other))
+        book.add_half(half(1, root=0))
+    book.add_half(half(2, root=0, **other))
     assert book.find(rooted(0)).offset == int(moved)
     assert book.find(rooted(0, **other)).offset == 2
     book.close(2, ROLLBACK)
@@ -82,7 +82,7 @@ def test_a_half_that_names_the_root_of_another_speaks_for_itself_alone(other, mo
 def test_due_comes_once_until_it_is_scheduled_again():
     book = HalfBook(0, 0)
     for offset, due_ms in enumerate((300, 100, 200, 100)):
-        book.take_half(half(offset, due_ms=due_ms))
+        book.add_half(half(offset, due_ms=due_ms))
     book.close(3)
     assert [h.offset for h in book.due(200, 1)] == [1]
     assert [h.offset for h in book.due(200, 9)] == [2]
@@ -93,12 +93,12 @@ def test_due_comes_once_until_it_is_scheduled_again():
 
 def test_what_retention_took_is_of_no_interest():
     book = HalfBook(0, 0)
-    book.take_half(half(0))
-    book.take_op(0, [9])
+    book.add_half(half(0))
+    book.add_op(0, [9])
     book.skip_halves(20)
     assert book.open == {}
-    book.take_half(half(20))
-    book.take_op(7, [20])  # ops 1 to 6 are gone
+    book.add_half(half(20))
+    book.add_op(7, [20])  # ops 1 to 6 are gone
     assert book.progress() == (21, 8)
     book.skip_ops(9)
     book.skip_ops(3)  # not back
@@ -109,7 +109,7 @@ def test_only_so_many_ends_are_remembered(monkeypatch):
     monkeypatch.setattr(room, "ENDED_MAX", 3)
     book = HalfBook(0, 0)
     for offset in range(5):
-        book.take_half(half(offset))
+        book.add_half(half(offset))
         book.close(offset, COMMIT)
     assert [book.decision(rooted(offset)) for offset in range(5)] == [None, None, 8, 8, 8]
 
@@ -124,19 +124,19 @@ def test_a_book_begun_at_any_note_of_progress_knows_the_same(seed):
         if rng.random() < 0.55 or not old.open:
             new = half(len(halves))
             halves.append(new)
-            old.take_half(new)
+            old.add_half(new)
         else:
             chosen = rng.choice(list(old.open))
             old.close(chosen, COMMIT)
-            old.take_op(len(ops), [chosen])
+            old.add_op(len(ops), [chosen])
             ops.append([chosen])
         if rng.random() < 0.1:
             notes.append(old.progress())
     for half_from, op_from in notes:
         fresh = HalfBook(half_from, op_from)
         queues = [
-            [(fresh.take_half, (h,)) for h in halves[half_from:]],
-            [(fresh.take_op, (n, ops[n])) for n in range(op_from, len(ops))],
+            [(fresh.add_half, (h,)) for h in halves[half_from:]],
+            [(fresh.add_op, (n, ops[n])) for n in range(op_from, len(ops))],
         ]
         while any(queues):  # the two queues in any order of each other
             queue = rng.choice([q for q in queues if q])

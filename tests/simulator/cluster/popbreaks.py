@@ -10,7 +10,7 @@ from raftmq.broker.pop.acks import Acks
 from raftmq.broker.pop.command_batch import StepLog
 from raftmq.broker.pop.leader_state import LiveQueues
 from raftmq.broker.pop.revive import Deadlines
-from raftmq.broker.pop.selection import Taken
+from raftmq.broker.pop.selection import Selection
 from raftmq.broker.tables.pops import PopTable
 from tests.simulator.cluster.planting import instead, replaced
 
@@ -55,12 +55,12 @@ def pops_too_early() -> AbstractContextManager[Any]:
     """Messages come again after half of their time."""
 
     def broken(steps: Any) -> Any:
-        def shortened(self: Taken, pop_ms: int, header: Any) -> Any:
+        def shortened(self: Selection, pop_ms: int, header: Any) -> Any:
             return steps(self, pop_ms, header._replace(invisible_ms=header.invisible_ms // 2))
 
         return shortened
 
-    return replaced(Taken, "steps", broken)
+    return replaced(Selection, "steps", broken)
 
 
 def pops_in_flight_forgotten() -> AbstractContextManager[Any]:

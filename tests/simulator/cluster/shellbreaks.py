@@ -424,7 +424,7 @@ def transaction_ended_twice() -> AbstractContextManager[Any]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(HalfBook, "close", keeps), instead(HalfBook, "take_op", takes):
+        with replaced(HalfBook, "close", keeps), instead(HalfBook, "add_op", takes):
             yield
 
     return both()

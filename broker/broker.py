@@ -60,7 +60,7 @@ from .consume.offset_resets import ResetMarks, Resets
 from .consume.pull import PullService
 from .consume.queries import Queries
 from .consume.queue_locks import lock_service
-from .consume.subscription_refresh import SubscriptionQuestions
+from .consume.subscription_refresh import SubscriptionRefresh
 from .context import Context, Life
 from .delayed.delay_levels import DelayService
 from .delayed.send_back import SendBack
@@ -208,7 +208,7 @@ class Broker:
             command_bytes_max=command_bytes_max(config.mapped_file_size_commit_log),
         )
         self.marks = ResetMarks(context, self.commits)
-        self.questions = SubscriptionQuestions(self.clients)
+        self.questions = SubscriptionRefresh(self.clients)
         guard = Guard(
             lambda: self.roles.takes_commits, lambda: self.roles.address_elsewhere, self.log.barrier
         )

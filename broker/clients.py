@@ -471,7 +471,7 @@ class ClientTable:
         self._requesters[client_id] = connection
         self._requesters_by.setdefault(connection, set()).add(client_id)
 
-    def subscriptions_told(self, group_name: str, told: list[Any]) -> None:
+    def set_subscriptions(self, group_name: str, told: list[Any]) -> None:
         """Take over the subscriptions that a consumer reported when asked. Raises BodyError."""
         group = self.consumers.get(group_name)
         if group is None or not isinstance(told, list):

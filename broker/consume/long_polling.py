@@ -269,7 +269,7 @@ class _Behind(Generic[T]):
 class _Arrival:
     """Added entries. Codes and properties are extracted on first use."""
 
-    __slots__ = ("_asked", "_codes", "_entries", "_properties", "_properties_of", "_work")
+    __slots__ = ("_codes", "_entries", "_loaded", "_properties", "_properties_of", "_work")
 
     def __init__(
         self, entries: bytes, properties_of: Callable[[bytes], Properties], work: Work
@@ -278,7 +278,7 @@ class _Arrival:
         self._properties_of = properties_of
         self._codes: frozenset[int] | None = None
         self._properties: Properties = None
-        self._asked = False
+        self._loaded = False
         self._work = work
 
     def matches(self, message_filter: Filter) -> bool | None:
@@ -305,8 +305,8 @@ class _Arrival:
     def _passes(self, matcher: Matcher) -> bool | None:
         """Return None if the work ends early. A filter that had half of a turn's work matches
         instead, since later turns may not suffice either."""
-        if not self._asked:
-            self._asked, self._properties = True, self._properties_of(self._entries)
+        if not self._loaded:
+            self._loaded, self._properties = True, self._properties_of(self._entries)
             self._work.left -= RECORD_WORK * (len(self._entries) // _TAGS_CODE.size)
         if self._properties is None:
             return True

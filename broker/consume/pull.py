@@ -52,7 +52,7 @@ from .long_polling import COUNT_MAX, WAIT_MS_MAX, Held, HoldTable, kept_bytes
 from .offset_commits import CommitService
 from .offset_resets import ResetMarks, Wait
 from .read_routing import read_policy
-from .subscription_refresh import SubscriptionQuestions
+from .subscription_refresh import SubscriptionRefresh
 
 if TYPE_CHECKING:
     from raftmq.store.message_reads import GetResult
@@ -102,7 +102,7 @@ class PullService:
         commits: CommitService,
         groups: GroupCreation,
         marks: ResetMarks,
-        questions: SubscriptionQuestions,
+        questions: SubscriptionRefresh,
         refusal: Callable[[RemotingCommand, Exception], RemotingCommand],
     ) -> None:
         """`commits` receives piggybacked commits. `groups` creates unknown groups if allowed.

@@ -26,44 +26,44 @@ if TYPE_CHECKING:
 log = logging.getLogger("raftmq.broker.subscriptions")
 
 TIMEOUT_MS = 5_000
-ASKED_MAX = 1_000
+REQUESTS_MAX = 1_000
 AGAIN_S = 3.0  # after a failure
 
 
-class SubscriptionQuestions:
+class SubscriptionRefresh:
     """Requests subscriptions from consumers."""
 
     def __init__(self, clients: ClientTable) -> None:
         self._clients = clients
-        self._asked: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._requests: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def ask(self, connection: ClientConnection, group: str) -> None:
         """Request the subscriptions of this connection's consumer."""
         member = self._clients.consumer(connection, group)
-        if member is None or len(self._asked) >= ASKED_MAX:
+        if member is None or len(self._requests) >= REQUESTS_MAX:
             return
         key = (group, member.client_id)
-        if key in self._asked:
+        if key in self._requests:
             return
         task = asyncio.get_running_loop().create_task(self._ask(member, group))
-        self._asked[key] = task
-        task.add_done_callback(lambda _: self._asked.pop(key, None))
+        self._requests[key] = task
+        task.add_done_callback(lambda _: self._requests.pop(key, None))
 
     async def stop(self) -> None:
-        tasks = list(self._asked.values())
+        tasks = list(self._requests.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, member: Member, group: str) -> None:
         ext = {"consumerGroup": group, "clientId": member.client_id, "jstackEnable": "false"}
-        question = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
+        request = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
         try:
-            answer = await member.connection.invoke(question, TIMEOUT_MS)
+            answer = await member.connection.invoke(request, TIMEOUT_MS)
             if answer.code != ResponseCode.SUCCESS:
                 raise RemotingError(answer.remark or f"code {answer.code}")
             subscriptions = loads_object(answer.body).get("subscriptionSet") or []
-            self._clients.subscriptions_told(group, subscriptions)
+            self._clients.set_subscriptions(group, subscriptions)
         except RemotingError as error:  # its next heartbeat reports them
             name = member.client_id
             log.info("subscription_not_told group=%s client=%s: %s", group, name, error)

@@ -36,7 +36,7 @@ TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
-ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+DELAY_PROPERTIES = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 RECALL_TAG = "_RECALL_TAG_"
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
@@ -54,7 +54,7 @@ class Timing:
 
     def deliver_ms(self, properties: dict[str, str]) -> int | None:
         """Return the delivery time of these properties, or None for now. Raises Refused."""
-        name = next((name for name in ASKED if name in properties), None)
+        name = next((name for name in DELAY_PROPERTIES if name in properties), None)
         if name is None or TIMER_OUT_MS in properties:  # already delivered once
             return None
         if not self.enabled:

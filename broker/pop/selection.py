@@ -186,8 +186,10 @@ class PopSelector:
             return []
         popped = self._table.queues.get((topic, group), {})
         committed = self._state.offsets.offsets.get((topic, group), {})
-        asked = range(topic_config.read_queue_count) if header.queue_id < 0 else (header.queue_id,)
-        new = sorted(set(asked).difference(popped, committed))  # usually empty, at C speed
+        queue_ids = (
+            range(topic_config.read_queue_count) if header.queue_id < 0 else (header.queue_id,)
+        )
+        new = sorted(set(queue_ids).difference(popped, committed))  # usually empty, at C speed
         queue_keys = ((topic, group, queue_id) for queue_id in new)
         return list(islice((one for one in queue_keys if self._live.next_of(one) is None), NEW_MAX))
 

@@ -153,13 +153,13 @@ class ReplyService:
     async def _forward(self, request: RemotingCommand, born_host: str, timeout_ms: int) -> bool:
         """Forward the reply to former leaders. Returns True if a replica delivered it."""
         ext = {**(request.ext or {}), FORWARDED_FROM: born_host}
-        asked = [
+        requests = [
             self.peers.invoke(
                 address, RemotingCommand.request(request.code, dict(ext), request.body), timeout_ms
             )
             for address in self._former_leaders()
         ]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         handed_over = False
         for answer in answers:
             if isinstance(answer, RemotingCommand):

@@ -33,7 +33,7 @@ from ..messages.half_message import (
     half_properties,
 )
 from ..messages.send_request import TRANSACTION_BITS, Outgoing, check_properties_size
-from ..messages.timer_message import ASKED, Timing, handle_of, timed
+from ..messages.timer_message import DELAY_PROPERTIES, Timing, handle_of, timed
 from ..tables.topics import PERM_READ, PERM_WRITE, TopicConfig
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def delayed(message: Outgoing, properties: dict[str, str], levels_ms: Sequence[i
         topic=SCHEDULE_TOPIC,
         queue_id=level - 1,
         properties=joined(
-            {name: value for name, value in properties.items() if name not in ASKED}
+            {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}
             | {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
         ),
     )

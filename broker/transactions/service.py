@@ -487,29 +487,29 @@ class Transactions:
         record = self._record_at(half.position)
         age_ms = now_ms - conversion.first_stored_ms(record)
         too_old = age_ms > self._config.file_reserved_time * 3_600_000
-        asked = self._producer_of(half.root.group, _needs_of(record)) is not None
-        again = conversion.stored_again(record, half.root.offset, half.checks + asked)
-        if not half.checks and (not asked or again is not None):
+        has_producer = self._producer_of(half.root.group, _needs_of(record)) is not None
+        again = conversion.stored_again(record, half.root.offset, half.checks + has_producer)
+        if not half.checks and (not has_producer or again is not None):
             # This clock may be wrong, so connected producers are asked first.
             led_ms = self._context.clock_ms() - self._leads_since_ms
-            too_old = too_old and not asked and led_ms >= ASK_FIRST_MS
+            too_old = too_old and not has_producer and led_ms >= ASK_FIRST_MS
         op = conversion.op_record(half.offset, record, now_ms)
         if half.checks >= self._config.transaction_check_max or too_old:
             self._give_up(book, half, record, op)
             return
         if again is None:
             self._ask_producer(half, record)
-            self.counts.checked += asked
+            self.counts.checked += has_producer
             book.schedule(half.offset, now_ms + self._config.transaction_check_interval)
             return
 
         def done(error: Exception | None) -> None:
             if error is None:
-                self.counts.checked += asked
+                self.counts.checked += has_producer
             else:
                 self._checked_roots.pop(half.root, None)
 
-        self._checked_roots[half.root] = asked
+        self._checked_roots[half.root] = has_producer
         self._store_end(book, half, [again, op], None, done)
 
     def _give_up(self, book: HalfBook, half: Half, record: MessageRecord, op: Outgoing) -> None:

@@ -254,7 +254,7 @@ async def test_a_consumer_with_a_newer_expression_is_asked_for_it(group):
         assert bodies((await consumer.pull(broker, 5)).body) == [b"m0", b"m1"]
         assert broker.clients.subscription("cg", "U") is None
         assert consumer.asked == 1
-    await until(lambda: not broker.questions._asked)
+    await until(lambda: not broker.questions._requests)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ async def test_a_consumer_that_does_not_say_is_as_before(group, answer, monkeypa
         for asked in (1, 2):
             late = await consumer.pull(broker, 5)
             assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-            await until(lambda: not broker.questions._asked)
+            await until(lambda: not broker.questions._requests)
             assert consumer.asked == asked
         assert broker.clients.subscription("cg", "T").version == 1
 
@@ -288,13 +288,13 @@ async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch)
         consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
         monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.ASKED_MAX", 0)
         assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-        assert not questions._asked
+        assert not questions._requests
         monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.ASKED_MAX", 1)
         for _ in range(3):
             assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-        assert len(questions._asked) == 1
+        assert len(questions._requests) == 1
         await group.stop("n0")
-        assert not questions._asked
+        assert not questions._requests
 
 
 async def test_a_group_that_may_not_broadcast_does_not(group):

@@ -604,7 +604,7 @@ def test_what_clients_say_is_bounded_in_bytes_and_given_back():
     for _ in range(10):  # the same again takes nothing
         clients.beat(connections[0], "c", group="g1", subs=[tags])
     assert kept.used_bytes == used
-    clients.table.subscriptions_told("g1", [tags | {"subString": "*", "subVersion": 2}])
+    clients.table.set_subscriptions("g1", [tags | {"subString": "*", "subVersion": 2}])
     assert kept.used_bytes < used
     clients.table.unregister(connections[1], "c", None, "g2")
     for connection in connections:

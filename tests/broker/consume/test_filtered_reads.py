@@ -286,10 +286,10 @@ async def test_questions_are_bounded_and_end_with_the_broker(group, monkeypatch)
     questions = broker.questions
     async with Consumer(group, None) as consumer:
         consumer.client.register(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda *_: None)
-        monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.ASKED_MAX", 0)
+        monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.REQUESTS_MAX", 0)
         assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert not questions._requests
-        monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.ASKED_MAX", 1)
+        monkeypatch.setattr("raftmq.broker.consume.subscription_refresh.REQUESTS_MAX", 1)
         for _ in range(3):
             assert (await consumer.pull(broker, 5)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert len(questions._requests) == 1

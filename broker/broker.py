@@ -75,6 +75,7 @@ from .http.faults import FaultDoor
 from .leader_fitness import Reliever
 from .pop.service import PopService
 from .processor import Processor
+from .replication.engine import RAFT, Replication
 from .replication.log import ReplicatedLog
 from .replication.members import Members
 from .replication.roles import RoleView
@@ -110,6 +111,7 @@ async def open_broker(
     clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     faults: FaultDoor | None = None,
+    replication: Replication = RAFT,
 ) -> Broker:
     """Open the store and build a broker over it; then `start` it once, and `stop` it once.
 
@@ -124,6 +126,7 @@ async def open_broker(
         replication_socket=replication_socket,
         clock_ms=clock_ms,
         wall_ms=wall_ms,
+        replication=replication,
     )
     return Broker(opened, faults)
 
@@ -255,7 +258,7 @@ class Broker:
             opened, context, self.sends, self.pulls, self._activity, told
         )
         self.log.attach(self.engine)
-        if self.log.raft is not None:
+        if not config.is_classic:
             self.log.raft.identity.tell(self.registrar.trigger)
         self.backups = Backups(context)
         self.retention = Retention(store, config, wall_ms, clock_ms)

@@ -109,7 +109,7 @@ class RaftKeeper:
 
     async def repair_queues(self) -> None:
         """Repair errors found in ConsumeQueues, a piece at a time. Raises OSError."""
-        store, repairs, engine = self._store, self._store.repairs, self._context.log.framed
+        store, repairs, engine = self._store, self._store.repairs, self._context.log.raft
         if self._queues_lag:
             store.derived.correct_min_offset()
         step = repairs.next_step(store.derived.dispatched_offset, engine.frame_is_damaged)
@@ -129,7 +129,7 @@ class RaftKeeper:
         index = copies.applied_index
         if index < self.covered_index or index == self.covered_index == self.fallback_index:
             return
-        engine = self._context.log.framed
+        engine = self._context.log.raft
         waited_ms = 0
         while engine.durable_index < copies.applied_index:
             if waited_ms >= DURABLE_WAIT_MS:
@@ -152,7 +152,7 @@ class RaftKeeper:
         """Delete old segments, as far as the snapshots and their .bak files cover them. Segments
         stay that have not expired for a majority of the replicas, unless deletion is forced, or
         that a snapshot install or a backup still needs, unless the disk is too full for that."""
-        engine, store = self._context.log.framed, self._store
+        engine, store = self._context.log.raft, self._store
         refilled = engine.refilled
         looked = self._retention.expired(at_once=at_once)
         expired, agreed = looked.before, engine.agree_expired(looked.by_age)

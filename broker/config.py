@@ -397,9 +397,6 @@ class BrokerConfig(PeerTlsOptions):
     preferred_leader_after_ms: int = option("raft", "preferredLeaderAfterMs", 5_000,
         "For so long the preferred leader must have been able to lead before it does.",
         unit=MS, low=100)
-    engine: str = option("raft", "engine", "dledger",
-        "`dledger` is the real one; `pysyncobj` is for comparison and loses messages.",
-        choices=("dledger", "pysyncobj"))
     heartbeat_interval_ms: int = option("raft", "heartbeatIntervalMs", 75,
         "A leader's heartbeats.", unit=MS, low=5, alike=True)
     election_timeout_min_ms: int = option("raft", "electionTimeoutMinMs", 300,
@@ -506,7 +503,6 @@ class BrokerConfig(PeerTlsOptions):
             ("dLegerSelfId", self.dleger_self_id, "n0"),
             ("raftJoin", self.raft_join, False),
             ("preferredLeaderId", self.preferred_leader_id, ""),
-            ("engine", self.engine, "dledger"),
         )
         classic_only = (
             ("brokerId", self.broker_id, 0),
@@ -575,11 +571,8 @@ class BrokerConfig(PeerTlsOptions):
         return "\n".join(lines) + "\n"
 
 
-# Defaults of classic mode, as in Apache's; and with engine=pysyncobj, which sends an entry above 64
-# KiB in pieces, and raises an exception over each of them but the last (docs/pysyncobj.md, fault
-# 7). It never calls fsync.
+# Defaults of classic mode, as in Apache's.
 CLASSIC = {"flush_disk_type": "ASYNC_FLUSH"}
-PYSYNCOBJ = {"frame_size_max": 32 * KIB, "flush_disk_type": "ASYNC_FLUSH"}
 
 OPTIONS: dict[str, Option] = options_of(BrokerConfig)
 APACHE_KEYS = Path(__file__).with_name("apache_keys.toml")
@@ -620,8 +613,6 @@ def _build(settings: Iterable[Setting]) -> Loaded[BrokerConfig]:
 
     if not values.get("enable_dleger_commit_log"):
         default("default in classic mode", CLASSIC)
-    elif values.get("engine") == "pysyncobj":
-        default("default with engine=pysyncobj", PYSYNCOBJ)
     if values.get("acl_enable"):
         default("default with aclEnable", {"bind_address": EVERYWHERE})
     config = BrokerConfig(**values)
@@ -775,10 +766,6 @@ def _check_together(config: BrokerConfig, places: dict[str, str]) -> None:
         if config.preferred_leader_id and config.preferred_leader_id not in ids:
             near = nearest(config.preferred_leader_id, ids)
             fail("preferred_leader_id", f"not among the peers {', '.join(ids)}{near}")
-        if config.preferred_leader_id and config.engine != "dledger":
-            fail("preferred_leader_id", f"engine={config.engine} has no preferred leader")
-        if config.raft_join and config.engine != "dledger":
-            fail("raft_join", f"members do not change with engine={config.engine}")
         if config.raft_join and len(ids) == 1:
             fail("raft_join", "dLegerPeers must name the group's members, too")
     try:

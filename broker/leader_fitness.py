@@ -46,6 +46,7 @@ class Reliever:
         self._context = context
         self._sends = sends
         self._retention = retention
+        self._replicated = not context.config.is_classic
         self._told = ("ok", "")
         self._slow = ""  # why commits are slow under this replica
         self._clock_looks = 0  # successive looks at which the clock was wrong
@@ -70,9 +71,8 @@ class Reliever:
 
     @property
     def _rest_ms(self) -> float:
-        engine = self._context.log.raft
         wanted = self.room.full or self._slow or self._clock_looks
-        idle = not (wanted or (engine and engine.full_voters))
+        idle = not (wanted or (self._replicated and self._context.log.raft.full_voters))
         return IDLE_MS if idle else 0
 
     def look(self) -> None:
@@ -87,8 +87,9 @@ class Reliever:
         self._retention.look()
         if room.full != was_full:
             log.warning("disk_full=%s percent=%d", room.full, room.percent)
-        engine, slow_before = self._context.log.raft, self._slow
-        if engine is not None:
+        slow_before = self._slow
+        if self._replicated:
+            engine = self._context.log.raft
             self._slow = engine.slow_reason
             engine.doubt_clock(self._retention.clock_lead_ms)
             if engine.clock_is_confirmed:
@@ -114,9 +115,10 @@ class Reliever:
 
     def tick(self) -> None:
         """Decide whether sends are refused, and whether another replica should lead."""
-        room, sends, engine = self.room, self._sends, self._context.log.raft
+        room, sends = self.room, self._sends
         leading, hoped, others = self._context.roles.leading, False, ""
-        if engine is not None:
+        if self._replicated:
+            engine = self._context.log.raft
             unfit = room.full or self._clock_looks >= CLOCK_LOOKS
             wanted = leading and (unfit or bool(self._slow))
             target = engine.willing_successor(wanted, faster=not unfit)
@@ -140,7 +142,7 @@ class Reliever:
 
     def _role_changed(self, change: RoleChange) -> None:
         """Take sends after becoming leader; the next tick finds out whether others have room."""
-        if change.began and self._context.log.raft is not None:
+        if change.began and self._replicated:
             self._sends.disk_full = ""
 
     def _hand_over(self, target: str) -> None:

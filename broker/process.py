@@ -45,6 +45,7 @@ from .config import OPTIONS, BrokerConfig, Loaded, load
 from .errors import ConfigError, EngineError, StateError
 from .grpcproxy import proxy_beside
 from .http.faults import FaultDoor
+from .replication.engine import RAFT, Replication
 from .startup_claim import described
 
 log = logging.getLogger("raftmq.broker.process")
@@ -76,6 +77,7 @@ class Machine:
     disk: OsDisk
     wall_ms: Callable[[], int]
     faults: FaultDoor | None = None
+    replication: Replication = RAFT
 
 
 def this_machine(root: str) -> Machine:
@@ -191,7 +193,12 @@ async def _run_one(
     place."""
     loop = asyncio.get_running_loop()
     opening = open_broker(
-        config, machine.disk, lock=lock, wall_ms=machine.wall_ms, faults=machine.faults
+        config,
+        machine.disk,
+        lock=lock,
+        wall_ms=machine.wall_ms,
+        faults=machine.faults,
+        replication=machine.replication,
     )
     broker = None
     try:

@@ -35,6 +35,7 @@ from .accountbook import load_account_file
 from .config import BrokerConfig
 from .construction import ports_of, store_config, web_settings
 from .errors import EngineError
+from .replication.engine import RAFT, Replication
 from .replication.peer_auth import Gates, make_gates
 from .startup_claim import Claim
 from .tables import snapshot
@@ -74,6 +75,7 @@ class Opened:
     store_host: bytes  # STOREHOST of our records
     clock_ms: Callable[[], int]
     wall_ms: Callable[[], int]
+    replication: Replication
 
     def close(self, *, clean: bool) -> None:
         """Close the store, `clean` or as it is, and release everything. Blocking."""
@@ -96,6 +98,7 @@ async def open_store(
     replication_socket: socket.socket | None,
     clock_ms: Callable[[], int],
     wall_ms: Callable[[], int],
+    replication: Replication = RAFT,
 ) -> Opened:
     """Open a broker's store; `disk` is rooted at storePathRootDir, and `lock` its lock, if the
     caller keeps one. Raises ConfigError, EngineError, StoreError, StateError, WebConfigError,
@@ -124,7 +127,7 @@ async def open_store(
         claim.note_segment_size()
         if files is not None:
             files.load()
-        elif config.engine == "dledger":  # pysyncobj's log loses what such tables reflect
+        elif replication.keeps_log:
             covered = snapshot.load(disk, state)
             snapshot.put_right(disk, state)
         for topic, begin in state.topics.begins.items():
@@ -160,6 +163,7 @@ async def open_store(
             store_host=_store_host(config.broker_ip1, port),
             clock_ms=clock_ms,
             wall_ms=wall_ms,
+            replication=replication,
         )
 
     opening = asyncio.get_running_loop().run_in_executor(pool, opened)

@@ -43,7 +43,7 @@ from .http.writers import WriterOperations
 from .registeredtopics import RegisteredTopics
 from .registration import Registrar
 from .replication.classic import ClassicEngine, LocalApplication
-from .replication.engine import Engine, make_engine
+from .replication.engine import Engine, member_config
 from .replication.members import Members
 from .retention import Retention
 from .scheduler import Activity
@@ -147,10 +147,10 @@ def make_replication(
     """Return the engine that the configuration asks for, and what it applies the log to."""
     if context.config.is_classic:
         return _classic(opened, context, sends, pulls, activity, told)
-    return _framed(opened, context, sends, activity, told)
+    return _raft(opened, context, sends, activity, told)
 
 
-def _framed(
+def _raft(
     opened: Opened,
     context: Context,
     sends: SendPath,
@@ -162,28 +162,28 @@ def _framed(
         context.state,
         sends,
         store.derived,
-        log_index=lambda: log.framed.log_index,
+        log_index=lambda: log.raft.log_index,
         on_units=told.arrived,
         on_topics=told.topics_changed,
         on_role=told.role_changed,
-        recovering=lambda: log.framed.recovering is not None,
+        recovering=lambda: log.raft.recovering is not None,
         installed_index=opened.installed_index,
         contained=context.contained,
         activity=activity,
     )
-    engine = make_engine(
-        context.config,
+    network = TlsLinks(tls.peers) if tls.peers is not None else None
+    engine = opened.replication.make(
+        member_config(context.config, network, opened.gates.raft),
         context.disk,
         store,
+        context.state,
         application,
-        take_back=context.state.take_back,
         clock_ms=context.clock_ms,
         wall_ms=context.wall_ms,
         on_fatal=told.fatal,
         listen_socket=opened.replication_socket,
         source=Source(context.state, store, told.begin_anew),
-        network=TlsLinks(tls.peers) if tls.peers is not None else None,
-        gate=opened.gates.raft,
+        settings=context.config.alike,
     )
     return engine, application
 

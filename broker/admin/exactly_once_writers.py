@@ -111,13 +111,12 @@ class Writers:
         log.info("writer_deleted topic=%s writer=%s", topic, name)
 
     def _check_possible(self) -> None:
-        engine = self.context.log.raft
-        if engine is None:
+        if self.context.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "writers need Raft mode: here a failover may lose their watermarks",
             )
-        if not self._table.used and not all_speak(engine, WRITER_VERSION):
+        if not self._table.used and not all_speak(self.context.log.raft, WRITER_VERSION):
             raise busy(
                 "not every replica of this group has said that it knows writers: "
                 "upgrade all of them, and start those that are down",

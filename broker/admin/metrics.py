@@ -141,7 +141,7 @@ class BrokerMetrics:
                 (
                     (
                         "classic" if config.is_classic else "raft",
-                        "" if config.is_classic else config.engine,
+                        "" if config.is_classic else "dledger",
                         config.flush_disk_type,
                         config.broker_role if config.is_classic else "",
                     ),
@@ -424,9 +424,9 @@ class BrokerMetrics:
     def _peers(self, families: Families, status: dict[str, object]) -> None:
         peers = status["peers"]
         assert isinstance(peers, dict)
-        engine = self._parts.context.log.raft
-        progress = {}
-        if engine is not None and "commit_index" in status:
+        context, progress = self._parts.context, {}
+        if not context.config.is_classic and context.log.raft.has_core:
+            engine = context.log.raft
             progress = engine.core.progress
             families.gauge(
                 "raft_voters",

@@ -100,8 +100,7 @@ def runtime_info(parts: Parts) -> dict[str, str]:
     peers = status.get("peers")
     info["raftUnreachable"] = _unreachable(peers) if isinstance(peers, dict) else ""
     info["raftDiffers"] = _differences(peers) if isinstance(peers, dict) else ""
-    engine = parts.context.log.raft
-    info["raftClockWrong"] = _text(engine is not None and engine.clock_is_wrong)
+    info["raftClockWrong"] = _text(parts.context.log.raft.clock_is_wrong)
     info["raftInstalling"] = _installing(status.get("installing"))
     return oldnames.with_old(info, oldnames.RUNTIME_KEYS)
 

@@ -189,8 +189,7 @@ class Catalog:
     def _check_all_know_attributes(self) -> None:
         """Refuse attributes while a replica may run a program that would leave them out: its table
         would differ from the others'."""
-        engine = self._log.raft
-        if engine is None or all_speak(engine, ATTRIBUTES_VERSION):
+        if self._config.is_classic or all_speak(self._log.raft, ATTRIBUTES_VERSION):
             return
         if not any(topic.attributes for topic in self._state.topics.entries.values()):
             raise busy(

@@ -263,15 +263,13 @@ class Backups:
         )
 
     def _engine(self) -> RaftMember:
-        engine = self._context.log.raft
-        if engine is None:
+        if self._context.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                "this broker is no replica of a Raft group (engine=dledger): backups are of Raft"
-                " groups. Stop a classic master, or all replicas of another engine, and"
-                " copy its storePathRootDir instead",
+                "this broker is no replica of a Raft group: backups are of Raft groups. Stop a"
+                " classic master, and copy its storePathRootDir instead",
             )
-        return engine
+        return self._context.log.raft
 
     # -- sessions -----------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ def node_view(parts: Parts, members: Members, leader_http: str) -> NodeView:
         cluster=config.broker_cluster_name,
         broker_id=parts.context.log.identity.broker_id,
         mode="classic" if classic else "raft",
-        engine="classic" if classic else config.engine,
+        engine="classic" if classic else "dledger",
         version=__version__,
         address=parts.context.address,
         http_address=parts.context.http_address,

@@ -44,8 +44,9 @@ class Gate:
         """Raise Refused if this replica does not lead, or the group cannot pop yet."""
         if not self._context.roles.leading:
             raise not_leader()
-        engine = None if self._context.config.is_classic else self._context.log.raft
-        if engine is not None and not self._table.used and not all_speak(engine, POP_VERSION):
+        if self._context.config.is_classic or self._table.used:
+            return
+        if not all_speak(self._context.log.raft, POP_VERSION):
             raise busy(
                 "not every replica of this group has said that it knows popped messages: "
                 "upgrade all of them, and start those that are down",

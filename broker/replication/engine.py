@@ -1,9 +1,8 @@
 """The interface between a broker and what replicates its log.
 
-`Engine` is all that the broker uses of it. `make_engine` chooses among those that replicate frames:
-Raft (dledger.RaftMember) is the default; `engine=pysyncobj` runs the same broker over stock
-pysyncobj, to compare with. Classic master/slave is broker.replication.classic.ClassicEngine: its
-`request_cut` appends waiting sends to a log without frames.
+`Engine` is what Raft (dledger.RaftMember) and classic master/slave (ClassicEngine in
+broker.replication.classic, whose log has no frames) have in common. `Replication` lets a test
+harness put another library in the place of Raft.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import random
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from raftmq.dledger.node.applier import Application
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.config import CoreConfig
-from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.preferred_leader import PreferenceLimits
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.snapshot.transfer import SnapshotSource
@@ -30,6 +28,7 @@ from raftmq.store.disk import Disk
 from raftmq.store.message_store import MessageStore
 
 from ..config import BrokerConfig
+from ..tables.state import BrokerState
 
 TLS_CONNECT_TIMEOUT_MS = 3_000  # to dial a replica: TLS takes two round trips more
 
@@ -63,39 +62,6 @@ class Engine(Protocol):
     def abandon(self, reason: str) -> None: ...
 
     def status(self) -> dict[str, object]: ...
-
-
-class FramedEngine(Engine, Protocol):
-    """An engine whose log consists of frames."""
-
-    async def hand_over(self) -> str | None:
-        """Hand leadership over before a planned stop. Returns the new leader."""
-        ...
-
-    @property
-    def log_index(self) -> LogIndex: ...
-
-    @property
-    def durable_index(self) -> int: ...
-
-    @property
-    def recovering(self) -> str | None:
-        """The reason why this replica may have lost frames that it had; None if it has not."""
-        ...
-
-    @property
-    def refilled(self) -> list[str]:
-        """Replicas that are being refilled from this log: what they need should stay."""
-        ...
-
-    def agree_expired(self, position: int) -> int:
-        """Tell the other replicas up to which CommitLog offset this log has expired here; return up
-        to which it has for a majority, too."""
-        ...
-
-    def frame_is_damaged(self, position: int) -> bool:
-        """Return whether the frame at this CommitLog offset is damaged; begin its repair."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,30 +105,62 @@ def place_of(member: RaftMember) -> Place | None:
     return Place(found.role.name.lower(), found.broker_id, len(current.members))
 
 
-def make_engine(
-    config: BrokerConfig,
+class MemberFactory(Protocol):
+    """Makes the replica that replicates the log of a group."""
+
+    def __call__(
+        self,
+        config: MemberConfig,
+        disk: Disk,
+        store: MessageStore,
+        state: BrokerState,
+        application: Application,
+        *,
+        clock_ms: Callable[[], float],
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[str], None],
+        listen_socket: socket.socket | None,
+        source: SnapshotSource,
+        settings: Callable[[], dict[str, str]],
+    ) -> RaftMember: ...
+
+
+def raft_member(
+    config: MemberConfig,
     disk: Disk,
     store: MessageStore,
+    state: BrokerState,
     application: Application,
-    *,
-    take_back: Callable[[int], None],
-    clock_ms: Callable[[], float],
-    wall_ms: Callable[[], int],
-    on_fatal: Callable[[str], None],
-    listen_socket: socket.socket | None = None,
-    source: SnapshotSource | None = None,
-    network: Network | None = None,
-    gate: Gate | None = None,
-) -> FramedEngine:
-    """Make the engine that `config` asks for, which is not classic. `take_back(index)` tells the
-    tables that the log lost frames behind that one; Raft never does. `source`: what Raft refills
-    other replicas from. `network` None: links are plain; `gate` None: peers prove nothing."""
+    **given: Any,
+) -> RaftMember:
+    """Make a Raft replica; parameters as MemberFactory's."""
+    return RaftMember(config, disk, store.commitlog, application, rng=random.Random(), **given)
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """The way in which a group's log is replicated: Raft, but for negative controls.
+
+    `keeps_log` is False if a log may lose frames that snapshots of the tables reflect: then no
+    snapshot is loaded, and a start replays the whole log."""
+
+    make: MemberFactory = raft_member
+    keeps_log: bool = True
+
+
+RAFT = Replication()
+
+
+def member_config(
+    config: BrokerConfig, network: Network | None = None, gate: Gate | None = None
+) -> MemberConfig:
+    """Return a replica's configuration. `network` None: links are plain; `gate` None: peers prove
+    nothing."""
     assert not config.is_classic
-    peers = {p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers}
-    member = MemberConfig(
+    return MemberConfig(
         node_id=config.dleger_self_id,
         group=config.group_name,
-        peers=peers,
+        peers={p.node_id: PeerAddress(p.node_id, p.host, p.port) for p in config.peers},
         flush=FlushMode(config.flush_disk_type),
         flush_interval_ms=config.flush_interval_commit_log,
         frames_in_flight_max=config.frames_in_flight_max,
@@ -175,35 +173,6 @@ def make_engine(
         links=_links(config, network, gate),
         preference=PreferenceLimits(steady_ms=config.preferred_leader_after_ms),
         join=config.raft_join,
-    )
-    if config.engine == "dledger":
-        return RaftMember(
-            member,
-            disk,
-            store.commitlog,
-            application,
-            rng=random.Random(),
-            clock_ms=clock_ms,
-            wall_ms=wall_ms,
-            on_fatal=on_fatal,
-            listen_socket=listen_socket,
-            source=source,
-            settings=config.alike,
-        )
-    from .pysync.member import PySyncMember  # only its brokers load it
-
-    return PySyncMember(
-        member,
-        disk,
-        store.commitlog,
-        application,
-        truncate=store.derived.truncate,
-        take_back=take_back,
-        rng=random.Random(),
-        clock_ms=clock_ms,
-        wall_ms=wall_ms,
-        on_fatal=on_fatal,
-        listen_socket=listen_socket,
     )
 
 

@@ -44,8 +44,6 @@ class GroupId:
     def look(self) -> None:
         """Pass a new id on to the links, propose one if needed; some times a second."""
         engine = self._context.log.raft
-        if engine is None:
-            return
         applied = self._context.state.group.value
         if applied != self._told:
             log.info("group_id_applied id=%s", applied.hex() or "none")

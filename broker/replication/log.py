@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.errors import RaftError
@@ -23,7 +24,7 @@ from ..error_isolation import Contained
 from ..errors import Refused, not_leader
 from ..registration import Identity
 from .classic import ClassicEngine
-from .engine import Engine, FramedEngine, Place, place_of
+from .engine import Engine, Place, place_of
 from .roles import RoleView
 
 
@@ -50,27 +51,21 @@ class ReplicatedLog:
         return self._engine
 
     @property
-    def framed(self) -> FramedEngine:
-        """The engine, whose log consists of frames: not in classic mode."""
-        engine = self.engine
-        assert not isinstance(engine, ClassicEngine)
-        return engine  # type: ignore[return-value]  # make_engine makes no other
-
-    @property
-    def raft(self) -> RaftMember | None:
-        """The Raft engine; None in classic mode and over pysyncobj."""
-        return self._engine if isinstance(self._engine, RaftMember) else None
+    def raft(self) -> RaftMember:
+        """The Raft engine; not in classic mode."""
+        assert not self._config.is_classic
+        return cast(RaftMember, self.engine)
 
     def frame_is_damaged(self, position: int) -> bool:
         """Return whether the frame at this CommitLog offset is damaged, and a peer asked for it.
         Raises OSError."""
-        return self.raft is not None and self.raft.frame_is_damaged(position)
+        return not self._config.is_classic and self.raft.frame_is_damaged(position)
 
     @property
     def classic(self) -> ClassicEngine:
         """The engine of classic mode."""
-        assert isinstance(self._engine, ClassicEngine), self._engine
-        return self._engine
+        assert self._config.is_classic
+        return cast(ClassicEngine, self.engine)
 
     def request_cut(self, at_once: bool = False) -> None:
         self.engine.request_cut(at_once)
@@ -88,7 +83,7 @@ class ReplicatedLog:
     @property
     def place(self) -> Place | None:
         """This replica's place in its Raft group; None where members do not change."""
-        return None if self.raft is None else place_of(self.raft)
+        return None if self._config.is_classic else place_of(self.raft)
 
     @property
     def identity(self) -> Identity:
@@ -98,8 +93,8 @@ class ReplicatedLog:
         if self._config.is_classic:
             return Identity(self._config.registration_id(leading), 0, "")
         own_id, place, member = self._config.registration_id(False), self.place, True
-        raft, role = self.raft, "follower" if self._roles.leader else NO_LEADER
-        group_id = "" if raft is None else raft.identity.group_id.hex() or NO_GROUP_ID
+        role = "follower" if self._roles.leader else NO_LEADER
+        group_id = self.raft.identity.group_id.hex() or NO_GROUP_ID
         if place is not None:
             member = place.broker_id is not None
             own_id = place.broker_id or own_id
@@ -169,7 +164,9 @@ class ReplicatedLog:
         if chosen is None:
             words = "no follower is within reach that could lead at once"
             raise Refused(ResponseCode.SYSTEM_ERROR, words, retriable=True)
-        objection = self.raft.objection(chosen, anyhow=anyhow or not target) if self.raft else ""
+        objection = ""
+        if not self._config.is_classic:
+            objection = self.raft.objection(chosen, anyhow=anyhow or not target)
         if objection:
             raise Refused(ResponseCode.SYSTEM_ERROR, objection)
         self.engine.transfer(chosen)
@@ -179,7 +176,7 @@ class ReplicatedLog:
     async def leave(self) -> str | None:
         """Hand leadership over before a planned stop. Returns the new leader, if there is one."""
         self._handing_over = True
-        return await self.framed.hand_over()
+        return await self.raft.hand_over()
 
     def leader_is_awaited(self, event: RoleEvent) -> bool:
         """Return whether this replica, or the one it hands over to, will lead in a moment; called

@@ -112,15 +112,17 @@ class Members:
     def rows(self) -> list[dict[str, Any]]:
         """Return every member (dledger.node.peer_addresses.members_of); none where members do not
         change."""
-        return [] if self._log.raft is None else self._log.raft.members
+        return [] if self._context.config.is_classic else self._log.raft.members
 
     def look(self) -> None:
         """Check, as a chore, whether the configuration in force has changed, here or for everybody,
         and whether another replica should lead."""
+        if self._context.config.is_classic:
+            return
         self.group_id.look()
         self.preferred.look()
         engine, place = self._log.raft, self._log.place
-        if engine is None or place is None:
+        if place is None:
             return
         if place != self._told:
             was, self._told = self._told, place
@@ -134,10 +136,10 @@ class Members:
         self._settled = settled
 
     def _rest_ms(self) -> float:
-        engine, place = self._log.raft, self._log.place
-        if engine is None or place is None:
+        place = self._log.place
+        if place is None:
             return IDLE_MS
-        settled = engine.core.membership.configurations.settled
+        settled = self._log.raft.core.membership.configurations.settled
         changed = place != self._told or self._settled is None or settled[0] != self._settled[0]
         return 0 if changed or self.group_id.is_open or self.preferred.is_waited_for else IDLE_MS
 
@@ -177,11 +179,10 @@ class Members:
 
     def engine(self) -> RaftMember:
         """Return the Raft engine. Raises Refused where members do not change."""
-        if self._log.raft is None:
+        if self._context.config.is_classic:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                "this broker's members do not change: it is no replica of a Raft group, or it runs"
-                " over pysyncobj",
+                "this broker's members do not change: it is no replica of a Raft group",
             )
         return self._log.raft
 

@@ -39,22 +39,20 @@ class PreferredLeader:
     @property
     def name(self) -> str | None:
         """The preferred leader as this replica knows it; None: nobody is preferred."""
-        return None if self._log.raft is None else preferred_of(self._log.raft)
+        return None if self._config.is_classic else preferred_of(self._log.raft)
 
     @property
     def is_waited_for(self) -> bool:
         """True while this replica leads, and another one is preferred."""
-        engine = self._log.raft
-        if engine is None or not self._context.roles.leading:
+        if not self._context.roles.leading:
             return False
+        engine = self._log.raft
         return preferred_of(engine) not in (None, "", engine.core.node_id)
 
     def look(self) -> None:
         """Transfer leadership if it is time, or set broker.conf's preference in a group that has
         none. Called some times a second."""
         engine = self._log.raft
-        if engine is None:
-            return
         target = engine.preferred_successor()
         if target is not None:
             self._hand_over(target)

@@ -43,6 +43,8 @@ SEGMENT_BYTES = Option("store", "mappedFileSizeCommitLog", 1 << 30, "", BYTES)
 SEGMENT_NOTED = re.compile(rb"^segment=(\d+)$", re.MULTILINE)  # in a store's file `identity`
 # The directory that holds `raftmq`: a checkout's, or where it is installed.
 PROJECT_ROOT = Path(raftmq.__path__[0]).resolve().parent
+# SyncObj cannot send an entry above 64 KiB (docs/pysyncobj.md, fault 7), and never calls fsync.
+FOR_PYSYNCOBJ = {"frameSizeMax": str(32 << 10), "flushDiskType": "ASYNC_FLUSH"}
 
 
 def node_directory(directory: Path, node: Node) -> Path:
@@ -178,12 +180,12 @@ def command(directory: Path, node: Node) -> list[str]:
     python = [sys.executable, "-P", "-m"]
     if node.kind == "broker":
         conf = node_directory(directory, node).absolute() / "broker.conf"
-        # Over the fault layer it is the same broker, with a disk and a clock that can be steered.
-        program = (
-            "raftmq.chaos.faults.faulty_broker"
-            if load_state(directory).faultable
-            else "raftmq.broker.cli"
-        )
+        state = load_state(directory)
+        program = "raftmq.broker.cli"
+        if MODES[state.mode].engine == PYSYNCOBJ:
+            program = "raftmq.chaos.pysyncobj"
+        elif state.faultable:
+            program = "raftmq.chaos.faults.faulty_broker"
         return [*python, program, "-c", str(conf)]
     if node.kind == GRPC_PROXY:
         conf = node_directory(directory, node).absolute() / "proxy.conf"
@@ -273,7 +275,7 @@ def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
         "dLegerPeers": peers,
         "dLegerSelfId": node.name,
         "raftJoin": str(node.joins).lower(),
-    } | ({"engine": "pysyncobj"} if mode.engine == PYSYNCOBJ else {})
+    } | (FOR_PYSYNCOBJ if mode.engine == PYSYNCOBJ else {})
 
 
 def peers_of(state: ClusterState, group: str, name: str = "") -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from raftmq.broker.broker import open_broker
 from raftmq.broker.config import Setting, build_config
 from raftmq.broker.http.faults import FaultDoor
+from raftmq.broker.replication.engine import RAFT
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.messages import Role
 from raftmq.remoting.admin_headers import TopicHeader
@@ -35,6 +36,7 @@ class Group:
     # What a replica stores on: called with its directory.
     disk: Callable[[str], OsDisk] = SteadyDisk
     faults: FaultDoor | None = None
+    replication = RAFT
 
     def __init__(self, root, count=1, **settings):
         self.root = root
@@ -108,6 +110,7 @@ class Group:
             clock_ms=self.clock.whole_ms,
             wall_ms=partial(self.wall_ms, name),
             faults=self.faults,
+            replication=self.replication,
         )
         self.brokers[name] = broker
         await broker.start()

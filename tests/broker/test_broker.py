@@ -306,7 +306,7 @@ async def test_snapshot_covers_and_replay_starts_behind_it(tmp_path):
 
 
 async def test_a_snapshot_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, caplog):
-    """For life with engine=pysyncobj, which flushes nothing; else until one is written again."""
+    """Until one is written again."""
     monkeypatch.setattr("raftmq.broker.checkpointer.DURABLE_WAIT_MS", 0)
     async with Group(tmp_path, flushDiskType="SYNC_FLUSH") as group:
         broker = await group.leading()

@@ -128,7 +128,6 @@ def test_properties_text_reads_back():
             "enableDLegerCommitLog=false\ndLegerGroup=g\npreferredLeaderId=n1\n",
             ("dLegerGroup", "preferredLeaderId"),
         ),
-        ("engine=pysyncobj\n", ("engine",)),
         (RAFT, ()),
         (RAFT + "brokerRole=SLAVE\nbrokerId=1\n", ("brokerId", "brokerRole")),
     ],
@@ -160,7 +159,6 @@ def test_ha_port_is_the_one_above_listen_port(text: str, port: int) -> None:
         ("", "ASYNC_FLUSH"),
         ("brokerRole=SYNC_MASTER", "ASYNC_FLUSH"),
         (RAFT, "SYNC_FLUSH"),
-        (RAFT + "engine=pysyncobj", "ASYNC_FLUSH"),  # which never syncs
         (RAFT + "flushDiskType=ASYNC_FLUSH", "ASYNC_FLUSH"),
         ("flushDiskType=SYNC_FLUSH", "SYNC_FLUSH"),
     ],

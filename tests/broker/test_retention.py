@@ -247,7 +247,7 @@ def keeper_of(store, disk, retention, engine, needed_from=None):
         disk=disk,
         state=BrokerState(),
         store=store,
-        log=SimpleNamespace(framed=engine),
+        log=SimpleNamespace(raft=engine),
     )
     return RaftKeeper(
         context,

@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from raftmq.chaos.cluster import cluster as cluster_module
+from raftmq.chaos.cluster import launch
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, SettingsError, load_state, locked
 from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, is_free
@@ -128,7 +129,8 @@ async def test_several_name_servers_are_all_told_to_the_brokers(cluster: Cluster
     assert [node.name for node in made.nodes] == ["namesrv", "namesrv-1", "n0", "n1", "n2"]
     conf = (cluster.directory / "n0" / "broker.conf").read_text()
     assert f"namesrvAddr={made.nodes[0].address};{made.nodes[1].address}\n" in conf
-    assert "engine=pysyncobj\n" in conf
+    assert "frameSizeMax=32768\n" in conf
+    assert "raftmq.chaos.pysyncobj" in launch.command(cluster.directory, made.node("n0"))
 
 
 @pytest.mark.parametrize("mode", MODES)

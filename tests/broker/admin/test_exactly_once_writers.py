@@ -3,8 +3,6 @@ older program is there."""
 
 import asyncio
 
-import pytest
-
 from raftmq.dledger.transport.wire import VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
@@ -125,9 +123,8 @@ async def test_malformed_openings_are_refused(tmp_path):
         assert not broker.state.writers.writers
 
 
-@pytest.mark.parametrize("settings", [{"enableDLegerCommitLog": "false"}, {"engine": "pysyncobj"}])
-async def test_where_a_failover_may_forget_watermarks_there_are_no_writers(tmp_path, settings):
-    async with Group(tmp_path, 1, **settings) as group:
+async def test_where_a_failover_may_forget_watermarks_there_are_no_writers(tmp_path):
+    async with Group(tmp_path, 1, enableDLegerCommitLog="false") as group:
         broker = await group.leading()
         await group.create_topic(broker, "T")
         ext = {"op": "open", "topic": "T", "writer": "w", "epoch": "1"}

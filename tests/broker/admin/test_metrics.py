@@ -138,11 +138,3 @@ async def test_sends_that_do_not_wait_are_counted_once(tmp_path):
         scrape = scraped(group.master)
         assert scrape.sum("rocketmq_sends_total") == 1
         assert scrape.sum("rocketmq_append_duration_seconds_count") == 1 + 2
-
-
-async def test_the_comparisons_engine_can_be_scraped(tmp_path):
-    async with Group(tmp_path, 1, engine="pysyncobj") as group:
-        broker = await group.leading()
-        scrape = scraped(broker)
-        assert scrape.sum("raft_role", role="leader") == 1
-        assert scrape.sum("rocketmq_broker_info", engine="pysyncobj") == 1

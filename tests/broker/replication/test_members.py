@@ -276,7 +276,6 @@ async def test_members_of_a_classic_broker_do_not_change(tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"engine": "pysyncobj"}, "members do not change with engine=pysyncobj"),
         ({"dLegerPeers": "n0-h:1"}, "must name the group's members"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The seams of engine=pysyncobj: journal, meta file, transport framing, configuration."""
+"""The seams of mode pysyncobj: journal, meta file, transport framing, configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from pysyncobj.pickle import dumps
 
-from raftmq.broker.config import build_config, parse_properties
-from raftmq.broker.replication.pysync.journal import READ_BYTES_MAX, FrameJournal, JournalError
-from raftmq.broker.replication.pysync.meta import Meta, MetaFile
-from raftmq.broker.replication.pysync.replica import configuration
-from raftmq.broker.replication.pysync.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
+from raftmq.chaos.pysyncobj.journal import READ_BYTES_MAX, FrameJournal, JournalError
+from raftmq.chaos.pysyncobj.meta import Meta, MetaFile
+from raftmq.chaos.pysyncobj.replica import configuration
+from raftmq.chaos.pysyncobj.transport import MESSAGE_SIZE_BYTES_MAX, PickleReader
 from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.messages import Role
 from raftmq.dledger.settings import MemberConfig
@@ -326,12 +325,3 @@ def test_settings_become_syncobjs():
     assert roles == [Role.LEADER]
     slow = CoreConfig(heartbeat_ms=150, election_ms_min=300, election_ms_max=600)
     configuration(MemberConfig("n0", "g", peers, core=slow), roles.append).validate()
-
-
-def test_the_engine_is_a_key_of_broker_conf():
-    raft = "enableDLegerCommitLog=true\ndLegerPeers=n0-h:1\n"
-    assert build_config(parse_properties(raft, "f")).engine == "dledger"
-    chosen = build_config(parse_properties(raft + "engine=pysyncobj\n", "f"))
-    assert (chosen.engine, chosen.frame_size_max) == ("pysyncobj", 32 << 10)
-    told = build_config(parse_properties(raft + "engine=pysyncobj\nframeSizeMax=65536\n", "f"))
-    assert told.frame_size_max == 65536

@@ -1,13 +1,13 @@
 """Faults of stock pysyncobj 0.3.17 that lose log entries: one schedule each, on both.
 
-See tests/broker/replication/pysync/worlds.py for what a step means.
+See tests/chaos/pysyncobj/worlds.py for what a step means.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.broker.replication.pysync.conftest import MakeWorld, start
+from tests.chaos.pysyncobj.conftest import MakeWorld, start
 
 # The package leaves its meta file to the collector after reading it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

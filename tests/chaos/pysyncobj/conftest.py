@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pysyncobj.syncobj
 import pytest
 
-from tests.broker.replication.pysync.worlds import CoreWorld, StockWorld, World
+from tests.chaos.pysyncobj.worlds import CoreWorld, StockWorld, World
 
 
 class MakeWorld(Protocol):

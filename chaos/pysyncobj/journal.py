@@ -31,7 +31,7 @@ from raftmq.store.frame import Frame, FrameError, FrameKind, parse_frame, seal_f
 
 from .meta import Meta, MetaFile
 
-log = logging.getLogger("raftmq.broker.replication.pysync")
+log = logging.getLogger("raftmq.chaos.pysyncobj")
 
 REGULAR = 0  # pysyncobj's command types, the first byte of a command
 NO_OP = 1

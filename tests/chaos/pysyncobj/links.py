@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+from raftmq.chaos.pysyncobj.member import PYSYNCOBJ
 from tests.broker.cluster import Group
 
 CHUNK_BYTES = 4096
@@ -99,6 +100,12 @@ class SlowLink:
                 continue
             break
         writer.transport.abort()
+
+
+class SyncObjGroup(Group):
+    """A Group over pysyncobj."""
+
+    replication = PYSYNCOBJ
 
 
 class SlowGroup(Group):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.replication.pysync.conftest import MakeWorld, start
-from tests.broker.replication.pysync.worlds import PERIOD_S, World
+from tests.chaos.pysyncobj.conftest import MakeWorld, start
+from tests.chaos.pysyncobj.worlds import PERIOD_S, World
 
 # The package leaves its meta file to the collector after reading it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

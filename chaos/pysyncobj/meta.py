@@ -14,7 +14,7 @@ import orjson
 
 from raftmq.store.disk import Disk
 
-log = logging.getLogger("raftmq.broker.replication.pysync")
+log = logging.getLogger("raftmq.chaos.pysyncobj")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import Disk, OsDisk
 from raftmq.store.errors import StoreDamaged
 from raftmq.store.frame import Frame, FrameKind, seal_frame
-from tests.broker.replication.pysync.conftest import MakeWorld, start
-from tests.broker.replication.pysync.worlds import StockWorld, sync_calls
+from tests.chaos.pysyncobj.conftest import MakeWorld, start
+from tests.chaos.pysyncobj.worlds import StockWorld, sync_calls
 from tests.dledger.trims import trimmed
 from tests.simulator.disk import SimCrash, SimDisk
 from tests.store.make import recover_frames

@@ -36,7 +36,7 @@ from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.transport.transport import PeerLinks
 from raftmq.dledger.transport.wire import WireError
 
-log = logging.getLogger("raftmq.broker.replication.pysync")
+log = logging.getLogger("raftmq.chaos.pysyncobj")
 
 # Two entries of the largest size, each twice: pysyncobj's pickles write most bytes as two.
 MESSAGE_SIZE_BYTES_MAX = 80 << 20

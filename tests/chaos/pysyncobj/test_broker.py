@@ -1,4 +1,4 @@
-"""engine=pysyncobj: whole brokers over SyncObj on real loopback; and a schedule that breaks it."""
+"""Mode pysyncobj: whole brokers over SyncObj on real loopback; and a schedule that breaks it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import orjson
 import pytest
 
 from raftmq.broker.broker import Broker, open_broker
-from raftmq.broker.replication.pysync.member import FAILURES_MAX, ForeignLog, PySyncMember
-from raftmq.broker.replication.pysync.meta import MetaFile
-from raftmq.broker.replication.pysync.transport import LinkTransport
+from raftmq.broker.replication.engine import RAFT
+from raftmq.chaos.pysyncobj.member import FAILURES_MAX, PYSYNCOBJ, ForeignLog, PySyncMember
+from raftmq.chaos.pysyncobj.meta import MetaFile
+from raftmq.chaos.pysyncobj.transport import LinkTransport
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.errors import Busy, NotLeader, UnknownTarget
 from raftmq.dledger.settings import MemberConfig
@@ -27,8 +28,9 @@ from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.headers import SendResponseHeader
 from raftmq.store.disk import OsDisk
 from raftmq.store.record import decode_record, walk_records
+from tests.broker.admin.test_metrics import scraped
 from tests.broker.cluster import Group
-from tests.broker.replication.pysync.links import SlowGroup
+from tests.chaos.pysyncobj.links import SlowGroup, SyncObjGroup
 from tests.loopclock import LoopClock
 from tests.waiting import until
 
@@ -39,7 +41,8 @@ QUEUES = 2
 # Without PreVote every stall of the machine is an election: room for that. A kill is noticed at
 # the time-out only, so it costs as much.
 SETTINGS = {
-    "engine": "pysyncobj",
+    "frameSizeMax": 32 << 10,
+    "flushDiskType": "ASYNC_FLUSH",
     "electionTimeoutMinMs": 500,
     "electionTimeoutMaxMs": 900,
     "outcomeTimeoutMs": 30_000,
@@ -55,7 +58,7 @@ def stalled_loops_take_no_time(monkeypatch):
 
 @pytest.fixture
 async def group(tmp_path):
-    async with Group(tmp_path, count=3, **SETTINGS) as three:
+    async with SyncObjGroup(tmp_path, count=3, **SETTINGS) as three:
         yield three
 
 
@@ -428,7 +431,7 @@ async def test_ticks_that_always_fail_end_the_node(group, monkeypatch):
 
 
 async def test_a_replica_outside_the_peers_is_refused_and_told_why(tmp_path):
-    async with Group(tmp_path, count=1, **SETTINGS) as one:
+    async with SyncObjGroup(tmp_path, count=1, **SETTINGS) as one:
         broker = one.brokers["n0"]
         ports = {"n0": one.ports["n0"], "n7": 0}
         peers = {name: PeerAddress(name, "127.0.0.1", port) for name, port in ports.items()}
@@ -463,8 +466,8 @@ async def test_a_store_of_the_other_engine_is_refused(tmp_path):
     async with Group(tmp_path, count=1) as one:
         await one.leader()
         await one.stop("n0")
-        one.settings["engine"] = "pysyncobj"
-        broker = await open_broker(one.config("n0"), OsDisk(str(tmp_path / "n0")))
+        disk = OsDisk(str(tmp_path / "n0"))
+        broker = await open_broker(one.config("n0"), disk, replication=PYSYNCOBJ)
         with pytest.raises(ForeignLog):
             await broker.start()
         await broker.stop()
@@ -486,7 +489,7 @@ async def test_reads_need_the_role_and_nothing_else(group):
 
 async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
     """The commit index survived in its file, the log's tail did not (issue 197)."""
-    async with Group(tmp_path, count=1, **SETTINGS) as one:
+    async with SyncObjGroup(tmp_path, count=1, **SETTINGS) as one:
         _, broker = await leader_with_topic(one)
         await one.kill("n0")
         meta = MetaFile(OsDisk(str(tmp_path / "n0")), "raft/pysyncobj.meta")
@@ -556,9 +559,11 @@ async def test_slow_flapping_link_and_the_leader_killed(tmp_path, engine):
 
 async def flapping(root: Path, engine: str) -> tuple[bool, set[bytes]]:
     """Whether that follower had less, and what of the acknowledged messages is lost then."""
-    settings = SETTINGS | {"engine": engine, "heartbeatIntervalMs": 20, "frameSizeMax": 32 << 10}
+    settings = SETTINGS | {"heartbeatIntervalMs": 20}
     settings |= {"electionTimeoutMinMs": 1_000, "electionTimeoutMaxMs": 2_000}
-    async with SlowGroup(root, 3, **settings) as group:
+    slow = SlowGroup(root, 3, **settings)
+    slow.replication = PYSYNCOBJ if engine == "pysyncobj" else RAFT
+    async with slow as group:
         name, broker = await leader_with_topic(group)
         lagging, away = [n for n in group.names if n != name]
         await all_applied(group)
@@ -594,7 +599,7 @@ async def has_less_than_was_acknowledged(
     index; False if it never does. The leader commits with this follower's word only."""
     name, lagging = broker.config.dleger_self_id, follower.config.dleger_self_id
     loop = asyncio.get_running_loop()
-    flaps = FLAPS_MAX if broker.config.engine == "pysyncobj" else 1
+    flaps = FLAPS_MAX if group.replication is PYSYNCOBJ else 1
     for _ in range(flaps):
         if not broker.roles.leading:
             return False
@@ -608,3 +613,17 @@ async def has_less_than_was_acknowledged(
             await asyncio.sleep(0)
             await asyncio.sleep(0.001)
     return False
+
+
+async def test_it_can_be_scraped_and_offers_nothing_that_syncobj_lacks(tmp_path):
+    async with SyncObjGroup(tmp_path, count=1, **SETTINGS) as one:
+        _, broker = await leader_with_topic(one)
+        assert scraped(broker).sum("raft_role", role="leader") == 1
+        info = await one.ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+        assert orjson.loads(info.body)["table"]["raftRole"] == "leader"
+        for code, ext in (
+            (RequestCode.CHANGE_MEMBERS, {"op": "list"}),
+            (RequestCode.WRITERS, {"op": "open", "topic": TOPIC, "writer": "w", "epoch": "1"}),
+        ):
+            assert (await one.ask(broker, code, ext)).code != 0
+        assert broker.engine.failure is None

@@ -1,4 +1,4 @@
-"""engine=pysyncobj, and what stock pysyncobj 0.3.17 does where our core does not.
+"""Mode pysyncobj, and what stock pysyncobj 0.3.17 does where our core does not.
 
 worlds.py          one schedule, two worlds: SyncObj as shipped, RaftCore
 test_log.py        schedules that lose entries

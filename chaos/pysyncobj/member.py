@@ -27,13 +27,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import Callable
+from typing import Any, NoReturn, cast
 
 from pysyncobj.config import FAIL_REASON
 from pysyncobj.node import Node
 
+from raftmq.broker.replication.engine import Replication
+from raftmq.broker.tables.state import BrokerState
 from raftmq.dledger.node.applier import Application, Applier
+from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.node.proposals import Proposals, command_bytes_max
 from raftmq.dledger.node.reads import Reads
 from raftmq.dledger.raft.config import Random
@@ -47,6 +52,7 @@ from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.disk import Disk
 from raftmq.store.errors import StoreError
 from raftmq.store.frame import Frame, FrameKind, seal_frame
+from raftmq.store.message_store import MessageStore
 
 from .journal import FrameJournal, JournalError
 from .meta import MetaFile
@@ -54,7 +60,7 @@ from .replica import Replica, configuration
 from .status import status_of
 from .transport import LinkTransport
 
-log = logging.getLogger("raftmq.broker.replication.pysync")
+log = logging.getLogger("raftmq.chaos.pysyncobj")
 
 TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500
@@ -68,6 +74,22 @@ class ForeignLog(RaftError):
 
     code = "FOREIGN_LOG"
     retriable = False
+
+
+class NotSupported(RaftError):
+    """SyncObj has no such function: no change of members, no backups."""
+
+    code = "NOT_SUPPORTED"
+    retriable = False
+
+
+class NoIdentity:
+    """The identity of a group that has no id."""
+
+    group_id = b""
+
+    def tell(self, changed: Callable[[], None]) -> None:
+        """Do nothing: the id never changes."""
 
 
 class PySyncMember:
@@ -129,7 +151,41 @@ class PySyncMember:
         self._housekeeping_due_ms = 0.0
         self._role_waiters: list[asyncio.Future[None]] = []
 
-    recovering: str | None = None  # SyncObj knows no such thing
+    # SyncObj knows no such things: the broker finds a Raft replica without them.
+    recovering: str | None = None
+    has_core = False
+    hopes_for_room = False
+    clock_is_wrong = False
+    clock_is_confirmed = False
+    slow_reason = ""
+    identity = NoIdentity()
+
+    @property
+    def core(self) -> NoReturn:
+        raise NotSupported("this broker runs over pysyncobj, which has no such function")
+
+    @property
+    def members(self) -> list[dict[str, object]]:
+        return []
+
+    @property
+    def full_voters(self) -> list[NodeId]:
+        return []
+
+    def objection(self, target: NodeId, *, anyhow: bool = False) -> str:
+        return ""
+
+    def preferred_successor(self) -> NodeId | None:
+        return None
+
+    def willing_successor(self, wanted: bool, *, faster: bool = False) -> NodeId | None:
+        return None
+
+    def be_willing(self, is_willing: bool) -> None:
+        """Do nothing: SyncObj asks nobody before it leads."""
+
+    def doubt_clock(self, lead_ms: int) -> None:
+        """Do nothing: SyncObj compares no clocks."""
 
     @property
     def sync(self) -> Replica:
@@ -153,7 +209,7 @@ class PySyncMember:
         `stop` even then."""
         config = self.config
         if self._disk.exists(f"{config.directory}/hardstate"):
-            raise ForeignLog(f"{config.directory}/hardstate: this store is engine=dledger's")
+            raise ForeignLog(f"{config.directory}/hardstate: this store is a Raft replica's")
         await asyncio.to_thread(self.log.open)
         meta = MetaFile(self._disk, f"{config.directory}/pysyncobj.meta")
         journal = FrameJournal(self.log, meta, wall_ms=self._wall_ms, on_cut=self._on_cut)
@@ -503,3 +559,31 @@ class PySyncMember:
             self._proposals.close(self.failure)
             self._reads.close()
             self._on_fatal(self.failure)
+
+
+def make_member(
+    config: MemberConfig,
+    disk: Disk,
+    store: MessageStore,
+    state: BrokerState,
+    application: Application,
+    *,
+    source: object,
+    settings: object,
+    **given: Any,
+) -> RaftMember:
+    """Make a replica in the place of a Raft replica (broker.replication.engine.MemberFactory)."""
+    member = PySyncMember(
+        config,
+        disk,
+        store.commitlog,
+        application,
+        truncate=store.derived.truncate,
+        take_back=state.take_back,
+        rng=random.Random(),
+        **given,
+    )
+    return cast(RaftMember, member)
+
+
+PYSYNCOBJ = Replication(make_member, keeps_log=False)

@@ -32,7 +32,6 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkout import module_in, mqcluster
 from bench.group import cpu_us
 from bench.wire import LoadResult, run_load
 
@@ -216,6 +215,25 @@ def _table(found: dict[str, list[dict[str, Figures]]]) -> Table:
             cells = [f"{value:.2f}" for value in medians[:3]]
             table.add_row(what, Path(name).name, *cells, f"{medians[3]:,.0f}")
     return table
+
+
+def module_in(root: Path, name: str) -> str:
+    """Return the name of a room's module in that checkout: rooms stood alone before `raftmq`."""
+    return f"raftmq.{name}" if (root / "raftmq").is_dir() else name
+
+
+def mqcluster(root: Path, *arguments: str) -> str:
+    """Run a checkout's mqcluster; return what it prints. Raises ClickException if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", module_in(root, "chaos.cluster.cli"), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    if done.returncode:
+        raise click.ClickException(done.stdout + done.stderr)
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkout import mqcluster
+from bench.cost import mqcluster
 from bench.flood import DEAF, NOTHING, ONE_WAY, SENDS, SETTLE_S, SLOW, Plan
 from bench.group import resident_mib
 from bench.wire import run_load

@@ -75,7 +75,10 @@ FAULT_LAYER = {
 
 # The negative control puts pysyncobj in the place of Raft, within a broker of ours.
 NEGATIVE_CONTROL = {
-    "chaos/pysyncobj/__main__.py": {"broker.cli", "broker.process"},
+    "chaos/pysyncobj/__main__.py": {
+        "broker.cli",
+        "broker.process",
+    },
     "chaos/pysyncobj/journal.py": {
         "dledger.storage.log_storage",
         "store.frame",
@@ -94,6 +97,7 @@ NEGATIVE_CONTROL = {
         "dledger.settings",
         "dledger.storage.log_reads",
         "dledger.storage.log_storage",
+        "dledger.transport.transport",
         "store.commitlog.commitlog",
         "store.disk",
         "store.errors",
@@ -106,11 +110,6 @@ NEGATIVE_CONTROL = {
     "chaos/pysyncobj/replica.py": {
         "dledger.raft.messages",
         "dledger.settings",
-    },
-    "chaos/pysyncobj/status.py": {
-        "dledger.raft.messages",
-        "dledger.settings",
-        "dledger.transport.transport",
     },
     "chaos/pysyncobj/transport.py": {
         "dledger.raft.config",

@@ -18,13 +18,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.peers.gojetstream import go_loads
-from bench.peers.gomodule import build
+import orjson
+
 from bench.peers.system import (
     BODY,
     KILL,
     MANY,
     ONE,
+    PULLS,
     PUSH,
     WARM_UP,
     WINDOWS,
@@ -37,6 +38,7 @@ from bench.peers.system import (
 )
 from bench.wire import LoadResult
 from raftmq.chaos.cluster.ports import choose_ports
+from tests.interop.toolchain import TOOLCHAINS, ToolMissing, build_go, made
 
 HOST = "127.0.0.1"
 PACKAGE = "github.com/nats-io/nats-server/v2"
@@ -233,3 +235,54 @@ class _Stream:
                     await asyncio.sleep(0.01)  # nobody leads yet
         took_ns = time.perf_counter_ns() - begun_ns
         return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)
+
+
+PACKAGE = "./load"
+LOADS = {WARM_UP: "many", ONE: "one", MANY: "many", PULLS: "pull", PUSH: "push"}
+
+
+def go_loads(urls: Sequence[str], scale: float) -> dict[str, Load]:
+    """Return the loads by row. Raises Missing. Blocking."""
+    command = build("natsload", PACKAGE)
+
+    def load(row: str) -> Load:
+        count = sends_of(row if row in (WARM_UP, ONE) else MANY, scale)
+        return lambda: _run(command, urls, LOADS[row], count)
+
+    return {row: load(row) for row in LOADS}
+
+
+async def _run(command: Path, urls: Sequence[str], load: str, count: int) -> LoadResult:
+    process = await asyncio.create_subprocess_exec(
+        *(str(command), ",".join(urls), load, str(count)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        printed, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise Failed(f"the Go client: {said.decode(errors='replace').strip()}")
+    found = orjson.loads(printed)
+    latencies = array("q", found["latencies_ns"] or ())
+    return LoadResult(count, found["seconds"], latencies, 0)
+
+
+MODULE = Path(__file__).with_name("go")
+INPUTS = [MODULE / name for name in ("go.mod", "go.sum", "tools.go", "load/main.go")]
+
+
+def build(name: str, package: str) -> Path:
+    """Return the path of the command `name`, which `package` is built to on first use. Raises
+    Missing."""
+
+    def make(directory: Path) -> None:
+        build_go(directory / name, package, MODULE)
+
+    try:
+        return made(name, [*INPUTS, TOOLCHAINS], make) / name
+    except ToolMissing as error:
+        raise Missing(str(error)) from error

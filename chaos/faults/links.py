@@ -18,8 +18,8 @@ from ..cluster.cluster import Cluster
 from ..cluster.clusterfile import ClusterError
 from ..cluster.launch import control_path
 from ..cluster.linkmap import CLIENT, NAMES, Link, links_of
+from .listening import connect_to
 from .rules import Rule, to_json
-from .unix_path import connect_to
 
 ANSWER_TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 16 << 20

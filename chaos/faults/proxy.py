@@ -35,10 +35,9 @@ import orjson
 import uvloop
 
 from .byte_stream import Pace
-from .listening import Listener, listening_ports
+from .listening import Listener, listen_at, listening_ports
 from .proxied_connection import SOCKET_BUFFER_BYTES, End, Pair
 from .rules import Effect, Rule, RuleError, combine, from_json, to_json
-from .unix_path import listen_at
 
 LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32

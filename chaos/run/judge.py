@@ -25,8 +25,7 @@ from ..checks.verdict import Check, LostMessage, Verdict, merge
 from ..history.deferred_events import all_sends
 from ..history.events import History, Outcome
 from ..history.files import read_history
-from ..report.figures import Load, load_of
-from ..report.lateness import lateness_of
+from ..report.figures import Load, lateness_of, load_of
 from ..report.page import write_report
 from ..report.recovery import Recovery, inflicted, recoveries, summary
 

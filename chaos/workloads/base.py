@@ -14,6 +14,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from raftmq.client import Admin, BrokerRefused
+from raftmq.remoting.codes import ResponseCode
+
 from ..history.files import HistoryWriter
 
 
@@ -117,3 +120,13 @@ class Tasks:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def leader_of(admin: Admin, broker: str) -> str:
+    """Return the address of the group's brokerId 0. Raises ClientError if there is none."""
+    known = (await admin.cluster_info()).brokers.get(broker)
+    address = known.addresses.get(0) if known is not None else None
+    if address is None:
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        raise BrokerRefused(code, f"nobody leads {broker}", "name server")
+    return address

@@ -23,8 +23,7 @@ from raftmq.remoting.fast_json import dumps, loads_object
 
 from ..cluster.credentials import signing
 from ..history.files import HistoryWriter
-from .base import Environment, Tasks
-from .leading import leader_of
+from .base import Environment, Tasks, leader_of
 
 TIMEOUT_MS = 2_000
 GIVE_UP_SHARE = 0.6  # of the requests for a lock that a client has; the others renew it

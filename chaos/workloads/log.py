@@ -35,7 +35,7 @@ from raftmq.client.instance import local_address
 from raftmq.client.message import process_unique_keys
 from raftmq.store.properties import fields_sum, java_string_hash
 
-from ..checks.counts import OffsetCounts
+from ..checks.ledger import OffsetCounts
 from ..history.events import Outcome
 from ..history.files import HistoryWriter
 from .base import Tally as Tally

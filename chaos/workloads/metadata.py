@@ -29,8 +29,7 @@ from raftmq.remoting.headers import ConsumerOffsetHeader
 from ..cluster.credentials import signing
 from ..history.events import Outcome
 from ..history.files import HistoryWriter
-from .base import Environment, Tally, Tasks
-from .leading import leader_of
+from .base import Environment, Tally, Tasks, leader_of
 
 PREFIX = "ChaosMeta"
 VERSION_MAX = 1_000  # of one object; a topic's version is a number of queues

@@ -8,7 +8,7 @@ import pytest
 
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.chaos.history.events import HistoryError
-from raftmq.chaos.report.lateness import lateness_of
+from raftmq.chaos.report.figures import lateness_of
 from tests.chaos.builder import HistoryBuilder
 from tests.chaos.checks.judging import check, failed, suite_of
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from raftmq.chaos.checks.counts import DENSE_GAP_MAX, TIMES_MAX, OffsetCounts
-from raftmq.chaos.checks.ledger import Ledger
+from raftmq.chaos.checks.ledger import DENSE_GAP_MAX, TIMES_MAX, Ledger, OffsetCounts
 from raftmq.chaos.checks.messages import acknowledged_and_lost, phantoms
 from raftmq.chaos.checks.order import OrderPerQueue
 from raftmq.chaos.checks.suite import check_all

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.chaos.faults.fault_control import SLOTS_MAX, Control, Rule, Steering
-from raftmq.chaos.faults.faulty_broker import steerable_machine
-from raftmq.chaos.faults.http_control import HttpDoor
+from raftmq.chaos.faults.faulty_broker import HttpDoor, steerable_machine
 from tests.broker.cluster import Group
 from tests.broker.http.client import Client
 

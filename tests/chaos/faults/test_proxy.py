@@ -19,10 +19,10 @@ from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.chaos.faults import proxy as proxy_module
 from raftmq.chaos.faults.byte_stream import HELD_BYTES_MAX
 from raftmq.chaos.faults.links import Links
+from raftmq.chaos.faults.listening import listen_at
 from raftmq.chaos.faults.proxied_connection import OPENING_BYTES_MAX
 from raftmq.chaos.faults.proxy import Control, Proxy
 from raftmq.chaos.faults.rules import Rule, RuleError
-from raftmq.chaos.faults.unix_path import listen_at
 from tests.waiting import until
 
 PATIENCE_S = 60.0  # nothing here takes so long unless it is broken

@@ -1,8 +1,7 @@
-"""The command line of `mqchaos`: torment a cluster, judge what its clients saw, draw it, compare
-engines.
+"""The command line of `mqchaos`: run faults, judge histories, draw pages, compare engines.
 
-What its commands do is in chaos.commands, imported when one of them runs: `--help` and the shell's
-completion are asked often, and import little.
+The commands are in chaos.commands, imported when one of them runs, so that `--help` and the shell's
+completion start quickly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does what the commands of `mqchaos` are asked for, and prints it."""
+"""The commands of `mqchaos`: their work and their output."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def report(history: Path, output: Path) -> None:
 
 
 def _end(result: RunResult, console: Console) -> NoReturn:
-    """Print the result and end with its status: whether it can be printed changes nothing."""
+    """Print the result and exit with its status, even if it cannot be printed."""
     try:
         print_result(result, console)
     except OSError as error:
@@ -153,8 +153,8 @@ def watch_run(path: Path) -> None:
 
 
 def final_verdict(history: Path, so_far: Verdict) -> Verdict:
-    """Return the verdict beside a history, which knows more than a look at it: whether the
-    experiment took place, and the cluster became whole."""
+    """Return the verdict beside a history. It also covers the experiment and the recovery of the
+    cluster, which a reader of the history cannot judge."""
     try:
         said = orjson.loads(history.with_name("verdict.json").read_bytes())
         return Verdict(said["verdict"])
@@ -212,7 +212,7 @@ def log_config(options: dict[str, float]) -> MessagesConfig:
 
 
 def fresh(directory: Path) -> None:
-    """Refuse a directory that holds something: a run's files must not lie among others'."""
+    """Reject a directory that is not empty: files of two runs must not mix."""
     try:
         held = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
     except OSError as error:
@@ -225,18 +225,18 @@ def fresh(directory: Path) -> None:
 
 
 def give_up(words: str) -> NoReturn:
-    """End with a line and the exit status of what cannot be run."""
+    """Exit with a message and the status of an impossible run."""
     complain(f"mqchaos: {words}")
     sys.exit(EXIT_UNUSABLE)
 
 
 def log_to(directory: Path) -> None:
-    """Log to a file what the clients of a run say about lost connections and retries."""
+    """Log messages of a run's clients about lost connections and retries to a file."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         give_up(f"{directory}: {error.strerror}")
-    # Made with its first line: a run that is refused leaves its directory empty.
+    # Opened at the first line: a rejected run leaves its directory empty.
     handler = logging.FileHandler(directory / "harness.log", delay=True)
     logging.basicConfig(
         handlers=(handler,),
@@ -246,8 +246,8 @@ def log_to(directory: Path) -> None:
 
 
 def make_console() -> Console:
-    """Return standard output; wide enough for the tables if it is no terminal. A run whose output
-    nobody reads any more goes on to its verdict."""
+    """Return standard output, wide enough for the tables if it is no terminal. A run continues to
+    its verdict when its output is closed."""
     console = QuietConsole()
     return console if console.is_terminal else QuietConsole(width=PIPE_COLUMNS)
 
@@ -338,7 +338,7 @@ def repeat_command() -> str:
 
 
 def operating_words(error: BaseException) -> str | None:
-    """Return words for the user if this is an operating error, in groups too; None: it is a bug."""
+    """Return a message for the user if this is an operating error, also in groups; None for a bug."""
     if isinstance(error, BaseExceptionGroup):
         words = [operating_words(inner) for inner in error.exceptions]
         known = [text for text in words if text is not None]
@@ -351,7 +351,7 @@ def operating_words(error: BaseException) -> str | None:
 
 
 async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
-    """Treat SIGTERM like Ctrl-C: the run is cancelled and stops its cluster."""
+    """Handle SIGTERM like Ctrl-C: cancel the run, which stops its cluster."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,1 +1,1 @@
-"""The checks that decide what a history proves or disproves. Pure."""
+"""Checks of the promises that a history proves or disproves."""

@@ -1,18 +1,16 @@
-"""Checks of delayed messages: early, lost, stored twice; and their lateness. Pure.
+"""Checks of delayed messages: delivered early, lost, or stored twice; and their lateness.
 
-These are violations:
-- early, by the brokers' clocks: its store time as stored for consumers is before its store time as
-  stored to wait, plus its delay. The latter is known only if the broker's own topic was read at the
-  end.
-- early, by the harness's clock: consumed before its send began plus its delay. A message cannot be
-  stored before its send began, so this holds whatever time the brokers believe it is.
-- lost: acknowledged, and not delivered although the topic was drained completely afterwards.
-- stored more than once: delivered at more positions than its client tried to send it.
+Violations:
+- early by the brokers' clocks: the store time in the real topic is before the store time in the
+  broker's own topic plus the delay. The harness reads the broker's own topic at the end of a run.
+- early by the harness's clock: consumed before the send's start plus the delay. This holds
+  whatever time the brokers' clocks show.
+- lost: acknowledged, and not delivered although the topic was drained completely.
+- stored more than once: delivered at more positions than the client's attempts.
 
-Both early checks allow `tolerance_ms`, by which the clocks of two leaders may differ: TOLERANCE_MS
-on one machine, whose processes read one clock. If faults moved clocks (clock-…), early messages are
-reported as UNKNOWN, because the clock may be the reason. Lateness is not a violation; it is
-measured as store time for consumers minus due time. Memory: about 0.4 KB a message.
+Both early checks allow `tolerance_ms`, the difference between two leaders' clocks: TOLERANCE_MS on
+one machine. Early messages are UNKNOWN if faults moved clocks (clock-…). Lateness is measured and
+is no violation. Memory: about 0.4 KB per message.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from .verdict import (
 )
 
 WORK = "delayed"
-TOLERANCE_MS = 10  # two looks at one machine's clock, while NTP slews it
+TOLERANCE_MS = 10  # two readings of one machine's clock, while NTP slews it
 NS_PER_MS = 1_000_000
 
 
 class Delayed:
-    """One message. Times in milliseconds are the brokers', in nanoseconds the harness's."""
+    """A delayed message. Milliseconds are of the brokers' clocks, nanoseconds of the harness's."""
 
     __slots__ = (
         "acked_ns", "attempts", "delay_ms", "invoked_ns", "outcome", "places", "topic", "waits_ms",
@@ -119,8 +117,8 @@ class DelayBook:
         self.clocks_moved = self.clocks_moved or fault.kind.startswith("clock")
 
     def lateness_ms(self) -> list[int]:
-        """Return, for every message whose waiting is known, first store time for consumers minus
-        due time, ascending. Negative: early."""
+        """Return the store times for consumers minus the due times, ascending. Negative means
+        early."""
         return sorted(
             min(entry.places.values()) - entry.waits_ms - entry.delay_ms
             for entry in self.found.values()
@@ -129,7 +127,6 @@ class DelayBook:
 
 
 def delayed_early(book: DelayBook, name: str) -> Check:
-    """Find delayed messages that came early."""
     known = sum(1 for entry in book.found.values() if entry.waits_ms)
     detail = f"{book.deliveries} deliveries, {known} waiting times, {book.tolerance_ms} ms off"
     check = book.early.and_more(_by_brokers(book)).check(name, detail, book.deliveries)

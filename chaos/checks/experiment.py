@@ -1,11 +1,9 @@
-"""Judges whether a chaos run counts: load was sent, faults struck and were healed, it ran to its
-end. Pure.
+"""Check that a chaos run counts: load was sent, faults struck and healed, and it ended.
 
-A run that made too few of its sends, or none of its faults, that could not heal one, or that was
-interrupted, tells nothing about the cluster, whatever the other checks say: it is INVALID, which
-is neither pass nor fail. Sends that the load never made, because its backlog was full, are expected
-while a fault keeps the cluster from answering; in calm they mean that the machine could not carry
-the load.
+A run is INVALID if it sent too little, injected no fault, could not heal a fault, or was
+interrupted. Such a run shows nothing about the cluster. Sends that the load skipped because its
+backlog was full are normal during a fault; without faults they show that the machine could not
+carry the load.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from ..history.events import Fault, History, Outcome, Send
 from .verdict import Check, Verdict
 
 TOOK_PLACE = "the experiment took place"
-PLANNED = "planned"  # key of a history's meta line: how many faults were planned
-ENDS = "ends"  # another: true if the run writes `end` when it is over
+PLANNED = "planned"  # key of a history's meta line: the number of planned faults
+ENDS = "ends"  # key of a history's meta line: true if the run writes `end` when it is over
 UNMADE_SHARE_MAX = 0.5  # of all sends
 UNMADE_CALM_SHARE_MAX = 0.1  # of those that were due while no fault was in effect
-CALM_SENDS_MIN = 100  # fewer say nothing of a share
-GRACE_NS = 5_000_000_000  # after a fault is healed: elections, and the backlog that it left
+CALM_SENDS_MIN = 100  # too few sends for a share
+GRACE_NS = 5_000_000_000  # after a healed fault: elections, and the backlog
 
 
 def took_place(history: History) -> Check:
@@ -53,8 +51,8 @@ def _acknowledged(sends: Sequence[Send]) -> bool:
 
 
 def _unhealed(faults: Sequence[Fault]) -> list[str]:
-    """Return in words which faults were never healed. One that goes on by itself, as a change of
-    members does, may not even have happened: its healing waits for it."""
+    """Return a description of each fault that was never healed. A change of members may not even
+    have happened, because its healing waits for the change."""
     return [
         f"{fault.kind} of {', '.join(fault.nodes) or fault.whom} was not healed"
         for fault in faults
@@ -63,7 +61,7 @@ def _unhealed(faults: Sequence[Fault]) -> list[str]:
 
 
 def _unmade(sends: Sequence[Send], faults: Sequence[Fault]) -> list[str]:
-    """Return in words what was not made and should have been."""
+    """Return a description of each missing part of the run."""
     found = []
     unmade = sum(send.shed for send in sends)
     if unmade > UNMADE_SHARE_MAX * len(sends):

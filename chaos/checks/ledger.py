@@ -1,9 +1,9 @@
-"""Keeps what is known of every message, up to date as a history goes on. Pure.
+"""The state of every message of a history, updated record by record.
 
-One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order): it is fed
-once and keeps suspicious messages in small collections of their own, so that a check costs little
-at any time. Memory: about 0.5 KB per message sent, less if it was acknowledged and consumed
-normally, and a byte per queue offset.
+One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order). Suspicious
+messages are in small collections of their own, so a check is cheap at any time. Memory: about 0.5
+KB per message sent, less for a message acknowledged and consumed normally, and a byte per queue
+offset.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .verdict import Handlers, at
 
 MARK_EVERY_NS = 50_000_000  # resolution at which a queue's consumption progress is remembered
 
-Clash = tuple[Position, str, str]  # two ids at one position, in the order in which they were seen
+Clash = tuple[Position, str, str]  # two ids at one position, in the order of arrival
 
 
 class OffsetCounts:
-    """Counts by offset. Memory: a byte for each offset up to the highest."""
+    """Counts by offset. Memory: one byte per offset up to the highest."""
 
     __slots__ = ("_dense", "_far", "distinct")
 
@@ -31,7 +31,7 @@ class OffsetCounts:
         self.distinct = 0  # offsets seen at least once
 
     def add(self, offset: int) -> int:
-        """Count one more; return the count before (TIMES_MAX: that many or more)."""
+        """Increment a count; return the count before, at most TIMES_MAX."""
         dense = self._dense
         if offset >= len(dense):
             if offset - len(dense) > DENSE_GAP_MAX or offset in self._far:
@@ -53,7 +53,7 @@ class OffsetCounts:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """One queue of one broker group, as producers and consumers saw it."""
+    """A queue of one broker group, as producers and consumers observed it."""
 
     broker: str
     topic: str
@@ -62,7 +62,7 @@ class Queue:
     outstanding: dict[str, Send] = field(default_factory=dict)  # acknowledged, not yet consumed
     highest: int = -1  # offset consumed
     highest_ns: int = 0
-    marks: deque[tuple[int, int]] = field(default_factory=deque)  # (when, highest), older ones
+    marks: deque[tuple[int, int]] = field(default_factory=deque)  # (when, highest), oldest first
     passed: int = -1  # highest offset consumed at the last settled moment asked for
     times: OffsetCounts = field(default_factory=OffsetCounts)  # deliveries by offset
 
@@ -92,7 +92,7 @@ class Queue:
 
 
 class Entry:
-    """One message. `place` is where it was acknowledged, else where it was first seen."""
+    """A message. `place` is the position of its acknowledgement, or else of its first delivery."""
 
     __slots__ = (
         "acked",
@@ -118,14 +118,14 @@ class Entry:
         self.acked = False
         self.at_ack = False  # delivered where it was acknowledged
         self.attempts = 0  # stored at most so often
-        self.once = send.once  # sent idempotently: stored once, however often it was sent
+        self.once = send.once  # sent idempotently: stored once, whatever the number of attempts
         self.queue: Queue | None = None
         self.offset = -1
         self.more: set[tuple[Queue, int]] | None = None  # further copies
         self.deliveries = 0
         self.order = send.order
         self.seq = send.seq
-        self.before: Entry | None = None  # the promised one before it in its order key
+        self.before: Entry | None = None  # the previous acknowledged message of its order key
 
     def copies(self) -> list[Position]:
         """Return every position at which it is known to lie, sorted."""
@@ -150,12 +150,12 @@ class Entry:
 
 
 class Ledger:
-    """Keeps what a run has shown of every message. Feed it `invoked`, `decided`, `consumed` and
-    `drained`.
+    """All messages of a run, fed by `invoked`, `decided`, `consumed` and `drained`.
 
-    entries: every message sent, by id. phantoms: id → why it should not have been consumed.
-    twice_acked, clashes: positions of two messages, as ordered sets. misplaced: acknowledged in one
-    place, seen only in another. multiple: known to lie in several places.
+    entries: every message sent, by id. phantoms: id → reason for which it should not have been
+    consumed. twice_acked, clashes: positions of two messages, as ordered sets. misplaced:
+    acknowledged at one position, delivered only at a different position. multiple: delivered at
+    several positions.
     """
 
     def __init__(self) -> None:
@@ -344,8 +344,7 @@ class Ledger:
             self._ghost(name, queue, offset, "its send had failed for certain")
 
     def _elsewhere(self, name: str, entry: Entry, queue: Queue, offset: int) -> None:
-        """Note a delivery at a place other than that of the acknowledgement and the first
-        delivery."""
+        """Record a delivery at a third position."""
         if entry.queue is None:
             entry.queue, entry.offset = queue, offset
             return

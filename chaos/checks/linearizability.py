@@ -1,16 +1,15 @@
-"""Decides whether the operations on one object are linearizable: Wing and Gong's search. Pure.
+"""Wing and Gong's search: are the operations on an object linearizable?
 
 An operation takes effect at one moment between its call and its return. The history is linearizable
-if there is an order of such moments in which every operation is allowed by the one before it. One
-without an answer may take effect at any moment after its call, or never.
+if such moments can be ordered so that each operation is legal in the state that the previous
+operation left. An unanswered operation may take effect at any moment after its call, or never.
 
-The search is the one of porcupine and Knossos (Wing and Gong 1993; Lowe 2017): depth first over the
-operations that can come next, remembering every (operations done, state), because to come back to
-one is of no use. What shortens it is exact. A read that the state allows is taken at once: it
-changes nothing, so it excludes nothing that could come before it. Operations without an answer are
-tried last, only where they change something, and of several with the same action only the first; to
-reach the same with more of them used up is of no use either. A search longer than `steps_max` ends
-as UNKNOWN.
+The search is that of porcupine and Knossos (Wing and Gong 1993; Lowe 2017): depth first over the
+operations that can be next, remembering every pair (operations done, state). Three exact shortcuts:
+a read that the state allows is taken at once, because it excludes nothing. Unanswered operations
+are tried last, only if they change the state, and only the first of several with the same action. A
+state reached with more of them used is not searched again. A search longer than `steps_max` ends as
+UNKNOWN.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from typing import Any
 
 from .verdict import Verdict
 
-STEPS_MAX = 200_000  # of one search: about 0.3 s
+STEPS_MAX = 200_000  # per search: about 0.3 s
 
 
 class Special(Enum):
     """Values that are no state of any object."""
 
     ILLEGAL = "illegal"  # the operation cannot happen in this state
-    ANY = "any"  # a state of which nothing is known: at the beginning of a history
+    ANY = "any"  # an unknown state: at the start of a history
 
 
 ILLEGAL = Special.ILLEGAL
@@ -39,10 +38,10 @@ ANY = Special.ANY
 
 @dataclass(slots=True)
 class Operation:
-    """One operation on an object. `returned_ns` None: it was not answered.
+    """An operation on an object. `returned_ns` is None if it was not answered.
 
-    `action` is hashable. `reads`: in a state that is known it changes nothing, or is illegal.
-    `event`: the part of the history that it comes from, for words.
+    `action` is hashable. `reads`: in a known state the operation is illegal or changes nothing.
+    `event` is its source in the history, for descriptions.
     """
 
     called_ns: int
@@ -60,10 +59,11 @@ def linearizable(
 ) -> Verdict:
     """Return PASS if there is such an order, FAIL if there is none, UNKNOWN beyond `steps_max`.
 
-    States are hashable. Operations that only touch in time may come in either order.
+    States are hashable. Operations that only touch in time may be ordered either way.
     """
     todo = _Todo(operations)
-    state, done, used = initial, 0, 0  # as bits: the answered operations in the order, the others
+    # bit sets: answered operations in the order, unanswered operations used
+    state, done, used = initial, 0, 0
     seen: dict[tuple[int, Any], list[int]] = {}
     path: list[tuple[int, Any, Iterator[int]]] = []  # operation, state before it, its rivals
     choices = todo.choices(state, step)
@@ -107,7 +107,7 @@ class _Todo:
         for operation in operations:
             if operation.returned_ns is not None:
                 answered.append(operation)
-            elif not operation.reads:  # a read without an answer says nothing
+            elif not operation.reads:  # an unanswered read shows nothing
                 unanswered.append(operation)
         unanswered.sort(key=lambda operation: operation.called_ns)
         self.operations = answered + unanswered
@@ -129,8 +129,7 @@ class _Todo:
         self._unanswered = dict.fromkeys(range(len(answered), len(self.operations)))
 
     def choices(self, state: Any, step: Step) -> Iterator[int]:
-        """Return the operations that can be next: those called before the first of the others
-        returned."""
+        """Return the operations that can be next: those called before the first return of the rest."""
         if not self.count:
             return iter(())
         found: list[int] = []
@@ -155,7 +154,7 @@ class _Todo:
         return iter(found)
 
     def bits(self, number: int, done: int, used: int) -> tuple[int, int]:
-        """Return the bits with that of one operation changed."""
+        """Return the bit sets with one operation's bit flipped."""
         answered = len(self._places)
         if number < answered:
             return done ^ 1 << number, used
@@ -171,7 +170,7 @@ class _Todo:
             self._next[before], self._before[after] = after, before
 
     def put_back(self, number: int) -> None:
-        """Undo the last `take` that was not undone."""
+        """Undo the last `take`."""
         if number >= len(self._places):
             self._unanswered[number] = None
             self._unanswered = dict.fromkeys(sorted(self._unanswered))
@@ -186,15 +185,15 @@ def unexplained(
 ) -> list[Operation]:
     """Return the shortest window of a history that is not linearizable that is not either.
 
-    It ends with the first return at which no order was left. It begins as late as possible, at a
-    moment at which no answered operation was under way, with nothing known of the state there.
+    The part ends with the first return that no order explains. It starts at the latest idle moment
+    from which no order exists, with an unknown state.
     """
 
     def is_wrong(some: Sequence[Operation], state: Any) -> bool:
         return linearizable(some, step, state, steps_max) is Verdict.FAIL
 
     ends = sorted({one.returned_ns for one in operations if one.returned_ns is not None})
-    # The last is known to be wrong: a search that is too long for one before it must not pass it.
+    # The last part has no order: a search that is too long for an earlier part must not pass it.
     end = bisect_left(ends[:-1], True, key=lambda end: is_wrong(until(operations, end), initial))
     known = sorted(until(operations, ends[end]), key=lambda one: one.called_ns)
     begins = list(_quiet_moments(known))
@@ -205,7 +204,7 @@ def unexplained(
 
 
 def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
-    """Return what was known at that moment: what returned later has no answer yet."""
+    """Return the operations as known at that moment: later returns are removed."""
     return [
         one if one.returned_ns is not None and one.returned_ns <= end_ns
         else replace(one, returned_ns=None)
@@ -215,7 +214,7 @@ def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
 
 
 def since(operations: Iterable[Operation], begin_ns: int) -> list[Operation]:
-    """Return what was called then or later, and what was never answered."""
+    """Return the operations called from then on, and all unanswered operations."""
     return [one for one in operations if one.returned_ns is None or one.called_ns >= begin_ns]
 
 

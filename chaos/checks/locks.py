@@ -1,12 +1,12 @@
-"""Checks of orderly consumption under queue locks: one consumer at a time, nothing skipped. Pure.
+"""Checks of orderly consumption: one consumer at a time under a queue lock, nothing skipped.
 
-Each piece of work on a queue is an interval of the machine's one monotonic clock. Violations:
-- two at once: work on a queue begins before another piece of work on it has ended, no matter which
-  consumers do them and whether they succeed.
-- skipped: work begins after a message of its queue that nobody has finished.
+A piece of work on a queue is an interval of the machine's monotonic clock. Violations:
+- two at once: work on a queue starts before earlier work on it has ended, in any consumers and with
+  any result.
+- skipped: work starts behind a message of its queue that no consumer has finished.
 
-Repeating work after a consumer left is allowed (at least once). The time that queues stood still
-between two consumers is measured. Memory: one object a queue, and a number a hand-over.
+Repeating work after a consumer left is allowed (at least once). The idle time of a queue between
+two consumers is measured. Memory: one object per queue, and a number per hand-over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..history.deferred_events import Worked
 from ..history.events import Kind
 from .verdict import Check, Handlers, Offenders, Verdict, at
 
-LONG_MS = 30_000  # a queue that stands still for longer is counted
+LONG_MS = 30_000  # idle times above this are counted
 
 
 @dataclass(slots=True)
@@ -56,8 +56,7 @@ class WorkBook:
         self._look_for_gaps(queue, work)
 
     def _look_for_others(self, queue: _Queue, work: Worked) -> None:
-        # Records come in the order in which work ended, so only the piece that ended last can
-        # overlap.
+        # Records are in the order in which work ended, so only the last piece can overlap.
         if work.began_ns < queue.latest_ns:
             shared_ms = (queue.latest_ns - work.began_ns) / 1_000_000
             self._together.add(
@@ -77,20 +76,20 @@ class WorkBook:
             queue.next = max(queue.next, work.last + 1)
 
     def two_at_once(self, name: str) -> Check:
-        """Find two consumers that worked on one queue at the same time."""
+        """Find two consumers that worked on a queue at the same time."""
         return self._together.check(name, self._seen(), self._pieces)
 
     def skipped(self, name: str) -> Check:
-        """Find work that began before everything in front of it was done."""
+        """Find work that started before all work in front of it was finished."""
         return self._skipped.check(name, self._seen(), self._pieces)
 
     def _seen(self) -> str:
         return f"{self._pieces} pieces of work on {len(self._queues)} queues"
 
     def stood_still(self, name: str) -> Check:
-        """Measure how long queues that went to another consumer stood still. Allowed.
+        """Measure the idle time of queues between two consumers. Allowed.
 
-        The lock of a consumer that left without unlocking expires; that takes a minute or more.
+        The lock of a consumer that left without unlocking expires after a minute or more.
         """
         still = sorted(self._still_ms)
         detail = "no queue went to another consumer"

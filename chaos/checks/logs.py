@@ -1,9 +1,9 @@
 """Searches the nodes' logs for lines that must not be there. Blocking.
 
-A finding is one line; for a traceback it is the line before it and the exception at its end. Its
-time is the one that the line begins with. A traceback has the time of the line that it belongs to,
-which is one of level WARNING or above: after another line, a process that started again may have
-ended with it. chaos.checks.replicas decides whether an injected fault explains a finding.
+A finding is a line; for a traceback it is the line before the traceback and the exception at its
+end. Its time is the time at the start of the line. A traceback has the time of the previous line if
+that line is of level WARNING or above, because otherwise a restarted process may have written the
+traceback. chaos.checks.replicas decides if an injected fault explains a finding.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HEADS = frozenset({"WARNING", "ERROR", "CRITICAL"})  # levels of lines that a tr
 TIME = re.compile(r'(?:\{"time":")?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d+(?:Z|[+-]\d\d:\d\d)?)')
 LINE_LENGTH_MAX = 500
 TRACEBACK_LINES_MAX = 500
-FINDINGS_MAX = 1_000  # of one node: a log full of one failure is one failure
+FINDINGS_MAX = 1_000  # per node: a log full of one failure is one failure
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line that should not be there; `number` counts from 1. `time`: as in the log, "" for a line
-    that has none; then `until` is the time of the next line that has one, or ""."""
+    """A line that should not be in a log; `number` counts from 1. `time` is as in the log, or "" if
+    the line has none; then `until` is the time of the next line with a time, or ""."""
 
     number: int
     line: str
@@ -49,12 +49,11 @@ def write_findings(
     zone: tzinfo | None = None,
     since_ns: int | None = None,
 ) -> int:
-    """Search each node's log; write a record for every finding, at most FINDINGS_MAX, and one for
-    the search.
+    """Search the nodes' logs; record at most FINDINGS_MAX findings each, and the end of the search.
 
-    A missing log has no lines. `zone`: of times that do not say theirs (None: this machine's).
-    What was logged before `since_ns`, on the history's clock, is not the run's, and left out.
-    Returns the number of findings.
+    A missing log has no lines. `zone` is the zone of times without one (None: this machine's).
+    Lines from before `since_ns`, on the history's clock, are ignored. Returns the number of
+    findings.
     """
     lines: dict[str, int] = {}
     found = 0
@@ -89,7 +88,7 @@ def write_findings(
 
 
 def search(lines: Iterable[str]) -> Iterator[Finding]:
-    """Yield the findings of a log; one that has no time once it is known what it has instead."""
+    """Yield the findings of a log."""
     before, timeless = "", list[Finding]()
     numbered = iter(enumerate(lines, 1))
     for number, line in numbered:

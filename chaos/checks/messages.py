@@ -1,20 +1,17 @@
-"""Checks of messages: lost, invented, in two places, stored twice, handed out twice. Pure.
+"""Checks of messages: lost, invented, misplaced, stored twice, delivered twice.
 
-These are violations:
+Violations:
 - lost: answered SEND_OK and never consumed, although a later position of its queue was consumed
-  more than `settle_ns` ago (the definition that needs no drain), or its topic was drained
-  completely afterwards (the final one).
-- phantom: consumed, but nobody sent it, or its send was answered `fail`, or to another topic.
-- two messages acknowledged at one queue offset; a queue offset that shows two messages; a message
-  seen only in another place than it was acknowledged in.
-- duplicates, by cause: only a broker can store a message more often than its client tried, and that
-  is wrong. A client's own retry stored again is allowed and counted. A send of unknown outcome that
-  is delivered is no duplicate; it is counted, too, and so is a position handed out again.
-- an idempotent send with two effects: it is stored once, however often its client tried.
+  more than `settle_ns` ago (needs no drain), or its topic was drained completely (final).
+- phantom: consumed, but not sent, or its send was answered `fail`, or sent to a different topic.
+- two messages acknowledged at a queue offset; a queue offset with two messages; a message delivered
+  only at a position that differs from the acknowledged position.
+- duplicates by the broker: stored more often than the client's attempts. A stored retry of the
+  client is allowed and counted, as are delivered sends of unknown outcome and redeliveries.
+- an idempotent send with two effects: it is stored once, whatever the number of attempts.
 
-A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE was stored, but on
-fewer disks or brokers than SEND_OK promises: losing it breaks no promise, and is counted
-separately.
+A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE is on fewer disks
+or brokers than SEND_OK promises. Its loss breaks no promise and is counted separately.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from .verdict import (
     judge,
 )
 
-SETTLE_NS = 5_000_000_000  # a message may be in a consumer's hands while a later one is recorded
+SETTLE_NS = 5_000_000_000  # a consumer may hold a message while a later message is recorded
 
 
 def lost(ledger: Ledger, settle_ns: int) -> Iterator[LostMessage]:
@@ -78,14 +75,14 @@ def acknowledged_and_lost(ledger: Ledger, name: str, *, settle_ns: int = SETTLE_
 
 
 def phantoms(ledger: Ledger, name: str) -> Check:
-    """Find messages consumed that were never sent, or whose send certainly failed."""
+    """Find consumed messages that were never sent, or whose send certainly failed."""
     words = (f"{name} {why}" for name, why in ledger.phantoms.items())
     seen = ledger.named_deliveries
     return judge(name, words, f"{seen} deliveries with their ids", seen)
 
 
 def twice_acknowledged(ledger: Ledger, name: str) -> Check:
-    """Find two messages acknowledged at one position: one has overwritten the other."""
+    """Find two messages acknowledged at the same position: the second overwrote the first."""
     clashes = ledger.twice_acked
     words = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
     count = ledger.acknowledged
@@ -93,7 +90,7 @@ def twice_acknowledged(ledger: Ledger, name: str) -> Check:
 
 
 def positions(ledger: Ledger, name: str) -> Check:
-    """Find one message per queue offset, and acknowledged messages at their place."""
+    """Find offsets with two messages, and acknowledged messages at wrong positions."""
     count = sum(len(queue.holder) for queue in ledger.queues.values())
     return judge(name, _positions_wrong(ledger), f"{count} positions", count)
 
@@ -105,7 +102,7 @@ def _positions_wrong(ledger: Ledger) -> Iterator[str]:
         if not entry.promised or entry.at_ack or not entry.deliveries:
             continue
         assert entry.queue is not None
-        # A retried message may lie in both places, the other copy being consumed already.
+        # A retried message may be at both positions, and its second copy consumed already.
         drained = entry.queue.topic in ledger.drains
         if entry.attempts < 2 or drained or entry.queue.highest >= entry.offset:
             place = entry.queue.place(entry.offset)
@@ -114,7 +111,7 @@ def _positions_wrong(ledger: Ledger) -> Iterator[str]:
 
 
 def broker_duplicates(ledger: Ledger, name: str) -> Check:
-    """Find messages stored more often than the client tried: brokers' doing."""
+    """Find messages that brokers stored more often than the client's attempts."""
     words = (
         f"{name} stored at {', '.join(map(at, entry.seen()))} after {entry.attempts} attempt(s)"
         for name, entry in ledger.multiple.items()

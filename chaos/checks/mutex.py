@@ -1,12 +1,12 @@
 """Linearizability of queue locks, as the clients that ask for them see it. Pure.
 
-A queue's lock has one owner or none. A request for it is granted if nobody else has it, and refused
-only if somebody else does; giving it up frees it, if it is one's own. What consumers do under their
-locks is judged by chaos.checks.locks.
+A queue's lock has one owner or none. A request is granted if no other client owns the lock, and
+rejected only if another client does. An unlock by the owner frees it. chaos.checks.locks judges the
+work that consumers do under their locks.
 
-A client believes in a lock for BELIEVED_NS from its request, and brokers keep it for longer than
-that. From then on the owner may have lost it: others may be granted it, and the owner refused. What
-was the case before a history began is not known.
+A client relies on a lock for BELIEVED_NS from its request; brokers keep it for longer. After that
+the owner may have lost it, so grants to other clients and rejections of the owner are legal. The
+state before a history is unknown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .linearizability import ANY, ILLEGAL, Operation
 from .objects import Objects
 from .verdict import Check, Handlers
 
-BELIEVED_NS = 31_000_000_000  # an answer comes within a second, and holds for 30 s
+BELIEVED_NS = 31_000_000_000  # a response arrives within a second, and is valid for 30 s
 
-FREE = ("", 0)  # a state: the owner, and when it asked
+FREE = ("", 0)  # a state: the owner, and the time of its request
 
 
 @dataclass(frozen=True, slots=True)

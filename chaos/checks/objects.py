@@ -1,7 +1,7 @@
-"""Judges many objects of one kind: every object's operations have to be linearizable. Pure.
+"""Linearizability of many objects of one kind, each judged by itself.
 
-A book gives each operation when it begins and its answer when that comes. Objects are judged one by
-one, and again only if there is something new. Memory: one `Operation` for each in the history.
+A book adds an operation at its start and its answer later. Objects are judged again only if they
+changed. Memory: an `Operation` for each operation of the history.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHOWN_MAX = 6  # operations that an example names
 
 @dataclass(slots=True)
 class _Object:
-    """The operations on one object, by their events' identity; each holds its event."""
+    """The operations on an object, by their events' identity; each holds its event."""
 
     operations: dict[int, Operation] = field(default_factory=dict)
     verdict: Verdict | None = None  # None: not judged since the last operation
@@ -26,8 +26,6 @@ class _Object:
 
 
 class Objects:
-    """The objects of one kind, by name."""
-
     def __init__(
         self,
         step: Step,
@@ -35,9 +33,9 @@ class Objects:
         title: Callable[[Any], str],
         relevant: Callable[[Sequence[Operation]], list[Operation]] = list,
     ) -> None:
-        """`step`: what an operation does (chaos.checks.linearizability). `words`, `title`: an
-        operation and an object's name for a person. `relevant`: leaves out operations that cannot
-        matter."""
+        """`step` is the effect of an operation (chaos.checks.linearizability). `words` and `title`
+        describe an operation and an object. `relevant` filters out operations that cannot matter.
+        """
         self._step = step
         self._words = words
         self._title = title
@@ -60,7 +58,7 @@ class Objects:
         found.verdict = None
 
     def end(self, name: Hashable, event: Any, returned_ns: int, action: Any = None) -> None:
-        """Note that it was answered, and what that made of its action if it is another one."""
+        """Record an operation's answer, and its final action if that differs."""
         found = self._objects[name]
         operation = found.operations[id(event)]
         operation.returned_ns = returned_ns
@@ -72,7 +70,7 @@ class Objects:
             self.writes += 1
 
     def knows(self, name: Hashable, event: Any) -> bool:
-        """Return whether the operation was begun and not withdrawn."""
+        """Return whether the operation was started and not withdrawn."""
         found = self._objects.get(name)
         return found is not None and id(event) in found.operations
 

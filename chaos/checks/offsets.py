@@ -1,12 +1,11 @@
 """The check for consumers that commit less than they had committed. Pure.
 
-What brokers answer is judged by chaos.checks.registers, which allows every commit. But a consumer
-that has a queue commits what it has finished, and that only rises: a commit below an acknowledged
-one of the same consumer is wrong. Allowed are a reset, and a lower commit by a consumer that took
-the queue over (counted in the detail: its messages are handed out again). It has taken over if
-another one's commit may have followed its own last one: of two at the same time, and of one without
-an answer, nobody knows which came last. Memory: an object for each queue, consumer, and offset
-whose commit was never answered.
+chaos.checks.registers judges the brokers' answers and allows every commit. But a consumer commits
+its finished offset, which only rises: a commit below an acknowledged commit of the same consumer is
+a violation. A reset is allowed. So is a lower commit by a consumer that took the queue over
+(counted, because its messages are redelivered). A consumer took over if the commit of a different
+consumer may have followed its last own commit. Concurrent and unanswered commits have no known
+order. Memory: an object for each queue, consumer, and offset whose commit was never answered.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .verdict import Check, Handlers, Offenders
 
 @dataclass(slots=True)
 class _Queue:
-    """The commits of a group in one queue that may be in force."""
+    """The commits of a group in a queue that may be in force."""
 
     # By process: the acknowledged commits of which any may be the last.
     last: dict[str, Commit] = field(default_factory=dict)
@@ -28,7 +27,7 @@ class _Queue:
     unanswered: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def answer(self, commit: Commit) -> None:
-        """Take note that one of the process's commits of this offset was answered."""
+        """Record the answer to a commit."""
         key = commit.process, _offset(commit)
         if self.unanswered[key] > 1:
             self.unanswered[key] -= 1
@@ -36,29 +35,26 @@ class _Queue:
             del self.unanswered[key]
 
     def is_lower(self, commit: Commit) -> bool:
-        """Tell whether all that may have been the last were higher, and answered before it."""
+        """Return whether all possible last commits were higher, and answered before this commit."""
         return bool(self.last) and all(
             one.t_ns <= commit.invoked_ns and _offset(one) > _offset(commit)
             for one in self.last.values()
         )
 
     def may_be_another_ones(self, commit: Commit) -> bool:
-        """Tell whether its consumer may have begun where another one's commit had set the queue."""
+        """Return whether its consumer may have started from a different consumer's commit."""
         return bool(self.last.keys() - {commit.process}) or any(
             process != commit.process and offset <= _offset(commit)
             for process, offset in self.unanswered
         )
 
     def replace(self, commit: Commit) -> None:
-        """Take an answered commit or reset as the last; others may be that were answered since it
-        began."""
+        """Record an answered commit or reset as the last. Concurrent commits may also be the last."""
         later = {p: one for p, one in self.last.items() if one.t_ns > commit.invoked_ns}
         self.last = later | {commit.process: commit}
 
 
 class OffsetsBack:
-    """The check for consumers whose commits went back."""
-
     def __init__(self) -> None:
         self._queues: defaultdict[tuple[str, str, str, int], _Queue] = defaultdict(_Queue)
         self._wrong = Offenders()

@@ -1,16 +1,16 @@
-"""Checks of order: of each queue, of each key as stored, of each key as consumed. Pure.
+"""Checks of order: of each queue, of each key as stored, of each key as consumed.
 
-- order per queue: a message sent after another one was acknowledged gets a higher offset than that
-  one, in the same queue, also if its own outcome was unknown and it was consumed. Fails if a broker
-  forgets the end of its log. As offsets give the order of a queue's messages, this is what
-  linearizable means for a log: no search is needed.
-- order per key: within an order key the first copies lie in one queue, in the order in which they
-  were sent. A send of unknown outcome stays concurrent with later ones, so it cannot be late.
-- order as consumed: where consumers promise order, the first delivery of an acknowledged message
-  comes before that of any later one of its key.
+- order per queue: a message sent after an acknowledgement gets a higher offset than the
+  acknowledged message, in the same queue, even if its own outcome was unknown and it was consumed.
+  This fails if a broker loses the end of its log. Offsets order a queue's messages, so this is
+  linearizability of a log and needs no search.
+- order per key: the first copies of an order key's messages are in a single queue, in the order of
+  their sends. A send of unknown outcome is concurrent with later sends, so it is never late.
+- order as consumed: where consumers promise order, an acknowledged message is first delivered
+  before later messages of its key.
 
-Messages that were stored with less than SEND_OK promises are not judged here. The checks have to be
-fed after the ledger. Memory: one object a key, and one a send of unknown outcome.
+Messages stored with less than SEND_OK promises are not judged here. The checks must be fed after
+the ledger. Memory: one object per key, and one per send of unknown outcome.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OrderPerQueue:
 
     def result(self, name: str) -> Check:
         detail = f"{len(self._tops)} queues, {self._compared} sends after another was acknowledged"
-        # Without two sends one after the other nothing could be out of order.
+        # Without two consecutive sends nothing could be out of order.
         return self._wrong.check(name, detail, len(self._tops))
 
 
@@ -118,7 +118,7 @@ class OrderPerKey:
         if last is not None:
             self._compared += 1
             overlap = key.last_done_ns > send.invoked_ns
-            if entry.seq < last.seq:  # answered after one that was sent later
+            if entry.seq < last.seq:  # answered after a later send
                 overlap = send.done_ns > key.last_invoked_ns
             if overlap:
                 self._overlaps.add(
@@ -139,7 +139,7 @@ class OrderPerKey:
         return self._overlaps.and_more(self._wrong()).check(name, detail, len(self._keys))
 
     def _wrong(self) -> Iterator[str]:
-        # A copy found later may become the first one, so pairs with copies are compared again.
+        # A later copy may become the first copy, so pairs with copies are compared again.
         for entry in (self._suspects | self._ledger.multiple).values():
             before = entry.before
             if before is None or not out_of_order(entry):
@@ -151,7 +151,7 @@ class OrderPerKey:
 
 
 def out_of_order(entry: Entry) -> bool:
-    """Return whether the message does not lie behind the one before it in its key."""
+    """Return whether the message is stored before its predecessor in the key."""
     assert entry.before is not None
     earlier, later = entry.before.first(), entry.first()
     return queue_of(earlier) != queue_of(later) or earlier[3] >= later[3]
@@ -167,7 +167,7 @@ class OrderConsumed:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._highest: dict[tuple[str, str], int] = {}  # (topic, order key) → seq delivered
-        self._late: dict[str, str] = {}  # not decided yet, delivered late: id → words
+        self._late: dict[str, str] = {}  # delivered late, undecided: id → description
         self._wrong = Offenders()
         self._seen = 0
 

@@ -1,15 +1,15 @@
-"""Checks of popped messages: each is done with once it is acknowledged, and comes again until then.
+"""Checks of popped messages: redelivered until acknowledged, and not afterwards.
 
-These are violations:
+Violations:
 - lost: an acknowledged message that no consumer acknowledged and that is no dead letter, although
-  the topic was drained completely afterwards. (An acknowledgement of unknown outcome may count.)
-- came again: a pop that began after the message's acknowledgement was answered brought it.
-- early: a pop brought a message that another had, and whose time was not over: a message is
-  invisible at least from the begin of its pop to that plus the invisible time, or as long as a
-  changed time says. Only the harness's clock is used.
+  the topic was drained completely. (An acknowledgement of unknown outcome may count.)
+- redelivered: by a pop that started after the message's acknowledgement was answered.
+- early: a pop returned a message that was still invisible. A message is invisible at least from the
+  start of its pop for the invisible time, or until its changed time. The check uses the harness's
+  clock only.
 
-A message whose send took several attempts may be there several times, and each copy is popped by
-itself: for such a message only a loss is judged.
+A message whose send took several attempts may have several copies, and each copy is popped by
+itself. Only its loss is judged.
 
 Pure. Memory: 0.6 KB a message.
 """
@@ -31,18 +31,18 @@ ACK, CHANGE = "ack", "change"
 
 @dataclass(slots=True)
 class Message:
-    """One message as the history shows it so far."""
+    """The state of a message."""
 
     topic: str
     outcome: Outcome = Outcome.OPEN
     acked_ns: int = 0  # when its send was acknowledged
-    hidden_until_ns: int = 0  # it must not come before
+    hidden_until_ns: int = 0  # it must not be delivered before
     done_ns: int | None = None  # when its consumer's acknowledgement was answered
     maybe_done: set[int] = field(default_factory=set)  # acknowledgements that may count
     dead: bool = False
     pops: int = 0
     attempts: int = 0  # of its send; 0: not known
-    again: list[str] = field(default_factory=list)  # what is wrong, in words
+    again: list[str] = field(default_factory=list)  # descriptions of violations
     early: list[str] = field(default_factory=list)
 
 
@@ -131,8 +131,8 @@ def pops_lost(book: PopBook, name: str) -> Check:
 
 
 def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
-    """Yield for each missing message: a description, since when it is due, and when its topic was
-    drained (both in ns)."""
+    """Yield for each missing message: a description, its due time, and the time of its topic's
+    drain (both in ns)."""
     for name, message in book.found.items():
         done = message.done_ns is not None or bool(message.maybe_done) or message.dead
         if message.outcome is Outcome.OK and not done:
@@ -141,7 +141,7 @@ def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
 
 
 def pops_again(book: PopBook, name: str) -> Check:
-    """Find messages that came again although they were acknowledged."""
+    """Find messages that were redelivered although they were acknowledged."""
     wrong = (words for message in _alone(book) for words in message.again)
     return judge(name, wrong, f"{book.pops} messages popped", book.pops)
 
@@ -156,5 +156,5 @@ def pops_early(book: PopBook, name: str) -> Check:
 
 
 def _alone(book: PopBook) -> Iterator[Message]:
-    """Yield the messages of which there is certainly one copy."""
+    """Yield the messages that certainly have a single copy."""
     return (message for message in book.found.values() if message.attempts == 1)

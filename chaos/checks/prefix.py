@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-KEPT_MAX = 65_536  # newest steps kept for certain; of older moments `before` may say None
+KEPT_MAX = 65_536  # newest steps that are kept; `before` may return None for older moments
 
 
 class PrefixMax:
     """Steps of a rising maximum over time. Memory: 16 bytes a step, 2 * KEPT_MAX steps at most.
 
-    Note moments in order; one earlier than the last is taken as the last, which can only make
-    `before` answer less.
+    Add moments in order. A moment earlier than the last counts as the last, so `before` may only
+    return less.
     """
 
     __slots__ = ("_times", "_values")
@@ -45,6 +45,6 @@ class PrefixMax:
         return self._values[-1] if self._values else None
 
     def clear(self) -> None:
-        """Forget everything: the value was set back on purpose."""
+        """Clear all steps: the value was reset on purpose."""
         del self._times[:]
         del self._values[:]

@@ -1,18 +1,18 @@
-"""Linearizability of consumer offsets, topics and groups: written and read as a whole. Pure.
+"""Linearizability of consumer offsets, topics and groups as registers.
 
-Each is a register: the last write counts, and every read finds it (chaos.checks.linearizability
-says what that means for operations at the same time and for those without an answer). So these are
-wrong: a write that was acknowledged and is not there, or is gone again after somebody read it; a
-value read that was replaced before; one that nobody wrote; one whose write had certainly failed.
+The last write counts, and every read returns it (chaos.checks.linearizability defines concurrent
+and unanswered operations). Violations: an acknowledged write that is missing or disappears after a
+read; a read of a replaced value, of a value that was never written, or of a write that certainly
+failed.
 
-- A group's offset in a queue: commits and resets write, whether higher or lower than before;
-  fetches read. A consumer that joins reads, too, at some time before its first message, which can
-  be no lower than what it read. Each request of a commit is an operation: a client repeats one that
-  is not answered in time, and that one may still take effect, over a later one. A group without an
-  offset is answered 0 in an empty queue, so a 0 that is read may be nothing.
-- A topic or a group: its version, written by one client or several.
+- A group's offset in a queue: commits and resets write, higher or lower; fetches read. A consumer
+  that joins also reads at some time before its first message, whose offset is no lower than the
+  value read. Each request of a commit is an operation: the client repeats an unanswered request,
+  and the first may still take effect later. A group without an offset is answered 0 in an empty
+  queue, so a read 0 may mean no offset.
+- A topic or a group: its version, written by one or several clients.
 
-What was there before a history began is not known: the first read may find anything.
+The state before a history is unknown: the first read may return any value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    value: int | None  # None: nothing there
+    value: int | None  # None: no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ReadAtMost:
 
 
 def step(state: Any, action: Any) -> Any:
-    """Return the register's value after a write or read; ANY: nothing is known of it yet."""
+    """Return the register's value after a write or read; ANY if it is still unknown."""
     if isinstance(action, Write):
         return action.value
     if isinstance(action, Read):
@@ -86,8 +86,8 @@ def check(registers: Objects, name: str, what: str) -> Check:
 
 
 class OffsetRegisters:
-    """The check that consumer offsets are linearizable. Those of a group that pops are not looked
-    at: its pops move them, too."""
+    """The check that consumer offsets are linearizable. Groups that pop are ignored, because their
+    pops also move their offsets."""
 
     def __init__(self) -> None:
         self._registers = Objects(step, _offset_words, _queue_words, relevant)
@@ -127,7 +127,7 @@ class OffsetRegisters:
 
     def _committed(self, commit: Commit) -> None:
         if not self._registers.knows(_key(commit), commit):
-            self._invoked(commit)  # a reset, or of an old history: only the answer is written
+            self._invoked(commit)  # a reset, or an old history with answers only
         self._registers.end(_key(commit), commit, commit.t_ns)
 
     def _fetched(self, fetch: Commit) -> None:

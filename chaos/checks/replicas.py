@@ -1,9 +1,8 @@
-"""Checks of the cluster as seen from outside: leaders, replicas' bytes, lines in logs. Pure.
+"""Checks of the cluster from outside: leaders, replicas' bytes, lines in logs.
 
-Log lines: a fault may make a node log what it never should otherwise (a full disk stops it, on
-purpose). `EXPECTED_LINES` says which lines are excused on the nodes that a kind of fault has hit,
-from the fault on; all other lines are violations. Of a line without a time nobody can say that it
-came before the fault: it is excused, too.
+A fault may cause a log line that is a violation otherwise (a full disk stops a node on purpose).
+`EXPECTED_LINES` lists the allowed lines by kind of fault, on the nodes that the fault hit and from
+the fault on. A line without a time is also allowed, because it may be later than the fault.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ..history.events import Fault, Kind, Leader, LogLine, Logs, Replicas
 from .verdict import Check, Handlers, Offenders
 
 DISK_TROUBLE = r"OSError|No space left|Input/output error|fsync|member_failed|StoreDamaged|damaged"
-# Pattern of fault kinds → patterns of lines that nodes hit by one may log.
+# Pattern of fault kinds → patterns of log lines that they may cause on their nodes.
 EXPECTED_LINES: Mapping[str, Sequence[str]] = {
     r"^(disk|eio|short|flip|torn|lost|lying)-|power-cut": (DISK_TROUBLE,),
 }
@@ -24,10 +23,9 @@ CLOCKS_APART_NS = 100_000_000  # logs have milliseconds of a clock that may be s
 
 
 class TwoLeaders:
-    """The check of election safety as seen from outside: at most one leader per term and group
-    (Raft 5.2).
+    """The check of election safety: at most one leader per term and group (Raft 5.2).
 
-    Only terms above 0 count: classic masters have none.
+    Terms are above 0: classic masters have none.
     """
 
     def __init__(self) -> None:
@@ -54,7 +52,7 @@ class TwoLeaders:
 
 
 class ReplicasDiffer:
-    """The check that replicas of a group hold the same bytes up to what all have committed."""
+    """The check that replicas of a group hold the same bytes up to the common commit position."""
 
     def __init__(self) -> None:
         self._last: dict[str, Replicas] = {}  # group → its last comparison
@@ -87,7 +85,7 @@ class ReplicasDiffer:
 
 
 def differences(found: Replicas) -> list[str]:
-    """Describe each node that differs from the majority (from the first node, without one)."""
+    """Describe each node that differs from the majority, or from the first node without a majority."""
     votes: dict[tuple[tuple[int, str], ...], list[str]] = defaultdict(list)
     for node, parts in sorted(found.parts.items()):
         votes[tuple(sorted(parts.items()))].append(node)

@@ -1,11 +1,11 @@
-"""Checks of retries: a message sent back comes again, once, and ends as a dead letter. Pure.
+"""Checks of retries: a message sent back is redelivered once, and ends as a dead letter.
 
-These are violations:
-- lost: an acknowledged message is neither consumed nor a dead letter; or one that a consumer gave
-  back, acknowledged by the broker, did not come again with one reconsumption more (as a dead
-  letter, if it had been tried often enough), although the topic was drained completely afterwards.
-- out of turn: a retry or a dead letter, though nobody had given the message back so often.
-- stored more than once: at more positions than there were requests that can have put it there.
+Violations:
+- lost: an acknowledged message is neither consumed nor a dead letter; or a message sent back, which
+  the broker acknowledged, was not redelivered with an incremented reconsumption count (or as a dead
+  letter after the last), although the topic was drained completely.
+- out of turn: a retry or dead letter without as many send-backs.
+- stored more than once: at more positions than requests that can have stored it.
 
 A client that redelivers a message itself, because no broker took it back, counts on beyond the
 stored record's count. So for its next send-back a range of counts is right. Memory: 0.6 KB a
@@ -36,7 +36,7 @@ RETRY_PREFIX = "%RETRY%"
 
 @dataclass(slots=True)
 class Retried:
-    """One message; `backs` are the times it was given back, each with its outcome."""
+    """A message; `backs` are its send-backs, each with its outcome."""
 
     topic: str
     outcome: Outcome = Outcome.OPEN
@@ -148,8 +148,8 @@ def retries_lost(book: RetryBook, name: str) -> Check:
 
 
 def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
-    """Yield for each missing message: a description, since when it is due, and when its topic was
-    drained (both in ns)."""
+    """Yield for each missing message: a description, its due time, and the time of its topic's
+    drain (both in ns)."""
     for name, entry in book.found.items():
         drained_ns = book.drains.get(entry.topic, -1)
         if entry.outcome is Outcome.OK and not entry.accepted and not entry.dead:

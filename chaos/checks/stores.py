@@ -4,13 +4,13 @@
 "replicas" record of the history (`write_replicas` writes it; chaos.checks.replicas judges it). The
 comparison runs from the first position that all stores still have, to
 
-- Raft: the end of frame `commit_index`, which every node must have committed; without it the lowest
-  commit position of the nodes' checkpoints (each may be stale, none is too large);
-- classic: the end of the last record that all of them hold whole. A slave is a copy of its master's
-  bytes, so nothing below that may differ.
+- Raft: the end of frame `commit_index`, which every node must have committed; without it the
+  lowest commit position of the nodes' checkpoints (each may be stale, none is too high);
+- classic: the end of the last complete record that all nodes hold. A slave is a copy of its
+  master's bytes, so nothing below may differ.
 
-The rest of a segment behind a blank record is garbage and left out. Files are only read. Store
-files are found by RocketMQ's names: DIR/commitlog/<20 digits>, DIR/checkpoint.
+The rest of a segment behind a blank record is garbage and is ignored. Store files are found by
+RocketMQ's names (DIR/commitlog/<20 digits>, DIR/checkpoint) and are only read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoreUnreadable(Exception):
 
 @dataclass(slots=True)
 class LogShape:
-    """One store's log: its segments, where items end, where frames end by index."""
+    """The shape of a store's log: segments, ends of items, ends of frames by index."""
 
     segments: dict[int, Path]
     begin: int
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare_replicas(stores: Mapping[str, Path], commit_index: int | None = None) -> Comparison:
-    """Compare the stores (node → store directory). Unreadable ones are reported in `errors`."""
+    """Compare stores (node → store directory). Unreadable stores are reported in `errors`."""
     shapes: dict[str, LogShape] = {}
     errors: dict[str, str] = {}
     for node, directory in stores.items():
@@ -81,7 +81,7 @@ def compare_replicas(stores: Mapping[str, Path], commit_index: int | None = None
         except StoreUnreadable as error:
             errors[node] = str(error)
     end = min(ends.values(), default=begin)
-    # A log that ends before its node's commit position is hashed as far as it goes: it differs.
+    # A log that ends before its node's commit position is hashed up to its end, and so differs.
     parts = {node: _digests(shape, begin, min(end, shape.end)) for node, shape in shapes.items()}
     return Comparison(begin, max(begin, end), parts, errors)
 
@@ -135,7 +135,6 @@ def shape_of(store: Path) -> LogShape:
 
 
 def _walk(shape: LogShape, base: int, data: mmap.mmap) -> None:
-    """Walk the items of one segment."""
     total = len(data)
     at = 0
     while at + BLANK_SIZE_BYTES <= total:
@@ -191,7 +190,8 @@ def _end_of(shape: LogShape, store: Path, commit_index: int | None) -> int:
 
 
 def confirmed_position(store: Path) -> int:
-    """Return confirmPhyOffset of the checkpoint; 0 without one (killed before it was written)."""
+    """Return confirmPhyOffset of the checkpoint; 0 if there is none (killed before its first
+    write)."""
     try:
         content = (store / "checkpoint").read_bytes()
     except FileNotFoundError:
@@ -203,7 +203,7 @@ def confirmed_position(store: Path) -> int:
 
 
 def _digests(shape: LogShape, begin: int, end: int) -> dict[int, str]:
-    """Return SHA-256 of log positions [begin, end) by segment, garbage left out."""
+    """Return SHA-256 of log positions [begin, end) by segment, without garbage."""
     found = {}
     for base, path in sorted(shape.segments.items()):
         with path.open("rb") as file:

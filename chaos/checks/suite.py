@@ -1,13 +1,12 @@
-"""Runs all checkers over one history, while it is written or afterwards. Pure.
+"""All checks of a history, run while it is written or afterwards.
 
     suite = Suite()
     for record in records:
         suite.feed(record)
     suite.results(); suite.lost()
 
-Every record is turned into an event once. Checks share their books, and the checks of messages one
-ledger. Memory grows with the number of messages (chaos.checks.ledger says how much), not with the
-number of records.
+Checks share their books, and the checks of messages share a ledger. Memory grows with the number of
+messages (see chaos.checks.ledger), and not with the number of records.
 """
 
 from __future__ import annotations
@@ -41,11 +40,8 @@ LOCKS = "linearizable queue locks"
 
 
 class Suite:
-    """All checkers of one history.
-
-    `expected`: names of checks that must not be left out; without evidence they are UNKNOWN.
-    `settle_ns`: see chaos.checks.messages.
-    """
+    """`expected`: names of checks that must not be left out; without evidence they are UNKNOWN.
+    `settle_ns`: see chaos.checks.messages."""
 
     def __init__(
         self,
@@ -73,7 +69,7 @@ class Suite:
         self._expected = frozenset(expected)
         self._assembler = Assembler()
         self._table: list[tuple[Any, ...]] = [()] * len(Kind)
-        # Each book once, the ledger first: others look into it.
+        # Each book once; the ledger first, because other books read it.
         for book in dict.fromkeys(checker.book for checker in self.checkers):
             for kind, handler in book.handlers().items():
                 self._table[kind] = (*self._table[kind], handler)
@@ -91,7 +87,7 @@ class Suite:
         return self._assembler.meta
 
     def feed(self, record: Record) -> None:
-        """Take one more record of the file, the meta line first. Raises HistoryError."""
+        """Process the next record of the file, the meta line first. Raises HistoryError."""
         self.records += 1
         event = self._assembler.take(record)
         if event is not None:
@@ -100,7 +96,7 @@ class Suite:
                 handler(found)
 
     def take(self, kind: Kind, event: Any) -> None:
-        """Take one more event that is already assembled."""
+        """Process an assembled event."""
         for handler in self._table[kind]:
             handler(event)
 
@@ -122,7 +118,6 @@ class Suite:
         )
 
     def verdict(self) -> Verdict:
-        """Return all results merged into one."""
         return merge(self.results())
 
     def lost(self) -> tuple[LostMessage, ...]:

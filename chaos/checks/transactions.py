@@ -1,16 +1,17 @@
-"""Checks of transactions: lost, shown without a commit, stored twice, left open, forgotten. Pure.
+"""Checks of transactions: lost, visible without a commit, stored twice, left open, forgotten.
 
-These are violations:
-- committed and lost: a producer said commit (END_TRANSACTION, or its answer to a check-back), and
-  the topic was drained completely afterwards without the message. It is no excuse if the producer's
-  request got lost, because the broker asks again.
-- delivered without a commit: nobody had said commit for that message yet. It may have been rolled
-  back, undecided, not certainly stored or never sent.
-- stored more than once: delivered at more positions than the producer tried to store half messages.
-- half messages at the end (in the broker's own topics, read once everything had settled): one that
-  is open although it was decided, or an undecided one that is gone.
+Violations:
+- committed and lost: a producer committed (by END_TRANSACTION, or in its answer to a check-back),
+  and the topic was drained completely without the message. A lost request is no excuse, because the
+  broker asks again.
+- delivered without a commit: the message may have been rolled back, undecided, not certainly stored
+  or never sent.
+- stored more than once: delivered at more positions than the producer's attempts to store half
+  messages.
+- half messages at the end (in the broker's own topics, after everything settled): an open half
+  message that was decided, or a missing half message that was undecided.
 
-Memory: about 0.4 KB a message.
+Memory: about 0.4 KB per message.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WORK = "transactions"
 
 
 class Transaction:
-    """One message, as its producer and the consumers know it."""
+    """A message, as its producer and the consumers observed it."""
 
     __slots__ = ("attempts", "commit_ns", "confirmed", "decided", "half", "places", "topic")
 

@@ -1,8 +1,8 @@
 """The result of a check, and the parts that make up a check. Pure.
 
 Verdicts merge as Jepsen's do: FAIL if any check fails, else INVALID if the experiment did not take
-place (chaos.checks.experiment), else UNKNOWN if any is unknown, else PASS. A check that had nothing
-to look at is UNKNOWN and not a pass, because a harness that never fails proves nothing.
+place (chaos.checks.experiment), else UNKNOWN if any is unknown, else PASS. A check without data is
+UNKNOWN and not a pass, because a harness that never fails proves nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LostMessage:
-    """One broken promise. `drained`: proved by a complete drain, else by a later position."""
+    """A broken promise. `drained`: proved by a complete drain; otherwise by a later position."""
 
     op: int
     id: str
@@ -47,7 +47,7 @@ class LostMessage:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `lost`: all lost messages; only in the check that looks for them."""
+    """The result of a check. `lost` lists all lost messages, in the check of lost messages only."""
 
     name: str
     verdict: Verdict
@@ -83,10 +83,10 @@ B = TypeVar("B", bound=Book)
 
 @dataclass(frozen=True, slots=True)
 class Checker(Generic[B]):
-    """One check: its name, the book that it looks at, and the function that judges the book.
+    """A check: its name, the book that it reads, and the function that judges the book.
 
-    Several checks may share a book. An `essential` check is made of every history; the others only
-    where the history has something for them (`applies`), or where they were expected.
+    Several checks may share a book. An `essential` check is part of every verdict; the rest only if
+    the history has data for them (`applies`) or they were expected.
     """
 
     name: str
@@ -137,15 +137,15 @@ def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Ch
 
 
 def at(place: Position) -> str:
-    """Format a position for a person: topic-queue@offset, after the broker's name if any."""
+    """Format a position: topic-queue@offset, after the broker's name if any."""
     broker, topic, queue, offset = place
     where = f"{topic}-{queue}@{offset}"
     return f"{broker}:{where}" if broker else where
 
 
 def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:
-    """Judge losses. `lost`: the missing messages whose topic was drained afterwards. Of `wanted`
-    messages that should be there, `open_count` are missing for whatever reason."""
+    """Judge losses. `lost` lists missing messages whose topic was drained afterwards. Of `wanted`
+    messages, `open_count` are missing for any reason."""
     if lost:
         return judge(name, iter(lost), detail, 1)
     if open_count or not wanted:

@@ -1,1 +1,1 @@
-"""A cluster of processes on this machine: its description, starting, probing and ending it."""
+"""A cluster of processes on this machine: description, start, probe and end."""

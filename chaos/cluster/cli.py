@@ -1,7 +1,7 @@
 """The command line of `mqcluster`: a whole cluster as background processes on this machine.
 
-What its commands do is in chaos.cluster.commands, imported when one of them runs: `--help` and the
-shell's completion are asked often, and import little.
+The commands are in chaos.cluster.commands, imported when one of them runs, so that `--help` and the
+shell's completion start quickly.
 """
 
 from __future__ import annotations
@@ -118,12 +118,11 @@ def main() -> None:
 def up(**given: Any) -> None:
     """Start the cluster in DIR; return once a send would be acknowledged.
 
-    A cluster that DIR holds already is started again with its data. If it does not come up in
-    time the logs' last lines are printed, nothing is left running and the exit status is 1;
-    settings are remembered all the same. Processes that run already keep the settings that they
-    have until a restart, and are named. Settings that the servers would refuse, and gRPC proxies
-    without the packages that they need, are told before anything is made or started, and the exit
-    status is 2.
+    A cluster in DIR is started again with its data. If it does not start in time, the last lines of
+    its logs are printed, all processes are stopped and the exit status is 1; settings are kept.
+    Running processes keep their settings until a restart, and are listed. Settings that the servers
+    would reject, and gRPC proxies without their packages, are reported before anything is started,
+    and the exit status is 2.
     """
     _work().up(**given)
 

@@ -1,11 +1,9 @@
-"""A cluster of processes on this machine: name servers, the brokers of one or more groups, gRPC
-proxies, and the proxy that carries the brokers' traffic if links are asked for.
+"""A cluster of name servers, broker groups, gRPC proxies and link proxies on this machine.
 
-Everything known about it is in DIR/cluster.json (clusterfile.py), which every call reads
-again, so several commands may work on one cluster one after the other, and a cluster outlives the
-command that started it. `up` returns once a send would be acknowledged: in every group one broker
-leads and is ready, and the name server names its address; no test message is sent. If it fails, the
-processes it started are ended again: no orphans.
+Its state is in DIR/cluster.json (clusterfile.py), which every call reads again. So several commands
+may work on a cluster in turn, and a cluster outlives its command. `up` returns once a send would be
+acknowledged: every group has a ready leader, and the name server has its address; no test message
+is sent. A failed `up` ends the processes that it started.
 """
 
 from __future__ import annotations
@@ -76,8 +74,8 @@ CommandOf = Callable[[Path, Node], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The present state of one process. `view` is None if a replica does not answer, or refuses to,
-    for the reason `refusal`."""
+    """The state of a process. `view` is None if a replica does not answer, or rejects the request
+    with `refusal`."""
 
     node: Node
     state: str  # "running", "stopped" (SIGSTOP) or "dead"
@@ -100,7 +98,7 @@ class NodeStatus:
 
 
 class Cluster:
-    """The cluster in one directory. Methods raise ClusterError with words for a person."""
+    """The cluster in a directory. Methods raise ClusterError with a readable message."""
 
     def __init__(
         self,
@@ -148,14 +146,13 @@ class Cluster:
         say: Callable[[str], None] = lambda words: None,
         proxy_settings: Mapping[str, str] | None = None,
     ) -> ClusterState:
-        """Make the cluster, or start an existing one again with its data; wait until it serves.
-        `say` is told what starts, and what is waited for.
+        """Create the cluster, or start an existing cluster with its data; wait until it serves.
+        `say` prints progress.
 
-        Settings are remembered, even if it does not come up, so that the next try does not run
-        without them; `proxy_settings` are for gRPC proxies alone. What runs already keeps those
-        that it has (`outdated`). Raises SettingsError for settings that the servers would refuse,
-        and for proxies without the packages that they need; ClusterError for a directory with other
-        things in it; then nothing was made.
+        Settings are kept even after a failure, so that the next start has them; `proxy_settings`
+        are for gRPC proxies only. Running processes keep their settings (`outdated`). Before
+        anything is created, raises SettingsError for settings that the servers would reject and for
+        proxies without their packages, and ClusterError for a directory with foreign files.
         """
         shape = shape or Shape()
         self._refuse_strangers(shape)
@@ -181,7 +178,7 @@ class Cluster:
                         started.append(self.start_locked(node.name))
                         say(f"{node.name} starts")
                 await self._wait_serving(timeout_s, everybody=True, say=say)
-            except BaseException:  # Ctrl-C included: end what was started, then go on raising
+            except BaseException:  # Ctrl-C included: end the started processes, then re-raise
                 end_now(started)
                 self.ports.close()
                 if planned.netns and len(started) == len(planned.nodes):
@@ -204,15 +201,14 @@ class Cluster:
         ]
 
     def outdated(self) -> list[str]:
-        """Return the names of the running nodes that have not seen all settings yet: they need a
-        restart."""
+        """Return the names of running nodes that need a restart to have all settings."""
         found = self.state()
         running = (node for node in found.nodes if self.process_state(node) != "dead")
         return [node.name for node in running if launch.is_outdated(self.directory, found, node)]
 
     async def leader(self, group: str | None = None) -> Node | None:
-        """Return the broker that leads the highest term of `group` (None: the first group), as the
-        brokers say now; in classic modes the master, if it answers."""
+        """Return the broker that leads the highest term of `group` (None: the first group), by the
+        brokers' own views; in classic modes the master, if it answers."""
         found = self.state()
         members = found.members(group or found.groups[0])
         view = leader_of(await self._views(found, members), members[0].group)
@@ -221,8 +217,8 @@ class Cluster:
     async def find(self, target: str) -> Node:
         """Return the node for `leader`, `leader:GROUP` or a node's name. Raises ClusterError.
 
-        During an election nobody leads, and a busy broker may miss one question: while any broker
-        runs, this keeps asking for FIND_TIMEOUT_S.
+        There is no leader during an election, and a busy broker may miss a request. While any
+        broker runs, this polls for FIND_TIMEOUT_S.
         """
         word, _, group = target.partition(":")
         if word not in ("leader", MASTER):
@@ -236,7 +232,7 @@ class Cluster:
         return found
 
     def signal(self, name: str, number: signal.Signals) -> ProcessId:
-        """Send a signal to one node's process, at once. Raises ClusterError if it does not run."""
+        """Send a signal to a node's process. Raises ClusterError if the process does not run."""
         node = self.state().node(name)
         if node.process is None:
             raise ClusterError(f"{name} was never started")
@@ -252,12 +248,12 @@ class Cluster:
             raise ClusterError(f"process {process.pid} is still there after {timeout_s:g} s")
 
     async def wait_stopped(self, process: ProcessId) -> None:
-        """Return once a process that was sent SIGSTOP stands still: its threads take a moment."""
+        """Return once a process stopped after SIGSTOP: its threads take a moment."""
         if not await _is_within(process, "stopped", GONE_TIMEOUT_S):
             raise ClusterError(f"process {process.pid} did not stop")
 
     def start(self, name: str) -> ProcessId:
-        """Start one node's process again; do not wait until it serves."""
+        """Start a node's process again; return without waiting."""
         with locked(self.directory):
             node = self.state().node(name)
             if node.process is not None and state(node.process) != "dead":
@@ -265,11 +261,11 @@ class Cluster:
             return self.start_locked(name)
 
     async def down(self, timeout_s: float = DOWN_TIMEOUT_S) -> dict[str, str]:
-        """End every process: SIGTERM, then SIGKILL. Return node → how it ended."""
+        """End every process: SIGTERM, then SIGKILL. Return node → result."""
         with locked(self.directory):
             found = self.state()
             ended: dict[str, str] = {}
-            # Proxies send their clients elsewhere while there are brokers; name servers come last.
+            # Proxies redirect their clients while brokers run; name servers end last.
             for kind in (found.grpc_proxies, found.brokers, found.nodes):
                 pending = [n for n in kind if n.name not in ended]
                 ended |= await self.end(pending, timeout_s)
@@ -280,7 +276,7 @@ class Cluster:
             return {node.name: ended[node.name] for node in found.nodes}
 
     async def wait_serving(self, timeout_s: float = UP_TIMEOUT_S) -> None:
-        """Return once a send would be acknowledged, whichever replicas are down meanwhile.
+        """Return once a send would be acknowledged, even if some replicas are down.
 
         Raises ClusterError with the logs' tails.
         """
@@ -315,8 +311,8 @@ class Cluster:
         return replace(old, settings=old.settings | settings, proxy_settings=proxy_settings)
 
     def _refuse_strangers(self, shape: Shape) -> None:
-        """Raises ClusterError if the directory holds no cluster but something else than what its
-        nodes will use (a disk may be mounted there already)."""
+        """Raises ClusterError if the directory holds no cluster but files that its nodes would not
+        use (a disk may be mounted there already)."""
         if not self.directory.exists() or (self.directory / "cluster.json").exists():
             return
         own = {LOCK_FILE, *(node.name for node in nodes_of(shape))}
@@ -335,7 +331,7 @@ class Cluster:
             path.rmdir()
 
     def _ports(self, shape: Shape) -> list[int]:
-        if shape.netns:  # no other process listens there
+        if shape.netns:  # no foreign process listens there
             return choose_ports(ports_needed(shape), HOST, random.Random())
         if not shape.standard_ports:
             return self.ports.choose(ports_needed(shape), random.Random())
@@ -389,7 +385,7 @@ class Cluster:
     async def _not_serving(self, everybody: bool) -> str | None:
         """Return why a send would not be acknowledged yet; None if it would.
 
-        With `everybody`, every replica must answer, too.
+        With `everybody`, every replica must also answer.
         """
         found = self.state()
         views = await self._views(found, found.brokers)
@@ -404,7 +400,7 @@ class Cluster:
         return slaves_missing(found, views) if everybody else None
 
     async def silent_proxies(self) -> list[str]:
-        """Return the names of the gRPC proxies that take no connections."""
+        """Return the names of the gRPC proxies that accept no connections."""
         proxies = self.state().grpc_proxies
         answers = [await self._probe.listens(node) for node in proxies]
         return [n.name for n, listens in zip(proxies, answers, strict=True) if not listens]
@@ -427,16 +423,15 @@ class Cluster:
         return None
 
     def _refused(self, nodes: Sequence[Node]) -> str:
-        """Return what to add where views of these brokers are missing: who refuses, and why."""
+        """Return the reason for which these brokers' views are missing, or ""."""
         for node in nodes:
             if refusal := self._probe.refusal(node):
                 return f": {who_refuses(node.name, refusal)}"
         return ""
 
     async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
-        """Return the views of these brokers, asked from where clients are: inside the cluster's own
-        network if it has one. This thread stays there until `close` or `down`, for the clients'
-        sake."""
+        """Return the views of these brokers, requested from the clients' network: the cluster's own
+        network if it has one. This thread stays in it until `close` or `down`."""
         if found.netns and self._former_network is None:
             self._former_network = namespaces.enter(found.netns)
         return await replicas(self._probe, nodes)
@@ -493,13 +488,13 @@ async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
     while state(process) != wanted:
         if time.monotonic() > deadline:
             return False
-        await asyncio.sleep(POLL_S)  # there is no event for another session's process
+        await asyncio.sleep(POLL_S)  # a foreign session's process sends no event
     return True
 
 
 def slaves_missing(found: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
-    """Return which classic master could not wait for all its slaves yet; None: none. A SYNC_MASTER
-    tells its senders so."""
+    """Return the classic master whose slaves are not all in sync; None if there is none. A
+    SYNC_MASTER reports that to its senders."""
     for view in views if MODES[found.mode].engine == CLASSIC else ():
         if view is not None and view.leads:
             missing = len(found.members(view.group)) - 1 - view.slaves_in_sync
@@ -512,4 +507,4 @@ def _signal_quietly(process: ProcessId, number: signal.Signals) -> None:
     try:
         send_signal(process, number)
     except ProcessLookupError:
-        pass  # it ended in the meantime, which is what we want
+        pass  # it has ended already

@@ -1,7 +1,7 @@
-"""DIR/cluster.json: the nodes of a cluster and the processes that run them. Data only.
+"""DIR/cluster.json: the nodes of a cluster and their processes.
 
-It is written to a temporary file that is renamed over the old one, so a reader never sees half of
-it. Writers hold an exclusive lock on DIR/cluster.lock while they read, change and write.
+Each write goes to a temporary file that replaces the old file, so a reader never reads half of it.
+Writers hold an exclusive lock on DIR/cluster.lock while they read, change and write.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .process import ProcessId
 FILE_VERSION = 3
 LOCK_FILE = "cluster.lock"
 SECRET_MODE, DIRECTORY_MODE = 0o600, 0o750  # of files and directories made here
-NAMESRV = "namesrv"  # the kind of name servers, and the first one's node name
+NAMESRV = "namesrv"  # the kind of name servers, and the name of the first
 PROCESSES, COMPOSE = "processes", "compose"  # the things a cluster runs on
 PROXY = "proxy"  # the kind and the name of the process that carries a cluster's traffic
 GRPC_PROXY = "mqproxy"  # the kind of gRPC proxies, which are called mqproxy-0, mqproxy-1, …
 
 
 class ClusterError(Exception):
-    """An error about a cluster that its user has to know; the message is for a person."""
+    """A cluster error for the user, with a readable message."""
 
 
 class SettingsError(ClusterError):
@@ -38,18 +38,19 @@ class SettingsError(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One process of the cluster. `process` is the last one started, dead or alive; None: never."""
+    """A process of the cluster. `process` is the last started process, dead or alive; None: never
+    started."""
 
     name: str
     kind: str  # NAMESRV, "broker", PROXY or GRPC_PROXY
     host: str
     port: int  # where it really listens; 0 for a PROXY, which has many
-    peer_port: int  # Raft listener; 0 in classic mode, and for what is no broker
-    group: str = ""  # brokerName; "" for what is no broker
+    peer_port: int  # Raft listener; 0 in classic mode, and for other kinds than brokers
+    group: str = ""  # brokerName; "" for other kinds than brokers
     broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
     process: ProcessId | None = None
     http_port: int = 0  # of its HTTP API; 0: any (a PROXY has none)
-    joins: bool = False  # it came into its group later: broker.conf says raftJoin
+    joins: bool = False  # added to its group later: broker.conf has raftJoin
 
     @property
     def ha_port(self) -> int:
@@ -68,19 +69,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The content of cluster.json. `namesrv`: the addresses clients are given, separated by ';', of
-    our own name servers or of foreign ones. `mode` is one of chaos.cluster.topology's."""
+    """The content of cluster.json. `namesrv` holds the clients' name server addresses, separated by
+    ';', own or foreign. `mode` is a mode of chaos.cluster.topology."""
 
     mode: str
     namesrv: str
     settings: dict[str, str]
     nodes: tuple[Node, ...]
-    links: bool = False  # traffic between the nodes goes through proxies
+    links: bool = False  # traffic between the nodes passes through proxies
     faultable: bool = False  # brokers run over the fault layer
     link_ports: dict[str, int] = field(default_factory=dict)  # link's name → its proxy's port
     netns: str = ""  # name of its network namespaces (chaos.cluster.namespaces); "": none
     founders: dict[str, str] = field(default_factory=dict)  # group → dLegerPeers, before changes
-    on: str = PROCESSES  # of this machine, or COMPOSE: containers (never in a file)
+    on: str = PROCESSES  # this machine's, or COMPOSE: containers (never in a file)
     proxy_settings: dict[str, str] = field(default_factory=dict)  # of gRPC proxies alone
 
     @property
@@ -102,15 +103,15 @@ class ClusterState:
 
     @property
     def direct_namesrv(self) -> str:
-        """Like `namesrv`, but without the proxies: for the harness's own view of the cluster."""
+        """Like `namesrv`, but without the proxies: for the harness itself."""
         return ";".join(node.address for node in self.name_servers) or self.namesrv
 
     def client_address(self, node: Node) -> str:
-        """Return where clients find a broker: its proxy, if it has one."""
+        """Return a broker's address for clients: its proxy's, if it has a proxy."""
         return f"{node.host}:{self.link_ports.get(f'clients>{node.name}', node.port)}"
 
     def members(self, group: str) -> tuple[Node, ...]:
-        """Return the brokers of one group. Raises ClusterError that lists the groups there are."""
+        """Return the brokers of a group. Raises ClusterError with the names of all groups."""
         found = tuple(node for node in self.brokers if node.group == group)
         if not found:
             raise ClusterError(f"no group {group!r} here; there are {', '.join(self.groups)}")
@@ -130,7 +131,7 @@ class ClusterState:
 
 
 def load_state(directory: Path) -> ClusterState:
-    """Read DIR/cluster.json. Raises ClusterError if there is none or it is not one of ours."""
+    """Read DIR/cluster.json. Raises ClusterError if it is missing or not ours."""
     path = directory / "cluster.json"
     try:
         data = orjson.loads(path.read_bytes())
@@ -176,10 +177,10 @@ def save_state(directory: Path, state: ClusterState) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that nobody else can read: settings may hold secrets."""
+    """Write a file that only its owner can read: settings may hold secrets."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, SECRET_MODE)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, SECRET_MODE)  # an existing file may be open to others
+        os.fchmod(descriptor, SECRET_MODE)  # an existing file may be readable by others
         file.write(data)
 
 
@@ -193,7 +194,7 @@ def make_directory(path: Path) -> list[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the cluster's lock. Raises ClusterError if another command holds it, or the directory
+    """Hold the cluster's lock. Raises ClusterError if a running command holds it, or the directory
     does not exist."""
     if not directory.is_dir():
         raise _no_cluster(directory)

@@ -1,4 +1,4 @@
-"""Does what the commands of `mqcluster` are asked for, and prints it."""
+"""The commands of `mqcluster`: their work and their output."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def down(directory: Path, timeout: float) -> None:
 
 
 def say(words: str) -> None:
-    """Print a line. Whether anybody reads it does not change what is done."""
+    """Print a line. An output error changes nothing else."""
     try:
         click.echo(words)
     except BrokenPipeError:
@@ -202,7 +202,7 @@ def say(words: str) -> None:
 
 
 def progress(words: str) -> None:
-    """Say how far it is, to a person: on standard error, if that is a terminal."""
+    """Print progress on standard error, if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(words, err=True)
 
@@ -219,10 +219,10 @@ def parse_settings(settings: tuple[str, ...], option: str = "--set") -> dict[str
 
 
 def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
-    """Run `work` on the cluster in `directory`; a ClusterError becomes one message and status 1
+    """Run `work` on the cluster in `directory`; a ClusterError becomes a message and status 1
     (WrongSettings: 2, Interrupted: 130).
 
-    SIGTERM is treated like Ctrl-C: the work is cancelled and cleans up after itself.
+    SIGTERM acts like Ctrl-C: it cancels the work, which cleans up.
     """
 
     async def whole() -> T:
@@ -276,7 +276,7 @@ def show(found: list[NodeStatus]) -> None:
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
-    """Return one JSON object: the cluster, and each process with its own view (null: no answer)."""
+    """Return a JSON object: the cluster, and each process with its own view (null: no answer)."""
     state = cluster.state()
     nodes = []
     for status in found:

@@ -2,9 +2,9 @@
 
 Nodes are the containers with the label `raftmq.kind`: `raftmq.node` is a node's name (a broker's
 dLegerSelfId), `raftmq.group` its broker group, `raftmq.address` its address from here, and
-`raftmq.mode` the mode of that group's cluster. The harness runs where clients are: on the machine
-that publishes the containers' ports. Containers are killed, paused and started through the engine's
-API, but never created or removed: `docker compose` does that.
+`raftmq.mode` the mode of its cluster. The harness runs where clients run: on the machine that
+publishes the containers' ports. It kills, pauses and starts containers through the engine's API;
+only `docker compose` creates or removes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .topology import RAFT, Shape
 LABEL = "raftmq.kind"
 PROJECT_LABEL = "com.docker.compose.project"
 DATA = "/var/lib/raftmq"  # where a broker's volume is, in its container
-STATES = {"running": "running", "paused": "stopped"}  # all others: dead
+STATES = {"running": "running", "paused": "stopped"}  # all other states: dead
 
 
 class ComposeCluster(Cluster):
@@ -50,7 +50,7 @@ class ComposeCluster(Cluster):
         docker: Docker | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """`project`: of docker compose; empty: the only one there is."""
+        """`project` is docker compose's; empty: the only project."""
         super().__init__(directory, probe)
         self.log_zone = UTC
         self.docker = docker or Docker(os.environ.get("DOCKER_HOST", ""))
@@ -116,7 +116,7 @@ class ComposeCluster(Cluster):
         return self._run(container)
 
     async def wait_dead(self, process: ProcessId, timeout_s: float = GONE_TIMEOUT_S) -> None:
-        """Return once that run of the container is over, even if another one began."""
+        """Return once that run of the container is over, even if a new run has started."""
         await self._wait(process, "dead", timeout_s)
 
     async def wait_stopped(self, process: ProcessId) -> None:
@@ -153,7 +153,7 @@ class ComposeCluster(Cluster):
         return [(network, list(entry["Aliases"] or ())) for network, entry in networks.items()]
 
     def cut_off(self, name: str, networks: Sequence[tuple[str, list[str]]]) -> None:
-        """Take a container off these networks."""
+        """Disconnect a container from these networks."""
         container = self._container(name)
         for network, _ in networks:
             self.docker.disconnect(network, container)

@@ -1,7 +1,6 @@
-"""The harness's credentials, for clusters with access control: RAFTMQ_ACCESS_KEY and
-RAFTMQ_SECRET_KEY. They have to be an admin's, because the harness makes topics, members and
-transfers. This is the only place in the harness that reads these variables.
-"""
+"""The harness's credentials (RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY) in access-controlled clusters.
+They must be an admin's, because the harness creates topics, members and transfers. No other module
+of the harness reads these variables."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from .clusterfile import SettingsError
 
 
 def who_refuses(name: str, refusal: str) -> str:
-    """Return the sentence about a broker that refuses to say how it is."""
+    """Return the error message about a broker that rejects status requests."""
     account = "the account is an admin's, from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY"
     return f"{name} does not tell: {refusal} ({account})"
 

@@ -1,7 +1,7 @@
 """A client for the part of a container engine's HTTP API that is needed; no docker program.
 
-`unix:///path` and `tcp://host:port` (without TLS) are understood, as DOCKER_HOST names them. Calls
-block for some milliseconds. Paths carry no API version: the engine uses its own.
+It supports `unix:///path` and `tcp://host:port` (without TLS), in DOCKER_HOST's format. Calls block
+for some milliseconds. Paths have no API version: the engine uses its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .clusterfile import ClusterError
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30.0
-STREAM_HEADER_BYTES = 8  # of a log's pieces: stream, three zeros, length (4)
+STREAM_HEADER_BYTES = 8  # of a chunk of a log: stream, three zeros, length (4)
 
 
 class Docker:
-    """One engine. Methods raise ClusterError with the engine's own words."""
+    """A container engine. Methods raise ClusterError with the engine's message."""
 
     def __init__(self, host: str = "") -> None:
         self.host = host or DEFAULT_HOST
@@ -103,7 +103,7 @@ def _connection(host: str) -> http.client.HTTPConnection:
 
 
 def unframed(data: bytes) -> bytes:
-    """Return a log's pieces without their headers; a torn last piece as far as it goes."""
+    """Return a log's chunks without their headers; a torn last chunk as far as it goes."""
     pieces, at = [], 0
     while at + STREAM_HEADER_BYTES <= len(data):
         size = int.from_bytes(data[at + 4 : at + STREAM_HEADER_BYTES], "big")

@@ -1,4 +1,4 @@
-"""Starts the commands of this project: their arguments, files and environment.
+"""Commands that start this project's processes: arguments, files and environment.
 
 Children run with this interpreter and find this project's packages even where they are not
 installed; the directory they are started from never shadows them (`-P`).
@@ -34,7 +34,7 @@ from .proxies import proxy_conf
 from .topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
-# Keys that every broker of a cluster has to have for itself: its name, places and peers.
+# Keys that differ between the brokers of a cluster: name, directories and peers.
 OF_ONE_BROKER = frozenset(
     ("brokerId", "brokerName", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "haListenPort",
      "httpHealthPort", "listenPort", "raftJoin", "storePathRootDir")
@@ -52,18 +52,18 @@ def node_directory(directory: Path, node: Node) -> Path:
 
 
 def log_path(directory: Path, node: Node) -> Path:
-    """Return the log: standard output and error of every start of this node, appended."""
+    """Return the log's path: standard output and error of every start of this node, appended."""
     return node_directory(directory, node) / "log.txt"
 
 
 def control_path(directory: Path) -> Path:
-    """Return the Unix socket at which the proxy of a cluster with links takes requests."""
+    """Return the Unix socket that controls the proxy of a cluster with links."""
     return directory / PROXY / "control"
 
 
 def secret_path(directory: Path) -> Path:
-    """Return the path of the secret by which the cluster's brokers know each other. A cluster made
-    by an older `mqcluster` has none until all its brokers are down and it is started again."""
+    """Return the path of the shared secret of the cluster's brokers. A cluster of an older
+    `mqcluster` has none until it is started again after all brokers were down."""
     return directory / "peer.secret"
 
 
@@ -88,7 +88,7 @@ def prepare(directory: Path, state: ClusterState, node: Node) -> None:
 
 
 def is_outdated(directory: Path, state: ClusterState, node: Node) -> bool:
-    """Return whether some setting is another one than the node was last started with."""
+    """Return whether a setting has changed since the node was last started."""
     keys = state.settings.keys() | state.proxy_settings.keys()
     for path, conf in _configuration(directory, state, node).items():
         lines = {line for line in conf.splitlines() if line.partition("=")[0] in keys}
@@ -98,7 +98,7 @@ def is_outdated(directory: Path, state: ClusterState, node: Node) -> bool:
 
 
 def _configuration(directory: Path, state: ClusterState, node: Node) -> dict[Path, str]:
-    """Return the file with the node's settings, and what it says; {} for a node without any."""
+    """Return the path and content of the node's settings file; {} for a node without settings."""
     home = node_directory(directory, node)
     if node.kind == "broker":
         return {home / "broker.conf": broker_conf(directory, state, node)}
@@ -106,9 +106,9 @@ def _configuration(directory: Path, state: ClusterState, node: Node) -> dict[Pat
 
 
 def check_settings(directory: Path, state: ClusterState) -> None:
-    """Check with the servers' own commands the configuration that one broker of each role and one
-    gRPC proxy would get. Blocking. Raises SettingsError in their words, for keys that name one
-    broker only, and for a size of segments that is not the stores'."""
+    """Check by the servers' own commands the configuration of one broker per role and one gRPC
+    proxy. Blocking. Raises SettingsError with their message, for keys that name a single broker,
+    and for a segment size that differs from the stores'."""
     if taken := sorted(OF_ONE_BROKER & state.settings.keys()):
         words = "each broker of a cluster has its own, which mqcluster gives it"
         raise SettingsError(f"--set {', '.join(taken)}: {words}")
@@ -130,7 +130,7 @@ def check_settings(directory: Path, state: ClusterState) -> None:
 
 
 def _check_segments(directory: Path, state: ClusterState) -> None:
-    """Raises SettingsError if a broker's log was made with segments of another size."""
+    """Raises SettingsError if a broker's log has segments of a different size."""
     key, value = SEGMENT_BYTES.key, state.settings[SEGMENT_BYTES.key]
     for node in state.brokers:
         identity = node_directory(directory, node) / "store" / "identity"
@@ -165,7 +165,7 @@ def registration_key(directory: Path) -> Path:
 
 
 def _make(path: Path) -> None:
-    """Make a file with a new secret that only its owner can read; keep an existing one."""
+    """Create a file with a new secret that only its owner can read; keep an existing file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -218,7 +218,7 @@ def environment() -> dict[str, str]:
 
 
 def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
-    """Return one broker's broker.conf; the user's settings come last and so win."""
+    """Return a broker's broker.conf; the user's settings are last and so override."""
     own = {
         "brokerClusterName": "DefaultCluster",
         "brokerName": node.group,
@@ -241,15 +241,15 @@ def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:
 
 
 def _http(state: ClusterState, node: Node) -> dict[str, str]:
-    """Return the HTTP settings: with namespaces a node's API would not be on loopback and would
-    need tokens, so it has none."""
+    """Return the HTTP settings. With namespaces a node's API is off, because it would not be on
+    loopback and would need tokens."""
     if state.netns:
         return {"httpEnable": "false"}
     return {"httpPort": str(node.http_port)}
 
 
 def _name_servers(state: ClusterState, node: Node) -> str:
-    """Return where a broker registers: at each name server by its own link to it."""
+    """Return the name servers of a broker: each by the broker's own link."""
     if not state.links or not state.name_servers:
         return state.namesrv
     ports = state.link_ports
@@ -279,8 +279,8 @@ def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
 
 
 def peers_of(state: ClusterState, group: str, name: str = "") -> str:
-    """Return dLegerPeers of the broker called `name`; "": of one that has no links."""
-    ports = state.link_ports  # a broker has no link to itself: it gives its own port
+    """Return dLegerPeers of the broker `name`; with "" the addresses without links."""
+    ports = state.link_ports  # a broker has no link to itself: its own entry has its own port
     return ";".join(
         f"{p.name}-{p.host}:{ports.get(f'{name}>{p.name}', p.peer_port)}"
         for p in state.members(group)

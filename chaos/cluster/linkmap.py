@@ -1,10 +1,10 @@
-"""The links of a cluster: every way that its traffic takes from one process to another. Pure.
+"""The links of a cluster: every directed connection between two of its processes.
 
-A link is directed by its dialling end: `n0>n1` is the connection that n0 dialled to n1's Raft
-listener, and it carries n0's messages only, so cutting one link is a one-way cut. All clients share
-one link to each broker (`clients>n0`) and to each name server; requests and answers are its two
-ways. A classic slave's link to its master (`s0>m0`) carries replication; its calls to the master's
-ordinary listener take the clients' link, because their address comes from the name server.
+A link is directed by its dialling end: `n0>n1` is the connection from n0 to n1's Raft listener. It
+carries n0's messages only, so cutting a single link is a one-way cut. All clients share a link to
+each broker (`clients>n0`) and to each name server; requests and responses are its two directions. A
+classic slave's link to its master (`s0>m0`) carries replication. The slave's calls to the master's
+ordinary listener use the clients' link, because the name server gave that address.
 """
 
 from __future__ import annotations

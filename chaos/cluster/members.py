@@ -1,9 +1,9 @@
-"""Add a broker to a running cluster's Raft group, or remove one.
+"""Addition of a broker to a running cluster's Raft group, and removal.
 
 `add` plans a node, starts it with raftJoin, has the leader add it as a learner, and promotes it
-once it has caught up. `remove` takes a member out, dead or alive, and ends its process. A name is
-never used again, because its directory stays. The founders' broker.conf is not changed either
-(`ClusterState.founders`): a replica that has nothing else founds its group by it.
+once it has caught up. `remove` removes a member, dead or alive, and ends its process. Names are
+never reused, because directories stay. The founders' broker.conf is not changed
+(`ClusterState.founders`), because an empty replica bootstraps its group from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .topology import MODES, RAFT, REPLICAS_MAX
 ASK_TIMEOUT_MS = 15_000  # longer than a broker waits for the commit
 POLL_S = 0.1
 UNKNOWN = "[OUTCOME_UNKNOWN]"
-# Change → the refusal by which a leader says that it was done before.
+# Change → the error by which a leader rejects a change that is done already.
 DONE = {
     "add-learner": "already",
     "promote": "is a voter already",
@@ -43,8 +43,9 @@ Say = Callable[[str], None]
 async def add(
     cluster: Cluster, group: str | None, say: Say, timeout_s: float = CHANGE_TIMEOUT_S
 ) -> Node:
-    """Add a voter to `group` (None: the first one). Raises ClusterError; then everything is undone,
-    or the text says what is left. If it is cancelled, `say` is told what is left."""
+    """Add a voter to `group` (None: the first). Raises ClusterError after undoing everything, or
+    with the remaining state in its text. `say` prints the remaining state if the call is cancelled.
+    """
     deadline = time.monotonic() + timeout_s
     node, process = start_new(cluster, group)
     asked = False
@@ -79,7 +80,7 @@ async def add(
 async def remove(
     cluster: Cluster, name: str, timeout_s: float = CHANGE_TIMEOUT_S
 ) -> tuple[Node, str]:
-    """Take a member out for good; return it and how its process ended. Raises ClusterError."""
+    """Remove a member for good; return it and the end of its process. Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     with locked(cluster.directory):
         found = changeable(cluster.state())
@@ -92,8 +93,7 @@ async def remove(
 
 
 def start_new(cluster: Cluster, group: str | None) -> tuple[Node, ProcessId]:
-    """Plan one more node of `group` (None: the first one), save it and start its process. Raises
-    ClusterError."""
+    """Plan a node of `group` (None: the first), save it and start its process. Raises ClusterError."""
     with locked(cluster.directory):
         node = _planned(cluster, group)
         return node, cluster.start_locked(node.name)
@@ -170,8 +170,9 @@ async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> Non
 
 
 async def _change(cluster: Cluster, node: Node, op: str, deadline: float) -> None:
-    """Ask the current leader until it is done. A change whose answer was lost is asked for again: a
-    leader that has it says so. Raises ClusterError at the deadline with the last answer."""
+    """Send the change to the leader until it is done. A change whose response was lost is sent
+    again, and the leader rejects it as done already. Raises ClusterError at the deadline with the
+    last response."""
     ext = {"op": op, "memberId": node.name}
     if op == "add-learner":
         ext["memberAddress"] = f"{node.host}:{node.peer_port}"

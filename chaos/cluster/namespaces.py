@@ -1,11 +1,11 @@
-"""Network namespaces for a cluster: every process on a host of its own, joined by a bridge.
+"""Network namespaces of a cluster: a host per process, joined by a bridge.
 
     NAME-hub     the bridge, and the harness with its clients, at 10.77.0.1
     NAME-NODE    one node, at 10.77.0.10 and up, its eth0 plugged into the bridge
 
-The machine's own network is not touched: the bridge lives in the hub's namespace, and processes
-that talk to the cluster go there (`enter`). Addresses cannot collide with others. Needs
-CAP_NET_ADMIN and CAP_SYS_ADMIN (root) and the `ip` tool; `why_not` says what is missing.
+The machine's own network is not changed: the bridge is in the hub's namespace, and processes that
+talk to the cluster enter it (`enter`). Needs CAP_NET_ADMIN and CAP_SYS_ADMIN (root) and the `ip`
+tool; `why_not` returns the missing requirement.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IP_TIMEOUT_S = 30.0
 
 
 def why_not() -> str | None:
-    """Return what this machine lacks; None if nothing."""
+    """Return the requirement that this machine lacks, or None."""
     if shutil.which("ip") is None:
         return "there is no `ip` tool (package iproute2)"
     if not _OWN.exists():
@@ -55,7 +55,7 @@ def missing_capabilities(status: str) -> list[str]:
 
 
 def name_for(directory: Path) -> str:
-    """Return the network name of a cluster's directory, unlike that of all others."""
+    """Return the network name of a cluster's directory, unique on this machine."""
     digest = hashlib.blake2s(str(directory.absolute()).encode(), digest_size=4)
     return f"rmq-{digest.hexdigest()}"
 
@@ -110,7 +110,7 @@ def delete(name: str) -> None:
 
 
 def enter(name: str) -> int:
-    """Put this thread's new sockets into the hub. Return what `leave` takes.
+    """Open this thread's new sockets in the hub. Return the argument for `leave`.
 
     Existing sockets and other threads are not affected. Raises ClusterError.
     """
@@ -135,8 +135,8 @@ def leave(former: int) -> None:
 
 
 def ip(commands: Sequence[str], namespace: str = "") -> None:
-    """Run `ip` commands, in a namespace if one is named. Raises ClusterError at the first that
-    fails; those before it have taken effect. Blocking, some milliseconds."""
+    """Run `ip` commands, in a namespace if it is given. Raises ClusterError at the first failure;
+    earlier commands stay in effect. Blocking, some milliseconds."""
     where = ["-n", namespace] if namespace else []
     done = subprocess.run(
         [_tool(), *where, "-batch", "-"],

@@ -1,7 +1,7 @@
 """Ports for a cluster on loopback, chosen once and kept, and held while it is up.
 
-They lie below the system's ephemeral range: while a killed broker is down, a port inside the range
-could be given to an outgoing connection, and the broker could not come back. A broker also owns
+Ports are below the system's ephemeral range. While a killed broker is down, a port inside that
+range could become an outgoing connection's, and the broker could not restart. A broker also owns
 listenPort-2 (Apache's VIP listener) and +1 (HA), so listeners keep a distance.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from .clusterfile import ClusterError
 
 PORT_MIN = 10_000
-PORT_STEP = 4  # port-2 .. port+1 belong to one listener
+PORT_STEP = 4  # port-2 … port+1 belong to a listener
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -24,13 +24,12 @@ class NoFreePort(ClusterError):
 
 
 class HeldPorts:
-    """Keeps ports from being given to other processes, from `choose` or `hold` until `close`: they
-    are bound here, but their servers can still listen on them (SO_REUSEADDR, which all servers
-    set).
+    """Reserves ports from `choose` or `hold` until `close`: they are bound here, but their servers
+    can still listen on them (SO_REUSEADDR, which all servers set).
 
-    Without this, any process may take a port before its broker listens, or while the broker is
-    dead. If another cluster takes it, the first one's replicas dial that cluster; their groups have
-    the same name, so the two groups could become one.
+    Otherwise a foreign process may bind a port before its broker listens, or while the broker is
+    dead. If the foreign process is a broker of a second cluster, the replicas of the first dial it;
+    the groups' names are equal, so the two groups could merge.
     """
 
     def __init__(self, host: str) -> None:

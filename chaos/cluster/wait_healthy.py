@@ -1,5 +1,4 @@
-"""Waits until a cluster is whole: every group serves, every replica has what was committed, and
-every gRPC proxy takes connections."""
+"""Waits until a cluster has recovered: replicas have the committed log, and proxies accept."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ Mend = Callable[[ReplicaView], Awaitable[bool]]  # → whether anything was done
 async def wait_whole(
     cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S, mend: Mend | None = None
 ) -> None:
-    """Return once every group has a ready leader and every replica of it answers, follows it and
-    has applied what its group had committed when this was called, and every gRPC proxy takes
-    connections. `mend` is called with each replica that refuses to follow; if it did something, the
-    time starts again. Raises ClusterError."""
+    """Return once every group has a ready leader, every replica answers, follows it and has applied
+    the log committed at the time of the call, and every gRPC proxy accepts connections. `mend` is
+    called with each replica that rejects its leader; if it returns True, the time-out restarts.
+    Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     await cluster.wait_serving(timeout_s)
     goals: dict[str, int] = {}
@@ -46,8 +45,8 @@ async def wait_whole(
 
 
 def _committed(views: Sequence[ReplicaView | None]) -> dict[str, int]:
-    """Return by group the highest commit index that any of its replicas knows. A classic slave that
-    does not follow its master does not count: messages that only it has are not the group's."""
+    """Return by group the highest commit index of its replicas. A classic slave that does not
+    follow its master does not count, because its extra messages are not the group's."""
     goals: dict[str, int] = {}
     for view in views:
         if view is not None and view.follows:

@@ -1,1 +1,1 @@
-"""The record of a run: its format, writer and reader."""
+"""The record of a run: format, writer and reader."""

@@ -1,8 +1,7 @@
-"""Turns the records of a history file into typed events, one by one as they are written. Pure.
+"""Assembly of a history file's records into typed events, record by record.
 
-`Assembler.take(record)` returns (Kind, object) or None. It keeps only operations without an outcome
-yet, so it reads histories of any length. An invoke and its outcome are the same object, completed
-by the outcome.
+`Assembler.take(record)` returns (Kind, object) or None. It keeps only open operations, so it reads
+histories of any length. An invoke and its outcome are the same object.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _KEYS = {"process": "p", "outcome": "type"}  # fields that a record calls otherw
 
 
 def _taker(kind: Kind, event: type[Any], **defaults: Any) -> Callable[[Record], Event]:
-    """Return a function that makes an `event` of one record, which needs no other record.
+    """Return a function that makes an `event` of a single record.
 
     The record has every field of the event; only those in `defaults` may be missing.
     """
@@ -99,8 +98,8 @@ class Assembler:
         self.skipped: tuple[str, ...] = ()
         self.stuck: tuple[str, ...] | None = None
         self._open: dict[int, Any] = {}  # operations without an outcome, by op
-        self._begun: dict[int, int] = {}  # faults being injected or healed: op → t_ns of invoke
-        self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; old ones by node
+        self._begun: dict[int, int] = {}  # op of a fault's injection or healing → t_ns of invoke
+        self._unhealed: dict[tuple[int, str], Fault] = {}  # by number; in old histories by node
         self._names: dict[str, str] = {}  # one copy of each topic, process, order key, broker
         self._takers: dict[str, Callable[[Record], Event | None]] = {
             "send": self._send,
@@ -120,8 +119,8 @@ class Assembler:
         }
 
     def take(self, record: Record) -> Event | None:
-        """Take one more record. Raises HistoryError if it violates the format, is an outcome
-        without invoke, or uses an operation number twice."""
+        """Process a record. Raises HistoryError if it violates the format, is an outcome without
+        invoke, or reuses an operation number."""
         if self.meta is None:
             self._meta(record)
             return None
@@ -238,7 +237,7 @@ class Assembler:
         if kind != "ok":
             return None  # it stays concurrent with all later events
         begun = self._open.pop(record.get("op", 0), None)
-        if begun is None:  # an old history: the answer alone
+        if begun is None:  # an old history has answers only
             return Kind.COMMITTED, self._offset(record, answered=True)
         begun.t_ns = record["t_ns"]
         return Kind.COMMITTED, begun
@@ -329,7 +328,7 @@ class Assembler:
         self.skipped, self.stuck = tuple(record["skipped"]), tuple(record["stuck"])
 
     def _old_fault(self, record: Record) -> Event | None:
-        """Take a fault of an old history: "kill" or "start" of one node, among others."""
+        """Convert a fault of an old history, such as "kill" or "start" of a node."""
         op, t_ns, node = record["op"], record["t_ns"], record["node"]
         if record["type"] == "invoke":
             self._begun[op] = t_ns

@@ -1,8 +1,8 @@
 """The events of a history about messages that consumers get later, if ever, and of locks. Pure.
 
-A transaction, a delayed message or a retry is not consumed in the place where it is acknowledged,
-so it is no `Send`. Each record is an event by itself; those of one operation share its number.
-`work` names the workload. Format: docs/history.md.
+A transaction, a delayed message or a retry is consumed at a position that differs from the
+acknowledged position, so it is no `Send`. Each record is an event by itself; the records of an
+operation share its number. `work` names the workload. Format: docs/history.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNDECIDED = "undecided"
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """The send of a message begins (`outcome` OPEN) or has ended."""
+    """The start (`outcome` OPEN) or end of a message's send."""
 
     t_ns: int
     outcome: Outcome
@@ -34,8 +34,8 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A producer decides a half message, by itself (OPEN: it begins to; OK: the broker has it;
-    UNKNOWN: that is not certain), or asked by a broker (`check`: what it will answer)."""
+    """A producer's decision on a half message, by itself (OPEN: starts; OK: the broker has it;
+    UNKNOWN: not certain), or at a broker's check-back (`check`: its answer)."""
 
     t_ns: int
     outcome: Outcome
@@ -53,7 +53,7 @@ class Delivery:
     process: str
     work: str
     group: str
-    topic: str  # the real one: %RETRY%…, %DLQ%…
+    topic: str  # the stored topic: %RETRY%…, %DLQ%…
     broker: str
     queue: int
     offset: int
@@ -101,7 +101,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The broker's own topic was read to its end; the records found come before this event."""
+    """The broker's own topic was read to its end; the records found precede this event."""
 
     t_ns: int
     work: str
@@ -127,8 +127,8 @@ class Worked:
 
 @dataclass(frozen=True, slots=True)
 class LockAsked:
-    """A client asks for a queue's lock, or gives it up (`unlock`): it begins to (OPEN), was
-    answered (OK: `granted`, or another has it), or sent nothing (FAIL)."""
+    """A request for a queue's lock, or an unlock (`unlock`): started (OPEN), answered (OK:
+    `granted`, or owned by another client), or not sent (FAIL)."""
 
     t_ns: int
     outcome: Outcome
@@ -144,8 +144,8 @@ class LockAsked:
 
 @dataclass(frozen=True, slots=True)
 class Popped:
-    """A consumer popped a message, with a request that it sent at `began_ns` (the history's clock);
-    the message is invisible from some time since then on. `times`: how often it came before."""
+    """A consumer popped a message, with a request sent at `began_ns` (the history's clock); the
+    message is invisible from some time since then on. `times` counts earlier deliveries."""
 
     t_ns: int
     process: str
@@ -160,8 +160,8 @@ class Popped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A consumer acknowledges a popped message (`what` ack) or changes its time (change): it begins
-    to (OPEN), was answered (OK), was told that the handle is void (FAIL), or does not know."""
+    """An acknowledgement of a popped message (`what` ack) or a change of its invisible time
+    (change): started (OPEN), answered (OK), rejected with a void handle (FAIL), or unknown."""
 
     t_ns: int
     outcome: Outcome
@@ -174,7 +174,7 @@ class Ended:
 
 
 def all_sends(history: History) -> list[Send]:
-    """Return everything that was sent, for figures and charts: sends, and posts as sends."""
+    """Return all sends, for figures and charts: sends, and posts as sends."""
     posts: dict[int, Send] = {}
     for kind, event in history.later:
         if kind is not Kind.POSTED:

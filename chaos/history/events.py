@@ -1,11 +1,10 @@
-"""The events of a history as typed data: sends, consumption, offsets, metadata, faults, replicas.
-Pure.
+"""Typed events of a history: sends, consumption, offsets, metadata, faults, replicas.
 
 Data only; `chaos.history.assembly` makes it of the records of a file (docs/history.md has the
 format). Times are nanoseconds of the machine's monotonic clock, as the harness wrote them.
 
-An operation whose outcome was never written (the harness died, or was still waiting) is `OPEN`;
-like `UNKNOWN` it stays concurrent with everything after it: it may have happened.
+An operation without a written outcome (the harness died, or was still waiting) is `OPEN`. Like
+`UNKNOWN` it may have happened, and is concurrent with everything after it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class HistoryError(Exception):
 
 
 class Outcome(Enum):
-    """The outcome of an operation, as its caller knows it."""
+    """The outcome of an operation at its caller."""
 
     OK = "ok"
     FAIL = "fail"  # certainly not done
@@ -54,7 +53,7 @@ class Kind(IntEnum):
     LOG_LINE = 16
     LOGS = 17
     REPLICAS = 18
-    POSTED = 19  # this and the following: chaos.history.deferred_events
+    POSTED = 19  # from here on: chaos.history.deferred_events
     DECIDED = 20
     DELIVERED = 21
     GIVEN_BACK = 22
@@ -68,7 +67,7 @@ class Kind(IntEnum):
 
 @dataclass(slots=True)
 class Send:
-    """One send, from invoke to outcome. Filled in once while assembling, then only read."""
+    """A send, from invoke to outcome. Filled in while assembling, read-only afterwards."""
 
     op: int
     process: str
@@ -78,7 +77,7 @@ class Send:
     order: str  # order key, "" when the send asked for no order
     seq: int  # position within its order key
     invoked_ns: int
-    due_ns: int  # when an open loop meant to send it; invoked_ns of a closed one
+    due_ns: int  # intended time of an open loop's send; invoked_ns for a closed loop
     outcome: Outcome = Outcome.OPEN
     done_ns: int = 0  # 0 while open
     broker: str = ""
@@ -87,13 +86,14 @@ class Send:
     msg_id: str = ""
     attempts: int = 0
     error: str = ""
-    status: str = SEND_OK  # of an `ok`; others: stored, but on fewer disks or brokers than promised
+    # status of an `ok`; others: stored, but on fewer disks or brokers than promised
+    status: str = SEND_OK
     shed: bool = False  # never sent: the load's own backlog was full
-    once: bool = False  # idempotent: to be stored once, however often its client had to ask
+    once: bool = False  # idempotent: stored once, whatever the number of attempts
 
     @property
     def promised(self) -> bool:
-        """True if it was answered SEND_OK: losing it breaks a promise."""
+        """True if it was answered SEND_OK: its loss breaks a promise."""
         return self.outcome is Outcome.OK and self.status == SEND_OK
 
     @property
@@ -104,7 +104,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """One batch handed to a listener and accepted by it. `ids` may be empty (not recorded)."""
+    """A batch that a listener accepted. `ids` may be empty (not recorded)."""
 
     t_ns: int
     process: str
@@ -119,13 +119,13 @@ class Consume:
 
 @dataclass(slots=True)
 class Commit:
-    """A consumer offset: the next one to consume. `offset` None: the broker knows none.
+    """A consumer offset: the next offset to consume. `offset` None: the broker has none.
 
-    `fetched` marks the other direction: the broker's answer to a fetch. `invoked_ns` is when it was
-    asked for (old histories do not say: then the time of the answer).
+    `fetched` marks the answer to a fetch. `invoked_ns` is the time of the request (in old histories
+    the time of the answer).
     """
 
-    t_ns: int  # of the answer; 0 without one
+    t_ns: int  # of the answer; 0 without an answer
     process: str
     topic: str
     group: str
@@ -139,7 +139,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Fault:
-    """A fault that the nemesis injected, into no, one or several nodes."""
+    """A fault that the nemesis injected into any number of nodes."""
 
     kind: str  # "kill", "pause", …
     nodes: tuple[str, ...]
@@ -160,7 +160,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The observer saw `node` say that it leads `term` of `group` ("": the only one)."""
+    """The observer found `node` leading `term` of `group` ("": the only group)."""
 
     t_ns: int
     node: str
@@ -170,7 +170,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The harness waited for the group to consume everything; `complete` says if it had."""
+    """The harness waited for the group to consume everything; `complete` if it did."""
 
     t_ns: int
     topic: str
@@ -180,7 +180,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A consumer began to join its group, or had left it. `process` is one incarnation of it."""
+    """A consumer started to join its group, or left it. `process` is an incarnation of it."""
 
     t_ns: int
     process: str
@@ -204,7 +204,7 @@ class MetaWrite:
 
 @dataclass(slots=True)
 class MetaRead:
-    """A topic or group read back from the leader; `version` None: there is none."""
+    """A topic or group read back from the leader; `version` is None if it is missing."""
 
     op: int
     process: str
@@ -219,8 +219,8 @@ class MetaRead:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of a node's log that should not be there. `t_ns` is when the log was searched,
-    `logged_ns` when the line was written (0: nobody knows)."""
+    """A line of a node's log that should not be in it. `t_ns` is the time of the search,
+    `logged_ns` the time of the line (0: unknown)."""
 
     t_ns: int
     node: str
@@ -241,8 +241,8 @@ class Logs:
 class Replicas:
     """The CommitLogs of a group's replicas, compared once everything was healed.
 
-    Bytes [begin, end) of each node's log as digests by part: a part's first position → SHA-256 in
-    hex. `errors`: nodes whose log could not be read, and why.
+    Bytes [begin, end) of each node's log as digests: first position → SHA-256 in hex. `errors` are
+    the reasons for which a node's log could not be read.
     """
 
     t_ns: int
@@ -255,12 +255,12 @@ class Replicas:
 
 @dataclass(slots=True)
 class History:
-    """Everything one run wrote down, each list in the order of the file."""
+    """All events of a run, each list in the order of the file."""
 
     meta: dict[str, Any]
     sends: list[Send] = field(default_factory=list)
     consumes: list[Consume] = field(default_factory=list)
-    commits: list[Commit] = field(default_factory=list)  # answered ones, fetches among them
+    commits: list[Commit] = field(default_factory=list)  # answered commits, and fetches
     unanswered: list[Commit] = field(default_factory=list)  # commits that may have happened
     resets: list[Commit] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -274,10 +274,11 @@ class History:
     logs: list[Logs] = field(default_factory=list)
     replicas: list[Replicas] = field(default_factory=list)
     later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.deferred_events
-    torn: bool = False  # the file's last line was not finished: the writer was killed
-    ended: bool = False  # the run came to its end and said so
+    torn: bool = False  # the last line of the file is incomplete: the writer was killed
+    ended: bool = False  # the run ended normally
     skipped: tuple[str, ...] = ()  # faults that could not be done or healed, in words
-    # After which faults the cluster was not whole in time, in words; None: the history does not say
+    # Faults after which the cluster did not recover in time; None if the history does not record
+    # them
     stuck: tuple[str, ...] | None = None
 
     @property
@@ -290,9 +291,9 @@ class History:
         return [fault for fault in self.faults if fault.kind == "kill"]
 
     def timeline(self) -> Iterator[tuple[Kind, Any]]:
-        """Yield everything in the order of time, as an Assembler would one by one.
+        """Yield all events in the order of time, as an Assembler would.
 
-        Objects that are filled in later (sends, …) are already complete when they first come.
+        Objects that are filled in later, such as sends, are complete already.
         """
         moments: list[tuple[int, int, Kind, Any]] = []
         for send in self.sends:

@@ -1,9 +1,8 @@
-"""The history file: JSON Lines, one line per event, written while a run goes on.
+"""The history file: JSON Lines, a line per event, written during a run.
 
-Format: docs/history.md. The writer buffers; a thread of its own hands the buffer to the operating
-system every `FLUSH_INTERVAL_MS`, so a killed harness loses at most that much; at exit everything is
-written. A reader accepts a torn last line, and reports it, but no other damage. `Follower` reads
-a file that is still being written.
+Format: docs/history.md. A thread of the writer passes its buffer to the operating system every
+`FLUSH_INTERVAL_MS`, so a killed harness loses no more than that. A reader accepts a torn last line,
+and reports it, but no other damage. `Follower` reads a growing file.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from .events import History, HistoryError
 
 FLUSH_INTERVAL_MS = 50
 BUFFER_BYTES_MAX = 1 << 20  # beyond, the caller writes the buffer itself, and waits for the disk
-READ_BYTES_MAX = 4 << 20  # that a follower takes at once
+READ_BYTES_MAX = 4 << 20  # per poll of a follower
 
 
 class HistoryWriter:
-    """Appends events to a new history file. Thread-safe; one writer owns one file.
+    """Appends events to a new history file. Thread-safe; a file has one writer.
 
-    Invariants: every line is whole JSON; lines are in the order of the calls; after `close`
-    everything is with the operating system. A failed write is raised at the next call, as OSError.
+    Invariants: every line is complete JSON; lines are in the order of the calls; after `close` the
+    operating system has everything. The next call raises the OSError of a failed write.
     """
 
     def __init__(self, path: Path, **meta: Any) -> None:
-        """Create `path`. Raises FileExistsError if it exists: two histories are never mixed."""
+        """Create `path`. Raises FileExistsError if it exists: histories are never mixed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -71,11 +70,11 @@ class HistoryWriter:
         self.close()
 
     def next_op(self) -> int:
-        """Return a number no other operation of this history has."""
+        """Return a number that no other operation of this history has."""
         return next(self._ops)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record. Raises OSError if an earlier flush failed; ValueError if closed."""
+        """Append a record. Raises OSError if an earlier flush failed; ValueError if closed."""
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
         with self._lock:
             if self._error is not None:
@@ -88,13 +87,13 @@ class HistoryWriter:
                 self._flush_locked()
 
     def event(self, kind: str, function: str, process: str, op: int, /, **fields: Any) -> int:
-        """Write one event stamped with the clock now; returns that clock (ns)."""
+        """Write an event stamped with the current clock; return that clock (ns)."""
         t_ns = time.monotonic_ns()
         self.write({"type": kind, "f": function, "op": op, "t_ns": t_ns, "p": process, **fields})
         return t_ns
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
+        """Flush the buffer to the operating system."""
         with self._lock:
             self._flush_locked()
 
@@ -140,7 +139,7 @@ class HistoryWriter:
 class Records:
     """The records of a history file, to be iterated once.
 
-    A torn last line is left out, and `torn` is True from then on. Raises HistoryError, naming the
+    A torn last line is skipped, and `torn` is True from then on. Raises HistoryError, naming the
     line, for any other line that is not a JSON object.
     """
 
@@ -170,7 +169,7 @@ def read_history(path: Path) -> History:
 
 
 class Follower:
-    """Reads a history that is still being written: each `poll` returns what has come since.
+    """Reads a growing history: each `poll` returns the new records.
 
     Only whole lines are returned; a partial line waits for its end. Use as `with`.
     """
@@ -193,7 +192,7 @@ class Follower:
         self._file.close()
 
     def poll(self) -> list[dict[str, Any]]:
-        """Return the records of about READ_BYTES_MAX new bytes; none if there is no whole one yet.
+        """Return the records of about READ_BYTES_MAX new bytes; none without a complete new line.
 
         Raises HistoryError, OSError.
         """
@@ -211,7 +210,7 @@ class Follower:
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Parse one line. Raises HistoryError, naming it, if it is no JSON object."""
+    """Parse a line. Raises HistoryError, naming the line, if it is no JSON object."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:

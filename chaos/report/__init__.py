@@ -1,1 +1,1 @@
-"""The report of a run: recovery times, series, the page."""
+"""The report of a run: recovery times, series and page."""

@@ -24,7 +24,7 @@ LOST_ROWS_MAX = 100  # of each engine; the rest is in its run's verdict.json
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One engine's run. `calm_per_s`: acknowledged sends a second at full speed, before any
+    """An engine's run. `calm_per_s` is the rate of acknowledged sends at full speed before any
     fault; 0: not measured. `verdict` is the content of the run's verdict.json."""
 
     name: str
@@ -42,7 +42,7 @@ COUNTS = ("lost", "duplicates", "offsets_back", "metadata_back")  # keys of verd
 
 
 def summary_rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
-    """Return one row per engine, under HEAD."""
+    """Return a row per engine, under HEAD."""
     rows = []
     for candidate in candidates:
         data = candidate.verdict
@@ -66,8 +66,8 @@ def _figure(value: float | None) -> str:
 
 
 def recovery_rows(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows: one row per kind of fault, one column per engine: p50 / max of the
-    slowest client, and how many of the faults had no recovery before the next."""
+    """Return head and rows: a row per kind of fault, a column per engine. Cells are p50 / max of
+    the slowest client, and the number of faults without recovery before the next."""
     kinds = sorted({kind for c in candidates for kind in c.verdict["recovery"]["kinds"]})
     rows = []
     for kind in kinds:
@@ -90,7 +90,6 @@ def _cell(found: Mapping[str, Any]) -> str:
 
 
 def comparison_page(title: str, command: str, candidates: Sequence[Candidate]) -> str:
-    """Return one self-contained page."""
     head, rows = recovery_rows(candidates)
     tables = [
         PageTable("Under the same load and the same faults", HEAD, _rows(summary_rows(candidates))),

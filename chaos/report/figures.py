@@ -1,4 +1,4 @@
-"""The figures of a load: operations by outcome, throughput, latency. Pure."""
+"""The figures of a load: operations by outcome, throughput, latency, lateness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sends by outcome; `shed`: those of the failed ones that the load itself never sent.
+    """Sends by outcome; `shed` counts the failed sends that the load skipped.
 
     `seconds`: from the first send due to the last outcome.
     """
@@ -43,7 +43,7 @@ class Load:
 
     @property
     def ok_per_s(self) -> float:
-        """Acknowledged sends a second."""
+        """Acknowledged sends per second."""
         return self.ok / self.seconds if self.seconds else 0.0
 
     def plain(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ BUCKET_S = 5
 
 
 def lateness_of(history: History) -> dict[str, Any]:
-    """Return percentiles (None: too few), and p50 and max for each five seconds of arrivals; {} for
-    none."""
+    """Return percentiles (None: too few), and p50 and max for each five seconds of arrivals; {}
+    without delayed messages."""
     delays: dict[str, int] = {}
     waiting: dict[str, int] = {}
     came: dict[str, tuple[int, int]] = {}  # → store time for consumers, when it was consumed

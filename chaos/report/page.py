@@ -1,8 +1,7 @@
-"""The page of a run: one HTML file, nothing fetched from elsewhere, readable on a phone.
+"""The page of a run: a self-contained HTML file that is readable on a phone.
 
-Throughput, latency and each client's availability over time with the faults drawn in, how long it
-took to recover from each kind of fault, what was lost, the verdict, and the command that repeats
-the run.
+It shows throughput, latency and each client's availability over time with the faults, the recovery
+times by kind of fault, lost messages, the verdict, and the command that repeats the run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .recovery import Recovery, Spread, by_kind, ms_text, recoveries, spread
 from .series import Series, series_of
 
 STYLES = {Outcome.OK: "ok", Outcome.UNKNOWN: "vague", Outcome.FAIL: "bad"}
-LANES_MAX = 4  # lines of words in the chart, which do not touch; further ones are tooltips alone
+LANES_MAX = 4  # rows of labels in the chart, which do not touch; further labels are tooltips only
 STRIP_HEIGHT = 18.0
 LOST_ROWS_MAX = 200  # the rest is in verdict.json
 
@@ -49,7 +48,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page's content besides the charts, which come from the history."""
+    """The page's content apart from the charts, which are drawn from the history."""
 
     title: str
     subtitle: str
@@ -129,7 +128,7 @@ def check_table(checks: Sequence[Check]) -> PageTable:
 
 
 def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
-    """Return a table with one line per fault."""
+    """Return a table with a row per fault."""
     rows = tuple(
         Row(
             (
@@ -152,7 +151,7 @@ def recovery_table(found: Sequence[Recovery], history: History) -> PageTable:
 
 
 def kinds_table(found: Sequence[Recovery]) -> PageTable:
-    """Return a table with one line per kind of fault and role it hit."""
+    """Return a table with a row per kind of fault and role."""
     rows = []
     for name, of_kind in by_kind(found).items():
         everybody = spread(r.everybody_ms for r in of_kind if r.everybody_ms is not None)
@@ -315,7 +314,7 @@ def _faults(panel: Panel, series: Series, *, worded: bool) -> None:
 
 
 def again(command: str) -> str:
-    """Return the section that says how the page was made."""
+    """Return the section with the page's command."""
     return section(f"<h2>Do it again</h2><pre>{html.escape(command)}</pre>")
 
 

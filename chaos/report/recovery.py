@@ -1,15 +1,14 @@
-"""Computes from a history how long writes stood still after each fault. Pure.
+"""Recovery times: for how long each fault interrupted writes.
 
-The recovery time of a fault, for a set of clients, is the longest time without an acknowledgement
-from when the nemesis starts to inject it (before the signal, so that the figure is not too good)
-until the first acknowledgement that shows that the fault is over: that of a send invoked after the
-fault was done, as it may hold only then, or of one that needed another attempt. An answer already
-in flight does not count: it may come from the leader that the fault took away. Sends that are
-served while a fault takes long to be injected (a rolling restart) divide the time and do not end
-it. So such a fault costs its longest outage, and not as long as it took. The client's own retries
-are included. `everybody` takes all clients as one, so the first client that is served ends it.
-`per_client` takes each by itself; the worst client's time is the honest figure for a user.
-`normal` is when acknowledgements came at the earlier rate again.
+The recovery time of a fault, for a set of clients, is the longest time without an acknowledgement,
+from the start of the injection (before the signal) to the first acknowledgement that proves the end
+of the fault. That is the acknowledgement of a send invoked after the fault was done, or of a send
+that needed a second attempt. A response in flight does not count, because it may be the lost
+leader's. Sends served during a long injection (a rolling restart) divide the time and do not end
+it, so such a fault costs its longest outage. The client's own retries are included. `everybody`
+treats all clients as one, so the first served client ends it. `per_client` treats each by itself;
+the slowest client's time is the honest figure for a user. `normal` is the time at which the earlier
+rate of acknowledgements was reached again.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ WINDOW_NS = 500_000_000  # over which the rate is taken
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One fault and what followed. Milliseconds; None: no such acknowledgement in this history.
+    """A fault and its recovery. Milliseconds; None: no such acknowledgement in this history.
 
-    `whom` is the selector that was planned ("leader", "all", …); of old histories the role."""
+    `whom` is the planned selector ("leader", "all", …); in old histories the role."""
 
     kind: str
     whom: str
@@ -46,16 +45,16 @@ class Recovery:
     # Longest time between two acknowledgements until the next fault, or until nobody asked any
     # more; the silence at its end counts.
     longest_gap_ms: float
-    normal_ms: float | None  # None: the earlier rate did not come back by then
+    normal_ms: float | None  # None: the earlier rate was not reached
 
     @property
     def name(self) -> str:
-        """The fault as written for mqchaos: KIND:WHOM."""
+        """The fault in mqchaos' notation, KIND:WHOM."""
         return f"{self.kind}:{self.whom}" if self.whom else self.kind
 
     @property
     def worst_client_ms(self) -> float | None:
-        """The slowest client's recovery; None if one never recovered or there was none."""
+        """The slowest client's recovery; None without clients, or if a client never recovered."""
         values = list(self.per_client_ms.values())
         known = [value for value in values if value is not None]
         return max(known) if known and len(known) == len(values) else None
@@ -63,7 +62,8 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles (nearest rank) over many values, in ms; p99 None: too few (`carried`)."""
+    """Percentiles (nearest rank) of many values, in ms; p99 is None if there are too few
+    (`carried`)."""
 
     count: int
     p50: float
@@ -72,7 +72,7 @@ class Spread:
 
 
 def recoveries(history: History) -> list[Recovery]:
-    """Return one Recovery for each fault, in the order of injection; starts are no faults."""
+    """Return a Recovery for each fault, in the order of injection; starts are no faults."""
     sends = all_sends(history)
     acknowledged = sorted(
         (send for send in sends if send.outcome is Outcome.OK),
@@ -94,13 +94,12 @@ def recoveries(history: History) -> list[Recovery]:
 
 
 def inflicted(history: History) -> list[Fault]:
-    """Return the faults that hit the cluster; old histories list starts, too."""
+    """Return the faults that hit the cluster; old histories also list starts."""
     return [fault for fault in history.faults if fault.kind != "start"]
 
 
 def by_kind(found: Iterable[Recovery]) -> dict[str, list[Recovery]]:
-    """Group the recoveries by kind of fault and whom it hit, sorted by that name
-    (`kill:leader`)."""
+    """Group the recoveries by name (`kill:leader`), sorted."""
     groups: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in found:
         groups[recovery.name].append(recovery)
@@ -122,8 +121,8 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def carried(ordered: Sequence[float], fraction: float) -> float | None:
-    """Return the percentile if enough values carry it, one of them beyond it at least: 100 for
-    p99, 1,000 for p99.9. A median is given from one value on. None: too few."""
+    """Return the percentile if at least one value is beyond it: from 100 values for p99, from 1,000
+    for p99.9. A median needs one value. None: too few."""
     needed = 1 if fraction <= 0.5 or fraction == 1.0 else round(1 / (1 - fraction))
     return percentile(ordered, fraction) if len(ordered) >= needed else None
 
@@ -186,8 +185,8 @@ def _recovery(
 
 
 def _outage_ms(fault: Fault, acknowledged: Iterable[Send]) -> float | None:
-    """Return the longest time without an acknowledgement until the fault is over; None: none shows
-    that it is."""
+    """Return the longest time without an acknowledgement until the fault's end; None if no
+    acknowledgement proves its end."""
     longest_ns, last_ns = 0, fault.invoked_ns
     for send in acknowledged:
         again = send.attempts > 1
@@ -203,8 +202,8 @@ def _outage_ms(fault: Fault, acknowledged: Iterable[Send]) -> float | None:
 def _normal_ms(done: Sequence[int], injected_ns: int, begin: int, end: int) -> float | None:
     """Return the time from the injection until the acknowledgement rate is back.
 
-    The rate is back at the first acknowledgement after which at least as many come within the
-    window as came on average before the fault (times NORMAL_SHARE).
+    The rate is normal at the first acknowledgement from which on the window has at least the
+    earlier average (times NORMAL_SHARE).
     """
     before = begin - bisect_left(done, injected_ns - BEFORE_NS)
     wanted = NORMAL_SHARE * before * WINDOW_NS / BEFORE_NS

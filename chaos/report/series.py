@@ -1,9 +1,8 @@
-"""Computes chart series from a history: rates, latencies and availability per interval, faults.
-Pure.
+"""Chart series of a history: rates, latencies and availability per interval, faults.
 
-Seconds are relative to the meta line's clock. Latencies are milliseconds from the moment a send was
-due (an open loop's latency includes waiting for its turn). Bounded whatever the size of the
-history: at most `BUCKETS_MAX` intervals and `DOTS_PER_BUCKET` single sends in each.
+Seconds are relative to the meta line's clock. Latencies are milliseconds from a send's due time (so
+an open loop's latency includes its wait). Bounded for a history of any size: at most `BUCKETS_MAX`
+intervals with `DOTS_PER_BUCKET` single sends each.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Latency:
 
     at_s: list[float]
     p50_ms: list[float]
-    p99_ms: list[float | None]  # None: fewer sends than a p99 takes
+    p99_ms: list[float | None]  # None: too few sends for a p99
 
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """Single sends of one outcome: when invoked, how long until the outcome."""
+    """Single sends of an outcome: time of the invocation, and latency."""
 
     at_s: list[float]
     ms: list[float]
@@ -61,8 +60,8 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One client's availability: of the sends due in each interval, the share acknowledged within
-    a second; None where none was due."""
+    """A client's availability: the share of the sends due in each interval that was acknowledged
+    within a second; None without due sends."""
 
     client: str
     at_s: list[float]

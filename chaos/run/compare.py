@@ -1,11 +1,11 @@
-"""Runs the same load and the same faults on several engines, one after the other.
+"""Comparison of engines: the same load and the same faults on each in turn.
 
-Every engine gets its own new cluster, the same seed and the same plan; faults that cannot be made
-on an engine are listed in its row. Before any fault, the engine's full speed is measured on a
-separate cluster, without proxies and fault layer, by one closed-loop producer.
+Every engine gets its own new cluster, the same seed and the same plan; faults that an engine cannot
+have are listed in its row. The engine's full speed is measured first, by a closed-loop producer, on
+a separate cluster without proxies and fault layer.
 
-All engines are held to the same promises, also to those that an engine does not make: the `acked
-and lost` messages of ASYNC_FLUSH under power cuts of all nodes show what that setting costs.
+All engines are held to the same promises, even if an engine does not make them: the `acked and
+lost` messages of ASYNC_FLUSH under power cuts of all nodes show the cost of that setting.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .engines import ENGINES, Engine
 from .runner import RunConfig, Say, Workloads, run_scenario
 from .scenario import SLOT_S, find_scenario
 
-# An engine that does not come back at all must not make the comparison endless.
+# Limits the comparison if an engine does not recover at all.
 WHOLE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class CompareConfig:
-    """A comparison to make. `minutes` None: SLOT_S for each fault and repeat."""
+    """A comparison. `minutes` None: SLOT_S for each fault and repeat."""
 
     directory: Path
     engines: tuple[str, ...]
@@ -110,7 +110,7 @@ async def _calm(
     seconds: float,
     say: Callable[[str], None],
 ) -> float:
-    """Return acknowledged sends a second at full speed, without faults."""
+    """Return acknowledged sends per second at full speed, without faults."""
     cluster = Cluster(directory)
     try:
         await cluster.up(engine.shape, settings)
@@ -127,13 +127,13 @@ async def _calm(
 TOPIC = "ChaosCalm"
 QUEUES = 8
 IN_FLIGHT = 256
-WARM_SHARE = 0.2  # of the time, before counting begins
+WARM_SHARE = 0.2  # of the time, before counting starts
 BODY = bytes(128)
 TIMEOUT_MS = 10_000
 
 
 async def saturate(namesrv: str, seconds: float, in_flight: int = IN_FLIGHT) -> float:
-    """Return acknowledged 128-byte sends a second, `in_flight` at once. Raises ClientError."""
+    """Return acknowledged 128-byte sends per second, `in_flight` at once. Raises ClientError."""
     async with Admin(namesrv, instance_config=signing()) as admin:
         await admin.topic.create(TOPIC, QUEUES)
     async with Producer("chaos-calm", namesrv, instance_config=signing()) as producer:
@@ -169,7 +169,7 @@ class _Loop:
         self._open -= 1
         now_s = time.monotonic()
         if error is not None:
-            self._error = error  # no fault is active: a failed send is a finding
+            self._error = error  # without a fault, a failed send is a finding
         elif self._count_from_s <= now_s < self._until_s:
             self._acknowledged += 1
         if now_s < self._until_s and self._error is None:

@@ -39,7 +39,7 @@ async def _committed(cluster: Cluster) -> dict[str, int]:
 def _write_evidence(
     cluster: Cluster, history: HistoryWriter, committed: Mapping[str, int], began_ns: int
 ) -> None:
-    """Record what the nodes left behind. Blocking."""
+    """Record the nodes' logs and stores. Blocking."""
     state = cluster.state()
     write_findings(history, cluster.collect_logs(), cluster.log_zone, began_ns)
     for group in state.groups:

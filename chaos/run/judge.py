@@ -30,7 +30,7 @@ from ..report.page import write_report
 from ..report.recovery import Recovery, inflicted, recoveries, summary
 
 WHOLE = "whole again after each fault"
-# Keys of verdict["counts"] → the checks whose offenders they count.
+# Keys of verdict["counts"] → the checks whose violations they count.
 COUNTED = {
     "lost": (LOST,),
     "duplicates": (MADE_BY_BROKERS, SENT_ONCE, BY_CLIENT_RETRY),
@@ -83,8 +83,8 @@ def judge(
 
 
 def _recall(history: History, verdict: Path) -> None:
-    """Take what became of the faults from the run's own verdict, if it left one: histories did not
-    say it, and a verdict that is made anew must not be better than the run's."""
+    """Read the outcome of the faults from the run's own verdict, if there is one: old histories do
+    not have it, and a new verdict must not be better than the run's."""
     try:
         said = orjson.loads(verdict.read_bytes())
         history.skipped = tuple(said["skipped"])
@@ -105,8 +105,8 @@ def whole_check(history: History, stuck: Sequence[str]) -> Check:
 
 
 def after_last_heal(history: History) -> dict[str, int]:
-    """Return how many sends began after the last fault was healed, and how many of these were
-    acknowledged: a cluster that is wedged takes none."""
+    """Return the number of sends after the last heal, and of acknowledged sends among them: a
+    wedged cluster accepts none."""
     healed_ns = max((fault.healed_ns for fault in inflicted(history)), default=0)
     later = [send for send in all_sends(history) if send.invoked_ns > healed_ns and not send.shed]
     return {"sent": len(later), "ok": sum(send.outcome is Outcome.OK for send in later)}
@@ -119,7 +119,7 @@ def verdict_data(
     load: Load,
     lost: Sequence[LostMessage],
 ) -> dict[str, Any]:
-    """Return the content of verdict.json: plain data."""
+    """Return the content of verdict.json."""
     counts = {check.name: check.count for check in checks}
     return {
         "verdict": merge(checks).value,

@@ -1,9 +1,9 @@
-"""Inflicts a plan: every fault at its time, healed at its end, the cluster whole before the next.
+"""Injection of a plan: each fault at its time, healed at its end, recovery before the next.
 
-A fault that cannot be done, or a cluster that does not become whole again, does not end the run: it
-is noted and enters the verdict. Processes that ended by themselves are started again once the
-faults are healed. A classic slave whose log is no longer its master's is rebuilt, as an operator
-would do it: messages that only that slave had are lost, as the mode allows.
+A failed fault, or a cluster that does not recover, does not end the run; the verdict reports it.
+Processes that ended by themselves are started again after the faults are healed. A classic slave
+whose log differs from its master's is rebuilt, as an operator would do it: messages that only that
+slave had are lost, as the mode allows.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Nemesis:
     async def _together(
         self, together: Sequence[Planned], late_s: float, check_load: Callable[[], None]
     ) -> None:
-        """Inflict the parts of one wish: the first at its time, the others at their planned
-        distance from when it was done, so a slow machine does not bring them closer together."""
+        """Inject the faults of a wish: the first at its time, the rest at their planned distance
+        from its injection, so that a slow machine does not bring them closer together."""
         first, *others = together
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +93,7 @@ class Nemesis:
         check_load: Callable[[], None],
         done: asyncio.Future[float] | None = None,
     ) -> None:
-        """Inject and heal one fault; complete `done` when it is injected or cannot be."""
+        """Inject and heal a fault; complete `done` when it is injected or has failed."""
         fault: Fault | None = None
         try:
             await self._sleep_until(when_s, check_load)
@@ -163,7 +163,7 @@ class Nemesis:
 
 
 def simultaneous(plan: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the plan in its order, with the parts of each wish in one list, the first one first.
-    They belong together even if the first is over at once."""
+    """Return the plan in its order, with the faults of each wish in a list. They belong together
+    even if the first is over at once."""
     ordered = sorted(plan, key=lambda planned: (planned.slot, planned.at_s))
     return [list(parts) for _, parts in groupby(ordered, key=lambda planned: planned.slot)]

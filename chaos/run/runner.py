@@ -1,13 +1,13 @@
-"""Runs a scenario: cluster, load, faults, heal, drain, verdict. A seed repeats the schedule.
+"""A run of a scenario: cluster, load, faults, heal, drain, verdict. A seed repeats the schedule.
 
-    DIR/cluster/          the cluster (chaos/cluster), unless it was given one that runs already
+    DIR/cluster/          the cluster (chaos/cluster), unless the run is given a running cluster
     DIR/history.jsonl     every operation
-    DIR/verdict.json      what the checks say, what was lost, recovery times with all raw values
+    DIR/verdict.json      results of the checks, lost messages, recovery times with all raw values
     DIR/report.html       the page
 
-Phases: up; topics; consumers join; load; faults at their times, all healed and the cluster whole
-again before the next ones; the load ends; drain; consumers leave; logs are searched, the cluster
-stops, replicas are compared. Then the checks.
+Phases: up; topics; consumers join; load; faults at their times, all healed and the cluster
+recovered before the next faults; the load ends; drain; consumers leave; logs are searched, the
+cluster stops, replicas are compared. Then the checks.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ RUNNER = "runner"
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One run. `repeats`: rounds of all the scenario's faults; None: as many as the time holds.
+    """A run. `repeats` counts rounds of all the scenario's faults; None: as many as fit into the
+    time.
 
-    `workloads` makes the run's own. `existing` is a running cluster; it is left running, as are
-    containers (`on` COMPOSE; `project`: of docker compose, empty: the only one). If the cluster is
-    not whole again within `whole_timeout_s`, that is noted, and the next fault comes.
+    `workloads` creates the run's own. `existing` is a running cluster; the run does not stop it,
+    nor containers (`on` COMPOSE; `project` of docker compose, empty: the only project). If the
+    cluster does not recover within `whole_timeout_s`, the verdict reports it and the next fault
+    follows.
     """
 
     scenario: str
@@ -173,8 +175,8 @@ async def _torment(
 
 
 async def _flows(workloads: Sequence[Workload]) -> None:
-    """Wait until a send was acknowledged, because a fault before that would disturb nothing; but at
-    most FLOW_TIMEOUT_S, after which the faults begin all the same."""
+    """Wait for the first acknowledged send, at most FLOW_TIMEOUT_S: an earlier fault would disturb
+    nothing."""
     deadline = time.monotonic() + FLOW_TIMEOUT_S
     while not any(workload.tally.ok for workload in workloads) and time.monotonic() < deadline:
         _raise_failure(workloads)
@@ -182,7 +184,7 @@ async def _flows(workloads: Sequence[Workload]) -> None:
 
 
 async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watched]:
-    """Return what the observer watches: (topic, consumer group) with the topic's queues counted."""
+    """Return the observer's pairs (topic, consumer group), with the topic's queues counted."""
     if not pairs:
         return []
     async with Producer("chaos-observer", namesrv, instance_config=signing()) as producer:
@@ -194,7 +196,7 @@ async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watch
 
 
 def _raise_failure(workloads: Sequence[Workload]) -> None:
-    """End the run now if a load broke: the rest would be worthless."""
+    """End the run if a load failed: the rest would be worthless."""
     for workload in workloads:
         failure = workload.failure()
         if failure is not None:
@@ -219,8 +221,7 @@ def _running(config: RunConfig) -> Cluster:
 async def _cluster(
     config: RunConfig, scenario: Scenario, stack: AsyncExitStack, say: Say
 ) -> Cluster:
-    """Return the cluster for the run; one that is started here is stopped when the stack
-    unwinds."""
+    """Return the cluster for the run. The stack stops a cluster that is started here."""
     if config.on == COMPOSE or config.existing is not None:
         cluster = _running(config)
         stack.push_async_callback(cluster.close)
@@ -243,7 +244,7 @@ async def _cluster(
 
 
 def with_needs(shape: Shape, needs: Collection[str]) -> Shape:
-    """Return the shape with what a scenario's faults need, and otherwise as it was asked for."""
+    """Return the shape with the needs of a scenario's faults."""
     return replace(
         shape,
         links=shape.links or "links" in needs,

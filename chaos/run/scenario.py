@@ -1,8 +1,8 @@
-"""Scenarios: named lists of faults, and their plans. Pure but for reading the catalogue.
+"""Scenarios: named lists of faults, and their plans.
 
-A scenario is a list of wishes as chaos.faults.catalogue writes them (`kill:leader`,
-`one-way-in:leader+kill:follower`); every round of a run inflicts each of them once, in an order
-drawn from the seed. A wish, or several separated by spaces, is a scenario of its own.
+A scenario is a list of wishes in the notation of chaos.faults.catalogue (`kill:leader`,
+`one-way-in:leader+kill:follower`). Each round of a run injects every wish once, in an order drawn
+from the seed. Wishes separated by spaces are an unnamed scenario.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..faults.catalogue import parse_wish, unavailable
 from ..faults.plan import LASTS_MAX, Want, plan
 from ..faults.select import SELECTORS
 
-# What Jepsen's five schedules are called that broke NATS 2.12.1 (December 2025).
+# The names of Jepsen's five schedules that broke NATS 2.12.1 (December 2025).
 JEPSEN_POWER = "jepsen-power"
 JEPSEN_BITS = "jepsen-bits"
 JEPSEN_MEMBERS = "jepsen-members"
 JEPSEN_SNAPSHOTS = "jepsen-snapshots"
 JEPSEN_PARTITIONS = "jepsen-partitions"
 JEPSEN = (JEPSEN_POWER, JEPSEN_BITS, JEPSEN_MEMBERS, JEPSEN_SNAPSHOTS, JEPSEN_PARTITIONS)
-SLOT_S = 8.0  # a fault, its heal and some calm: how many faults a run of given minutes gets
+SLOT_S = 8.0  # a fault, its heal and some calm: divides a run's minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Scenario:
         return [parse_wish(wish) for wish in self.wishes]
 
     def needs(self) -> frozenset[str]:
-        """Return what the cluster must have for all of them ("links", "faultable", …)."""
+        """Return the requirements on the cluster ("links", "faultable", …)."""
         return frozenset(n for parts in self.wants() for want in parts for n in want.kind.needs)
 
 
@@ -195,7 +195,7 @@ SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}
 
 
 def find_scenario(text: str) -> Scenario:
-    """Find a scenario by name, or make one of wishes separated by spaces. Raises ClusterError."""
+    """Find a scenario by name, or make an unnamed scenario of wishes. Raises ClusterError."""
     found = SCENARIOS.get(text)
     if found is not None:
         return found
@@ -224,7 +224,7 @@ def check_victims(scenario: Scenario, nodes: Sequence[Node]) -> None:
 def split_available(
     scenario: Scenario, state: ClusterState
 ) -> tuple[list[tuple[Want, ...]], list[str]]:
-    """Return the wishes possible for this cluster and machine, and why others are not."""
+    """Return the wishes possible for this cluster and machine, and reasons against the rest."""
     can, cannot = [], []
     for wish, parts in zip(scenario.wishes, scenario.wants(), strict=True):
         reasons = [r for want in parts if (r := unavailable(want.kind, state)) is not None]
@@ -238,8 +238,8 @@ def split_available(
 def make_plan(
     seed: int, wants: Sequence[Sequence[Want]], minutes: float, repeats: int | None
 ) -> tuple[Planned, ...]:
-    """Plan the faults of a run. `repeats` None: as many rounds as `minutes` hold, at least one; a
-    wish with a duration of its own makes the slots as long as it needs.
+    """Plan the faults of a run. `repeats` None: as many rounds as fit into `minutes`, at least one.
+    A wish with a duration of its own lengthens the slots.
 
     Raises ClusterError if the time is too short for a wish's own duration.
     """

@@ -1,7 +1,7 @@
-"""Shows a run in the terminal as it goes on: rates, latency, leaders, faults, checks so far.
+"""Live view of a run in the terminal: rates, latency, leaders, faults, checks.
 
-It reads only the history that the run writes. So any number of people may watch, they may watch a
-run on another machine whose file is shared, and an old history can be shown again.
+It reads only the history of the run. So any number of people may watch, also on a machine that
+shares the file, and an old history can be replayed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scene:
         self._recent: deque[tuple[int, str, int]] = deque(maxlen=RECENT_MAX)  # done, type, took
 
     def feed(self, record: dict[str, Any]) -> None:
-        """Take one more record. Raises HistoryError."""
+        """Process a record. Raises HistoryError."""
         self.suite.feed(record)
         t_ns = record["t_ns"]
         self.now_ns = max(self.now_ns, t_ns)
@@ -135,7 +135,7 @@ class Scene:
 
 
 def check_table(checks: tuple[Check, ...] | list[Check]) -> Table:
-    """Return a table of all checks, with examples of what is wrong."""
+    """Return a table of all checks, with examples of violations."""
     table = Table()
     table.add_column("check")
     table.add_column("count", justify="right")
@@ -148,7 +148,7 @@ def check_table(checks: tuple[Check, ...] | list[Check]) -> Table:
 
 
 def watch(history: Path, console: Console, wait_s: float = WAIT_FOR_FILE_S) -> Scene:
-    """Show `history` until the run's verdict stands beside it. Blocking.
+    """Show `history` until the run's verdict exists beside it. Blocking.
 
     Raises FileNotFoundError if no history appears within `wait_s`; HistoryError, OSError."""
     deadline = time.monotonic() + wait_s
@@ -160,7 +160,7 @@ def watch(history: Path, console: Console, wait_s: float = WAIT_FOR_FILE_S) -> S
     scene = Scene()
     with Follower(history) as follower, Live(console=console, refresh_per_second=4) as live:
         while True:
-            over = verdict.exists()  # asked before reading: nothing is written after it
+            over = verdict.exists()  # checked before reading: nothing is written after it
             records = follower.poll()
             for record in records:
                 scene.feed(record)

@@ -338,7 +338,8 @@ def repeat_command() -> str:
 
 
 def operating_words(error: BaseException) -> str | None:
-    """Return a message for the user if this is an operating error, also in groups; None for a bug."""
+    """Return a message for the user if this is an operating error, also in groups; None for a
+    bug."""
     if isinstance(error, BaseExceptionGroup):
         words = [operating_words(inner) for inner in error.exceptions]
         known = [text for text in words if text is not None]

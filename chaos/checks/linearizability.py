@@ -129,7 +129,8 @@ class _Todo:
         self._unanswered = dict.fromkeys(range(len(answered), len(self.operations)))
 
     def choices(self, state: Any, step: Step) -> Iterator[int]:
-        """Return the operations that can be next: those called before the first return of the rest."""
+        """Return the operations that can be next: those called before the first return of the
+        rest."""
         if not self.count:
             return iter(())
         found: list[int] = []

@@ -93,7 +93,8 @@ async def remove(
 
 
 def start_new(cluster: Cluster, group: str | None) -> tuple[Node, ProcessId]:
-    """Plan a node of `group` (None: the first), save it and start its process. Raises ClusterError."""
+    """Plan a node of `group` (None: the first), save it and start its process. Raises
+    ClusterError."""
     with locked(cluster.directory):
         node = _planned(cluster, group)
         return node, cluster.start_locked(node.name)

@@ -69,7 +69,7 @@ class HeldPorts:
             found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             held.append(found)
             try:
-                found.bind((self._host, port))  # without SO_REUSEADDR: not one that is held already
+                found.bind((self._host, port))  # without SO_REUSEADDR: a held port fails
             except OSError:
                 for each in held:
                     each.close()

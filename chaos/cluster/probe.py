@@ -1,7 +1,7 @@
-"""Probes a running cluster from outside: each replica's own view, and the name server's.
+"""Probes of a running cluster from outside: each replica's view, and the name server's.
 
-Sends only requests that change nothing: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CLUSTER_INFO
-(106), QUERY_CONSUMER_OFFSET (14) and GET_MAX_OFFSET (30).
+Sends read-only requests: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CLUSTER_INFO (106),
+QUERY_CONSUMER_OFFSET (14) and GET_MAX_OFFSET (30).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MASTER, SLAVE = "master", "slave"  # roles of classic brokers
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One broker's view of itself. Indexes are Raft indexes; of a classic broker they are byte
-    offsets of its CommitLog, and the master counts as the leader of term 0."""
+    """A broker's view of itself. Indexes are Raft indexes; a classic broker's are byte offsets of
+    its CommitLog, and the master counts as the leader of term 0."""
 
     node: str
     group: str
@@ -40,9 +40,9 @@ class ReplicaView:
     applied_index: int
     last_index: int
     durable_index: int
-    follows: bool = True  # a classic slave: whether it has a link to its master
-    refuses: str = ""  # a classic slave: why it does not follow its master any more
-    slaves_in_sync: int = 0  # a classic master: how many slaves it would wait for
+    follows: bool = True  # a classic slave: connected to its master
+    refuses: str = ""  # a classic slave: reason for which it stopped following its master
+    slaves_in_sync: int = 0  # a classic master: slaves that it would wait for
 
     @property
     def leads(self) -> bool:
@@ -61,12 +61,12 @@ class Probe(Protocol):
         ...
 
     async def registered_leader(self, namesrv: str, group: str) -> str | None:
-        """Return the address of the group's brokerId 0 at the first of these name servers
-        (separated by ';') that answers; None if it knows none."""
+        """Return the address of the group's brokerId 0, from the first of these name servers
+        (separated by ';') that answers; None without a leader."""
         ...
 
     async def listens(self, node: Node) -> bool:
-        """Return whether the node takes connections."""
+        """Return whether the node accepts connections."""
         ...
 
     async def close(self) -> None: ...
@@ -117,13 +117,14 @@ class RemotingProbe:
         return str(found) if found else None
 
     async def consumer_offset(self, address: str, group: str, topic: str, queue: int) -> int | None:
-        """Return the broker's offset for a group's queue (14); None: no answer, or none yet."""
+        """Return the broker's offset for a group's queue (14); None without an answer or an
+        offset."""
         fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
         fields["setZeroIfNotFound"] = "false"  # a 0 that nobody has committed may become none again
         return await self._ask_offset(address, RequestCode.QUERY_CONSUMER_OFFSET, fields)
 
     async def max_offset(self, address: str, topic: str, queue: int) -> int | None:
-        """Return the next queue offset to be given out (30); None: no answer."""
+        """Return the next queue offset (30); None without an answer."""
         fields = {"topic": topic, "queueId": str(queue)}
         return await self._ask_offset(address, RequestCode.GET_MAX_OFFSET, fields)
 
@@ -189,7 +190,7 @@ def _classic_view(node: Node, table: dict[str, str]) -> ReplicaView:
 
 
 async def listens(node: Node, timeout_ms: float) -> bool:
-    """Return whether something takes connections at the node's address."""
+    """Return whether a process accepts connections at the node's address."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             _, writer = await asyncio.open_connection(node.host, node.port)

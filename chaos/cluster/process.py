@@ -1,9 +1,9 @@
 """Starts, recognises and signals processes that outlive the command that starts them.
 
-A process is identified by its pid together with its start time (clock ticks since boot, field 22 of
-/proc/PID/stat), so a pid that the system has reused is never signalled: the check and the signal
-use one pidfd. Linux only, as /proc and pidfd are. A stopped (SIGSTOP) process is alive; a zombie is
-not, once its last thread has let go of the files.
+A process is identified by its pid and its start time (clock ticks since boot, field 22 of
+/proc/PID/stat). The check and the signal use a single pidfd, so a reused pid is never signalled.
+Linux only. A stopped (SIGSTOP) process is alive; a zombie is dead once its last thread has closed
+its files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOG_TAIL_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class ContainerRun:
-    """One run of a container, and when the engine says that it began."""
+    """A run of a container, and its start time in the engine."""
 
     container: str
     started_at: str = ""
@@ -27,8 +27,8 @@ class ContainerRun:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, not to be confused with a later one of the same pid. `run`: of a container; its
-    pid is then as the engine sees it, and its start is that of the run."""
+    """A process, distinct from a later process with its pid. `run` is a container's: then the pid
+    is the engine's, and the start is the run's."""
 
     pid: int
     start_ticks: int
@@ -56,7 +56,7 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         setsigmask=[],
     )
     found = _stat(pid)
-    if found is None:  # our own child: even dead it stays visible until waited for
+    if found is None:  # our own child: visible until it is waited for
         raise ProcessLookupError(f"process {pid} vanished while it was started")
     return ProcessId(pid, found[1])
 
@@ -72,7 +72,7 @@ def state(process: ProcessId) -> str:
         try:
             os.waitpid(process.pid, os.WNOHANG)
         except ChildProcessError:
-            pass  # somebody else's child: its parent or init reaps it
+            pass  # a foreign child: its parent or init reaps it
         return "dead"
     return "stopped" if found[0] in "Tt" else "running"
 

@@ -1,7 +1,7 @@
-"""The gRPC proxies of a cluster: what they are told, and whether they can run.
+"""The gRPC proxies of a cluster: their configuration, and whether they can run.
 
-Settings of the brokers that say who may come in, and how, count for proxies as well: accounts, TLS,
-the largest message. Further ones are for proxies alone, and win.
+The brokers' settings of access and limits also hold for proxies: accounts, TLS, message size.
+Settings for proxies alone override them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from raftmq.packages import PROXY_PACKAGES, missing_package
 
 from .clusterfile import ClusterState, Node, SettingsError
 
-# Keys of broker.conf, or how they begin, that mean the same to a proxy.
+# Keys of broker.conf, or prefixes, with the same meaning for a proxy.
 SHARED = ("tls", "acl", "innerClientAuthenticationCredentials", "maxMessageSize")
 
 
@@ -21,7 +21,7 @@ def check_installed(state: ClusterState) -> None:
 
 
 def proxy_conf(state: ClusterState, node: Node) -> str:
-    """Return one proxy's configuration; the user's settings come last and so win."""
+    """Return a proxy's configuration; the user's settings are last and so override."""
     own = {
         "namesrvAddr": state.namesrv,
         "bindAddress": node.host,

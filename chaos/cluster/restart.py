@@ -1,4 +1,4 @@
-"""Planned restarts: one broker after the other, so that clients notice nothing, or all at once."""
+"""Planned restarts: broker by broker, which clients do not notice, or all at once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 
 
 async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
-    """Stop every broker in order and start it again, one at a time, each time waiting until the
-    cluster is whole. The leader of each group comes last, so that leadership moves once. Name
-    servers follow, then gRPC proxies, one by one. Raises ClusterError; a process that is down then
-    stays down."""
+    """Restart every broker in order, one at a time, and wait for recovery after each. The leader of
+    each group is last, so leadership moves once. Name servers and then gRPC proxies follow. Raises
+    ClusterError; the failed process stays down."""
     found = cluster.state()
     for node in (*await _leaders_last(cluster), *found.name_servers, *found.grpc_proxies):
         await _restart(cluster, node)
@@ -28,8 +27,8 @@ async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None:
     """Stop everything in order and start it again; return once a send would be acknowledged. Raises
-    ClusterError: before anything is stopped, if brokers refuse to say how they are, so that nobody
-    could see when they serve again."""
+    ClusterError before it stops anything if brokers reject status requests, because their return
+    could not be observed."""
     refused = next((s for s in await cluster.status() if s.refusal), None)
     if refused is not None:
         raise ClusterError(who_refuses(refused.node.name, refused.refusal))

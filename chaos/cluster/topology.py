@@ -1,8 +1,8 @@
-"""The nodes of a cluster in each mode. Pure: ports are handed in.
+"""The nodes of a cluster in each mode.
 
-A *mode* is how one broker group keeps its messages: a Raft group, the same broker over pysyncobj,
-or classic masters with and without slaves. RocketMQ's names for whole clusters of two groups
-(`2m-noslave`, `2m-2s-async`, `2m-2s-sync`) are modes too.
+A *mode* is a broker group's replication: a Raft group, the same broker over pysyncobj, or classic
+masters with and without slaves. RocketMQ's names of clusters with two groups (`2m-noslave`,
+`2m-2s-async`, `2m-2s-sync`) are also modes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ REPLICAS_MAX = 9
 GROUPS_MAX = 16
 NAME_SERVERS_MAX = 8
 PROXIES_MAX = 8
-# Where Apache's servers listen unless told otherwise, further ones as in docker-compose.yml.
+# The default ports of Apache's servers; further nodes as in docker-compose.yml.
 NAME_SERVER_PORT, BROKER_PORT, GRPC_PORT = 9876, 10911, 8081
-NEXT_BROKER, NEXT_GROUP = 10, 100  # a broker has neighbours: HA +1, HTTP +4, peers +6
+NEXT_BROKER, NEXT_GROUP = 10, 100  # a broker's neighbours: HA +1, HTTP +4, peers +6
 HTTP_SHIFT, PEER_SHIFT = 4, 6
-STANDARD_MAX = HTTP_SHIFT  # name servers, proxies: the next one would be where the first has HTTP
+STANDARD_MAX = HTTP_SHIFT  # name servers, proxies: the next would have the first's HTTP port
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One mode. `replicas` counts one group's nodes, `role` is a classic master's brokerRole."""
+    """A mode. `replicas` counts the nodes per group, `role` is a classic master's brokerRole."""
 
     name: str
     description: str
@@ -59,7 +59,7 @@ MODES: dict[str, Mode] = {mode.name: mode for mode in _ALL}
 
 
 def flush_of(state: ClusterState) -> str:
-    """Return the flushDiskType of the cluster's brokers: a Raft group's default is SYNC_FLUSH."""
+    """Return the flushDiskType of the cluster's brokers; a Raft group's default is SYNC_FLUSH."""
     default = "SYNC_FLUSH" if MODES[state.mode].engine == RAFT else "ASYNC_FLUSH"
     return state.settings.get("flushDiskType", default)
 
@@ -73,10 +73,10 @@ class Shape:
     groups: int | None = None
     replicas: int | None = None  # per group
     name_servers: int | None = None
-    namesrv: str | None = None  # addresses of foreign ones, used instead of our own
-    links: bool | None = None  # traffic goes through proxies that can cut it
+    namesrv: str | None = None  # addresses of foreign name servers instead of our own
+    links: bool | None = None  # traffic passes through proxies that can cut it
     faultable: bool | None = None  # brokers run over the fault layer
-    netns: bool | None = None  # every process on a host of its own: network namespaces, root only
+    netns: bool | None = None  # a host per process: network namespaces, root only
     standard_ports: bool = False  # 9876, 9880, 10911, …, as clients and documents assume them
     proxies: int | None = None  # gRPC proxies
 
@@ -87,7 +87,7 @@ def ports_needed(shape: Shape) -> int:
     per_broker = 1 if mode.engine == CLASSIC else 2
     others = servers + (shape.proxies or 0)
     links = link_names(_nodes(shape, "", itertools.count(1))) if shape.links else ()
-    return groups * replicas * (per_broker + 1) + others * 2 + len(links)  # each has HTTP, too
+    return groups * replicas * (per_broker + 1) + others * 2 + len(links)  # each also has HTTP
 
 
 def standard_ports(shape: Shape) -> list[int]:
@@ -113,8 +113,8 @@ def standard_ports(shape: Shape) -> list[int]:
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
-    """Return the nodes of a new cluster: the proxy of its links if it has them, name servers,
-    brokers, gRPC proxies. Raises ClusterError."""
+    """Return the nodes of a new cluster: the link proxy if there are links, name servers, brokers,
+    gRPC proxies. Raises ClusterError."""
     free = iter(ports)
     nodes = _nodes(shape, host, free)
     links = {name: next(free) for name in link_names(nodes)} if shape.links else {}
@@ -171,8 +171,8 @@ def grpc_proxies(first: int, count: int, host: str, free: Iterator[int]) -> tupl
 def with_proxies(
     state: ClusterState, wanted: int | None, host: str, free: Iterator[int]
 ) -> ClusterState:
-    """Return the cluster with as many gRPC proxies as are wanted (None: as it has), the new ones
-    last. `free` has two ports for each of them. Raises ClusterError for fewer than it has."""
+    """Return the cluster with `wanted` gRPC proxies (None: unchanged), new proxies last. `free` has
+    two ports for each. Raises ClusterError if the cluster has more."""
     has = len(state.grpc_proxies)
     if wanted is None or wanted == has:
         return state
@@ -186,7 +186,7 @@ def with_proxies(
 
 
 def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> None:
-    """Raises ClusterError if `shape` asks for other nodes than an existing cluster has."""
+    """Raises ClusterError if `shape` differs from an existing cluster's."""
     has = {
         "mode": state.mode,
         "groups": len(state.groups),

@@ -1,4 +1,4 @@
-"""Hands leadership over on request: a planned change of leader, without stopping anybody."""
+"""Transfer of leadership: a planned change of leader that stops no broker."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ POLL_S = 0.02
 async def transfer(
     cluster: Cluster, group: str | None = None, target: str = "", timeout_s: float = 0.0
 ) -> tuple[Node, Node]:
-    """Hand leadership of `group` (None: the first one) to `target` ("": the follower with most).
+    """Transfer the leadership of `group` (None: the first) to `target` ("": the follower with
+    most).
 
-    Returns (old leader, new leader) once the new one says that it leads. Raises ClusterError; after
-    a time-out either may lead.
+    Returns (old leader, new leader) once the new leader is ready. Raises ClusterError; after a
+    time-out either may lead.
     """
     old = await cluster.leader(group)
     if old is None:
@@ -42,7 +43,7 @@ async def transfer(
 
 
 async def _ask(leader: Node, target: str) -> str:
-    """Ask the leader to hand over; return the name of the node that it says will lead."""
+    """Send the transfer to the leader; return the name of the new leader in the response."""
     client = RemotingClient(connect_timeout_ms=ASK_TIMEOUT_MS, credentials=own_credentials())
     command = RemotingCommand.request(
         RequestCode.TRANSFER_LEADERSHIP, {"target": target} if target else {}

@@ -1,1 +1,1 @@
-"""Faults injected into a cluster: the catalogue, their targets, times and healing."""
+"""Faults injected into a cluster: catalogue, targets, times and healing."""

@@ -1,13 +1,13 @@
-"""The interface of every fault: a kind in the catalogue, a place in a plan, an object that acts.
+"""The interface of faults: a kind in the catalogue, an entry of a plan, an object that acts.
 
-A *kind* is data: name, family, which nodes it may hit, what it needs. A *planned* fault is a kind
-with a time, a target and drawn numbers, pure data made from a seed. A *fault* carries a planned one
-out on one cluster: it injects and heals. `Injection` is the usual fault. It has a `Deed`, which
-does and undoes the damage; the injection itself writes the history records, and heals even after an
-`inject` that failed or was cancelled, and where the history cannot be written any more.
+A *kind* is data: name, family, possible targets, requirements. A *planned* fault is a kind with a
+time, a target and drawn numbers, made from a seed. A *fault* injects and heals a planned fault on a
+cluster. `Injection` is the usual fault. Its `Deed` does and undoes the damage; the injection itself
+writes the history records. It heals even after an `inject` that failed or was cancelled, and when
+the history cannot be written.
 
-Every module of faults has one table `KINDS: Table` and, if its kinds need something of the machine
-or the cluster, one table `NEEDS`; chaos.faults.catalogue joins them.
+Every module of faults has a table `KINDS: Table` and, if its kinds need a feature of the machine or
+the cluster, a table `NEEDS`; chaos.faults.catalogue joins them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROCESS = "nemesis"
-CHOOSE_TIMEOUT_S = 30.0  # many elections long, on a busy machine, too
+CHOOSE_TIMEOUT_S = 30.0  # many elections long, even on a busy machine
 CHOOSE_POLL_S = 0.05
 FAMILIES = ("process", "network", "disk", "damage", "clock", "names")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One entry of the catalogue. `whom`: the selectors of targets that make sense, the usual one
-    first.
+    """An entry of the catalogue. `whom` lists the selectors of targets, the usual selector first.
 
     `needs` are names in the tables of needs ("links", "faultable", "root", "raft", …); `modes` are
-    the cluster modes that it fits, None: all. `lasts_s`: bounds of the duration a plan draws, in
-    seconds; a one-off heals at once. `params`: further numbers a plan draws, name → (low, high).
+    cluster modes, None: all. `lasts_s` bounds the drawn duration in seconds; without it the fault
+    heals at once. `params` are further drawn numbers, name → (low, high).
     """
 
     name: str
@@ -59,8 +58,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault of a plan. Seconds from the start of the load; `choice` in [0, 1) picks targets.
-    Faults with the same `slot` are parts of one wish and happen together."""
+    """A fault of a plan. Times are seconds from the start of the load; `choice` in [0, 1) picks
+    targets. Faults with the same `slot` belong to a wish and happen together."""
 
     number: int
     at_s: float
@@ -84,25 +83,25 @@ class Planned:
 
 
 class Fault(Protocol):
-    """Something that goes wrong in a cluster and can be put right again."""
+    """A failure of a cluster that can be injected and healed."""
 
     async def inject(self) -> None:
-        """Do it. Raises ClusterError if it could not be done: then nothing is wrong."""
+        """Inject it. Raises ClusterError without any damage if that is not possible."""
         ...
 
     async def heal(self) -> None:
-        """Undo it; harmless if it was not injected or is healed already. Raises ClusterError if it
-        could not be undone: then it may be called again."""
+        """Heal it; does nothing if it was not injected or is healed. After a ClusterError it may be
+        called again."""
         ...
 
     def describe(self) -> str:
-        """Return what it does, for a person and for the chart."""
+        """Return a description for the user and the chart."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The objects faults work on. `links` is None if the cluster's traffic takes no proxies."""
+    """The objects that faults use. `links` is None without proxies for the cluster's traffic."""
 
     cluster: Cluster
     history: HistoryWriter
@@ -113,13 +112,13 @@ class Context:
 
 Factory = Callable[[Planned, Context], Fault]
 Table = Mapping[str, tuple[Kind, Factory]]
-# Returns why this machine (None given) or this cluster lacks what is needed; None if it has it.
+# Returns the requirement that this machine (None given) or this cluster lacks, or None.
 Need = Callable[[ClusterState | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The nodes a fault hits. `role` is the first one's role when it was chosen."""
+    """The nodes that a fault hits. `role` is the first node's role at the time of the choice."""
 
     nodes: tuple[Node, ...]
     role: str = ""
@@ -130,7 +129,7 @@ class Hit:
 
     @property
     def pid(self) -> int:
-        """The pid of the one node that is hit; 0 if there are several or none."""
+        """The pid of the node; 0 unless there is exactly one."""
         only = self.nodes[0] if len(self.nodes) == 1 else None
         return only.process.pid if only is not None and only.process is not None else 0
 
@@ -138,9 +137,9 @@ class Hit:
 class Deed(Protocol):
     """The work of a fault on the nodes that it hits.
 
-    `undo` must be harmless after a `do` that failed or was cancelled half way, because it is called
-    then, and for nodes that came back or were started again by somebody else meanwhile. No
-    thread of `do` may still run then: `in_thread` waits for it.
+    `undo` must be harmless after a `do` that failed or was cancelled, because it is called then,
+    and for nodes that were restarted in between. No thread of `do` may still run then: `in_thread`
+    waits for it.
     """
 
     async def do(self, hit: Hit) -> None:
@@ -150,7 +149,7 @@ class Deed(Protocol):
         """Put it right. Raises ClusterError or OSError."""
 
     def describe(self, targets: str) -> str:
-        """Return in a few words what it does; `targets` has the nodes' names, or the selector."""
+        """Return a short description; `targets` has the nodes' names, or the selector."""
 
 
 async def choose_nodes(planned: Planned, context: Context) -> Hit:
@@ -172,7 +171,7 @@ async def choose_nodes(planned: Planned, context: Context) -> Hit:
 
 
 class Injection:
-    """A fault that is written into the history: a deed, and the nodes that it hits.
+    """A fault that the history records: a deed, and the nodes that it hits.
 
     `choose` finds the nodes; without it, the planned selector does.
     """
@@ -188,7 +187,7 @@ class Injection:
         self.context = context
         self.deed = deed
         self._choose = choose or partial(choose_nodes, planned, context)
-        self.hit: Hit | None = None  # since when it was injected; None: nothing is wrong
+        self.hit: Hit | None = None  # the injection; None: no damage
 
     async def inject(self) -> None:
         """Choose, record the start, do it, record that it is done."""
@@ -222,14 +221,13 @@ class Injection:
         except (ClusterError, OSError) as error:
             self._write("fail", "heal", self.hit, op, error)
             raise ClusterError(f"{self.planned.kind} cannot be healed: {error}") from error
-        # Processes that were started again have other pids; a node may have left for good.
+        # Restarted processes have new pids; a removed node is gone.
         now = {node.name: node for node in self.context.cluster.state().nodes}
         hit = Hit(tuple(now.get(node.name, node) for node in self.hit.nodes), self.hit.role)
         self._write("ok", "heal", hit, op)
         self.hit = None
 
     def describe(self) -> str:
-        """Return what it does."""
         return self.deed.describe(self.targets())
 
     def targets(self) -> str:
@@ -258,12 +256,12 @@ class Injection:
 
 
 def injected(deed: Callable[[Planned, Context], Deed]) -> Factory:
-    """Return what makes a fault of such a deed, with the planned nodes."""
+    """Return a factory of faults with such a deed, on the planned nodes."""
     return lambda planned, context: Injection(planned, context, deed(planned, context))
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end, also if this is cancelled meanwhile, and raise that only then. A
+    """Await `work` to its end even if this is cancelled, and raise the cancellation afterwards. A
     second cancellation reaches `work`."""
     task = asyncio.create_task(work)
     try:
@@ -274,13 +272,13 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def in_thread(function: Callable[..., T], *values: object) -> T:
-    """Run a blocking function in a thread. A thread cannot be cancelled: this returns when it is
-    over, so that what it does is not undone before it is done."""
+    """Run a blocking function in a thread. A thread cannot be cancelled: this returns after its
+    end, so that damage is never undone before it is done."""
     return await finished(asyncio.to_thread(function, *values))
 
 
 def role_of(node: Node, statuses: Sequence[NodeStatus]) -> str:
-    """Return "leader" (a classic master, too), "follower", or "" for a name server."""
+    """Return "leader" (or classic master), "follower", or "" for a name server."""
     if node.kind != "broker":
         return ""
     return "leader" if node.name in {other.name for other in leaders(statuses)} else "follower"

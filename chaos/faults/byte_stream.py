@@ -1,8 +1,8 @@
-"""The bytes in flight in one direction of one connection: passed at once, delayed, or held. Pure.
+"""The bytes in flight in one direction of a connection: passed at once, delayed, or held.
 
-Bytes come out complete, once, and in the order in which they went in, even if rules change
-meanwhile. The end of the stream (END) and its loss (RESET) keep their place among them. The owner
-stops reading when `full` says so: a flow holds at most its limit plus one more read.
+Bytes arrive complete, once and in order, even if rules change. The end of the stream (END) and its
+loss (RESET) keep their positions. The owner stops reading when `full`: a flow holds at most its
+limit and one more read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .rules import Way
 HELD_BYTES_MAX = 4 << 20  # a delayed way holds this much: 10 MB/s over 400 ms
 QUEUE_S = 0.5  # a slow way queues for this long, as a small router does
 QUEUE_BYTES_MIN = 64 << 10
-PIECE_S = 0.02  # at a limited rate bytes come in pieces of about this duration
+PIECE_S = 0.02  # at a limited rate a piece of bytes takes about this long
 PIECE_BYTES_MIN = 512
 
 
 class Mark(Enum):
-    """The other things that can be in flight."""
+    """The marks that can be in flight among bytes."""
 
     END = "end"  # nothing follows (FIN)
     RESET = "reset"  # the connection is gone
@@ -31,7 +31,7 @@ Item = bytes | Mark
 
 
 class Pace:
-    """The rate limit of one way of a link, shared by all its connections."""
+    """The rate limit of one direction of a link, shared by all its connections."""
 
     def __init__(self) -> None:
         self._free_s = 0.0
@@ -42,12 +42,12 @@ class Pace:
         return self._free_s
 
     def reset(self) -> None:
-        """Forget earlier reservations: the rate has changed."""
+        """Drop earlier reservations: the rate has changed."""
         self._free_s = 0.0
 
 
 class Flow:
-    """One direction. `random` in [0, 1) draws jitter. Times are seconds of one clock."""
+    """One direction. `random` in [0, 1) draws jitter. Times are seconds of a single clock."""
 
     def __init__(self, way: Way, pace: Pace, random: Callable[[], float]) -> None:
         self.way = way
@@ -85,7 +85,7 @@ class Flow:
             self._add(piece, passed_s + self._delay_s())
 
     def take(self, now_s: float) -> list[Item]:
-        """Return what has arrived by now."""
+        """Return the bytes and marks that have arrived by now."""
         found: list[Item] = []
         if self.way.cut:
             return found
@@ -97,11 +97,11 @@ class Flow:
         return found
 
     def next_due_s(self) -> float | None:
-        """Return when `take` will have something; None: not before something changes."""
+        """Return the time of the next arrival; None if it depends on a change of rules."""
         return None if self.way.cut or not self._queue else self._queue[0][0]
 
     def change(self, way: Way, now_s: float) -> None:
-        """Apply other rules from now on, also to what is in flight."""
+        """Apply new rules from now on, also to bytes in flight."""
         if way == self.way:
             return
         reshape = way.passes or (way.delay_s, way.jitter_s, way.rate) != (
@@ -120,7 +120,7 @@ class Flow:
             self.push(item, now_s)
 
     def clear(self) -> None:
-        """Drop everything: nobody waits for it any more."""
+        """Drop everything."""
         self._queue.clear()
         self.held_bytes = 0
 

@@ -1,8 +1,8 @@
-"""The catalogue of all kinds of faults, what they need, and how a *wish* for one is written.
+"""The catalogue of all kinds of faults, their requirements, and the notation of a *wish*.
 
 A wish is `KIND`, `KIND:WHOM` or `KIND:WHOM,for=3,NAME=VALUE`; several joined by `+` happen at the
 same time: `kill:leader`, `delay:follower,delay_ms=80`, `one-way-in:leader+kill:follower`. Faults
-that a machine or a cluster cannot do are reported with the reason, never skipped silently.
+that a machine or a cluster cannot have are reported with the reason, never skipped silently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .base import FAMILIES, Context, Factory, Fault, Kind, Need, Planned
 from .plan import Want
 from .select import SELECTORS
 
-_NODE_NAME = re.compile(r"[a-z]+\d+")  # n0; which ones there are is known once a cluster runs
+_NODE_NAME = re.compile(r"[a-z]+\d+")  # n0; checked against the nodes of a running cluster
 
 REGISTRY: Mapping[str, tuple[Kind, Factory]] = {
     **process.KINDS,
@@ -44,7 +44,7 @@ NEEDS: Mapping[str, Need] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kind as a person reads it. `cannot` says why it cannot be done here; empty: it can."""
+    """A kind for display. `cannot` is the reason for which it is impossible here, or ""."""
 
     kind: Kind
     cannot: str
@@ -61,7 +61,7 @@ def find(name: str) -> Kind:
 def unavailable(kind: Kind, state: ClusterState | None = None) -> str | None:
     """Return why this machine or this cluster cannot do it; None if it can.
 
-    Without a cluster, only what the machine lacks counts.
+    Without a cluster, only the machine's features count.
     """
     if state is not None and kind.modes is not None and state.mode not in kind.modes:
         return f"not in mode {state.mode}: it is for {', '.join(sorted(kind.modes))}"
@@ -95,7 +95,7 @@ def rows(state: ClusterState | None = None) -> list[Row]:
 
 
 def parse_wish(text: str) -> tuple[Want, ...]:
-    """Parse one wish, written as above. Raises ClusterError that names the offending part."""
+    """Parse a wish. Raises ClusterError that names the offending word."""
     return tuple(_parse_part(part.strip()) for part in text.split("+"))
 
 

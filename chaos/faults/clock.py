@@ -1,8 +1,7 @@
-"""Faults of the time of day: a node's wall clock jumps, or jumps back and forth.
+"""Faults of the time of day: a node's wall clock jumps once, or back and forth.
 
-Only the wall clock is moved, through the fault layer: monotonic clocks do not jump. The wall clock
-stamps messages and frames and decides what retention deletes; none of our time-outs may depend on
-it.
+The fault layer moves the wall clock only: monotonic clocks do not jump. The wall clock stamps
+messages and frames and decides retention; none of our time-outs may depend on it.
 """
 
 from __future__ import annotations

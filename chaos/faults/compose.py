@@ -1,6 +1,7 @@
-"""Faults of containers, and the reasons why other faults cannot be made there.
+"""Faults of containers, and the reasons for which other faults are impossible there.
 
-A cut takes a container off its networks, so nobody reaches it by name, address or published port.
+A cut disconnects a container from its networks: its name, address and published ports are
+unreachable.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def why_not(kind: Kind) -> str | None:
 
 
 class CutContainers:
-    """Takes containers off all networks; healing joins them again with the same names."""
+    """Disconnects containers from all networks; healing reconnects them with the same names."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._context = context

@@ -1,10 +1,9 @@
-"""Damage to the files of a node that is down: torn tails, flipped bits, lost files; then restarted.
+"""Damage to the files of a stopped node: torn tails, flipped bits, lost files; then a restart.
 
-A node is killed (stopped in order if its snapshots are to be damaged: it makes one then), something
-in its store is damaged, and it is started at once. The history records
-the damage to the bit: file, byte, bit. Healing makes sure that the node serves. If it refuses to
-start and says so in its log, it is treated as an operator would: a Raft replica is given an empty
-disk. That, too, is written down.
+A node is killed (stopped in order before damage to its snapshots, because it writes one then), its
+store is damaged, and it is started at once. The history records the damage to the bit: file, byte,
+bit. Healing ensures that the node serves. If it refuses to start and logs the reason, healing acts
+like an operator and gives a Raft replica an empty disk, which the history also records.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Damage:
         raise ClusterError(f"{node.name} does not serve {UP_S:g} s after it was damaged")
 
     async def _replace(self, node: Node) -> None:
-        """Give a node that refused to start an empty disk, once; leave a killed one."""
+        """Give a node that refused to start an empty disk, once. A killed node keeps its disk."""
         last = tail(log_path(self._context.cluster.directory, node), LOG_LINES).splitlines()
         said = (line for line in reversed(last) if any(word in line for word in REFUSALS))
         words = next(said, "")
@@ -167,20 +166,20 @@ def torn_tail(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_header(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of a frame's (or record's) header below the durable mark."""
+    """Flip a bit of a frame's (or record's) header below the durable mark."""
     path, item = _drawn(_durable_items(store), rng)
     return _flip(store, path, rng.randrange(item.at, item.at + item.header_bytes), rng)
 
 
 def flip_payload(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of a frame's (or record's) contents below the durable mark."""
+    """Flip a bit of a frame's (or record's) contents below the durable mark."""
     path, item = _drawn(_durable_items(store), rng)
     return _flip(store, path, rng.randrange(item.at + item.header_bytes, item.end), rng)
 
 
 def bit_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip bits of several frames below the durable mark, in headers and contents."""
-    found = _durable_items(store)  # before any header is damaged: the walk follows them
+    found = _durable_items(store)  # before any header is damaged: the walk follows the headers
     hit = [_drawn(found, rng) for _ in range(ROT_BITS)]
     return "; ".join(
         _flip(store, path, rng.randrange(item.at, item.end), rng) for path, item in hit
@@ -188,7 +187,7 @@ def bit_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of a used unit of a ConsumeQueue."""
+    """Flip a bit of a used entry of a ConsumeQueue."""
     files = _files(store, "consumequeue")
     rng.shuffle(files)
     for path in files:
@@ -200,7 +199,7 @@ def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of an IndexFile: of its header, or where it holds data."""
+    """Flip a bit of an IndexFile: in its header or its data."""
     files = [path for path in _files(store, "index") if path.stat().st_size >= INDEX_HEAD_BYTES]
     if not files:
         raise ClusterError("there is no IndexFile")
@@ -215,7 +214,7 @@ def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit in each copy in the vote file: both are bad, and the node must notice."""
+    """Flip a bit in each copy in the vote file: both are bad, and the node must notice."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if not found:
@@ -224,7 +223,7 @@ def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of one of the two copies in the vote file: the other one must suffice."""
+    """Flip a bit in one of the two copies in the vote file: the second copy must suffice."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if len(found) < 2:
@@ -238,7 +237,7 @@ def lost_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_checkpoint(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of the checkpoint's five numbers."""
+    """Flip a bit of the checkpoint's five numbers."""
     path = store / "checkpoint"
     if len(_content(path)) < CHECKPOINT_BYTES:
         raise ClusterError("there is no checkpoint")
@@ -246,13 +245,13 @@ def flip_checkpoint(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_config(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of one of the tables under config/."""
+    """Flip a bit of a table under config/."""
     path = rng.choice(_snapshots(store))
     return _flip(store, path, rng.randrange(path.stat().st_size), rng)
 
 
 def snapshot_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip one bit of every table under config/, the older copies included."""
+    """Flip a bit of every table under config/, and of the older copies."""
     found = _snapshots(store)
     flips = (_flip(store, path, rng.randrange(path.stat().st_size), rng) for path in found)
     return "; ".join(flips)
@@ -266,7 +265,7 @@ def torn_snapshot(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Remove one segment of the CommitLog that holds something durable."""
+    """Remove a segment of the CommitLog with durable data."""
     mark = durable_offset(_content(store / "checkpoint"))
     held = [path for path in _segments(store) if int(path.name) < mark]
     if not held:
@@ -275,7 +274,7 @@ def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Remove one file of a ConsumeQueue."""
+    """Remove a file of a ConsumeQueue."""
     files = _files(store, "consumequeue")
     if not files:
         raise ClusterError("there is no ConsumeQueue")
@@ -301,7 +300,7 @@ def _durable_items(store: Path) -> list[tuple[Path, Item]]:
 
 
 def _drawn(found: list[tuple[Path, Item]], rng: random.Random) -> tuple[Path, Item]:
-    """Choose one of them: equally often an early, a late, or any one."""
+    """Choose an item: equally often an early item, a late item, or any."""
     few = max(1, len(found) // 20)
     part = rng.choice((found[:few], found[-few:], found))
     return rng.choice(part)
@@ -363,7 +362,7 @@ def _items(path: Path) -> list[Item]:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[memoryview]:
-    """Yield the file's bytes, mapped: only those looked at are read."""
+    """Yield the file's bytes, mapped: only the accessed pages are read."""
     if path.stat().st_size == 0:
         yield memoryview(b"")
         return

@@ -1,8 +1,8 @@
 """Finds the bytes of a node's files that are worth damaging. Pure.
 
-The functions know the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue units,
-IndexFiles, the two-slot files of term and vote, and the checkpoint. They take bytes and return byte
-offsets. They verify nothing: an item is where the size of the one before it says that it is.
+The functions parse the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue entries,
+IndexFiles, the two-slot files of term and vote, and the checkpoint. They map bytes to byte offsets.
+They verify nothing: the size of an item gives the offset of the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftmq.store.record import BLANK, BLANK_SIZE_BYTES, FIXED_SIZE_BYTES, MAGIC
 UNIT_BYTES = 20
 SLOT_BYTES = 4096
 CHECKPOINT_BYTES = 40
-DURABLE_AT = 24  # in the checkpoint: how far the CommitLog was once durable
+DURABLE_AT = 24  # in the checkpoint: durable end of the CommitLog
 INDEX_HEAD_BYTES = 40
 _SLOT_HEAD = struct.Struct(">IHHQ")  # magic, version, length, sequence
 _SLOT_MAGIC = 0x52534C54
@@ -38,7 +38,7 @@ class Item:
 
 
 def log_items(data: bytes | memoryview) -> list[Item]:
-    """Return the frames and records at the top of a segment, up to the first other thing."""
+    """Return the frames and records at the start of a segment, up to the first foreign data."""
     items = []
     at = 0
     while at + BLANK_SIZE_BYTES <= len(data):
@@ -60,9 +60,10 @@ def log_items(data: bytes | memoryview) -> list[Item]:
 
 
 def used_units(data: bytes | memoryview) -> int:
-    """Return how many units of a ConsumeQueue file are in use: those before the first empty one."""
+    """Return the number of used entries in a ConsumeQueue file: those before the first empty
+    entry."""
     low, high = 0, len(data) // UNIT_BYTES
-    while low < high:  # no empty unit stands before a used one
+    while low < high:  # no empty entry precedes a used entry
         middle = (low + high) // 2
         unit = data[middle * UNIT_BYTES : (middle + 1) * UNIT_BYTES]
         if any(unit):

@@ -1,8 +1,8 @@
 """Faults of disks: full, failing, slow, stalled, lying, without power, lost, set back.
 
-All but the last two need brokers that run over the fault layer (`mqcluster up --faultable`).
-A broker may rightly end itself because of what its disk did: healing makes the disk good again and
-starts brokers that are down.
+All but the last two need brokers over the fault layer (`mqcluster up --faultable`). A broker may
+rightly end itself because of a disk error: healing repairs the disk and starts brokers that are
+down.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from .power import FAULTS, Cut, LoopDisk, owned
 from .power_loss_journal import LOSE_ALL
 from .process import Kill, alive
 
-END_S = 120.0  # within which a broker whose disk failed must serve again or have ended
+END_S = 120.0  # within which a broker with a failed disk must serve again or have ended
 STEADY_S = 0.5  # a broker that answers for this long will not end because of the fault
 POLL_S = 0.05
 
@@ -80,7 +80,7 @@ class Told:
         self._rules = tuple(rules(planned))
         self._words = words
         self._may_end = may_end
-        self._ran: list[str] = []  # when it was injected: to be started if they end
+        self._ran: list[str] = []  # running at the injection: started again if they end
 
     async def do(self, hit: Hit) -> None:
         self._ran = [node.name for node in hit.nodes if alive(node)]
@@ -148,8 +148,7 @@ class PowerCut:
 
 
 class KernelPowerCut:
-    """A power cut made by the kernel: each store is on a file system of its own, which is shut
-    down."""
+    """A power cut by the kernel: each store is on its own file system, which is shut down."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._context = context
@@ -171,8 +170,8 @@ class KernelPowerCut:
 class DiskLoss:
     """SIGKILL, and the store is gone; started again with an empty disk.
 
-    A classic master cannot fetch what it lost: heal does what an operator would. The slave is
-    stopped in order, its store is copied to the master's disk, and both are started.
+    A classic master cannot fetch its lost data, so heal acts like an operator. It stops the slave
+    in order, copies its store to the master's disk, and starts both.
     """
 
     def __init__(self, planned: Planned, context: Context) -> None:
@@ -209,13 +208,13 @@ class DiskLoss:
 
 
 class OldDisk:
-    """An image of the store is taken, in order; healing puts it in the place of the store, so that
-    the node has forgotten what it did meanwhile, and nothing on its disk says so."""
+    """An image of the store is taken in order; healing restores it, so that the node loses
+    everything since, without a trace on its disk."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._context = context
         self._name = f"image-{planned.number}"  # beside the store
-        self._taken: list[str] = []  # whose images are whole, and were not put back yet
+        self._taken: list[str] = []  # with complete images that were not restored yet
         self._stop = Kill(context.cluster, signal.SIGTERM)
         self._kill = Kill(context.cluster)
 
@@ -250,21 +249,21 @@ class OldDisk:
 
 
 def needs_restoring(state: ClusterState, node: Node) -> bool:
-    """Return whether it is a classic master with slaves: no other node sends it what it lost."""
+    """Return whether it is a classic master with slaves: no node sends it its lost data."""
     classic = MODES[state.mode].engine == CLASSIC
     return classic and node.broker_id == 0 and len(state.members(node.group)) > 1
 
 
 def copy_store(context: Context, source: Node, target: Node) -> None:
-    """Copy the store of a stopped node to another's disk. Blocking. Raises ClusterError,
+    """Copy the store of a stopped node to another node's disk. Blocking. Raises ClusterError,
     OSError."""
     copy_files(store_of(context, source), store_of(context, target))
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy one store into another. Blocking. Raises ClusterError, OSError.
+    """Copy a store. Blocking. Raises ClusterError, OSError.
 
-    The index is left out: its files are sparse and large, a copy would fill them, and the broker
+    The index is skipped: its files are sparse and large, a copy would fill them, and the broker
     rebuilds them from the log.
     """
     with owned(source), owned(target):
@@ -290,7 +289,7 @@ def lose_disk(context: Context, node: Node) -> None:
 def empty(store: Path) -> None:
     """Remove everything in a store. Blocking. Raises ClusterError, OSError."""
     with owned(store):
-        for entry in list(store.iterdir()):  # not the directory: it may be where a disk is mounted
+        for entry in list(store.iterdir()):  # not the directory itself: it may be a mount point
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != LOCK_FILE:

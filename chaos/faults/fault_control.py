@@ -4,13 +4,13 @@
         0   u64   version: rises with every change of rules.json
         8   i64   ms by which the wall clock is off
         16  i64   strobe: further ms by which it is off half of the time,
-        24  i64   strobe: for so many ms, then as many ms without; 0: no strobe
-        64  u64   x 64: per slot, how many calls a rule has matched
+        24  i64   strobe: duration of each half in ms; 0: no strobe
+        64  u64   x 64: per slot, the number of calls that matched a rule
     DIR/<node>/faults/rules.json   key of a fault → its rules, each with its slot
 
-The broker checks for news with one comparison of mapped memory per call. Counts live in the mapped
-file, so "the third write" stays the third over a restart. The broker reads, the harness writes; two
-commands of the harness take turns by a lock.
+The broker detects changes by a single comparison of mapped memory per call. Counts are in the
+mapped file, so "the third write" stays the third over a restart. The broker reads, the harness
+writes; a lock serialises the harness's commands.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EFFECTS = (ERROR, FULL, SLOW, STALL, LIE, SHORT)
 
 
 class TooManyRules(Exception):
-    """All slots of one node's control file are taken."""
+    """All slots of a node's control file are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Steering:
         _create(home)
 
     def put(self, key: str, rules: Sequence[Rule]) -> None:
-        """Set the rules under `key`, replacing earlier ones. Raises TooManyRules."""
+        """Set the rules under `key`, replacing earlier rules. Raises TooManyRules."""
         with self._locked() as (found, control):
             found.pop(key, None)
             free = sorted(set(range(SLOTS_MAX)) - {slot for _, slot in _flat(found)})
@@ -109,7 +109,7 @@ class Steering:
 
     def set_clock(self, offset_ms: int, strobe_ms: int = 0, period_ms: int = 0) -> None:
         """Set the node's wall clock off by `offset_ms`, and by `strobe_ms` more for half of each 2
-        `period_ms`. All zero: right again."""
+        `period_ms`. Zeros reset it."""
         with self._locked() as (_, control):
             control[_CLOCK_AT : _CLOCK_AT + _CLOCK.size] = _CLOCK.pack(
                 offset_ms, strobe_ms, period_ms
@@ -117,7 +117,7 @@ class Steering:
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[dict[str, list[tuple[Rule, int]]], mmap.mmap]]:
-        """Yield the rules and the mapped file to be changed; publish what was changed."""
+        """Yield the rules and the mapped file for changes; publish them afterwards."""
         with (self.home / "control").open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with mmap.mmap(file.fileno(), CONTROL_BYTES) as control:
@@ -174,8 +174,8 @@ class Control:
     def effect(self, call: str, path: str) -> str:
         """Return the effect for this call, or "". Delays have happened when it returns.
 
-        Every rule that matches counts; of several that hit, delays add up and the first of the
-        others is returned. Blocks as long as a matching rule stalls.
+        Every matching rule counts. Delays of several hits add up, and the first of the remaining
+        rules is returned. Blocks as long as a matching rule stalls.
         """
         found = ""
         for rule, slot in self.rules():
@@ -220,7 +220,7 @@ def _create(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(home / "control", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if os.fstat(descriptor).st_size < CONTROL_BYTES:  # zeros: no rules, the right time
+        if os.fstat(descriptor).st_size < CONTROL_BYTES:  # zeros: no rules, the correct time
             os.truncate(descriptor, CONTROL_BYTES)
     finally:
         os.close(descriptor)

@@ -1,9 +1,10 @@
-"""A disk that can be told to fail while it runs, and that knows what a power cut would undo.
+"""A disk that fails on request, and that records all changes that a power cut would undo.
 
 `FaultDisk` is `store.disk.OsDisk` below a broker that the harness started through
 chaos.faults.faulty_broker. Before each change it journals the content that the change destroys
-(chaos.faults.power_loss_journal); a sync strikes those records out. The journal is never synced: it
-has to survive kill -9, not a real power cut. chaos.faults.power reads it when the "power" is cut.
+(chaos.faults.power_loss_journal); a sync marks those records as durable. The journal is never
+synced: it has to survive kill -9, not a real power cut. chaos.faults.power reads it when the
+"power" is cut.
 
     DIR/<node>/faults/control, rules.json   steering
     DIR/<node>/faults/undo.log              the journal
@@ -11,10 +12,10 @@ has to survive kill -9, not a real power cut. chaos.faults.power reads it when t
                                             kept (a hard link) until their directory is synced
     DIR/<node>/faults/boot                  how often the power was cut
 
-Cost of a 16 KiB write past the end: one small write to the journal, no read. Only overwriting bytes
-that may not be zeros reads first.
+A 16 KiB write past the end costs one small write to the journal, and no read. Only overwriting
+bytes that may be non-zero reads first.
 
-Not modelled: directories (they survive), renames from one directory to another (refused, EXDEV).
+Not modelled: directories (they survive), renames between directories (rejected, EXDEV).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ JOURNAL, GRAVE, BOOT = "undo.log", "grave", "boot"
 
 
 class Journal:
-    """undo.log: appends records and knows what is pending. Thread-safe."""
+    """undo.log: appends records and tracks pending changes. Thread-safe."""
 
     def __init__(self, home: Path, pending_bytes_max: int = PENDING_BYTES_MAX) -> None:
         """Continue the journal that is there. Raises OSError."""
@@ -99,7 +100,7 @@ class Journal:
         self._size += len(data)
 
     def _rewrite(self) -> None:
-        """Rewrite the journal without struck-out records; replace the old one when complete."""
+        """Rewrite the journal without durable records; replace the old file when complete."""
         self.close()
         beside = self._path.with_suffix(".new")
         self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o640)
@@ -109,16 +110,16 @@ class Journal:
 
 
 class Inode:
-    """The state that all open descriptors of one file share."""
+    """The state that all open descriptors of a file share."""
 
     __slots__ = ("gone", "lock", "number", "size", "zero_from")
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.zero_from = size  # from here on the file holds zeros only, as far as it goes
+        self.zero_from = size  # from here on the file holds zeros only
         self.gone = False  # has lost its last name for good
-        # Held over a record and its change, so that a sync never falls between the two. Reentrant:
+        # Held over a record and its change, so that no sync happens between them. Reentrant:
         # OsFile.pwritev may call pwrite.
         self.lock = threading.RLock()
 
@@ -200,7 +201,7 @@ class FaultFile(OsFile):
             inode.size = self._size = size
 
     def _remember(self, offset: int, length: int) -> None:
-        """Journal what a write destroys. The caller holds the inode's lock."""
+        """Journal the content that a write destroys. The caller holds the inode's lock."""
         inode, journal = self._inode, self._disk.journal
         if inode.gone or not length:
             return
@@ -211,7 +212,7 @@ class FaultFile(OsFile):
         journal.add(Record(RecordKind.BYTES, number, inode.number, offset, length, before))
 
     def _remember_size(self, size: int) -> None:
-        """Journal what a change of size destroys. The caller holds the inode's lock."""
+        """Journal the size that a change destroys. The caller holds the inode's lock."""
         inode, journal = self._inode, self._disk.journal
         if inode.gone or size == inode.size:
             return
@@ -245,7 +246,7 @@ class FaultFile(OsFile):
 
 
 class FaultDisk(OsDisk):
-    """The disk below a broker under test. One caller at a time per directory changes names, as Disk
+    """The disk below a broker under test. Names in a directory have a single writer, as Disk
     requires."""
 
     def __init__(self, root: str, home: Path, control: Control) -> None:
@@ -304,8 +305,8 @@ class FaultDisk(OsDisk):
             super().rename(source, target)
 
     def sync_tree(self, path: str) -> bool:
-        """Return False: each file and directory is to be synced by itself, so that its rules count
-        and the journal knows."""
+        """Return False: each file and directory must be synced by itself, so that its rules count
+        and the journal is kept."""
         return False
 
     def sync_directory(self, path: str) -> None:
@@ -331,7 +332,7 @@ class FaultDisk(OsDisk):
         return replace(usage, available_bytes=0) if self.control.is_full() else usage
 
     def boot_id(self) -> str:
-        """Return an id that changes with each power cut of ours, and with a real one."""
+        """Return an id that changes with each simulated or real power cut."""
         return f"{super().boot_id()}+{self._cuts}"
 
     def close(self) -> None:
@@ -365,7 +366,7 @@ def read_boot(home: Path) -> int:
 
 
 def _next_data(descriptor: int, at: int, end: int) -> int:
-    """Return the first offset in [at, end) that may hold other than zeros; `end` for none."""
+    """Return the first offset in [at, end) that may hold non-zero bytes; `end` if there is none."""
     if at >= end:
         return end
     try:

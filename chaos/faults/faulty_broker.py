@@ -1,7 +1,7 @@
 """`python -m raftmq.chaos.faults.faulty_broker -c broker.conf`: `mqbroker` over the fault layer.
 
-The same broker with the same options; the harness can steer its disk and its time of day. The
-directory of faults lies beside the store: DIR/<node>/store, DIR/<node>/faults.
+The same broker with the same options; the harness controls its disk and its time of day. The
+directory of faults is beside the store: DIR/<node>/store, DIR/<node>/faults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .power import FAULTS
 
 
 def steerable_machine(root: str) -> Machine:
-    """Return the machine of the broker whose store is at `root`."""
+    """Return the machine of the broker with the store at `root`."""
     home = Path(root).absolute().parent / FAULTS
     control = Control(home)
     return Machine(FaultDisk(root, home, control), control.wall_ms, HttpDoor(home))
@@ -30,7 +30,7 @@ CLOCK = "clock"
 
 
 class HttpDoor:
-    """The door: lists, adds and heals faults. Blocking."""
+    """Lists, adds and heals faults over HTTP. Blocking."""
 
     def __init__(self, home: Path) -> None:
         self._steering = Steering(home)

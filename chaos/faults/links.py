@@ -1,7 +1,7 @@
-"""The harness's access to a cluster's links: imposes rules on the proxies and lifts them again.
+"""The client of a cluster's link proxies: sets rules and removes them.
 
-One control connection, one request at a time. When the connection ends, also by the harness's
-death, the proxy itself lifts all rules it imposed.
+It uses a single control connection and sends requests in turn. When the connection ends, also by
+the harness's death, the proxy removes all its rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANSWER_BYTES_MAX = 16 << 20
 
 
 class Links:
-    """The links of one cluster. Use as `async with`; methods raise ClusterError."""
+    """The links of a cluster. Use as `async with`; methods raise ClusterError."""
 
     def __init__(self, links: Sequence[Link], control: Path) -> None:
         self.all = tuple(links)

@@ -1,7 +1,7 @@
-"""Faults of name servers: down, frozen, out of reach.
+"""Faults of name servers: down, frozen, unreachable.
 
-Clients and brokers that know each other need name servers only to learn of changes. So nothing
-should stop; only new routes and new leaders have to wait.
+Connected clients and brokers need name servers for changes only. So traffic should continue; only
+new routes and new leaders have to wait.
 """
 
 from __future__ import annotations

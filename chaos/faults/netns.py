@@ -1,9 +1,9 @@
 """Cuts below TCP, between the hosts of a cluster that has network namespaces of its own.
 
 A directed cut gives the sender a wrong hardware address for the receiver. So its packets, and its
-acknowledgements in connections of the other direction, reach nobody, as on a broken wire. This
-needs no packet filter and no traffic control, which kernels may lack. The harness looks at the
-cluster from the clients' host, so it does not see a node that clients do not reach.
+acknowledgements in connections of the reverse direction, are lost, as on a broken wire. This needs
+no packet filter and no traffic control, which kernels may lack. The harness observes the cluster
+from the clients' host, so it cannot reach a node that clients cannot reach.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PairsOf = Callable[[Hit, Planned, ClusterState], list[Pair]]
 
 
 class WireCut:
-    """Cuts directed pairs of hosts: one does not hear the other."""
+    """Cuts directed pairs of hosts: the second receives nothing from the first."""
 
     def __init__(self, planned: Planned, context: Context, pairs_of: PairsOf, words: str) -> None:
         self._planned = planned
@@ -72,7 +72,7 @@ class WireCut:
             await in_thread(namespaces.ip, commands, f"{state.netns}-{source}")
 
 
-# ---- which pairs are cut: pure ------------------------------------------------------------------
+# ---- choice of pairs ----------------------------------------------------------------------
 
 
 def both_ways(some: Collection[str], others: Collection[str]) -> list[Pair]:

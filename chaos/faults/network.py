@@ -1,9 +1,9 @@
 """Faults of the network, made by the proxies of a cluster's links.
 
-Between brokers every direction is a link of its own; between clients and a broker the two ways of
-one link carry requests and answers. Cut bytes are held, not lost, as with TCP: they arrive after
-the heal, unless an end gave the connection up meanwhile. Loss, duplication and reordering of single
-packets are invisible above TCP except as delay; chaos.faults.netns works below it.
+Between brokers every direction is a link of its own; between clients and a broker the two
+directions of a link carry requests and responses. As with TCP, cut bytes are held, not lost: they
+arrive after the heal, unless an end closes the connection first. Loss, duplication and reordering
+of single packets are invisible above TCP except as delay; chaos.faults.netns works below it.
 
 A pure function of the links and the nodes computes each fault's rules; `KINDS` names them.
 """
@@ -52,7 +52,7 @@ class LinkFault:
         return self._context.links
 
     async def choose(self) -> Hit:
-        """Choose nodes and rules. Raises ClusterError without rules: it would prove nothing."""
+        """Choose nodes and rules. Raises ClusterError without rules: that would prove nothing."""
         links, hit = self.links, await choose_nodes(self.planned, self._context)
         state = self._context.cluster.state()
         self.rules = tuple(self._rules_of(links, hit, self.planned, state))
@@ -108,7 +108,7 @@ class Flapping:
 
 
 class Swizzle:
-    """Links cut one by one, restored one by one in another order."""
+    """Cuts links one by one, and restores them one by one in a different order."""
 
     def __init__(self, cut: LinkFault) -> None:
         self._cut = cut
@@ -152,10 +152,10 @@ class Reset:
         await self._cut.links.reset([link for link in self._cut.links.all if link.name in names])
 
     async def undo(self, hit: Hit) -> None:
-        """Do nothing: a peer that lost a connection makes another."""
+        """Do nothing: a peer reconnects by itself."""
 
 
-# ---- which rules: pure --------------------------------------------------------------------------
+# ---- choice of rules ------------------------------------------------------------------------
 
 
 def cut(links: Iterable[Link]) -> list[Rule]:
@@ -174,14 +174,14 @@ def around_peers(links: Links, names: Collection[str]) -> list[Link]:
 
 
 def one_way(links: Links, names: Collection[str], *, inward: bool) -> list[Rule]:
-    """Cut what other brokers send to these nodes (inward), or what these send to others."""
+    """Cut the traffic of other brokers to these nodes (inward), or of these nodes to the rest."""
     rules = []
     for link in around_peers(links, names):
         towards = link.target in names
         if link.kind == PEER:
             if towards == inward:
                 rules.append(Rule(link.name, cut=True))
-        else:  # one connection for both directions
+        else:  # a single connection for both directions
             rules.append(Rule(link.name, FORWARD if towards == inward else BACK, cut=True))
     return rules
 
@@ -189,8 +189,8 @@ def one_way(links: Links, names: Collection[str], *, inward: bool) -> list[Rule]
 def two_sides(
     links: Links, first: Node, members: Sequence[Node], choice: float, *, bridge: bool
 ) -> list[Rule]:
-    """Cut the group into two sides, `first` on the smaller one; with `bridge`, one other node
-    reaches both. Raises ClusterError if the group is too small."""
+    """Cut the group in two, `first` in the minority; with `bridge`, a further node reaches both
+    sides. Raises ClusterError if the group is too small."""
     others = [node for node in members if node.name != first.name]
     if len(others) < (2 if bridge else 1):
         raise ClusterError(f"a group of {len(members)} is too small for that")
@@ -272,7 +272,7 @@ def touching(links: Links, hit: Hit, whom: str) -> list[Link]:
 
 
 def between_peers(links: Links, hit: Hit, whom: str) -> list[Link]:
-    """Return these nodes' links to other brokers; for "clients" those to brokers."""
+    """Return these nodes' links to other brokers; for "clients" the clients' links to brokers."""
     found = touching(links, hit, whom)
     return found if whom == CLIENTS else [ln for ln in found if ln.kind in (PEER, HA)]
 

@@ -1,9 +1,9 @@
 """Plans from a seed which fault hits which target, and when. Data in, data out; no clock, no I/O.
 
-The time is divided into equal slots, one per wish and repeat. Every round takes each wish once, in
-an order of its own. A fault begins in the first third of its slot and is healed before its end, so
-the cluster can be whole again before the next one. A wish of several parts is a composition: its
-later parts begin while the first one lasts. The same seed and arguments give the same plan.
+The time is divided into equal slots, one per wish and repeat. Every round has each wish once, in a
+shuffled order. A fault starts in the first third of its slot and is healed before the slot's end,
+so the cluster can recover before the next fault. A wish of several faults is a composition: the
+later faults start while the first lasts. The same seed and arguments give the same plan.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .base import Kind, Planned
 
 FAULTS_MAX = 10_000
 PARTS_MAX = 8
-BEGINS = (0.15, 0.35)  # parts of a slot between which its fault begins
+BEGINS = (0.15, 0.35)  # shares of a slot between which its fault starts
 LASTS_MAX = 0.4  # part of a slot; with the above and the later parts all is healed at 0.91 of it
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One wish: a kind, its target (`whom`; empty: the kind's usual one), and given numbers that
-    are not to be drawn.
+    """A wish: a kind, its target (`whom`; empty: the kind's usual target), and given numbers in the
+    place of drawn numbers.
 
     `for_s`: how many seconds the fault is to last; 0: drawn. It may not be longer than its slot
     allows.
@@ -65,7 +65,7 @@ def plan(
 def _slot(
     rng: random.Random, parts: Sequence[Want], slot: int, slot_s: float, before: int
 ) -> list[Planned]:
-    """Plan the faults of one slot."""
+    """Plan the faults of a slot."""
     most_s = slot_s * LASTS_MAX
     first_at_s = slot_s * slot + slot_s * rng.uniform(*BEGINS)
     found: list[Planned] = []

@@ -1,12 +1,11 @@
-"""Cuts the power of a node: with the fault layer's journal, or by the kernel on a loop device.
+"""Power cuts of a node: from the fault layer's journal, or by the kernel on a loop device.
 
-`cut` needs no root. The node's processes are dead (SIGKILL); the changes that the journal lists as
-pending are partly undone in the files, by a seeded choice (chaos.faults.power_loss_journal says
-how), and the journal is emptied. The files are then what a disk would have held after the power
-came back.
+`cut` needs no root. The node's processes are dead (SIGKILL). A seeded choice undoes some of the
+journal's pending changes in the files (chaos.faults.power_loss_journal), and the journal is
+emptied. The files then look like a disk's after a power cut.
 
-`LoopDisk` uses a real file system, where there is root: ext4 or XFS in a file, shut down without
-flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
+`LoopDisk` uses a real file system and needs root: ext4 or XFS in a file, shut down without flushing
+its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ FAULTS = "faults"  # below a node's directory, beside its store
 
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
-LOOP_BYTES = 512 << 20  # sparse; XFS takes no less than 300 MiB
+LOOP_BYTES = 512 << 20  # sparse; XFS needs at least 300 MiB
 KINDS = ("ext4", "xfs")
 COMMAND_TIMEOUT_S = 120.0
 
@@ -68,10 +67,10 @@ class Cut:
 
 
 def cut(home: Path, store: Path, rng: random.Random, temper: Temper | None = None) -> Cut:
-    """Take from `store` what was not synced; `home` is the node's directory of faults. Blocking.
+    """Remove unsynced changes from `store`; `home` is the node's directory of faults. Blocking.
 
-    Without a `temper` one is drawn. Raises ClusterError while a process has the store open,
-    OSError.
+    Without a `temper` a random temper is drawn. Raises OSError; ClusterError while a process has
+    the store open.
     """
     with owned(store):
         return _cut(home, store, rng, temper or draw_temper(rng))
@@ -120,7 +119,7 @@ def forget(home: Path) -> None:
 
 
 def _undo_name(change: Record, store: Path, grave: Path) -> None:
-    """Undo one change of names, if it was made (a kill may have come between record and change)."""
+    """Undo a change of names, if it was made (a kill may fall between record and change)."""
     target = store / change.paths[-1]
     kept = grave / str(change.number)
     if change.kind is RecordKind.CREATE:
@@ -177,7 +176,7 @@ class LoopDisk:
 
     @classmethod
     def of_store(cls, store: Path) -> LoopDisk:
-        """Return the one that was made for this store. Raises ClusterError if there is none."""
+        """Return the loop disk of this store. Raises ClusterError if there is none."""
         for kind in KINDS:
             found = cls(store, kind)
             if found.image.exists() and os.path.ismount(store):
@@ -199,8 +198,8 @@ class LoopDisk:
         return self.mount_point
 
     def cut(self) -> None:
-        """Lose what is not on the device now. Nobody may have a file open there, or have it as a
-        working directory. Raises ClusterError."""
+        """Lose all data that is not on the device. No process may have a file open there, or have
+        it as a working directory. Raises ClusterError."""
         with owned(self.mount_point):
             pass  # no process runs there; an open lock file would prevent unmounting
         descriptor = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
@@ -221,9 +220,9 @@ class LoopDisk:
         self.image.unlink(missing_ok=True)
 
     def _copy_image(self) -> None:
-        """Put the contents into another file. A process in a mount namespace of its own (`ip netns
-        exec` makes one) keeps the file system that was shut down, and mounting the same file again
-        would give that one: every access fails with EIO."""
+        """Copy the contents to a new file. A process in its own mount namespace (from `ip netns
+        exec`) keeps the file system that was shut down, and mounting the same file again would
+        mount that file system: every access fails with EIO."""
         copy = self.image.with_name(f"{self.image.name}.copy")
         _run([_program("cp"), "--sparse=always", "--reflink=auto", str(self.image), str(copy)])
         copy.replace(self.image)

@@ -1,9 +1,9 @@
-"""One power cut, and a majority whose other members were down meanwhile.
+"""A power cut of a node whose majority was down while the node acknowledged.
 
-A minority is killed; the rest goes on, and acknowledges. Then one of the rest loses its power, the
-others of the rest are killed, and the first ones come back with it. So the node that lost its power
-and those that were down are a majority: what it forgot, nobody there knows. Healing starts the
-rest. (Frozen nodes would find in their sockets what they had missed.)
+A minority is killed; the rest continues and acknowledges. Then a node of the rest loses its power,
+the remaining nodes are killed, and the minority restarts with the first node. So the node without
+its unsynced data and the stale nodes are a majority, which has lost the acknowledged data. Healing
+starts the rest. (Frozen nodes would find the missing data in their sockets.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .power import LoopDisk
 from .process import Kill
 from .select import leaders, pick_some
 
-ALONE_S = 5.0  # in which the rest acknowledges what the minority does not get
+ALONE_S = 5.0  # in which the rest acknowledges messages that the minority misses
 
 
 class MajoritySwap:

@@ -1,19 +1,19 @@
-"""The changes that a power cut undoes: journal records, which of them are pending, what survives.
+"""The journal of changes that a power cut undoes: records, pending changes, survivors.
 
 The fault layer (chaos.faults.fault_disk) writes a record *before* each change to a file or a name;
-the record holds what the change destroys. A sync only marks changes as durable. After a power cut
-the changes that are still pending are partly undone:
+the record holds the content that the change destroys. A sync only marks changes as durable. A power
+cut undoes some of the pending changes:
 
-    pages      each 4 KiB page keeps the first few of the changes made to it since the last sync
-               (all, none, or some); it may be torn at a 512-byte sector, so that its two sides keep
-               different numbers of changes. Each page is drawn by itself: disks write in any order
+    pages      each 4 KiB page keeps the first few of its changes since the last sync (all, none,
+               or some); it may be torn at a 512-byte sector, so that its two sides keep different
+               numbers of changes. Each page is drawn by itself: disks write in any order
     size       of a file's changes of size (truncate, allocate, writing past the end) the first few
-               survive; no page behind a lost one keeps what came after it
+               survive; no page behind a lost change keeps later content
     names      of creations, removals and renames the first few survive, because file systems
                journal them in order; directories themselves survive
 
-A failed sync makes nothing durable, and later syncs do not make up for it: as in the kernel, they
-cover only pages that were written again ("fsyncgate").
+A failed sync makes nothing durable, and later syncs do not repair it: as in the kernel, they cover
+only pages that were written again ("fsyncgate").
 
     record     off size field             undo.log: records one behind the other; a last one that is
                0   4    length of tail    cut short belongs to a change that was never made
@@ -70,7 +70,7 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the journal."""
+    """A record of the journal."""
 
     kind: RecordKind
     number: int
@@ -106,7 +106,7 @@ class Record:
 
 
 def decode(data: bytes) -> Iterator[Record]:
-    """Yield the records of a journal; stop before one that is cut short."""
+    """Yield the records of a journal up to a truncated record."""
     at = 0
     while at + HEAD_BYTES <= len(data):
         length, kind, number, inode, a, b = HEAD.unpack_from(data, at)
@@ -119,8 +119,8 @@ def decode(data: bytes) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class FileChanges:
-    """The pending changes of one inode. `failed_until`: up to this number a sync has failed; of
-    those changes, pages in `healed` count as durable up to the number given there."""
+    """The pending changes of an inode. A sync has failed for all changes up to the number
+    `failed_until`; pages in `healed` are durable up to the number given there."""
 
     changes: list[Record] = field(default_factory=list)
     failed_until: int = 0
@@ -139,7 +139,7 @@ class Pending:
             self.add(record)
 
     def add(self, record: Record) -> list[Record]:
-        """Take the next record; return the changes of names that are durable because of it."""
+        """Add the next record; return the changes of names that it makes durable."""
         kind = record.kind
         self.number = max(self.number, record.number)
         if kind is RecordKind.BYTES or kind is RecordKind.SIZE:
@@ -220,7 +220,7 @@ class PageFate:
 
 @dataclass(frozen=True, slots=True)
 class FileFate:
-    """The outcome of a power cut for one file; `size` is its size afterwards."""
+    """The outcome of a power cut for a file; `size` is its size afterwards."""
 
     size: int
     pages: tuple[PageFate, ...]
@@ -247,7 +247,7 @@ TEMPERS = (LOSE_ALL, Temper(0.8, 0.1), Temper(0.4, 0.4), Temper(0.1, 0.8), Tempe
 
 
 def draw_temper(rng: Random) -> Temper:
-    """Draw one of the tempers a real disk may have."""
+    """Draw a temper of a real disk."""
     return TEMPERS[rng.randrange(0, len(TEMPERS))]
 
 
@@ -257,7 +257,7 @@ def surviving(count: int, temper: Temper, rng: Random) -> int:
 
 
 def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> FileFate:
-    """Decide what a power cut leaves of one file that has `size` bytes now."""
+    """Decide the outcome of a power cut for a file that has `size` bytes now."""
     sizes = [change for change in file.changes if change.kind is RecordKind.SIZE]
     survive = surviving(len(sizes), temper, rng)
     final = size if survive == len(sizes) else sizes[survive].a
@@ -312,7 +312,7 @@ def _bounds(
     low, high = 0, len(numbers)
     for place, change in enumerate(sizes):
         if min(change.a, change.b) > page * PAGE_BYTES:
-            continue  # that one moved the end behind this page's begin
+            continue  # it moved the end before this page's start
         if place < survive:
             low = max(low, bisect.bisect_right(numbers, change.number))
         else:

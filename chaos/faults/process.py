@@ -1,7 +1,6 @@
-"""Faults of processes: killed, stopped in order, frozen, restarted, and leadership handed over.
+"""Faults of processes: killed, stopped in order, frozen, restarted; transfer of leadership.
 
-Healing starts exactly what the fault took down: a node that somebody else killed, or has started
-meanwhile, is left alone.
+Healing starts only the nodes that the fault stopped and that are still down.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Kill:
     def __init__(self, cluster: Cluster, number: signal.Signals = signal.SIGKILL) -> None:
         self._cluster = cluster
         self._number = number
-        # Down because of this fault, or about to be: the processes that it signalled, by node.
+        # Nodes that this fault has signalled, with their processes.
         self.taken: dict[str, ProcessId] = {}
 
     async def do(self, hit: Hit) -> None:
@@ -55,8 +54,8 @@ class Kill:
             await self._wait_dead(process)
 
     async def undo(self, hit: Hit) -> None:
-        """Start the nodes that this fault took down and that are still down, once those that still
-        end have ended; not those that have left the cluster meanwhile."""
+        """Start the nodes that this fault stopped and that are still down, after their processes
+        have ended. Nodes that have left the cluster are skipped."""
         for name, process in list(self.taken.items()):
             if self._is_member(name):
                 await self._wait_dead(process)
@@ -98,7 +97,7 @@ class Pause:
 
 
 class RollingRestart:
-    """Restarts every broker in order, one after the other, the leader last."""
+    """Restarts every broker in order, one by one, the leader last."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._planned = planned
@@ -133,7 +132,7 @@ class Transfer:
         self._to = ""
 
     async def choose(self) -> Hit:
-        """Choose the leader as the node hit; the selector says who gets leadership."""
+        """Choose the leader as the node hit; the selector gives the new leader."""
         hit = await choose_nodes(self._planned, self._context)
         if hit.role == "leader":
             return hit

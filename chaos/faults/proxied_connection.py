@@ -1,13 +1,13 @@
-"""One proxied connection: the dialling end, the dialled end, and two flows between them.
+"""A proxied connection: the dialling end, the dialled end, and two flows between them.
 
-Each end gets what the other sends, complete, once and in order, unless the connection is reset. The
-rules of the link are applied here. An end of stream is passed on as such; the loss of one end
-becomes a reset of the other. Both keep their place in the flow, so behind a cut nobody learns of
-them before the heal.
+Each end gets the bytes of the opposite end, complete, once and in order, unless the connection is
+reset. The rules of the link are applied here. An end of stream is passed on; the loss of an end
+becomes a reset of the opposite end. Both keep their positions in the flow, so behind a cut they are
+invisible before the heal.
 
-Limits: each way holds what its flow allows plus one read of the loop's (256 KiB) plus the sockets'
-own buffers, bounded by `SOCKET_BUFFER_BYTES`; beyond that the proxy stops reading from the sender,
-and TCP pushes back. A connection accepted while the link is cut holds `OPENING_BYTES_MAX`.
+Limits: each direction holds its flow's limit plus one read of the loop's (256 KiB) plus the
+sockets' own buffers, bounded by `SOCKET_BUFFER_BYTES`; above that the proxy stops reading from the
+sender, and TCP pushes back. A connection accepted while the link is cut holds `OPENING_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Side(Protocol):
     def carried(self, *, forward: bool, size_bytes: int) -> None: ...
 
     def target_lost(self) -> None:
-        """Note that an end at the target went away: the target may not listen any more."""
+        """Called when an end at the target is lost: the target may not listen any more."""
         ...
 
 
 class Pair:
-    """Both ends of one connection, made when a client dials in; `opening` until the target is
+    """Both ends of a connection, made when a client dials; `opening` until the target is
     connected."""
 
     def __init__(self, side: Side) -> None:
@@ -83,7 +83,7 @@ class Pair:
             end.move()
 
     def reset(self) -> None:
-        """Reset both ends now; what is in flight is lost."""
+        """Reset both ends now; bytes in flight are lost."""
         self.dialler.reset()
         self.target.reset()
         self.finish()
@@ -107,7 +107,7 @@ class Pair:
             await asyncio.wait([self._dialling])
 
     def _live(self) -> None:
-        """Start or stop the limited life of this connection, as the link's effect says."""
+        """Start or stop the limited life of this connection, by the link's effect."""
         lives_s = self.side.effect.lives_s
         if self._death is not None and not lives_s:
             self._death.cancel()
@@ -134,7 +134,7 @@ class Pair:
 
 
 class End(asyncio.Protocol):
-    """One end. `flow` is what it sends on its way to the other one."""
+    """An end. `flow` carries its bytes to the opposite end."""
 
     other: End
 
@@ -146,7 +146,7 @@ class End(asyncio.Protocol):
         self._reading = True
         self._full = False  # its peer does not read
         self._ended = False  # it sent its last byte
-        self._told_end = False  # it was told that nothing follows
+        self._told_end = False  # the end of the stream was delivered
         self._gone = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -163,7 +163,7 @@ class End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.other._gone:
-            return  # the other end is gone
+            return  # the opposite end is gone
         self.pair.side.carried(forward=self._forward, size_bytes=len(data))
         other = self.other.transport
         if self.flow.passes and other is not None and not self.pair.opening:
@@ -177,11 +177,11 @@ class End(asyncio.Protocol):
         if not self._forward:
             self.pair.side.target_lost()
         elif self.pair.opening and not self.pair.side.effect.connects:
-            self.pair.reset()  # gave up before its handshake came through: the target never knew
+            self.pair.reset()  # lost before its handshake: the target never accepted it
             return False
         self.flow.push(Mark.END, asyncio.get_running_loop().time())
         self.move()
-        return True  # the other way stays open
+        return True  # the reverse direction stays open
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._gone:
@@ -208,7 +208,7 @@ class End(asyncio.Protocol):
     # ---- the pair's side --------------------------------------------------------------------
 
     def move(self) -> None:
-        """Deliver what is due, and schedule the next call for what is due later."""
+        """Deliver due bytes, and schedule the next call."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,7 +222,7 @@ class End(asyncio.Protocol):
         self.mind_reading()
 
     def deliver(self, item: bytes | Mark) -> None:
-        """Hand this end something from the other one."""
+        """Write an item of the opposite end to this end."""
         if item is Mark.RESET:
             self.reset()
             self.pair.finish()
@@ -240,7 +240,7 @@ class End(asyncio.Protocol):
             transport.write(item)
 
     def mind_reading(self) -> None:
-        """Read from this end only while there is room for what it sends."""
+        """Read from this end only while its flow has room."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -267,7 +267,7 @@ class End(asyncio.Protocol):
         transport.abort()
 
     def drop(self) -> None:
-        """Let go of everything; what was written still leaves."""
+        """Close it; written bytes are still sent."""
         self._gone = True
         if self._timer is not None:
             self._timer.cancel()

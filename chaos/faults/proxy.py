@@ -1,4 +1,4 @@
-"""The proxy process: carries a cluster's traffic, so that its links can be cut, slowed and broken.
+"""The proxy process of a cluster's links, which can be cut, slowed and broken.
 
     python -m raftmq.chaos.faults.proxy --links LINKS.json --control SOCKET
 
@@ -6,18 +6,18 @@ LINKS.json: [{"name", "host", "port", "target_port"}, …]. It listens at every 
 `target_port`; while the target does not listen, neither does the proxy, so that a dead process
 refuses connections as it would without a proxy.
 
-Control over a Unix socket, one JSON object a line and one answer a line:
+Control over a Unix socket, with a JSON object per line and a response line each:
 
-    {"do":"set","owner":"7","rules":[RULE, …]}   these rules hold, instead of that owner's former
-    {"do":"clear","owner":"7"}                   none of that owner's rules hold any more
-    {"do":"reset","links":["n0>n1", …]}          their connections are reset now
-    {"do":"state"}                               what holds and what flows
+    {"do":"set","owner":"7","rules":[RULE, …]}   replaces the owner's rules
+    {"do":"clear","owner":"7"}                   removes the owner's rules
+    {"do":"reset","links":["n0>n1", …]}          resets their connections now
+    {"do":"state"}                               the rules and flows
 
     {"ok":true, …} | {"ok":false,"error":"…"}
 
-A request may have an "id"; its answer repeats it.
-Owners belong to a control connection: when it closes their rules are lifted, so a harness that
-dies leaves no cut behind. The answer to `set` comes when the rules hold.
+A request may have an "id"; its response repeats it. Owners belong to a control connection: when it
+closes their rules are removed, so a dead harness leaves no cut behind. The response to `set` is
+sent when the rules are in force.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from .rules import Effect, Rule, RuleError, combine, from_json, to_json
 LINE_BYTES_MAX = 4 << 20
 CONTROLS_MAX = 32
 RULES_MAX = 10_000  # in force at once, of all owners
-PAIRS_MAX = 20_000  # connections of one link; beyond it new ones are reset
+PAIRS_MAX = 20_000  # connections per link; further connections are reset
 LOOK_S = 0.05  # poll interval while a target does not listen
 LOOK_GAP_S = 0.005  # shortest time between two looks
 
 
 class ProxiedLink:
-    """One link: its listener, its connections, the rules in force."""
+    """A link: its listener, its connections, the rules in force."""
 
     def __init__(self, name: str, host: str, port: int, target_port: int, look: Looking) -> None:
         self.name = name
@@ -76,7 +76,8 @@ class ProxiedLink:
         await self.mind_listening(self._target_listens)
 
     async def mind_listening(self, target_listens: bool) -> None:
-        """Listen if the target does. Behind a cut that is invisible: then it is taken to listen."""
+        """Listen if the target does. Behind a cut that is invisible: then assume that it
+        listens."""
         self._target_listens = target_listens
         async with self._minding:
             listens = self._target_listens or not self.effect.connects
@@ -135,7 +136,7 @@ class ProxiedLink:
 
 
 class Looking:
-    """Watches which targets listen: often while one does not, and when an end is lost."""
+    """Watches which targets listen: often while a target does not, and when an end is lost."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -158,12 +159,12 @@ class Looking:
                 async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
             except TimeoutError:
-                pass  # time to look again: the usual case
+                pass  # the next check is due: the usual case
             await asyncio.sleep(LOOK_GAP_S)
 
 
 class Proxy:
-    """All links of one process, and the rules of all owners."""
+    """All links of a process, and the rules of all owners."""
 
     def __init__(self, links: Sequence[Mapping[str, Any]]) -> None:
         self._looking = Looking()
@@ -200,7 +201,7 @@ class Proxy:
             await link.close()
 
     async def set(self, control: int, owner: str, rules: Sequence[Rule]) -> None:
-        """Put `rules` in force instead of the owner's former ones. Raises RuleError, OSError."""
+        """Replace the owner's rules by `rules`. Raises RuleError, OSError."""
         for rule in rules:
             if rule.link not in self.links:
                 raise RuleError(f"no link {rule.link!r}; there are {', '.join(self.links)}")
@@ -236,7 +237,7 @@ class Proxy:
 
 
 class Control:
-    """Answers the requests of control connections, several at once, each one's in order."""
+    """Answers the requests of control connections concurrently, in order per connection."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -244,7 +245,7 @@ class Control:
         self._count = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection until it closes."""
+        """Serve a connection until it closes."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._serving) >= CONTROLS_MAX:
@@ -284,7 +285,7 @@ class Control:
             return {"id": name, "ok": False, "error": f"not a request: {error!r}"}
 
     async def _do(self, number: int, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer's fields besides "ok". Raises what `_answer` puts into words."""
+        """Return the response's fields besides "ok". `_answer` describes the exceptions."""
         do = request["do"]
         if do == "set":
             rules = [from_json(rule) for rule in request["rules"]]
@@ -317,7 +318,7 @@ async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
         await proxy.failure_or(stopping)
     finally:
         server.close()
-        await proxy.stop()  # before the controls' rules are lifted: held bytes stay undelivered
+        await proxy.stop()  # before the controls' rules are removed: held bytes stay undelivered
         await controls.stop()
 
 

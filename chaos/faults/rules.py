@@ -1,10 +1,10 @@
 """The rules that proxies apply to a link, and their combined effect. Pure.
 
-A rule concerns one link and one or both of its ways: `forward` is from the dialling end to the
-dialled one. Rules have an owner and are lifted together, so faults may overlap on one link: it is
-cut as long as one rule cuts it, delays add up, the lowest rate and the shortest life count.
+A rule concerns a link and one or both of its directions: `forward` is from the dialling end to the
+dialled end. Rules have an owner and are removed together, so faults may overlap on a link: it is
+cut as long as any rule cuts it, delays add up, the lowest rate and the shortest life count.
 
-As JSON a rule is an object with the fields of `Rule`; what is left out has no effect.
+As JSON a rule is an object with the fields of `Rule`; missing fields have no effect.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ DELAY_MS_MAX = 60_000.0
 
 
 class RuleError(ValueError):
-    """A rule makes no sense; the text says which part of it."""
+    """A rule is invalid; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule for one link. Zero and False mean: no effect.
+    """A rule for a link. Zero and False mean: no effect.
 
-    `cut`: nothing flows, nothing is lost, no connection completes; bytes in flight arrive when the
-    cut is lifted. `refuse`: nobody listens. `rate`: bytes a second. `lives_s`: connections are
+    `cut`: nothing flows, nothing is lost, no connection completes; bytes in flight arrive after the
+    cut. `refuse`: connections are refused. `rate`: bytes per second. `lives_s`: connections are
     reset after half to one and a half times this many seconds.
     """
 
@@ -42,22 +42,22 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The effect on one way of a link."""
+    """The effect on a direction of a link."""
 
     cut: bool = False
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    rate: float = 0.0  # bytes a second; 0: no limit
+    rate: float = 0.0  # bytes per second; 0: no limit
 
     @property
     def passes(self) -> bool:
-        """True if bytes go through at once."""
+        """True if bytes pass at once."""
         return not self.cut and not self.delay_s and not self.jitter_s and not self.rate
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The combined effect of all rules on one link."""
+    """The combined effect of all rules on a link."""
 
     forward: Way = Way()
     back: Way = Way()
@@ -66,12 +66,12 @@ class Effect:
 
     @property
     def connects(self) -> bool:
-        """True if a new connection completes: its handshake needs both ways."""
+        """True if a new connection completes: its handshake needs both directions."""
         return not self.forward.cut and not self.back.cut
 
 
 def combine(rules: Iterable[Rule]) -> Effect:
-    """Return the combined effect of all rules of one link."""
+    """Return the combined effect of all rules of a link."""
     found = list(rules)
     lives = [rule.lives_s for rule in found if rule.lives_s]
     return Effect(

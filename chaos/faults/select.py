@@ -2,16 +2,16 @@
 Pure.
 
     leader, master         the leader (of several groups one, picked by the number)
-    follower, slave        a broker that does not lead, alive or frozen; never a dead one
-    most-behind            the living follower whose log ends first
-    minority, majority     as many of a group's nodes as are just less, or just more, than half
+    follower, slave        a broker that does not lead, alive or frozen; never a dead broker
+    most-behind            the living follower with the shortest log
+    minority, majority     the largest minority, or the smallest majority, of a group's nodes
     all                    every broker
-    namesrv, namesrvs      one name server; all of them
+    namesrv, namesrvs      one name server; all name servers
     clients                no node: the fault concerns the clients' side
-    a node's name          that one, whatever its state
+    a node's name          that node in any state
 
-In classic modes "leader" is the master. A leader that answers with a lower term than another one
-of its group is a follower here: it has not noticed yet.
+In classic modes "leader" is the master. A leader that answers with a lower term than a second
+leader of its group is a follower here: it has not noticed yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..cluster.clusterfile import NAMESRV, ClusterError, Node
 
 
 class NobodyNow(ClusterError):
-    """No node has the target's role at this moment; a moment later one may."""
+    """No node has the target's role at this moment; that may change soon."""
 
 
 LEADING = ("leader", "master")
@@ -45,8 +45,8 @@ SELECTORS = (
 
 
 def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Node]:
-    """Return the nodes that `whom` means now. Raises ClusterError if there is none, NobodyNow if
-    that may change by itself."""
+    """Return the current nodes of `whom`. Raises ClusterError if there are none, NobodyNow if that
+    may change by itself."""
     brokers = [s for s in statuses if s.node.kind == "broker"]
     servers = [s.node for s in statuses if s.node.kind == NAMESRV]
     if whom == "clients":
@@ -79,8 +79,7 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
 
 
 def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
-    """Return the leaders: in each group the living node that says with the highest term that it
-    leads."""
+    """Return the leaders: in each group the living leader of the highest term."""
     found: dict[str, NodeStatus] = {}
     for status in statuses:
         if not status.alive or status.view is None or status.role not in LEADING:
@@ -92,7 +91,7 @@ def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
 
 
 def pick(nodes: Sequence[Node], choice: float) -> Node:
-    """Return one of them."""
+    """Pick a node."""
     assert 0 <= choice < 1, choice
     return nodes[int(choice * len(nodes))]
 

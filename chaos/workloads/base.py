@@ -1,8 +1,8 @@
-"""The interface of every workload: prepared, started, stopped and drained; any number at once.
+"""The interface of workloads: prepare, start, stop and drain; any number at once.
 
 The runner's order: `prepare` all, `start` all, faults, `stop` all, heal, `drain` all. The stack
-given to `start` ends what a workload starts. `drain` raises the error of a failed task; `failure`
-shows it before.
+passed to `start` ends the workload's tasks. `drain` raises the error of a failed task; `failure`
+returns it earlier.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..history.files import HistoryWriter
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of operations so far. `weak`: `ok` ones that were stored on fewer disks or brokers
-    than SEND_OK promises; `shed`: never tried, because the load's own backlog was full."""
+    """Outcomes of operations. `weak` counts `ok` sends on fewer disks or brokers than SEND_OK
+    promises; `shed` counts operations that a full backlog skipped."""
 
     invoked: int = 0
     ok: int = 0
@@ -48,7 +48,7 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The surroundings of a workload. `rng` is its own: the same seed, the same choices."""
+    """The environment of a workload. `rng` is its own: the same seed gives the same choices."""
 
     namesrv: str
     history: HistoryWriter
@@ -70,29 +70,27 @@ class Workload(Protocol):
     def groups(self) -> tuple[tuple[str, str], ...]: ...
 
     @property
-    def tally(self) -> Tally:
-        """The operations so far."""
-        ...
+    def tally(self) -> Tally: ...
 
     async def prepare(self, env: Environment) -> None:
-        """Create what it needs. Raises ClientError."""
+        """Create topics and groups. Raises ClientError."""
         ...
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Let clients join and begin the load. Raises ClusterError, ClientError."""
+        """Let clients join and start the load. Raises ClusterError, ClientError."""
         ...
 
     def stop(self) -> None:
-        """Begin no more operations; those begun run to their outcome. Harmless if repeated."""
+        """Start no more operations; running operations end by themselves. Idempotent."""
         ...
 
     async def drain(self) -> bool:
         """Wait until every operation is decided and everything is consumed; return whether that was
-        in time. Raises the error that ended one of its tasks."""
+        in time. Raises the error that ended a task."""
         ...
 
     def failure(self) -> BaseException | None:
-        """Return the error that ended one of its tasks, if any."""
+        """Return the error that ended a task, or None."""
         ...
 
 

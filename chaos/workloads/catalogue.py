@@ -45,7 +45,7 @@ def settings_for(names: Sequence[str]) -> dict[str, str]:
 
 
 def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Workload]:
-    """Make the workloads of these names, each once; `log` configures the one of that name.
+    """Make the workloads of these names, once each; `log` configures the workload of its name.
 
     Raises ClusterError for an unknown name, and for none.
     """

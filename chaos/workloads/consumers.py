@@ -1,5 +1,4 @@
-"""The consuming side of a run: consumers that join and leave a group, and whether the group has
-consumed everything."""
+"""Consumers of a run: joining and leaving a group, and its remaining lag."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ LAG_AT_ONCE = 8  # queues asked for at the same time
 
 
 def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
-    """Return a configuration: read from the beginning, commit often and await answers."""
+    """Return a configuration: read from the first offset, commit often and await responses."""
     return ConsumerConfig(
         orderly=orderly,
         consume_from=ConsumeFrom.FIRST_OFFSET,
@@ -47,8 +46,8 @@ def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
 
 
 class ConsumerGroup:
-    """The consumers of one group on one topic. Each name is used once: a consumer that leaves and
-    comes back is another one in the history. Use as `async with`: all leave at its end."""
+    """The consumers of a group on a topic. A consumer that leaves and returns has a new name in the
+    history. Use as `async with`: all leave at its end."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class ConsumerGroup:
         self._members[name] = consumer
 
     async def leave(self, name: str) -> None:
-        """Let a member commit what it has finished and leave."""
+        """Let a member commit its finished offsets and leave."""
         await self._members.pop(name).stop()
         self._note("leave", name)
 
@@ -130,7 +129,8 @@ class ConsumerGroup:
 
 
 def fairly_shared(held: Sequence[Sequence[MessageQueue]], queues: Sequence[MessageQueue]) -> bool:
-    """Return whether every queue has exactly one consumer, and none has fewer than its share."""
+    """Return whether every queue has exactly one consumer, and no consumer has fewer than its
+    share."""
     everything = sorted(queue for queues in held for queue in queues)
     fewest = min(map(len, held), default=0)
     return everything == sorted(queues) and fewest >= len(queues) // len(held)
@@ -148,7 +148,7 @@ async def wait_until(
 
 
 class Consumers(Protocol):
-    """Consumers of one group on one topic, as workloads need them."""
+    """Consumers of a group on a topic, for workloads."""
 
     topic: str
     group: str
@@ -174,7 +174,7 @@ async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) ->
     async def of(queue: MessageQueue) -> int:
         async with at_once:
             end = await admin.offset.max(queue)
-            # A queue may end before what was committed: a broker that lost its log's end.
+            # A queue may end before its committed offset: the broker lost its log's end.
             return max(0, end - (await admin.offset.committed(group, queue) or 0))
 
     try:
@@ -205,7 +205,7 @@ async def join_group(
     commits: Commits,
     timeout_s: float,
 ) -> list[PushConsumer]:
-    """Start one consumer per name; return once the topic's queues are shared out among them.
+    """Start a consumer per name; return once the topic's queues are distributed.
 
     They leave the group when `stack` unwinds. Raises ClusterError after `timeout_s`.
     """

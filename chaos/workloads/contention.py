@@ -1,11 +1,11 @@
 """Clients that ask for the same queue locks, give them up, and write down every answer.
 
-They are no consumers: their group only has locks. What consumers do under locks shows that no two
-of them work at once; what these are answered shows whom a broker thought the owner. An operation is
-one request to the leader named by the name servers, never repeated. Once it was sent, any error
-leaves its outcome unknown: a leader may refuse what it finds out too late to have been decided. A
-client that has such an outcome gives up what it may have and takes another name, because a request
-that comes late does something only for its own client.
+They are no consumers: their group only has locks. chaos.checks.locks judges work under locks; the
+responses to these clients show the owner from the broker's view. An operation is a single request
+to the registered leader, never repeated. Any error after it was sent leaves its outcome unknown,
+because a leader may reject a request that was decided already. A client with an unknown outcome
+unlocks everything and continues under a new name, because a late request only affects its own
+client.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..history.files import HistoryWriter
 from .base import Environment, Tasks, leader_of
 
 TIMEOUT_MS = 2_000
-GIVE_UP_SHARE = 0.6  # of the requests for a lock that a client has; the others renew it
+GIVE_UP_SHARE = 0.6  # of the requests for a lock that the client has; the rest renew it
 
 
 class Contention:
     """`clients` that contend for the locks of `queues` queues. Once started, it runs to `stop`."""
 
     def __init__(self, clients: int = 3, queues: int = 2, pause_s: float = 0.1) -> None:
-        """`pause_s`: of one client between two requests, on average."""
+        """`pause_s` is a client's average pause between two requests."""
         self._clients = clients
         self._queue_count = queues
         self._pause_s = pause_s
@@ -47,7 +47,7 @@ class Contention:
         env: Environment,
         queues: Sequence[MessageQueue],
     ) -> None:
-        """Begin as some of `tasks`, for the workload called `name`. Raises ClientError."""
+        """Start among `tasks`, for the workload `name`. Raises ClientError."""
         some = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
         for number in range(self._clients):
             admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
@@ -73,13 +73,13 @@ class Contention:
                 async with asyncio.timeout(rng.uniform(0, 2 * self._pause_s)):
                     await self._stopping.wait()
             except TimeoutError:
-                pass  # it goes on
+                pass  # the loop continues
         await client.retire()
 
 
 class Contender:
-    """One client at a time, under one name after the other. `held`: the locks that it may have, as
-    far as it knows; `doubtful`: something that it asked for may still be decided."""
+    """A client at a time, under changing names. `held` are the locks that it may have; `doubtful`
+    means that an earlier request may still be decided."""
 
     def __init__(self, admin: Admin, history: HistoryWriter, name: str, group: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Contender:
         self._group = group
 
     async def ask(self, queue: MessageQueue, *, unlock: bool) -> None:
-        """Send one request, and record it."""
+        """Send a request, and record it."""
         op = self._history.next_op()
         place = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
         fields = {"group": self._group, **place, "unlock": unlock}
@@ -101,7 +101,7 @@ class Contender:
         self.doubtful = self.doubtful or outcome == "unknown"
 
     async def retire(self) -> None:
-        """Give up everything, and take another name if that was answered."""
+        """Unlock everything, and continue under a new name if that was answered."""
         for queue in sorted(self.held):
             await self.ask(queue, unlock=True)
         if not self.held:
@@ -109,7 +109,7 @@ class Contender:
             self.doubtful = False
 
     async def _send(self, queue: MessageQueue, unlock: bool) -> tuple[str, dict[str, bool | str]]:
-        """Send it; return its outcome and what there is to say of that."""
+        """Send a request; return its outcome and details."""
         try:
             address = await leader_of(self._admin, queue.broker_name)
         except ClientError as error:

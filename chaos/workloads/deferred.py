@@ -1,10 +1,10 @@
-"""The workloads of messages that arrive later: transactions, delays, retries. What they share.
+"""The common base of workloads with deferred messages: transactions, delays, retries.
 
-It is an open loop of operations: each is due at its time, at most `window` run at once, and one
-that could not begin within LATE_S is shed. It has one topic, and one group whose deliveries are all
-recorded with positions and store times. It ends when all operations are decided, every awaited
-message has arrived (or none has for QUIET_S; then the rest counts as lost), the broker's own topics
-have been read, and the group has no lag.
+It is an open loop of operations: each is due at its time, at most `window` run at once, and an
+operation that could not start within LATE_S is shed. It has a topic, and a group whose deliveries
+are recorded with positions and store times. It ends when all operations are decided, every awaited
+message has arrived (or none for QUIET_S; the rest is lost), the broker's own topics have been read,
+and the group has no lag.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ AGAIN_DELAY_LEVEL = 1  # for messages that a listener does not accept
 
 @dataclass(frozen=True, slots=True)
 class PostedConfig:
-    """One workload; `rate_per_s` of all producers together, `window` of each."""
+    """Options of a workload; `rate_per_s` of all producers together, `window` of each."""
 
     name: str
     topic: str
@@ -113,8 +113,8 @@ class Paced:
 
 
 class Deliveries:
-    """The deliveries to a group's consumers, written as `deliver`. `refuses(id, times)`: the
-    listener gives this one back. `news` is called with the id of each that was accepted."""
+    """The deliveries to a group's consumers, recorded as `deliver`. If `refuses(id, times)`, the
+    listener sends the message back. `news` is called with the id of each accepted message."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Deliveries:
 
 
 def real_queue(message: MessageExt, group: str) -> MessageQueue:
-    """Return the queue in which it is stored: clients show a retried message's original topic."""
+    """Return the queue that stores the message: clients show a retried message's original topic."""
     topic = message.topic
     if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
         topic = RETRY_PREFIX + group
@@ -180,7 +180,7 @@ def real_queue(message: MessageExt, group: str) -> MessageQueue:
 
 
 class Posting:
-    """The operations of one workload: each begins and ends in the history, and may await a message.
+    """The operations of a workload, from start to end in the history; each may await a message.
 
     `awaited`: ids that have to arrive yet. `env` and `queues` are there once it is prepared."""
 
@@ -229,10 +229,10 @@ class Posting:
         body = head + rng.randbytes(max(0, self.config.body_bytes - len(head)))
         return Message(self.config.topic, body, keys=name, unique_key=name)
 
-    # ---- what is awaited
+    # ---- awaited messages
 
     def news(self) -> None:
-        """Note that something has happened: it is not quiet yet."""
+        """Restart the quiet period."""
         self._last_news_s = time.monotonic()
 
     def arrived(self, name: str) -> None:
@@ -264,7 +264,7 @@ class Posting:
         message: Message,
         delay_ms: int = 0,
     ) -> None:
-        """Send the message of an operation that has begun; await its arrival unless that fails."""
+        """Send the message of a started operation; await its arrival unless the send fails."""
         self.awaited.add(name)  # it may arrive before its send is answered
         answer: SendResult | ClientError
         try:
@@ -275,7 +275,7 @@ class Posting:
             self.awaited.discard(name)
 
     def begins(self, process: str, delay_ms: int = 0) -> tuple[int, str]:
-        """Record that an operation begins; return its number and message id."""
+        """Record the start of an operation; return its number and message id."""
         op, name = self.history.next_op(), self._ids.next()
         self.tally.invoked += 1
         self._post("invoke", process, op, name, delay_ms)
@@ -330,7 +330,7 @@ class Posting:
         )
 
     def write_stored(self, message: MessageExt) -> None:
-        """Record a message that was found in one of the broker's own topics."""
+        """Record a message that was found in a topic of the broker's own."""
         self.history.event(
             "ok",
             "stored",
@@ -351,7 +351,7 @@ class Posting:
 
 
 class Work(Protocol):
-    """That in which one workload differs from another."""
+    """The part in which these workloads differ."""
 
     async def prepare(self, admin: Admin) -> None:
         """Find out or create more than the topic."""
@@ -370,11 +370,11 @@ class Work(Protocol):
         ...
 
     async def evidence(self, deadline_s: float) -> None:
-        """Record what the broker's own topics say."""
+        """Record the content of the broker's own topics."""
 
 
 class PostedWorkload:
-    """One of these workloads; chaos.workloads.base says in which order it is called."""
+    """A workload of this kind; chaos.workloads.base defines the order of the calls."""
 
     def __init__(self, posting: Posting, work: Work) -> None:
         self.posting = posting
@@ -403,13 +403,13 @@ class PostedWorkload:
         return self.posting.tally
 
     async def prepare(self, env: Environment) -> None:
-        """Create the topic, and what else there has to be."""
+        """Create topics and groups."""
         async with Admin(env.namesrv, instance_config=signing()) as admin:
             await self.posting.prepare(env, admin)
             await self._work.prepare(admin)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Let consumers join, then begin the load."""
+        """Let consumers join, then start the load."""
         config, posting = self.config, self.posting
         env = posting.env
         await self._work.begin(stack)
@@ -427,7 +427,7 @@ class PostedWorkload:
             self._tasks.spawn(loop.run(), name)
 
     def make_consumers(self) -> Consumers:
-        """Make consumers of the group, without a member yet. `prepare` comes first."""
+        """Make consumers of the group, without a member yet. Call `prepare` first."""
         return self._work.consumers()
 
     async def make_producer(
@@ -468,7 +468,7 @@ class Scanner:
         self._next: dict[MessageQueue, int] = {}
 
     async def read(self, queue: MessageQueue) -> list[MessageExt]:
-        """Return what is new. Raises ClientError."""
+        """Return the new messages. Raises ClientError."""
         found: list[MessageExt] = []
         consumer = self._consumer
         end = await consumer.max_offset(queue)

@@ -1,9 +1,8 @@
-"""The workload `delayed`: messages of the shortest delay levels, and for times of any length up to
-TIMER_MS_MAX, consumed by one group.
+"""The workload `delayed`: delay levels, and timer messages of up to TIMER_MS_MAX.
 
-At the end the broker's own topics of waiting messages are read for the times at which they began to
-wait: for a delay level, its store time; for a timer message, the end of its slot (TIMER_OUT_MS)
-minus its delay. Wants a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
+At the end it reads the broker's own topics for the times at which messages started to wait: for a
+delay level the store time, for a timer message the end of its slot (TIMER_OUT_MS) minus its delay.
+It needs a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Delayed:
         return one
 
     async def evidence(self, deadline_s: float) -> None:
-        """Record when each message began to wait; unknown for those that retention has deleted."""
+        """Record the time at which each message started to wait; unknown after retention."""
         posting, records = self._posting, 0
         brokers = sorted({queue.broker_name for queue in posting.queues})
         async with PullConsumer(
@@ -106,8 +105,8 @@ class Delayed:
 
 
 def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:
-    """Return when the message began to wait, by the clock of the broker that stored it; for a timer
-    message to within 1 ms."""
+    """Return the time at which the message started to wait, by the clock of the storing broker; for
+    a timer message to within 1 ms."""
     slot = message.properties.get("TIMER_OUT_MS")
     return message.store_timestamp_ms if slot is None else int(slot) + 1 - delay_ms
 

@@ -1,4 +1,4 @@
-"""The load of a run: which workloads there are, and what their options are without a wish. Pure."""
+"""The workloads of a run and their default options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class MessagesConfig:
-    """One workload of messages. `rate_per_s` of all producers together, 0: a closed loop."""
+    """A workload of messages. `rate_per_s` of all producers together, 0: a closed loop."""
 
     name: str
     topic: str

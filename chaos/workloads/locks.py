@@ -1,9 +1,9 @@
-"""The workload `locks`: orderly consumers that work slowly, leave and come back.
+"""The workload `locks`: orderly consumers that work slowly, leave and rejoin.
 
 It is like `group`, but consumers promise the order of each queue, and each piece of work is
-recorded from its start to its end, whatever ends it. A queue goes to another consumer when one
-leaves or comes back, or when the brokers' leader changes: then two consumers could work on it at
-once. Other clients ask for locks alone (chaos.workloads.contention).
+recorded from start to end. A queue moves to a different consumer when a consumer leaves or rejoins,
+or when the brokers' leader changes: then two consumers could work on it at once. Further clients
+request locks only (chaos.workloads.contention).
 """
 
 from __future__ import annotations

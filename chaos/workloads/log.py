@@ -1,12 +1,11 @@
 """Sends ordered by key and listens as a group, with every operation written down.
 
-`KeyedSender` sends items through one producer: those of one order key strictly one after another
-(the next is invoked after the outcome of the one before), of different keys up to `window` at once.
-There is no task, future or timer per message. Closed loop: the next is sent as soon as there is
-room. Open loop (`rate_per_s`): each item is due at its time, whatever became of the others; it
-waits while the window is full or its key is busy, and its latency counts from when it was due
-(`due_ns`), to within PACE_S. At most BACKLOG_PER_WINDOW times the window wait; items due beyond
-that are shed: recorded as failed, never tried.
+`KeyedSender` sends items through a producer: those of an order key strictly in turn (each is
+invoked after the previous outcome), of different keys up to `window` at once. It has no task,
+future or timer per message. Closed loop: the next item is sent as soon as there is room. Open loop
+(`rate_per_s`): each item is due at its time. It waits while the window is full or its key is busy,
+and its latency counts from its due time (`due_ns`), to within PACE_S. At most BACKLOG_PER_WINDOW
+times the window wait; further due items are shed: recorded as failed, never tried.
 """
 
 from __future__ import annotations
@@ -41,16 +40,17 @@ from ..history.files import HistoryWriter
 from .base import Tally as Tally
 from .load import WINDOW_MAX
 
-BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key: so many times the window
+BACKLOG_PER_WINDOW = 16  # items that wait for a slot or a busy key, per slot of the window
 PACE_S = 0.002  # how often an open loop looks at the clock
-COMMITS_OPEN_MAX = 10_000  # unanswered commits remembered; an answer to an older one stands alone
+# unanswered commits remembered; an answer to an older commit is recorded alone
+COMMITS_OPEN_MAX = 10_000
 
 NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message to send. `order` "": it has no order with any other."""
+    """A message to send. With `order` "" it is unordered."""
 
     topic: str
     body: bytes
@@ -93,8 +93,8 @@ class KeyedSender:
         on_outcome: Callable[[Outcome], None] | None = None,
         once: bool = False,
     ) -> None:
-        """`queues` must be the topic's final queues: an order key keeps its queue for good. `once`:
-        the producer is idempotent, which checks are told."""
+        """`queues` must be the topic's final queues: an order key keeps its queue for good. `once`
+        marks an idempotent producer for the checks."""
         if not 1 <= window <= WINDOW_MAX:
             raise ValueError(f"window must be 1 to {WINDOW_MAX}, not {window}")
         if not queues:
@@ -146,8 +146,8 @@ class KeyedSender:
             self._fill()
 
     def hold(self) -> None:
-        """Read no more items until `go_on`; those read are sent. An open loop's clock stops
-        meanwhile: nothing falls due."""
+        """Read no more items until `go_on`; items already read are sent. An open loop's clock
+        stops."""
         self._held = True
 
     def go_on(self) -> None:
@@ -175,7 +175,7 @@ class KeyedSender:
                 pass  # time to look at the clock again
 
     def _arrive(self, due_ns: int) -> None:
-        """Take the next item of an open loop, which is due."""
+        """Process the next due item of an open loop."""
         item = self._next_item()
         if item is None:
             return
@@ -223,7 +223,7 @@ class KeyedSender:
             self._backlog += 1
 
     def _invoke(self, item: Item, due_ns: int) -> tuple[int, str, int]:
-        """Record that a send begins; return its operation number, message id and born time."""
+        """Record the start of a send; return its operation number, message id and born time."""
         order = item.order
         sequence = self._sequence.get(order, 0) if order else 0
         if order:
@@ -343,7 +343,7 @@ class KeyedSender:
         return outcome
 
     def _fail(self, error: Exception) -> None:
-        """End the run with an error of the client itself: the harness's mistake."""
+        """End the run with an error of the client itself: the harness's bug."""
         self._failure = error
         self._busy.clear()
         self._ready.clear()
@@ -352,7 +352,7 @@ class KeyedSender:
 
 
 class Consumption:
-    """Records and counts, by position, what a group's consumers accepted.
+    """Records and counts, by position, the messages that a group's consumers accepted.
 
     `orderly`: the consumers promise the order of each queue, and checks hold them to it.
     """
@@ -402,7 +402,7 @@ class Consumption:
 
 
 class Commits:
-    """Records what a group's consumers committed, each request and each answer."""
+    """Records each request and answer of a group's commits."""
 
     def __init__(self, history: HistoryWriter) -> None:
         self._history = history

@@ -26,7 +26,7 @@ from .load import LOG, MessagesConfig
 from .log import KeyedSender, random_items
 
 ROUTE_POLL_S = 0.05
-READ_EVERY_S = 0.2  # a round of reading the group's offsets after the one before
+READ_EVERY_S = 0.2  # pause between two rounds of reading the group's offsets
 
 
 def plain_group(config: MessagesConfig, env: Environment) -> ConsumerGroup:
@@ -37,8 +37,7 @@ def plain_group(config: MessagesConfig, env: Environment) -> ConsumerGroup:
 
 
 class Churn:
-    """Lets members of a group leave and come back under a new name, and reads the group's offsets
-    all the while."""
+    """Lets members of a group leave and return under new names, and reads the group's offsets."""
 
     def __init__(self, *, restart_every_s: float = 5.0) -> None:
         self.restarts = 0
@@ -54,7 +53,7 @@ class Churn:
         consumers: ConsumerGroup,
         queues: Sequence[MessageQueue],
     ) -> None:
-        """Begin both as two of `tasks`, for the workload called `name`; they end after `stop`."""
+        """Start two of `tasks`, for the workload `name`; they end after `stop`."""
         rng = random.Random(env.rng.random())
         tasks.spawn(self._restart_members(consumers, rng), "restart consumers")
         read = partial(_read_offset, env.history, admin, f"{name}-reader", consumers.group)
@@ -96,7 +95,7 @@ async def _read_offset(
     try:
         offset = await admin.offset.committed(group, queue)
     except ClientError:
-        return  # no answer: nothing is known, so nothing is recorded
+        return  # unanswered: nothing is known or recorded
     history.event(
         "ok",
         "fetch",
@@ -122,8 +121,8 @@ class MessagesWorkload:
         churn: Churn | None = None,
         contention: Contention | None = None,
     ) -> None:
-        """`make_group` makes the consumers; without `churn` they stay until the end. `contention`:
-        others ask for locks of the queues meanwhile."""
+        """`make_group` makes the consumers; without `churn` they stay until the end. With
+        `contention` further clients request locks of the queues."""
         self.config = config
         self.name = config.name
         self.consumers: ConsumerGroup | None = None
@@ -168,7 +167,7 @@ class MessagesWorkload:
             )
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Let consumers join, then begin the load."""
+        """Let consumers join, then start the load."""
         config, env = self.config, self.env
         self._admin = await stack.enter_async_context(Admin(env.namesrv, instance_config=signing()))
         self.consumers = group = await stack.enter_async_context(self.make_consumers())
@@ -184,7 +183,7 @@ class MessagesWorkload:
             await self._contention.start(stack, self._loads, self.name, env, self.queues)
 
     def make_consumers(self) -> ConsumerGroup:
-        """Make consumers of the group, without a member yet. `prepare` comes first."""
+        """Make consumers of the group, without a member yet. Call `prepare` first."""
         return self._make_group(self.config, self.env)
 
     async def _start_sender(self, stack: AsyncExitStack, name: str) -> None:
@@ -218,7 +217,7 @@ class MessagesWorkload:
             self._contention.stop()
 
     async def drain(self) -> bool:
-        await self._loads.finish()  # members that left come back first
+        await self._loads.finish()  # members that left rejoin first
         assert self.consumers is not None
         return await drain_group(
             self.admin, self.env.history, self.consumers, self.queues, self.env.drain_timeout_s
@@ -234,7 +233,7 @@ async def all_queues(
     """Return the topic's queues once every broker group has them. Raises ClientError after
     `timeout_s`.
 
-    A name server learns of a new topic from each group's own registration, one after the other.
+    A name server learns a new topic from each group's own registration in turn.
     """
     deadline = time.monotonic() + timeout_s
     groups = (await admin.cluster.info()).brokers

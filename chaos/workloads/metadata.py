@@ -1,11 +1,11 @@
-"""The metadata workload: topics and subscription groups created, changed and read back.
+"""The workload `metadata`: topics and subscription groups created, changed and read back.
 
-An object's version is the number of a topic's queues, or a group's retryMaxTimes. Every write gives
-it a version that it never had. Some objects have one writer, so that versions rise; others are
-written by all at once. An operation is one request to the leader named by the name servers, never
-repeated, so its outcome is exactly what that broker answered: ok, refused, or no answer. A
-read asks for a consumer offset first, which only a proven leader answers (a classic master always):
-what it then says about topics is at least as new as that. Nothing is deleted.
+An object's version is the number of a topic's queues, or a group's retryMaxTimes. Every write uses
+a version that the object never had. Some objects have a single writer, so their versions rise; the
+rest have all writers. An operation is a single request to the registered leader, never repeated, so
+its outcome is exactly the broker's answer: ok, rejected, or none. A read first requests a consumer
+offset, which only a proven leader answers (a classic master always), so the topics read afterwards
+are at least as new. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..history.files import HistoryWriter
 from .base import Environment, Tally, Tasks, leader_of
 
 PREFIX = "ChaosMeta"
-VERSION_MAX = 1_000  # of one object; a topic's version is a number of queues
+VERSION_MAX = 1_000  # per object; a topic's version is a number of queues
 TIMEOUT_MS = 2_000
 PERM_READ_WRITE = 6
 NO_TOPIC = "ChaosMetaNone"  # topic of the offset asked for; it need not exist
@@ -41,13 +41,13 @@ OUTCOME_UNKNOWN = "[OUTCOME_UNKNOWN]"
 
 @dataclass(slots=True)
 class MetaObject:
-    """One topic or group of one broker group; `version` is the last one that was tried."""
+    """A topic or group of a broker group; `version` is the last tried version."""
 
     broker: str
     what: str  # "topic" or "group"
     name: str
     version: int = 0
-    writer: int | None = None  # the only one that writes it; None: all do
+    writer: int | None = None  # its only writer; None: all
 
 
 class MetadataWorkload:
@@ -56,8 +56,8 @@ class MetadataWorkload:
     name = "metadata"
 
     def __init__(self, objects: int = 4, rate_per_s: float = 20.0, writers: int = 2) -> None:
-        """`objects` topics and as many groups, for each broker group. Of `writers` + 1 of them each
-        writer has one of its own, and they share one."""
+        """`objects` topics and as many groups, for each broker group. Of `writers` + 1 objects each
+        writer owns one, and the last is shared."""
         self._objects_each = objects
         self._writers = writers
         self._pause_s = writers / rate_per_s
@@ -143,11 +143,11 @@ class MetadataWorkload:
                 async with asyncio.timeout(self._pause_s):
                     await self._stopping.wait()
             except TimeoutError:
-                pass  # the load goes on
+                pass  # the load continues
 
     async def _write(self, process: str, found: MetaObject) -> None:
         found.version += 1
-        version = found.version  # another writer may raise it meanwhile
+        version = found.version  # a concurrent writer may raise it
         fields = {"what": found.what, "name": found.name, "broker": found.broker}
         fields_now = {**fields, "version": version}
         op = self._history.next_op()
@@ -180,7 +180,7 @@ class MetadataWorkload:
         return Outcome.OK, ""
 
     async def _read(self, process: str, found: MetaObject) -> bool:
-        """Read one object back; return whether there was an answer."""
+        """Read an object back; return whether there was an answer."""
         fields = {"what": found.what, "name": found.name, "broker": found.broker}
         op = self._history.next_op()
         self._tally.invoked += 1

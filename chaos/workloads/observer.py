@@ -1,8 +1,8 @@
-"""Watches a cluster during a run, and writes what changes into the history.
+"""The observer of a run: records changes of leaders and consumer offsets in the history.
 
-It polls every broker's role and term (28), and the consumer offsets that each group's leader holds
-(14). An offset is written as `fetch`: if a later answer is smaller, the offset went back, whoever
-got the answers. There is one request at a time for each queue, so answers are in order.
+It polls every broker's role and term (28), and the consumer offsets of each group's leader (14). An
+offset is recorded as `fetch`: a smaller later answer means that the offset went back, for any
+reader. There is a single request at a time for each queue, so answers are in order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Observer:
         self._probe = RemotingProbe()
         self._seen: set[tuple[str, int]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.leaders: dict[str, str] = {}  # broker group → its leader's address, while one leads
+        # broker group → its leader's address, while there is a leader
+        self.leaders: dict[str, str] = {}
 
     async def __aenter__(self) -> Observer:
         self._tasks.append(asyncio.create_task(self._watch_roles(), name="watch roles"))
@@ -67,7 +68,7 @@ class Observer:
                 raise result
 
     async def lag(self, watched: Watched) -> int | None:
-        """Return how many messages the group has not committed yet; None while no leader says."""
+        """Return the number of messages that the group has not committed; None without a leader."""
         groups = self._cluster.state().groups
         if any(group not in self.leaders for group in groups):
             return None

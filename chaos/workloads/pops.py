@@ -1,10 +1,10 @@
 """The workload `pop`: consumers that pop messages and acknowledge them, or do not.
 
-What becomes of a message is drawn when it is sent. Most are acknowledged at once; some late, some
-about when their time is over, some are forgotten the first time, some given another time, and some
-are hopeless: nobody acknowledges them, and they end as dead letters, which another group consumes.
-Every pop is recorded with when it began, every acknowledgement and changed time before and after.
-It is drained when the group has nothing left to read and nothing in flight.
+The fate of a message is drawn when it is sent. Most are acknowledged at once; some late, some near
+the end of their time, some are forgotten the first time, some get a changed time, and some are
+hopeless: never acknowledged, they become dead letters, which a second group consumes. Every pop is
+recorded with its start, every acknowledgement and changed time before and after. It is drained when
+the group has nothing left to read and nothing in flight.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Pops:
         self.fates: dict[str, str] = {}
 
     async def prepare(self, admin: Admin) -> None:
-        """Create the group, which gives up soon. A broker group pops once all its replicas have
-        said that they know it, so it is used before anything happens to one of them."""
+        """Create the group, with few retries. A broker group can pop only after all replicas have
+        announced the feature, so the group pops once before any fault."""
         config, env = self._posting.config, self._posting.env
         bean = {"groupName": config.group, "retryMaxTimes": RETRIES_MAX}
         deadline_s = time.monotonic() + env.join_timeout_s
@@ -100,7 +100,7 @@ class Pops:
         return Poppers(self._posting, self.fates)
 
     async def evidence(self, deadline_s: float) -> None:
-        """Record nothing: no topic of the broker's own has more to say."""
+        """Record nothing: the broker's own topics have no further evidence."""
 
     async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
@@ -148,7 +148,7 @@ class Poppers:
         self._tasks.spawn(self._pop(name, consumer), name)
 
     async def wait_shared_out(self, queues: Sequence[MessageQueue], timeout_s: float) -> None:
-        """Return at once: nobody has queues of its own."""
+        """Return at once: no consumer has queues of its own."""
 
     async def lag(self, admin: Admin, queues: Sequence[MessageQueue]) -> int | None:
         """Return the messages that are not done with; None while somebody does not answer."""
@@ -161,7 +161,7 @@ class Poppers:
             except NoRoute:
                 if topic == self.topic:
                     return None
-                continue  # nothing has come again yet
+                continue  # no redelivery yet
             except ClientError:
                 return None
             if stats.headless:
@@ -169,7 +169,7 @@ class Poppers:
             behind += sum(part.behind for part in stats.queues.values())
         return behind
 
-    # ---- one consumer ---------------------------------------------------------------------
+    # ---- one consumer
 
     async def _pop(self, process: str, consumer: SimpleConsumer) -> None:
         history, name = self._posting.history, self._posting.name
@@ -244,7 +244,7 @@ class Poppers:
         for op, message in zip(ops, messages, strict=True):
             ended = Outcome.FAIL if message in gone else outcome
             self._ends(process, op, message, ACK, ended)
-            if ended is not Outcome.FAIL:  # if it did not count, the message comes again
+            if ended is not Outcome.FAIL:  # a void acknowledgement: the message is redelivered
                 self._posting.arrived(message.msg_id)
 
     async def _change(self, process: str, consumer: SimpleConsumer, message: MessageExt) -> None:

@@ -1,8 +1,8 @@
 """The workload `retries`: consumers that fail each message a drawn number of times, or always.
 
-The number is drawn when a message is sent. Failed messages are given back (36), recorded before and
-after with the number of requests it took; the hopeless ones become dead letters, which a second
-group consumes. Wants a short messageDelayLevel (SETTINGS).
+The number is drawn when a message is sent. Failed messages are sent back (36), recorded before and
+after with the number of requests; hopeless messages become dead letters, which a second group
+consumes. It needs a short messageDelayLevel (SETTINGS).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Retries:
         )  # fmt: skip
 
     async def evidence(self, deadline_s: float) -> None:
-        """Record nothing: no topic of the broker's own has more to say."""
+        """Record nothing: the broker's own topics have no further evidence."""
 
     def _fails(self, name: str, times: int) -> bool:
         return times < self._failures.get(name, 0)
@@ -148,7 +148,7 @@ class Retries:
 
 
 def retries_config() -> ConsumerConfig:
-    """Return a configuration that accepts or gives back one message at a time."""
+    """Return a configuration that accepts or sends back one message at a time."""
     base = consumer_config()
     return replace(
         base,

@@ -1,11 +1,11 @@
 """The workload `transactions`: producers that commit, roll back, or do not know yet.
 
-The decision of each transaction is drawn before it begins. If it is not to be decided at once, the
-producer answers the broker's check-backs: with commit or rollback, or first that it does not know;
-for a few transactions it never knows. At the end exactly these few are left open, which is checked
-in the broker's half and op topics. If a broker did not get a decision because the request was lost,
-it asks and gets the same decision. The workload needs transactionTimeOut and
-transactionCheckInterval of a few seconds, and a transactionCheckMax that is not reached (SETTINGS).
+The decision of each transaction is drawn before its start. If it is not immediate, the producer
+answers the broker's check-backs with commit or rollback, or first with unknown; for a few
+transactions always with unknown. At the end exactly these few are open, which the broker's half and
+op topics must show. If a decision is lost, the broker checks back and gets the same decision. The
+workload needs transactionTimeOut and transactionCheckInterval of a few seconds, and a
+transactionCheckMax that is not reached (SETTINGS).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ STATES = {
 
 @dataclass(slots=True)
 class Plan:
-    """A producer's plan: it says `first` by itself, and `final` when it is asked for the `asks`th
-    time."""
+    """A producer's plan: the decision `first` by itself, and `final` at the check-back number
+    `asks`."""
 
     first: str
     final: str
@@ -77,7 +77,7 @@ def transactions_workload(config: PostedConfig = TRANSACTIONS) -> PostedWorkload
 
 
 class Transacted:
-    """Sends messages in transactions, and answers what brokers ask about them."""
+    """Sends messages in transactions, and answers the brokers' check-backs."""
 
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
@@ -97,7 +97,7 @@ class Transacted:
         """Answer a broker's check-back, whichever producer of the group it reaches."""
         name = message.msg_id
         plan = self._plans.get(name)
-        if plan is None:  # from another run on the same cluster
+        if plan is None:  # of an earlier run on this cluster
             return TransactionState.UNKNOWN
         self.checked += 1
         plan.asks -= 1
@@ -194,10 +194,10 @@ class Halves:
         self._ended: set[tuple[str, int]] = set()
 
     async def read(self, scanner: Scanner, brokers: set[str]) -> None:
-        """Read what is new. Raises ClientError.
+        """Read new messages. Raises ClientError.
 
-        The op topic comes first: a half message stored again meanwhile is then found twice, rather
-        than not at all (the end of the old one known, the new one not seen).
+        The op topic is read first: a half message that is rewritten in between is then found twice,
+        and not missed.
         """
         for broker in sorted(brokers):
             for message in await scanner.read(MessageQueue(OP_TOPIC, broker, 0)):

@@ -1,1 +1,1 @@
-"""Benchmarks that stay in the project: see bench/__main__.py."""
+"""Benchmarks of this project; start with bench/__main__.py."""

@@ -1,9 +1,10 @@
 """`python -m bench` (`make bench`): throughput of a Raft group of three on this machine.
 
-Without `--scenario`: sends with 1 and with 256 in flight and in batches of 100, of 128 B and 1 KiB,
-with ASYNC_FLUSH and SYNC_FLUSH, by the load generator (`wire`) and by our Producer (`client`);
-consumption by our PushConsumer; and the floor, the same load against a server that does nothing.
-`--scenario` measures the curves of bench.scenarios instead. Compare figures of one run only.
+Without `--scenario` it measures sends with 1 and with 256 in flight and in batches of 100, of 128 B
+and 1 KiB, with ASYNC_FLUSH and SYNC_FLUSH, by the load generator (`wire`) and by our Producer
+(`client`). It also measures consumption by our PushConsumer, and the floor, the same load against a
+server that does nothing. `--scenario` measures the curves of bench.scenarios instead. Compare
+figures of one run only.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Sends:
 
 
 def curve_table(scenario: Scenario, points: Mapping[int, Figures]) -> Table:
-    """Return one row per figure and one column per point."""
+    """Return a row per figure and a column per point."""
     table = Table(scenario.axis, *(f"{value:,}" for value in points))
     for name in dict.fromkeys(name for figures in points.values() for name in figures):
         cells = (figures.get(name) for figures in points.values())

@@ -1,17 +1,16 @@
 """The CPU time of a message, process by process: `python -m bench.cost`.
 
-Rates say little on a machine with other work; the CPU time that leader, followers and clients spend
-on a message says more. With several `--root`, each a checkout of this project, the checkouts take
-turns, `--rounds` times, and medians are printed, so that a change can be compared with the code
-before it. With `--also KEY=VALUE` each is measured a second time with that setting, so that a
-feature which can be switched off shows its cost. The load generator `bench.wire` is always this
-checkout's.
+CPU time per message of leader, follower and clients. Rates mean little on a busy machine. With
+several `--root`, each a checkout of this project, the checkouts take turns, `--rounds` times, and
+medians are printed, so that a change can be compared with earlier code. `--also KEY=VALUE` measures
+each a second time with that setting and shows the cost of a feature. The load generator
+`bench.wire` is always this checkout's.
 
-A figure has all of the work: after each load the brokers are watched until they are idle again, so
-that what is done later (the index of keys) counts; what they take when idle does not.
+A figure has all of the work. After each load the brokers are watched until they are idle again, so
+that later work (the index of keys) counts; their idle CPU time does not.
 
-Still, a machine under load makes CPU time longer, too (caches, shared cores), and frames smaller.
-Compare only what was measured in one run.
+A busy machine lengthens CPU time (caches, shared cores) and makes frames smaller. Compare figures
+of one run only.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ SETTINGS = {
     "electionTimeoutMaxMs": "8000",
 }
 REST_S_MAX = 30  # that the brokers may need after a load until they are idle
-Figures = dict[str, float]  # by process: CPU microseconds a message; "rate": messages a second
+# by process, CPU microseconds per message; "rate" is messages per second
+Figures = dict[str, float]
 
 
 class Cluster:
@@ -69,7 +69,7 @@ class Cluster:
         self._address = leader["address"]
         self._leader: int = leader["pid"]
         self._followers: list[int] = [node["pid"] for node in nodes if node["role"] == "follower"]
-        self._idle = 0.0, 0.0  # what they take of the CPU when nothing happens, in us a second
+        self._idle = 0.0, 0.0  # idle CPU, in us per second
 
     def _mqcluster(self, command: str, *arguments: str) -> str:
         return mqcluster(self._root, command, "--dir", self._directory, *arguments)
@@ -84,14 +84,14 @@ class Cluster:
         return cpu_us(self._leader), statistics.mean(map(cpu_us, self._followers))
 
     def _busy(self, seconds: float) -> tuple[float, float]:
-        """Return what leader and follower take of the CPU from now on, in us a second."""
+        """Return the CPU of leader and follower from now on, in us per second."""
         before, begun_s = self._brokers(), time.perf_counter()
         time.sleep(seconds)
         after, elapsed_s = self._brokers(), time.perf_counter() - begun_s
         return (after[0] - before[0]) / elapsed_s, (after[1] - before[1]) / elapsed_s
 
     def find_idle(self) -> None:
-        """Wait until nothing is left to be done, and note what the brokers take then."""
+        """Wait until no work is left, and record the brokers' idle CPU."""
         samples = [self._busy(1)]
         while len(samples) < REST_S_MAX:
             samples.append(self._busy(1))
@@ -153,7 +153,7 @@ class Cluster:
 
 
 def measure(root: Path, also: tuple[str, ...], scale: float) -> dict[str, Figures]:
-    """Measure one round of one checkout."""
+    """Measure a round of a checkout."""
     count = max(1_000, int(50_000 * scale))
     cluster = Cluster(root, also)
     try:
@@ -189,7 +189,7 @@ def main(
     scale: float,
     json_path: str | None,
 ) -> None:
-    """Measure CPU microseconds a message, of leader, follower and client: medians of ROUNDS."""
+    """Measure CPU microseconds per message, of leader, follower and client; medians of ROUNDS."""
     chosen = {
         " ".join((str(root.resolve()), *settings)): (root.resolve(), settings)
         for root in roots or [HERE.parent]
@@ -218,12 +218,12 @@ def _table(found: dict[str, list[dict[str, Figures]]]) -> Table:
 
 
 def module_in(root: Path, name: str) -> str:
-    """Return the name of a room's module in that checkout: rooms stood alone before `raftmq`."""
+    """Return the name of a room's module in that checkout. Old checkouts have no `raftmq`."""
     return f"raftmq.{name}" if (root / "raftmq").is_dir() else name
 
 
 def mqcluster(root: Path, *arguments: str) -> str:
-    """Run a checkout's mqcluster; return what it prints. Raises ClickException if it fails."""
+    """Run a checkout's mqcluster; return its output. Raises ClickException if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", module_in(root, "chaos.cluster.cli"), *arguments],
         capture_output=True,

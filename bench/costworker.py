@@ -1,6 +1,6 @@
-"""A client whose CPU time is measured; bench.cost runs this file with the packages of a checkout.
+"""A client whose CPU time is measured; bench.cost runs this file in a checkout.
 
-Prints one line of JSON: CPU microseconds a message, and messages a second.
+It prints a line of JSON with CPU microseconds per message, and messages per second.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""More load than a broker can take, from a process of its own: `bench.overload` starts it.
+"""A process that generates more load than a broker can handle, for `bench.overload`.
 
-One line of JSON in the arguments says what to do (`Plan`), one line of JSON on standard output
-reports the result (`Flood.report`). All frames are encoded ahead, so that sending one costs only a
-copy; their opaques repeat, and so do their UNIQ_KEYs. The generator is open: what is due is sent
-whether or not anything was answered. Frames that TCP does not take (more than UNSENT_BYTES_MAX wait
-in this process) are not queued but counted as *held back*: a sender that a broker slows down that
-way can see it, and this process must not measure its own memory.
+Its argument is a line of JSON (`Plan`), its output the result as JSON (`Flood.report`). All frames
+are encoded ahead, so that a send only costs a copy; their opaques and UNIQ_KEYs repeat. The
+generator is an open loop and never waits for responses. Frames that TCP does not accept (more than
+UNSENT_BYTES_MAX wait in this process) are counted as *held back* and not queued. A sender can
+notice such back pressure, and this process must not measure its own memory.
 
-    nothing       time passes
-    sends         frames at a rate, spread evenly over the connections; answers counted by what they
-                  say
-    deaf          the same with pulls of 32 messages, whose answers nobody ever reads
-    slow senders  each connection begins one large frame, sends all but its last bytes as fast as it
-                  is taken, and those one a second
-    one-way       each connection sends large one-way frames as fast as they are taken
+    nothing       no load
+    sends         frames at a rate, spread evenly over the connections; responses counted by result
+    deaf          the same with pulls of 32 messages, whose responses are never read
+    slow senders  each connection sends a large frame at full speed but for its last bytes, and
+                  those at a byte per second
+    one-way       each connection sends large one-way frames at full speed
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ NOTHING, SENDS, DEAF, SLOW, ONE_WAY = "nothing", "sends", "deaf", "slow senders"
 RING = 512  # frames encoded ahead, for all connections
 TICK_S = 0.005
 UNSENT_BYTES_MAX = 1 << 20
-SETTLE_S = 4.0  # after the last frame, for answers: every send has an outcome after 3 s
+SETTLE_S = 4.0  # after the last frame; every send is decided after 3 s
 CONNECTING = 64  # at a time
 _LENGTHS = struct.Struct(">ii")
 _CODE = re.compile(rb'"code":(-?\d+)')
@@ -50,8 +48,8 @@ _PROPERTIES = b"UNIQ_KEY\\u0001%032X\\u0002WAIT\\u0001true\\u0002"  # as JSON wr
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The load to make. `rate`: frames a second in all (0: none on purpose, or as fast as they are
-    taken). `settle_s`: how long answers are waited for after the last frame."""
+    """The load to generate. `rate` counts frames per second in all (0 without a rate). `settle_s`
+    is the time for responses after the last frame."""
 
     kind: str
     address: str
@@ -65,8 +63,9 @@ class Plan:
 
 @dataclass(slots=True)
 class Report:
-    """The load's figures. `due`: what an open loop owed; `sent`: given to TCP; `held_back`: not
-    given, because TCP was full. `outcomes`: answers, by "stored" or the tag of the refusal."""
+    """The load's figures. `due` counts an open loop's frames, `sent` those given to TCP, and
+    `held_back` those that TCP had no room for. `outcomes` counts responses by "stored" or the tag
+    of the error."""
 
     connected: int = 0
     refused: int = 0
@@ -102,7 +101,7 @@ def pull_frame(topic: str, opaque: int, queue: int) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """One connection; counts the answers that come back."""
+    """A connection that counts responses."""
 
     def __init__(self, outcomes: Counter[str]) -> None:
         self._outcomes = outcomes
@@ -118,7 +117,7 @@ class Link(asyncio.Protocol):
 
     @property
     def takes(self) -> bool:
-        """True if TCP takes more just now."""
+        """True if TCP accepts more now."""
         transport = self.transport
         return (
             transport is not None
@@ -154,7 +153,7 @@ def outcome_of(data: bytes, at: int, end: int) -> str:
 
 
 class Flood:
-    """Carries out one plan."""
+    """The execution of a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -215,7 +214,7 @@ class Flood:
         report, links, ring = self.report, self._links, self._ring
         rate, end = self._plan.rate, begun + self._plan.seconds
         turn = 0
-        # Few frames at a time to many connections, many to few: a write has its price.
+        # Few frames at a time to many connections, many to few, because a write has its cost.
         share = max(1, min(RING // 2, int(rate * TICK_S / max(1, len(links)))))
         while (now := time.monotonic()) < end:
             owed = int((now - begun) * rate) - report.due

@@ -1,8 +1,7 @@
-"""The floor: a server that only splits frames and answers each with a canned success.
+"""The floor, a server that only splits frames and answers each with a canned success.
 
-A pull it answers with a stream: as many messages as the pull's queueOffset says, in answers of
-maxMsgNums, and then one that says that there is nothing more. So it is a socket that sends what a
-broker sends.
+A pull gets a stream of queueOffset messages in responses of maxMsgNums, and then a response without
+messages. So the server is a socket that sends the bytes of a broker.
 
 It measures the cost of the load generator, loopback and the event loop alone, in the same run as
 the cluster, so that the cluster's figure can be given as a ratio.
@@ -34,7 +33,7 @@ class _Canned(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._buffer = b""
-        self._answer, self._answers = b"", 0  # what is streamed, and how often it is still sent
+        self._answer, self._answers = b"", 0  # the streamed response, and its remaining repetitions
         self._paused = False
 
     def pause_writing(self) -> None:
@@ -52,7 +51,7 @@ class _Canned(asyncio.Protocol):
     def _pulled(self, header: bytes) -> None:
         wanted = orjson.loads(header)["extFields"]
         each, count = int(wanted["maxMsgNums"]), int(wanted["queueOffset"])
-        # All of them and the answer that there are no more; of few one pull has all.
+        # All responses and a last empty response; few messages fit into a single pull.
         full = max(1, count // each)
         self._answer, self._answers = _answer(_FOUND, _record() * min(each, count)), full + 1
         self._stream()
@@ -100,7 +99,7 @@ def _record() -> bytes:
 async def _serve() -> None:
     server = await asyncio.get_running_loop().create_server(_Canned, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the parent goes
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the parent exits
 
 
 if __name__ == "__main__":

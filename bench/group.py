@@ -1,4 +1,4 @@
-"""A Raft group of processes of this checkout, and what its processes cost.
+"""A Raft group of this checkout's processes, and the cost of those processes.
 
 `RaftGroup` starts the group in a directory of its own and removes it afterwards. A replica that
 waits for its processor keeps its leadership for some seconds, since a busy machine's elections are
@@ -32,7 +32,7 @@ PATIENT = {
 }
 PROMPT = {"flushDiskType": "ASYNC_FLUSH"}  # as a real group elects
 WHOLE_TIMEOUT_S = 600.0
-CPUCLOCK_SCHED = 2  # Linux: what the scheduler counted, in nanoseconds
+CPUCLOCK_SCHED = 2  # Linux' scheduler clock, in nanoseconds
 SLOW_STOP_S = 300.0
 
 
@@ -60,7 +60,7 @@ def raise_file_limit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The CPU time so far, in microseconds, and the resident MiB of processes, by their role."""
+    """The CPU time, in microseconds, and the resident MiB of processes, by role."""
 
     cpu_us: Mapping[str, float]
     memory_mib: Mapping[str, float]
@@ -76,7 +76,7 @@ class RaftGroup:
         self.followers: list[Node] = []
 
     async def look(self) -> None:
-        """Find out who leads now."""
+        """Find the current leader."""
         self.leader = await self.cluster.find("leader")
         self.followers = [n for n in self.cluster.state().brokers if n.name != self.leader.name]
 
@@ -85,7 +85,7 @@ class RaftGroup:
         return self.leader.address
 
     def usage(self) -> Usage:
-        """Return what leader, one follower (if there is one) and name server cost by now."""
+        """Return the cost of leader, a follower (if there is one) and name server."""
         (namesrv,) = self.cluster.state().name_servers
         nodes = {"leader": self.leader, "namesrv": namesrv}
         if self.followers:
@@ -97,16 +97,16 @@ class RaftGroup:
         )
 
     async def leaders(self) -> list[Node]:
-        """Return the leader of each broker group, if the cluster has more than one."""
+        """Return the leader of each broker group."""
         return [await self.cluster.find(f"leader:{name}") for name in self.cluster.state().groups]
 
     def all_replicas(self) -> tuple[float, float]:
-        """Return the CPU microseconds so far and the resident MiB of all brokers together."""
+        """Return the CPU microseconds and the resident MiB of all brokers together."""
         pids = [node.process.pid for node in self.cluster.state().brokers if node.process]
         return sum(map(cpu_us, pids)), sum(map(resident_mib, pids))
 
     async def empty(self, node: Node) -> None:
-        """Kill a broker, take its store away and start it again; return without waiting."""
+        """Kill a broker, remove its store and start it again; return without waiting."""
         await self.kill(node)
         await asyncio.to_thread(shutil.rmtree, self.cluster.store_of(node))
         self.cluster.start(node.name)
@@ -116,7 +116,7 @@ class RaftGroup:
         await self.cluster.wait_dead(self.cluster.signal(node.name, signal.SIGKILL))
 
     async def whole(self) -> None:
-        """Return when every replica has what was committed, and the leader is known again."""
+        """Return once every replica has the committed log; find the leader again."""
         await wait_whole(self.cluster, WHOLE_TIMEOUT_S)
         await self.look()
 

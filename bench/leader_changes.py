@@ -1,4 +1,4 @@
-"""Cost of leader changes to clients: transfers, planned stops (SIGTERM), and freezes (SIGSTOP).
+"""Cost of leader changes to clients by transfers, planned stops (SIGTERM), and freezes (SIGSTOP).
 
 A producer sends open loop while a consumer reads along. The figures are the longest gap between
 acknowledgements around each change, failed sends, and messages lost or stored twice.
@@ -33,7 +33,7 @@ BURST_INTERVAL_S = 0.002
 SETTLE_S = 0.3  # of load before a change and after it
 DRAIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-FREEZE_S = 2.0  # longer than an election takes without back-off
+FREEZE_S = 2.0  # longer than an election without back-off
 CALM_TIMEOUT_S = 60.0  # longer than WAIT_FACTOR_MAX (dledger/raft/election_halving.py) times 6 s
 DECIDED_S = 3.5  # longer than a send's time-out
 

@@ -1,23 +1,21 @@
 """A group's behaviour when far more is asked of it than it can do: `python -m bench.overload`.
 
-Each row is a cluster of its own, three replicas with SYNC_FLUSH and otherwise default settings, a
-normal client (our Producer, one send every 20 ms) and a load of bench.flood:
+Each row is a cluster of its own, with three replicas, SYNC_FLUSH and otherwise default settings, a
+normal client (our Producer, a send every 20 ms) and a load of bench.flood.
 
-    nothing            no load: what this machine does by itself just now
+    nothing            no load, as a baseline for this machine
     slow disk          every fdatasync takes 100 ms more and frames are small, so that capacity is
-                       known and low; then ten times of that, open loop
-    fast disk          the same without: ten times of what the group carries, as far as the
-                       generator gets
-    never read         64 connections, 2,000 pulls a second, whose answers they never read
-    connections        5,000 of them, ten times the slow disk's capacity between them
+                       known and low; then ten times that load, open loop
+    fast disk          ten times the group's capacity, as far as the generator can
+    never read         64 connections, 2,000 pulls per second, responses never read
+    connections        5,000 connections with ten times the slow disk's capacity
     slow senders       60 connections, each with an unfinished frame of 14 MiB
-    large one-way      8 connections, one-way sends of 4 MiB as fast as they are taken
+    large one-way      8 connections, one-way sends of 4 MiB at full speed
 
-Printed, and written with --json: what was offered and its outcomes; resident memory of leader and
-followers before, at the most, and ten seconds after the end; leader changes (the term before and
-after; the first row says how many there are without any load); and the normal client's latencies
-before, during, and from 5 s after the end on, with the seconds until they were as before. Compare
-checkouts with several `--root`.
+The output, also by --json, has the offered load and its outcomes; resident memory of leader and
+followers before, at the peak, and ten seconds after the end; leader changes (the term before and
+after); and the normal client's latencies before, during, and from 5 s after the end on, with the
+seconds to recovery. Compare checkouts with several `--root`.
 """
 
 from __future__ import annotations
@@ -66,16 +64,15 @@ SAMPLE_S = 0.05
 IN_FLIGHT = 256
 LOOKS_MAX = 10
 SYNC_DELAY_MS = 100
-# One frame holds some thirty messages, so a slow disk's capacity is low enough to be exceeded.
+# A frame holds some thirty messages, so a slow disk's capacity is low enough to be exceeded.
 SLOW_DISK = {"frameSizeMax": str(32 << 10)}
 SETTINGS = {"flushDiskType": "SYNC_FLUSH", "defaultTopicQueueNums": "4"}
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Durations in seconds: of the load, of measuring the capacity, of the normal client alone, of
-    waiting for answers after the load, until all should be as before, and of checking whether it
-    is."""
+    """Durations in seconds of the load, of measuring the capacity, of the normal client alone, of
+    waiting for responses after the load, until recovery is expected, and of checking it."""
 
     load: float
     capacity: float = 3.0
@@ -87,7 +84,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of overload: `overload` times the capacity, or `pace` a second, or neither."""
+    """A kind of overload, with `overload` times the capacity, or `pace` per second, or neither."""
 
     name: str
     kind: str
@@ -111,7 +108,7 @@ ROWS = (
 
 @dataclass(slots=True)
 class Memory:
-    """Resident MiB of one process."""
+    """Resident MiB of a process."""
 
     before: float
     peak: float
@@ -120,7 +117,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Latencies:
-    """Latencies of the normal client's sends in one span; failures are counted, not timed."""
+    """Latencies of the normal client's sends in a span; failures are counted, not timed."""
 
     sends: int
     failed: int
@@ -206,8 +203,7 @@ class Watch:
 
 
 class NormalClient:
-    """Sends one message every PACE_S, each awaited on its own; keeps when each began, how long it
-    took or why it failed."""
+    """Sends a message every PACE_S, each awaited; keeps its start, its latency or its error."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -235,7 +231,7 @@ class NormalClient:
             await asyncio.wait(set(self._under_way))
 
     def span(self, begin: float, end: float) -> Latencies:
-        """Return the latencies of the sends that began in the span."""
+        """Return the latencies of the sends that started in the span."""
         mine = [(ms, failure) for at, ms, failure in self.sends if begin <= at < end]
         good = sorted(ms for ms, failure in mine if not failure)
         return Latencies(
@@ -243,8 +239,8 @@ class NormalClient:
         )
 
     def back_after_s(self, begin: float, end: float, before: Latencies) -> int:
-        """Return the seconds from `begin` until every later whole second, up to `end`, has a p99
-        like `before`: at most twice that, or 20 ms more. -1: there was none."""
+        """Return the seconds from `begin` until every later second, up to `end`, has a p99 like
+        `before` (at most twice that, or 20 ms more); -1 without recovery."""
         bound_ms = max(2 * before.p99_ms, before.p99_ms + 20)
         seconds = int(end - begin)
         back = 0
@@ -263,13 +259,13 @@ def share_of(ordered: Sequence[float], share: float) -> float:
 
 
 async def terms(cluster: Cluster) -> int:
-    """Return the highest term that a replica knows."""
+    """Return the highest term of all replicas."""
     client = RemotingClient()
     found = [0]
     try:
         for node in cluster.brokers:
             command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-            with suppress(RemotingError):  # it is busy: another one knows the term, too
+            with suppress(RemotingError):  # busy, but another replica also has the term
                 answer = await client.invoke(str(node["address"]), command, 5_000)
                 table = orjson.loads(answer.body)["table"]
                 found.append(int(table["raftTerm"]))
@@ -279,9 +275,8 @@ async def terms(cluster: Cluster) -> int:
 
 
 async def capacity_of(cluster: Cluster, seconds: float) -> float:
-    """Return the messages a second that the group carries when no more is asked. The cluster's
-    `address` is then the current leader's. On a busy machine leadership may change: then it
-    retries."""
+    """Return the messages per second that the group can store. The cluster's `address` is then the
+    current leader's. It retries after a change of leader."""
 
     async def rate(count: int) -> float:
         load = run_load(
@@ -325,7 +320,7 @@ async def flooded(plan: Plan) -> tuple[float, dict[str, Any]]:
 
 
 async def measure(root: Path, row: Row, spans: Spans, connections_max: int) -> Result:
-    """Measure one row over one checkout."""
+    """Measure a row for a checkout."""
     cluster = Cluster(root, SETTINGS | (SLOW_DISK if row.slow_disk else {}))
     try:
         async with Producer("normal", cluster.namesrv) as producer:
@@ -390,7 +385,7 @@ async def _measured(
 
 
 def table_of(results: Sequence[Result]) -> Table:
-    """Return a table with one line for each row and checkout."""
+    """Return a table with a line for each row and checkout."""
     table = Table(
         "overload",
         "checkout",
@@ -424,7 +419,7 @@ def table_of(results: Sequence[Result]) -> Table:
 
 
 def outcomes_text(flood: dict[str, Any]) -> str:
-    """Return shares of the sends, largest first; held back ones as a share of those due."""
+    """Return shares of the sends, largest first; held back sends as a share of the due sends."""
     sent = max(1, flood["sent"])
     counts = Counter({name: int(count) for name, count in flood["outcomes"].items()})
     parts = [f"{name} {count / sent:.1%}" for name, count in counts.most_common()]

@@ -35,7 +35,7 @@ QUEUES = 4
 IN_FLIGHT = 256
 BODY = b"x" * 128
 LARGE_BYTES, LARGE_IN_FLIGHT = 64 << 10, 64  # to fill a log
-MANY = 1 << 40  # requests: more than any load sends in its time
+MANY = 1 << 40  # more requests than any load sends in its time
 CREATIONS = 64  # concurrent requests that create topics
 RETRY_S = 0.05
 READY_TIMEOUT_S = 600.0
@@ -44,7 +44,7 @@ SETTINGS = PATIENT | {"defaultTopicQueueNums": str(QUEUES)}
 
 
 class Load:
-    """Sends to one group over one connection, with a fixed number in flight."""
+    """Sends to a group over a connection, with a fixed number in flight."""
 
     def __init__(self, seconds: float, body: bytes = BODY, in_flight: int = IN_FLIGHT) -> None:
         self._seconds = seconds
@@ -138,7 +138,7 @@ async def groups(value: int, seconds: float) -> Figures:
 
 
 async def connections(value: int, seconds: float) -> Figures:
-    """One busy connection beside idle ones; then one send in flight on each of them."""
+    """A busy connection beside idle connections; then one send in flight on each of them."""
     async with warm_group() as group:
         before = group.usage().memory_mib["leader"]
         host, _, port = group.address.rpartition(":")
@@ -201,7 +201,7 @@ class Member(asyncio.Protocol):
 
 
 async def consumers(value: int, seconds: float) -> Figures:
-    """Members join one immediately after the other; then one leaves."""
+    """Members join in immediate succession; then a member leaves."""
     async with warm_group() as group:
         host, _, port = group.address.rpartition(":")
         loop = asyncio.get_running_loop()
@@ -266,7 +266,7 @@ async def topics(value: int, seconds: float) -> Figures:
 
 
 async def log_of_three(value: int, seconds: float) -> Figures:
-    """Like `log_size`, with three replicas, one of which also loses its store under load."""
+    """Like `log_size`, with three replicas, of which a follower then loses its store under load."""
     return await log_size(value, seconds, replica_count=3)
 
 
@@ -344,7 +344,7 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A curve. `measure(value, seconds of load)` returns the figures of one point."""
+    """A curve. `measure(value, seconds of load)` returns the figures of a point."""
 
     axis: str
     values: tuple[int, ...]

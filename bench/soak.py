@@ -1,12 +1,11 @@
-"""`python -m bench.soak`: whether memory stays flat while clients, topics and groups come and go.
+"""`python -m bench.soak`: memory over time under changing clients, topics and groups.
 
-A Raft group carries a steady load. Beside it, over and over: connections are opened, join a
-consumer group as members, and close; topics are created, sent to and deleted; groups are created
-and deleted. All have new names every time, unless `--names` says after how many rounds names come
-again. The resident memory of leader, follower and name server is sampled all the
-time. Growth is the median of the last quarter of the samples minus that of the second quarter (the
-first one fills caches and buffers), given in MiB an hour. Exit status 1 if a process grew by more
-than `--growth`.
+A Raft group carries a steady load. In parallel, loops open connections, join them to a consumer
+group as members, and close them; they create topics, send to them and delete them; they create
+groups and delete them. All names are new, unless `--names` gives the number of rounds after which
+names repeat. The resident memory of leader, follower and name server is sampled. Growth, in MiB per
+hour, is the median of the last quarter of the samples minus that of the second quarter (the first
+quarter fills caches and buffers). Exit status 1 if a process grew by more than `--growth`.
 """
 
 from __future__ import annotations
@@ -32,19 +31,17 @@ from bench.wire import run_load
 from raftmq.client import Admin
 
 SAMPLES = 240  # of a run
-CONNECTIONS = 20  # opened and closed at one time
-GROUPS = 50  # that members join: a broker keeps a group, and its retry topic, until it is deleted
-TOPICS = 10  # created and deleted at one time
-PAUSE_S = 0.25  # between two rounds of one kind: a busy machine is not what is measured
-SENDS = (
-    200  # of a round, all in flight at once: so they are few frames, of which each takes 24 bytes
-)
+CONNECTIONS = 20  # opened and closed together
+GROUPS = 50  # groups for members; a broker keeps a group, and its retry topic, until it is deleted
+TOPICS = 10  # created and deleted together
+PAUSE_S = 0.25  # between two rounds of a kind, so that the machine is not saturated
+SENDS = 200  # per round, all in flight, so they share few frames, of which each takes 24 bytes
 REPORT_S = 60.0
 
 
 @dataclass(slots=True)
 class Watch:
-    """Samples of resident MiB by role, and what was done meanwhile."""
+    """Samples of resident MiB by role, and the number of completed operations."""
 
     times_s: list[float] = field(default_factory=list)
     memory_mib: dict[str, list[float]] = field(default_factory=dict)
@@ -88,7 +85,7 @@ async def churn_connections(group: RaftGroup, number: int) -> int:
 
 
 async def churn_topics(group: RaftGroup, number: int) -> int:
-    """Create topics, send to them, and delete them, at the name server, too."""
+    """Create topics, send to them, and delete them, also at the name server."""
     names = [f"soak-t-{number * TOPICS + one}" for one in range(TOPICS)]
     await create(group, names, 1)
     await run_load(group.address, names, queues=1, body=BODY, count=2 * TOPICS, in_flight=TOPICS)
@@ -124,8 +121,8 @@ KINDS: dict[str, Callable[[RaftGroup, int], Awaitable[int]]] = {
 
 
 async def soak(seconds: float, names: int = 0) -> Watch:
-    """Run the soak; return what was seen. `names`: rounds after which names come again; 0: none
-    does."""
+    """Run the soak; return its samples. `names` is the number of rounds after which names repeat; 0
+    for never."""
     watch = Watch()
     async with warm_group() as group:
         begun = time.monotonic()
@@ -157,7 +154,7 @@ async def soak(seconds: float, names: int = 0) -> Watch:
 @click.option("--names", default=0, type=click.IntRange(0), help="Rounds until names come again.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 def main(minutes: float, growth: float, names: int, json_path: Path | None) -> None:
-    """Watch the memory of a Raft group whose clients, topics and groups come and go."""
+    """Watch the memory of a Raft group under changing clients, topics and groups."""
     raise_file_limit()
     watch = uvloop.run(soak(minutes * 60, names))
     shown = Table("process", "MiB at first", "least", "most", "at last", "MiB an hour")

@@ -1,8 +1,8 @@
-"""`python -m bench.spark`: what Spark's readers and sink cost, beside references of the same run.
+"""`python -m bench.spark`: cost of Spark's readers and sink, and references of the same run.
 
 A Raft group is filled with messages, read by raw pulls and by format `raftmq`, audited while it
-runs, and stopped; then its three stores are audited. One core walks and decodes one store's log, as
-an audit does with what all replicas have alike, and for comparison does nothing but the CRC of the
+runs, and stopped; then its three stores are audited. A single core scans and decodes a store's log,
+as an audit does with the replicas' common bytes, and for comparison only computes the CRC of the
 same records.
 """
 
@@ -41,7 +41,7 @@ BATCH = 100
 IN_FLIGHT = 16  # batches
 BODY = b"x" * 128
 CHUNK = 65_536  # records decoded at once, as by the audit
-Row = tuple[str, float, str, str]  # what, figure, unit, beside the reference
+Row = tuple[str, float, str, str]  # label, figure, unit, comparison with the reference
 
 
 async def measure(spark: SparkSession, count: int) -> list[Row]:
@@ -99,7 +99,7 @@ async def audited_s(
 
 
 async def measure_sink(spark: SparkSession, count: int) -> list[Row]:
-    """Write to a group of its own: by our Producer's batches, and by the sink."""
+    """Write to a new group by our Producer's batches, and by the sink."""
     async with raft_group() as group:
         async with Admin(group.namesrv) as admin:
             await admin.topic.create(TOPIC, QUEUES)
@@ -150,7 +150,7 @@ def read(spark: SparkSession, namesrv: str, columns: str) -> float:
 
 
 def one_core(store: Path) -> Iterator[Row]:
-    """Measure on one core: the CRCs of a store's records, its walk, and all columns."""
+    """Measure on a core the CRCs of a store's records, its scan, and all columns."""
     walks, crcs, columns = 0.0, 0.0, 0.0
     count = 0
     for segment in Store(store.name, str(store)).segments:

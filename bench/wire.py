@@ -1,9 +1,8 @@
-"""The thinnest honest load generator: real frames on one connection, a fixed number in flight.
+"""A thin load generator with real frames on a connection and a fixed number in flight.
 
-It measures the cluster rather than a client: each request has its own UNIQ_KEY, time stamp and
-opaque and is a SEND_MESSAGE_V2 (310) or SEND_BATCH_MESSAGE (320) as the Java client sends it;
-each response is parsed for code and opaque. Latency runs from the request's encoding to its
-response's arrival.
+It measures the cluster and not a client. Each request has its own UNIQ_KEY, time stamp and opaque
+and is a SEND_MESSAGE_V2 (310) or SEND_BATCH_MESSAGE (320) in the Java client's form; each response
+is parsed for code and opaque. Latency counts from the request's encoding to its response's arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ITEM = struct.Struct(">iiiii")
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The result of one run: `messages` acknowledged in `seconds`; latencies in ns, one a
+    """The result of a run with `messages` acknowledged in `seconds`, and a latency in ns per
     request."""
 
     messages: int
@@ -44,7 +43,7 @@ class LoadResult:
 
     @classmethod
     def together(cls, results: Sequence[LoadResult]) -> LoadResult:
-        """Return the result of runs that went on at the same time."""
+        """Return the combined result of concurrent runs."""
         latencies = array("q")
         for result in results:
             latencies.extend(result.latencies_ns)
@@ -65,7 +64,7 @@ class _Load(asyncio.Protocol):
         self._batch = batch
         code = 320 if batch else 310
         flag_m = "true" if batch else "false"
-        self._header = (  # a template: topic, queue, born time, properties, opaque are filled in
+        self._header = (  # a template for topic, queue, born time, properties and opaque
             f'{{"code":{code},"extFields":{{"a":"bench","b":"%b","c":"TBW102","d":"4",'
             f'"e":"%d","f":"0","g":"%d","h":"0","i":"%b","j":"0","k":"false","m":"{flag_m}"}},'
             '"flag":0,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":479}'
@@ -100,7 +99,7 @@ class _Load(asyncio.Protocol):
             self.done.set_exception(ConnectionError("the broker closed the connection"))
 
     def start(self, count: int, in_flight: int, seconds: float) -> None:
-        """Begin; after so many seconds nothing more is sent, even if `count` is not reached."""
+        """Start sending; stop after `seconds` even if `count` is not reached."""
         self._count = count
         self._end = time.perf_counter() + seconds
         self._send(min(in_flight, count))
@@ -162,8 +161,8 @@ async def run_load(
     batch: int = 0,
     seconds: float = math.inf,
 ) -> LoadResult:
-    """Send `count` requests (each of `batch` messages, or one when 0), or as many as are sent in
-    so many seconds if those are fewer, and wait for all answers."""
+    """Send `count` requests (of `batch` messages each, or single messages if 0), but at most for
+    `seconds`, and wait for all responses."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     transport, load = await loop.create_connection(

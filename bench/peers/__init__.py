@@ -1,1 +1,1 @@
-"""Our broker beside others, measured in turns on one machine: `python -m bench.peers`."""
+"""Our broker beside other systems, measured in turns on one machine (`python -m bench.peers`)."""

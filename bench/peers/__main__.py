@@ -1,5 +1,4 @@
-"""`make bench-peers`: our broker and others in turns, as one table, one page and one file of
-figures."""
+"""`make bench-peers`, our broker and other systems in turns; prints a table, a page and figures."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ ROUNDS_MAX = 100
 
 
 def chosen(words: str) -> list[System]:
-    """Return the systems whose name has one of the words. Raises BadParameter for an idle word."""
+    """Return the systems whose name contains a word. Raises BadParameter for a word without
+    match."""
     wanted = [word.strip().lower() for word in words.split(",") if word.strip()]
     for word in wanted:
         if not any(word in system.name.lower() for system in SYSTEMS):
@@ -51,7 +51,7 @@ def main(
     page: Path | None,
     as_markdown: bool,
 ) -> None:
-    """Measure our broker beside others: medians of ROUNDS, in turns, on this machine."""
+    """Measure our broker and other systems in turns, on this machine; medians of ROUNDS."""
     about = (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, "
         f"Python {platform.python_version()}; {rounds} rounds in turns, scale {scale:g}"

@@ -1,7 +1,7 @@
-"""Apache RocketMQ 5.3.3, unmodified: three brokers over DLedger, or an ASYNC_MASTER with a slave.
+"""Apache RocketMQ 5.3.3, unmodified, as three brokers over DLedger or ASYNC_MASTER with a slave.
 
-Its jars come and its brokers start as for tests/interop, but with the sizes and the heap that a
-server has. The same bare client sends to them as to ours.
+Jars and start are those of tests/interop, but with a server's sizes and heap. The bare client of
+our broker's loads sends to them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from raftmq.chaos.cluster.ports import choose_ports
 
 REPLICAS = 3
 HEAP = "1g"
-START_TIMEOUT_S = 120.0  # DLedger's first leader may take so long
-PACE_S = 0.5  # between two questions who leads
+START_TIMEOUT_S = 120.0  # for DLedger's first leader
+PACE_S = 0.5  # between two polls for the leader
 SERVER = {
     "brokerName": "bench",
     "autoCreateTopicEnable": "true",
@@ -48,7 +48,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Brokers that take sends, and their name server."""
+    """Brokers that accept sends, and their name server."""
 
     namesrv: str
     namesrv_pid: int
@@ -122,7 +122,7 @@ class Apache:
 
 
 async def _leading(addresses: Sequence[str]) -> int:
-    """Return which broker takes a send first. Raises Failed if none does."""
+    """Return the first broker that accepts a send. Raises Failed if none does."""
     deadline = time.monotonic() + START_TIMEOUT_S
     said = ""
     while time.monotonic() < deadline:

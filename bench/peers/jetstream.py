@@ -1,9 +1,8 @@
-"""NATS JetStream: three nats-servers, built from their Go module, a stream of three replicas in
-files, and their clients in Python and in Go.
+"""NATS JetStream with three servers, built from their Go module, and clients in Python and Go.
 
-A stream acknowledges when a quorum has a message, before it is flushed, as ASYNC_FLUSH does. The
-clients have no batches that are acknowledged as one. Consumers are measured without
-acknowledgements, which is the fastest that they have.
+The stream has three replicas in files. It acknowledges when a quorum has a message, before a flush,
+like ASYNC_FLUSH. The clients have no batches with a single acknowledgement. Consumers run without
+acknowledgements, their fastest mode.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ RETRY_S = 0.25  # a publish that nobody answers is tried again after that
 
 
 class JetStream:
-    """JetStream with one of its clients."""
+    """JetStream with a Python or Go client."""
 
     def __init__(self, client: str) -> None:
-        """`client`: Python or Go."""
         self.name = f"JetStream R3, {client} client"
         self._is_go = client == "Go"
 
@@ -90,7 +88,7 @@ JETSTREAM = (JetStream("Python"), JetStream("Go"))
 async def _server(
     command: Path, directory: Path, number: int, port: int, routes: Sequence[int]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run one replica while the block runs."""
+    """Run a replica while the block runs."""
     others = ",".join(f"nats://{HOST}:{route}" for route in routes)
     arguments = (
         *("-a", HOST, "-p", str(port), "-n", f"n{number}"),
@@ -113,14 +111,14 @@ async def _server(
 
 
 async def _connected(nats: Any, ports: Sequence[int]) -> Any:
-    """Return a client that knows all replicas. Raises Failed."""
+    """Return a client with the addresses of all replicas. Raises Failed."""
     try:
         return await nats.connect(
             [f"nats://{HOST}:{port}" for port in ports],
             connect_timeout=START_TIMEOUT_S,
             reconnect_time_wait=0.05,
             max_reconnect_attempts=int(START_TIMEOUT_S / 0.05),
-            error_cb=_ignore,  # what matters fails the call that it belongs to
+            error_cb=_ignore,  # serious errors fail their own call
         )
     except (OSError, nats.errors.Error) as error:
         raise Failed(f"no connection: {error}") from error
@@ -179,7 +177,7 @@ class _Stream:
         return LoadResult(count, time.perf_counter() - begun, latencies, 0)
 
     async def _many(self, count: int) -> LoadResult:
-        """Publish as the client pipelines: it lets so many wait for their acknowledgement."""
+        """Publish with the client's pipelining, which limits the unacknowledged messages."""
         latencies: array[int] = array("q")
         failed: list[BaseException] = []
         begun = time.perf_counter()

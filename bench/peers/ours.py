@@ -1,7 +1,7 @@
-"""Our own broker in its three shapes, and the floor: a server that only answers, or only sends.
+"""Our broker in its three modes, and the floor, a server that only answers or only sends.
 
-One bare client is used for all of them. Elections are patient, as in the other benchmarks. The row
-that kills the leader has a group of its own, which elects as a real one does.
+The same bare client measures all of them. Election time-outs are long, as in the other benchmarks.
+The row that kills the leader has a group of its own with default time-outs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SERVED = {"defaultTopicQueueNums": str(QUEUES)}
 
 
 class Ours:
-    """A cluster of this checkout in one mode and with one way of flushing."""
+    """A cluster of this checkout in a mode and with a kind of flush."""
 
     def __init__(self, name: str, mode: str, flush: str) -> None:
         self.name = name
@@ -70,7 +70,7 @@ class Ours:
 
 
 class Floor:
-    """A server that only answers. What it takes itself is not measured."""
+    """A server that only answers. Its own CPU is not measured."""
 
     name = "floor"
 
@@ -84,7 +84,7 @@ class Floor:
 
 @asynccontextmanager
 async def _up(directory: Path, mode: str, settings: Mapping[str, str]) -> AsyncIterator[Cluster]:
-    """Run a cluster while the block runs. Raises Failed if it does not come up."""
+    """Run a cluster while the block runs. Raises Failed if it does not start."""
     cluster = Cluster(directory)
     try:
         try:
@@ -104,7 +104,7 @@ def _processes(state: ClusterState) -> list[int]:
 
 
 async def _push(namesrv: str, scale: float) -> LoadResult:
-    """Consume what the rows of sends have stored."""
+    """Consume the messages of the earlier rows."""
     expected = sends_of(MANY, scale) + sends_of(BATCHES, scale) * BATCH
     result = await consume(namesrv, expected)
     return replace(result, messages=expected, latencies_ns=array("q"))

@@ -1,8 +1,8 @@
-"""RabbitMQ: three nodes from Debian's packages, a quorum queue of three replicas, a Python client.
+"""RabbitMQ from Debian's packages, three nodes, a quorum queue of three replicas, a Python client.
 
 A quorum queue confirms a message when a majority of its replicas has written it to disk, with an
-fsync: compare it with SYNC_FLUSH. The packages are unpacked beside the virtual environment; nothing
-is installed. Consumption is measured without acknowledgements.
+fsync, like SYNC_FLUSH. The packages are unpacked beside the virtual environment and not installed.
+Consumption is measured without acknowledgements.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FETCH_TIMEOUT_S = 300.0
 START_TIMEOUT_S = 120.0
 KILL_TIMEOUT_S = 60.0
 PACE_S = 0.2
-# Where the packages would be installed; the command looks for the rest from where it stands.
+# The packages' usual directory; the command finds the rest relative to itself.
 ROOT_LINE = "ROOTDIR=/usr/lib/erlang"
 ROOT_FOUND = 'ROOTDIR=$(dirname "$(dirname "$(readlink -f "$0")")")'
 
@@ -119,8 +119,8 @@ def _run(command: Sequence[str], directory: Path) -> None:
 async def _process(
     command: Sequence[str], environment: Mapping[str, str], directory: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command, in a session of its own, while the block runs: a script starts others. What
-    it leaves behind, dumps for instance, is left in `directory`."""
+    """Run a command in its own session while the block runs, because a script starts further
+    processes. Files such as dumps stay in `directory`."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,
@@ -157,8 +157,8 @@ def _kill(sessions: Sequence[int]) -> None:
 
 
 def _prepared(home: Path, number: int, port: int, node_port: int) -> dict[str, str]:
-    """Make the directory of a node; return its environment variables. Blocking. `node_port`: for
-    the other nodes."""
+    """Create the directory of a node; return its environment variables. Blocking. `node_port` is
+    for other nodes."""
     home.mkdir()
     members = [
         f"cluster_formation.classic_config.nodes.{n + 1} = n{n}@localhost" for n in range(REPLICAS)
@@ -236,7 +236,7 @@ class _Queue:
         return await connection.channel(publisher_confirms=True)
 
     async def _sent(self, count: int, window: int) -> LoadResult:
-        """Publish over one channel, `window` messages waiting for their confirmation."""
+        """Publish over a channel, with `window` unconfirmed messages."""
         channel = await self._channel(self._ports[0])
         latencies: array[int] = array("q")
         left = count
@@ -268,8 +268,8 @@ class _Queue:
         return result
 
     async def _killed(self) -> LoadResult:
-        """Kill the queue's leader, which is where it was declared; return the time until a publish
-        to another node is confirmed."""
+        """Kill the queue's leader, the node of the declaration; return the time until a node
+        confirms a publish."""
         channel = await self._channel(self._ports[1])
         await channel.basic_publish(BODY, routing_key=QUEUE)
         begun_ns = time.perf_counter_ns()
@@ -279,7 +279,7 @@ class _Queue:
                 try:
                     await channel.basic_publish(BODY, routing_key=QUEUE)
                     break
-                except self._errors:  # refused: nobody leads yet
+                except self._errors:  # refused without a leader
                     await asyncio.sleep(0.01)
         took_ns = time.perf_counter_ns() - begun_ns
         return LoadResult(1, took_ns / 1e9, array("q", [took_ns]), 0)

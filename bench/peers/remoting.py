@@ -1,5 +1,4 @@
-"""Loads over RocketMQ's protocol: sends by bench.wire, and raw pulls of whole queues, and the
-time from a leader's end to the next acknowledgement."""
+"""Loads over RocketMQ's protocol with sends, raw pulls of queues, and the kill of a leader."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ PULL_MESSAGES_MAX = 1024  # a broker may have a lower limit of its own
 READ_BYTES = 1 << 18
 KILL_TIMEOUT_S = 60.0
 RETRY_S = 0.01  # after a send that our Producer has tried for seconds already
-SUBSCRIBED = 4  # sysFlag: the request says what it subscribes to
+SUBSCRIBED = 4  # sysFlag of requests with a subscription
 
 
 def send_loads(address: str, scale: float, *, batches: bool = True) -> dict[str, Load]:
-    """Return the rows of sends to one broker."""
+    """Return the rows of sends to a broker."""
 
     def load(row: str) -> Load:
         async def run() -> LoadResult:
@@ -118,7 +117,7 @@ def _request(queue: int, offset: int) -> bytes:
 
 
 def records_in(body: bytes) -> int:
-    """Return how many records stand in a pull's answer. Raises Failed for a damaged one."""
+    """Return the number of records in a pull's response. Raises Failed for a damaged record."""
     at = count = 0
     while at < len(body):
         size = int.from_bytes(body[at : at + 4], "big")

@@ -55,12 +55,12 @@ def markdown(found: Mapping[str, Measured]) -> str:
 
 
 def write_page(path: Path, found: Mapping[str, Measured], about: str) -> None:
-    """Write one HTML file that needs no other: table, reasons and a chart for each row."""
+    """Write a self-contained HTML file with table, reasons and a chart for each row."""
     path.write_text(render(found, about), encoding="utf-8")
 
 
 def render(found: Mapping[str, Measured], about: str) -> str:
-    """Return the whole page; `about` says on what machine, when and how it was measured."""
+    """Return the page; `about` describes machine, time and method."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in HEAD)
     body = "".join(
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>"

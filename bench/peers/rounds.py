@@ -1,8 +1,7 @@
-"""Measures the systems in turns: each round starts every system afresh, in the other order than the
-round before, so that a machine that drifts drifts for all of them.
+"""Rounds over the systems; each round starts every system anew, in reversed order.
 
-A system that cannot be had, or that failed in a round, is no error: the reason is kept and stands
-in the table. One that cannot be had is not asked again.
+The reversed order spreads a drift of the machine over all systems. A system that is missing, or
+failed in a round, is no error; the table gives the reason. A missing system is not tried again.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ FAILURES = (Failed, OSError, RuntimeError, TimeoutError)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of one system. `cpu_us`: CPU of all its processes for a message until the last
-    answer; `memory_mib`: resident memory of all of them then; None where that is not known."""
+    """A row of a system. `cpu_us` is the CPU of all its processes per message until the last
+    response; `memory_mib` is their resident memory at that time; None if unknown."""
 
     rate: float
     p50_ms: float | None
@@ -38,7 +37,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Measured:
-    """All rounds of one system: its rows, and why something is not there."""
+    """All rounds of a system, with its rows and reasons for missing figures."""
 
     rows: dict[str, list[Figures]] = field(default_factory=dict)
     missing: str = ""
@@ -114,7 +113,7 @@ async def _one_round(
                     continue
                 try:
                     figures = await _row(running, row, load)
-                except FAILURES as error:  # the other rows may still be had
+                except FAILURES as error:  # the remaining rows may still be measured
                     if row == WARM_UP:
                         raise
                     failed(row, error)

@@ -1,4 +1,4 @@
-"""The systems that bench.peers measures: how each is started, and the loads that it can take.
+"""The systems of bench.peers, with their start and their loads.
 
 A *system* runs while its block runs, in a directory of its own, and leaves nothing behind. Its
 loads are rows of the table; a row that it has no load for stays empty.
@@ -25,7 +25,7 @@ BATCHES = "batches of 100"
 PULLS = "raw pulls"
 PUSH = "push consumer"
 KILL = "kill -9 to next ack"
-ROWS = (ONE, MANY, BATCHES, PULLS, PUSH, KILL)  # the kill last: it leaves a system damaged
+ROWS = (ONE, MANY, BATCHES, PULLS, PUSH, KILL)  # the kill is last, because it damages a system
 SENDS = {WARM_UP: 20_000, ONE: 5_000, MANY: 100_000, BATCHES: 2_000}  # requests at scale 1
 SENDS_MIN = 100
 WINDOWS = {WARM_UP: 256, ONE: 1, MANY: 256, BATCHES: 4}

@@ -64,10 +64,10 @@ class Links:
         try:
             await writer.wait_closed()
         except ConnectionError:
-            pass  # the proxy went first
+            pass  # the proxy ended first
 
     async def impose(self, owner: str, rules: Sequence[Rule]) -> None:
-        """Put these rules in force before returning, instead of the owner's former ones."""
+        """Replace the owner's rules by these; return once they are in force."""
         await self._ask({"do": "set", "owner": owner, "rules": [to_json(rule) for rule in rules]})
 
     async def lift(self, owner: str) -> None:
@@ -80,8 +80,8 @@ class Links:
         return int(answer["connections"])
 
     async def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return link name → state: connections, taken, bytes_forward, bytes_back, held_bytes,
-        listens, rules."""
+        """Return link name → connections, taken, bytes_forward, bytes_back, held_bytes, listens,
+        rules."""
         answer = await self._ask({"do": "state"})
         found: Mapping[str, Mapping[str, Any]] = answer["links"]
         return found
@@ -89,7 +89,7 @@ class Links:
     # ---- which links ------------------------------------------------------------------------
 
     def touching(self, node: str) -> list[Link]:
-        """Return all links that begin or end at this node."""
+        """Return all links that start or end at this node."""
         return [link for link in self.all if link.touches(node)]
 
     def between(self, some: Collection[str], others: Collection[str]) -> list[Link]:
@@ -127,7 +127,8 @@ class Links:
 
 
 async def _answer(reader: asyncio.StreamReader, number: int) -> dict[str, Any]:
-    """Return the answer to this request, skipping answers to earlier ones that were given up."""
+    """Return the response to this request, skipping responses to earlier requests that timed
+    out."""
     while line := await reader.readline():
         answer: dict[str, Any] = orjson.loads(line)
         if answer["id"] == number:

@@ -1,7 +1,7 @@
 """Listens, stops listening, and finds out which ports listen.
 
 A `Listener` owns its port from the first `open` to `close`. Shut, it stays bound but does not
-listen: connections are refused as if no process were there, and nobody else gets the port.
+listen, so connections are refused as if no process listened, and the port stays ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LISTEN = "0A"  # TCP_LISTEN in those tables
 
 
 class Listener:
-    """One port. `protocol` makes the protocol of each connection."""
+    """A port. `protocol` makes the protocol of each connection."""
 
     def __init__(
         self, host: str, port: int, receive_bytes: int, protocol: Callable[[], asyncio.Protocol]
@@ -63,7 +63,7 @@ class Listener:
         found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted sockets inherit this, which bounds what a cut link can swallow.
+            # Accepted sockets inherit this, which bounds the bytes that a cut link can swallow.
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
             found.setblocking(False)
             found.bind(self._address)
@@ -97,7 +97,7 @@ def reachable(path: Path) -> Iterator[str]:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Return a listener's socket, bound at `path`; remove what a former process left there.
+    """Return a listener's socket, bound at `path`, in the place of an earlier process's file.
 
     Raises OSError.
     """
@@ -117,7 +117,7 @@ def connect_to(path: Path) -> socket.socket:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(path) as short:
-            found.connect(short)  # local: at once, or refused
+            found.connect(short)  # local, so it connects or fails at once
         found.setblocking(False)
     except OSError:
         found.close()

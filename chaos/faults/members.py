@@ -1,8 +1,7 @@
-"""A member of a Raft group replaced for good, while other faults go on.
+"""Replacement of a member of a Raft group for good, during other faults.
 
-A new node joins, then the one that is hit leaves. The change begins when the fault is injected and
-goes on by itself, so a fault that is joined to this one falls into it. Healing waits until it is
-done.
+A new node joins, then the hit node leaves. The change starts with the injection and continues by
+itself, so a fault in the same wish happens during it. Healing waits for its end.
 """
 
 from __future__ import annotations

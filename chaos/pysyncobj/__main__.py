@@ -17,7 +17,7 @@ from .member import PYSYNCOBJ
 
 
 def machine(root: str) -> Machine:
-    """Return the machine of the broker whose store is at `root`."""
+    """Return the machine of the broker with the store at `root`."""
     return replace(steerable_machine(root), replication=PYSYNCOBJ)
 
 

@@ -1,20 +1,20 @@
-"""FrameJournal: the CommitLog as pysyncobj's journal. One entry is one frame, at its position.
+"""FrameJournal, the CommitLog as pysyncobj's journal. An entry is a frame, at its position.
 
-SyncObj knows entries as (command, index, term). Here a command is the byte 1 (pysyncobj's type for
-an entry without effect) and a whole frame. So to SyncObj every entry is a no-op: its own state
-machine is empty, and what is replicated is the log. Frames are sealed where index and term become
-known, in `add` on the leader; a follower's `add` writes the leader's bytes at the leader's offset.
+SyncObj's entries are (command, index, term). Here a command is the byte 1 (pysyncobj's type for an
+entry without effect) and a frame. So every entry is a no-op for SyncObj with an empty state
+machine, and only the log is replicated. On the leader `add` seals frames, because index and term
+are known there; a follower's `add` writes the leader's bytes at the leader's offset.
 
-Index 1, term 0 is the entry that every SyncObj begins with: a no-op with timestamp 0, the same
-bytes everywhere.
+Index 1, term 0 is SyncObj's first entry, a no-op with timestamp 0 and the same bytes on all
+replicas.
 
-What is deliberately as in pysyncobj's FileJournal:
-- an entry counts as stored when it is written to the page cache; nothing is fsynced, whatever
-  flushDiskType says. The interface would allow one fdatasync an entry, in `add`, with everything
-  waiting for it: that is not offered, because it would be another engine than the one to compare;
-- `deleteEntriesFrom` truncates whatever it is told to, applied or not.
+Deliberately as in pysyncobj's FileJournal:
+- an entry counts as stored when it is in the page cache; nothing is fsynced, whatever flushDiskType
+  is. The interface would allow a blocking fdatasync per entry in `add`, but then the engine would
+  not be the library under comparison;
+- `deleteEntriesFrom` truncates applied entries on request.
 
-What differs: compaction (`deleteEntriesTo`) is turned off by configuration, because SyncObj's
+One difference is that compaction (`deleteEntriesTo`) is off by configuration, because SyncObj's
 snapshot cannot replace a CommitLog; so the log only grows.
 """
 
@@ -41,7 +41,7 @@ PlainEntry = tuple[bytes, int, int]
 
 
 class JournalError(Exception):
-    """An entry cannot be written where it belongs: this replica cannot go on."""
+    """An entry cannot be written at its position, so this replica cannot continue."""
 
 
 class Entry:
@@ -63,7 +63,7 @@ class Entry:
 class EntryRange:
     """Consecutive entries, a slice of the journal; they are read when iterated over.
 
-    SyncObj slices to the journal's end to look at one entry or to take the first few."""
+    SyncObj slices to the journal's end to read one entry or the first few."""
 
     def __init__(self, log: RaftLog, indexes: range) -> None:
         self._log = log
@@ -105,8 +105,8 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
     ) -> None:
         """`log` is open. `on_cut(index)` is called after every truncation."""
         self.log = log
-        self.held: Frame | None = None  # the frame that SyncObj's next command stands for
-        self.opening_index = 0  # this replica's own no-op: the first entry of its leadership
+        self.held: Frame | None = None  # the frame of SyncObj's next command
+        self.opening_index = 0  # this replica's own no-op, the first entry of its leadership
         self.saves = 0
         self._meta_file = meta_file
         self._meta = meta_file.load()
@@ -121,7 +121,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
     # -- entries ------------------------------------------------------------------------------
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Write one entry. Raises JournalError, OSError."""
+        """Write an entry. Raises JournalError, OSError."""
         if command[0] == REGULAR:
             frame = self._sealed(idx, term)
         elif len(command) == 1:
@@ -135,8 +135,8 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         self._write(frame, idx, term)
 
     def _sealed(self, idx: int, term: int) -> Frame:
-        """Return the frame sealed for this command. If leadership changed since, that frame was
-        sealed for another place and is dropped; return a no-op in its stead."""
+        """Return the frame sealed for this command. After a change of leadership that frame has a
+        wrong position and is dropped; return a no-op instead."""
         frame, self.held = self.held, None
         if frame is None or (frame.index, frame.term) != (idx, term):
             return self._no_op(idx, term)
@@ -211,7 +211,7 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
         return self._meta.voted_for
 
     def onOneSecondTimer(self) -> None:
-        """Save the commit index. It is a hint: if that fails, the next second tries again."""
+        """Save the commit index. It is a hint, so the next second retries after a failure."""
         if self._meta_saved:
             return
         try:

@@ -1,26 +1,26 @@
-"""PySyncMember: one replica over SyncObj, with RaftMember's interface and the broker's application.
+"""PySyncMember, a replica over SyncObj with RaftMember's interface and the broker's application.
 
-Everything runs on one loop. SyncObj runs only within `guarded`: a message, a connection, a tick.
-After each, `_observe` tells the application of a new role and `_apply` hands it the frames SyncObj
-has applied since (to SyncObj the entries are no-ops; the frames are read from the log).
+Everything runs on one loop. SyncObj runs only within `guarded`, for a message, a connection or a
+tick. Afterwards `_observe` reports a new role to the application and `_apply` passes it the frames
+that SyncObj has applied (for SyncObj entries are no-ops; the frames are read from the log).
 
-Where it differs from RaftMember:
-- leader ready: SyncObj has no such state. Here, once the leader's own no-op is applied: without
-  that a broker would not know where its queues end;
-- read_barrier: SyncObj has none. A replica that believes it leads waits until the frames it knows
-  as committed are applied, and answers. Nothing proves that it still leads, and SyncObj lets a
-  deposed leader believe so for 30 seconds: such reads are stale then;
-- delete_before: does nothing (journal.py), so the log grows until the disk is full;
-- the tables' snapshots are not read at a start (broker.startup), because frames that they reflect
-  may be truncated after they were written: the whole log is replayed;
-- applied frames that SyncObj truncates are taken back: the index of the log is cut back, the
-  tables keep the effects of the lost commands, and apply those that come in their places. That is
+Differences from RaftMember:
+- leader ready: SyncObj has no such state. Here, once the leader's own no-op is applied, because
+  without it a broker would not have the ends of its queues;
+- read_barrier: SyncObj has none. A replica that takes itself for the leader waits until its known
+  committed frames are applied, and answers. That proves nothing, and SyncObj lets a deposed leader
+  continue for 30 seconds, so such reads are stale;
+- delete_before does nothing (journal.py), so the log grows until the disk is full;
+- the tables' snapshots are not loaded (broker.startup), because their frames may be truncated
+  later; the log is replayed from its start;
+- applied frames that SyncObj truncates are taken back. The index of the log is truncated; the
+  tables keep the effects of the lost commands, and apply the commands in their places. That is
   logged as `applied_frames_truncated`.
 
-SyncObj's exceptions are logged, and it goes on, as its own tick thread does; more than
+SyncObj's exceptions are logged without further effect, as by its own tick thread; more than
 FAILURES_MAX failed ticks in a row end the member. Exceptions of our journal, disk or application
-end it at once, with the reason. Known limit: SyncObj's first tick after a start walks over the
-whole log, and the loop waits for that.
+end it at once, with the reason. SyncObj's first tick after a start scans the log and blocks the
+loop.
 """
 
 from __future__ import annotations
@@ -116,20 +116,20 @@ log = logging.getLogger("raftmq.chaos.pysyncobj")
 
 TICK_MS = 10  # < a seventh of a heartbeat, as RaftMember's
 HOUSEKEEPING_MS = 500
-HAND_OVER_MS = 500  # not longer, since SyncObj does not say which follower could lead
-FAILURES_MAX = 100  # ticks in a row that SyncObj fails: a second of it, then it will not recover
+HAND_OVER_MS = 500  # short, because SyncObj does not report which follower could lead
+FAILURES_MAX = 100  # failed ticks in a row, a second of them, after which it will not recover
 OURS = (AssertionError, JournalError, OSError, StoreError)  # errors of our code, not SyncObj's
 
 
 class ForeignLog(RaftError):
-    """The store was written by the other engine: their terms and first entries do not agree."""
+    """The store is a Raft replica's, with incompatible terms and first entries."""
 
     code = "FOREIGN_LOG"
     retriable = False
 
 
 class NotSupported(RaftError):
-    """SyncObj has no such function: no change of members, no backups."""
+    """SyncObj has no such function, for example changes of members, or backups."""
 
     code = "NOT_SUPPORTED"
     retriable = False
@@ -141,12 +141,11 @@ class NoIdentity:
     group_id = b""
 
     def tell(self, changed: Callable[[], None]) -> None:
-        """Do nothing: the id never changes."""
+        """Do nothing, because the id never changes."""
 
 
 class PySyncMember:
-    """One replica over SyncObj. `start` before anything else; `stop` in the end, even after a
-    failure."""
+    """A replica over SyncObj. Call `start` first, and `stop` in the end, even after a failure."""
 
     def __init__(
         self,
@@ -163,10 +162,10 @@ class PySyncMember:
         on_fatal: Callable[[str], None],
         listen_socket: socket.socket | None = None,
     ) -> None:
-        """Parameters as RaftMember's. `rng` only spreads the dialling: SyncObj has its own
-        randomness. `truncate(position)` drops the index of the log from `position` on, which
-        SyncObj has truncated; it returns False if that is not possible now. `take_back(index)`
-        tells the tables that other frames come behind frame `index`."""
+        """Parameters as RaftMember's. `rng` only spreads the dialling, because SyncObj has its own
+        randomness. `truncate(position)` truncates the index of the log at `position`, like SyncObj;
+        it returns False if that is not possible now. `take_back(index)` informs the tables that
+        frames behind `index` will be replaced."""
         self.config = config
         self.failure: str | None = None
         self.log = RaftLog(commitlog, None, config.log_cache_bytes_max)
@@ -195,7 +194,7 @@ class PySyncMember:
         self._pump_scheduled = False
         self._cut_wanted = False
         self._command_last = False  # the last frame was a command
-        self._state = Role.FOLLOWER  # as SyncObj says
+        self._state = Role.FOLLOWER  # in SyncObj
         self._told = RoleEvent(Role.FOLLOWER, 0, None, False, "start")
         self._cut_due: int | None = None  # the index still has frames from there on
         self._failures = 0  # ticks in a row
@@ -203,7 +202,7 @@ class PySyncMember:
         self._housekeeping_due_ms = 0.0
         self._role_waiters: list[asyncio.Future[None]] = []
 
-    # SyncObj knows no such things: the broker finds a Raft replica without them.
+    # SyncObj has nothing of this; the broker finds a Raft replica without it.
     recovering: str | None = None
     has_core = False
     hopes_for_room = False
@@ -234,10 +233,10 @@ class PySyncMember:
         return None
 
     def be_willing(self, is_willing: bool) -> None:
-        """Do nothing: SyncObj asks nobody before it leads."""
+        """Do nothing, because SyncObj has no condition for leading."""
 
     def doubt_clock(self, lead_ms: int) -> None:
-        """Do nothing: SyncObj compares no clocks."""
+        """Do nothing, because SyncObj compares no clocks."""
 
     @property
     def sync(self) -> Replica:
@@ -251,14 +250,14 @@ class PySyncMember:
         return []
 
     def frame_is_damaged(self, position: int) -> bool:
-        """Return False: this engine does not repair frames."""
+        """Return False, because this engine does not repair frames."""
         return False
 
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Recover, listen, dial, and take part. Raises StoreDamaged, ForeignLog, OSError; call
-        `stop` even then."""
+        `stop` in any case."""
         config = self.config
         if self._disk.exists(f"{config.directory}/hardstate"):
             raise ForeignLog(f"{config.directory}/hardstate: this store is a Raft replica's")
@@ -279,7 +278,7 @@ class PySyncMember:
         self._tick()
 
     async def stop(self) -> None:
-        """Hand leadership over if a follower can take it, then close everything."""
+        """Transfer leadership if a follower can lead, then close everything."""
         if self._running and self.failure is None:
             await self.hand_over()
         was_running, self._running = self._running, False
@@ -294,8 +293,8 @@ class PySyncMember:
         self.log.close()
 
     async def hand_over(self) -> NodeId | None:
-        """Ask the follower that has most of the log to take over, and wait for a bounded time.
-        Return the new leader; None if none is known."""
+        """Transfer leadership to the follower with the longest log, and wait for a bounded time.
+        Return the new leader, or None."""
         links = self._transport.links
         others = [peer for peer in self.config.peers if peer != self.config.node_id]
         if not self.sync._isLeader() or not any(links.is_open(peer) for peer in others):
@@ -315,15 +314,14 @@ class PySyncMember:
     # -- for the broker -----------------------------------------------------------------------
 
     def request_cut(self, at_once: bool = False) -> None:
-        """Note that the application has something to propose: one frame of it follows in this turn
-        of the loop."""
+        """Schedule a frame of the application's data in this turn of the loop."""
         if self._running:
             self._cut_wanted = True
             self._schedule_pump()
 
     def propose_command(self, payload: bytes) -> asyncio.Future[int]:
-        """Replicate a command as RaftMember does: raises, or the future fails with, NotLeader,
-        Busy, CommandTooLarge, OutcomeUnknown."""
+        """Replicate a command like RaftMember. Raises, or the future fails with, NotLeader, Busy,
+        CommandTooLarge, OutcomeUnknown."""
         if not self._running or not self.sync._isLeader():
             raise NotLeader(self.leader)
         future = self._proposals.submit(payload, self._clock_ms())
@@ -331,15 +329,15 @@ class PySyncMember:
         return future
 
     def read_barrier(self) -> asyncio.Future[int]:
-        """Wait until the frames this node knows as committed are applied. That does not prove
-        leadership: a deposed leader may answer so, too. Raises, or the future fails with,
+        """Wait until this node's known committed frames are applied. That does not prove
+        leadership, and a deposed leader may also answer. Raises, or the future fails with,
         NotLeader and Busy."""
         if not self._told.leader_ready or not self._running:
             raise NotLeader(self.leader)
         return self._reads.add(self._confirm_read)
 
     def transfer(self, target: NodeId) -> None:
-        """Begin to hand leadership to `target`; a RoleEvent tells if that succeeded.
+        """Start a transfer of leadership to `target`; a RoleEvent reports success.
 
         Raises NotLeader, UnknownTarget; Busy while the target lags behind."""
         if not self._running or not self.sync._isLeader():
@@ -355,14 +353,14 @@ class PySyncMember:
         self.pump()
 
     def successor(self) -> NodeId | None:
-        """Return the connected follower that has most of the log; None if none is connected.
-        SyncObj knows nothing else that could keep it from leading."""
+        """Return the connected follower with the longest log, or None. SyncObj has no further
+        conditions."""
         said, links = self.sync.getStatus(), self._transport.links
         near = [peer for peer in self.config.peers if links.is_open(peer)]
         return max(near, key=lambda peer: said.get(f"match_idx_server_{peer}") or 0, default=None)
 
     def agree_expired(self, position: int) -> int:
-        """Return the position: replicas tell each other nothing of it."""
+        """Return the position, because replicas exchange nothing about it."""
         return position
 
     async def delete_before(self, position: int) -> int:
@@ -371,7 +369,7 @@ class PySyncMember:
         return self._commitlog.min_offset
 
     def read_failed(self, error: OSError, again: Callable[[], object]) -> None:
-        """Do nothing: SyncObj does not care whether a disk can be read."""
+        """Do nothing, because SyncObj ignores unreadable disks."""
 
     def abandon(self, reason: str) -> None:
         """Stop sending and receiving at once; `stop` has to follow."""
@@ -379,7 +377,7 @@ class PySyncMember:
 
     @property
     def leader(self) -> NodeId | None:
-        """The leader, as far as this node knows."""
+        """The leader in this node's view."""
         return self._told.leader if self._running else None
 
     @property
@@ -410,7 +408,7 @@ class PySyncMember:
     # -- events -------------------------------------------------------------------------------
 
     def guarded(self, act: Callable[[], None]) -> None:
-        """Call `act`, which changes SyncObj, and tell the application if the role changed."""
+        """Call `act`, which changes SyncObj, and report a changed role to the application."""
         if not self._running:
             return
         try:
@@ -418,7 +416,7 @@ class PySyncMember:
             self._observe()
         except OURS as error:
             self._fail("an entry could not be kept", error)
-        except Exception:  # SyncObj's own; its tick thread would log it and go on, too
+        except Exception:  # SyncObj's own, which its tick thread would also only log
             log.exception("syncobj_raised node=%s", self.config.node_id)
 
     def on_failed(self, error: BaseException) -> None:
@@ -428,10 +426,10 @@ class PySyncMember:
         self._state = state
 
     def _on_cut(self, from_index: int) -> None:
-        """Note that the journal was truncated: frames already applied have to be taken back."""
+        """Take back applied frames after a truncation of the journal."""
         applied = self._applier.applied_index
         self._take_back(from_index - 1)
-        self._applier.go_back(min(applied, from_index - 1))  # the next batch may be gone, too
+        self._applier.go_back(min(applied, from_index - 1))  # the next batch may also be gone
         if from_index > applied:
             return
         log.critical(
@@ -467,7 +465,7 @@ class PySyncMember:
     # -- the pump -----------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Tick SyncObj, propose what waits, apply what is committed.
+        """Tick SyncObj, propose waiting data, apply committed frames.
 
         A call from within leaves the work to the pump that is already running."""
         if self._pumping or not self._running:
@@ -479,7 +477,7 @@ class PySyncMember:
                 self._tick_syncobj()
             if self._running:
                 self._apply()
-        except Exception as error:  # ring boundary: an error of our code
+        except Exception as error:  # the ring boundary; an error of our code
             self._fail("a committed frame could not be applied", error)
         finally:
             self._pumping = False
@@ -495,7 +493,7 @@ class PySyncMember:
         self._failures = 0
 
     def _propose_next(self) -> bool:
-        """Put one more frame into SyncObj's queue; the next tick writes and sends it."""
+        """Add a frame to SyncObj's queue; the next tick writes and sends it."""
         if not self._told.leader_ready or self.sync.journal.held is not None:
             return False
         in_flight = self.log.last_index - self.sync.raftCommitIndex
@@ -550,15 +548,15 @@ class PySyncMember:
         self._fail("committed frames could not be applied", error)
 
     def _confirm_read(self, token: int) -> None:
-        """Confirm a read with the commit index this node knows, since there is no proof; that may
-        be ahead of the log, whose end then has to do."""
+        """Confirm a read with the commit index of this node, without proof, but at most the log's
+        end."""
         known = min(self.sync.raftCommitIndex, self.log.last_index)
         self._reads.confirmed(token, known, self._applier.applied_index)
 
     # -- role ---------------------------------------------------------------------------------
 
     def _observe(self) -> None:
-        """Tell the application SyncObj's role, term and leader if they have changed."""
+        """Report SyncObj's role, term and leader to the application if they have changed."""
         sync, told, state = self.sync, self._told, self._state
         term = sync.raftCurrentTerm
         node = sync._getLeader()
@@ -579,7 +577,7 @@ class PySyncMember:
         )
         if told.role is Role.LEADER and (state is not Role.LEADER or term != told.term):
             self.sync.journal.held = (
-                None  # never proposed; its fate is found like that of the others
+                None  # never proposed; its outcome is found like that of the rest
             )
             self._proposals.leadership_lost(leader)
         for waiter in self._role_waiters:
@@ -593,7 +591,7 @@ class PySyncMember:
     # -- the end ------------------------------------------------------------------------------
 
     def _fail(self, reason: str, error: BaseException) -> None:
-        """End the member because something here is broken: stop sending, and report the reason."""
+        """End the member after an error in this code; stop sending, and report the reason."""
         if self.failure is not None:
             return
         self.failure = f"{reason}: {error!r}"

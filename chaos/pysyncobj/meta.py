@@ -1,8 +1,8 @@
 """Term, vote and commit index of a SyncObj on disk, as its FileJournal keeps them.
 
-One JSON object, written beside and renamed into place. As there: without any fsync, so that a
-power cut may leave the old file, the new one, an empty one or none; and an unreadable file counts
-as no file: the replica then votes again in a term it voted in before.
+A JSON object, written to a new file that replaces the old file. As there, without any fsync, so
+that a power cut may leave the old file, the new file, an empty file or none. An unreadable file
+counts as missing, so the replica may vote again in an old term.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MetaFile:
         self._path = path
 
     def load(self) -> Meta:
-        """Return what was saved last; the default if it cannot be read. Raises OSError."""
+        """Return the saved values, or the default if the file is unreadable. Raises OSError."""
         if not self._disk.exists(self._path):
             return Meta()
         file = self._disk.open(self._path)

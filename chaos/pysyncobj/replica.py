@@ -1,9 +1,9 @@
-"""Replica: a SyncObj with our journal in it. Nothing of pysyncobj's code is changed.
+"""Replica, a SyncObj with our journal. No code of pysyncobj is changed.
 
-SyncObj takes a transport, but no journal: its constructor makes one from a file name. There is no
-public way round that, so this is the one place where we do not use a public interface: the
-attribute the constructor assigns the journal to is a property of this subclass, which keeps ours.
-So the constructor itself reads term, vote and commit index from it; all else is as shipped.
+SyncObj has a parameter for a transport, but none for a journal, because its constructor makes one
+from a file name. So this module uses a private attribute, the only one. The attribute to which the
+constructor assigns the journal is a property of this subclass, which keeps ours. The constructor
+reads term, vote and commit index from it; all else is as shipped.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from raftmq.dledger.settings import MemberConfig
 from .journal import FrameJournal
 from .transport import LinkTransport
 
-NEVER = 1 << 62  # entries, or seconds: compaction is off, see journal.py
+NEVER = 1 << 62  # entries, or seconds; compaction is off (journal.py)
 ROLES = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # by SyncObj's number of a state
 PERIODS_PER_TIMEOUT = 3.5  # SyncObj wants more than three
 
 
 def configuration(config: MemberConfig, on_role: Callable[[Role], None]) -> Any:
-    """Return our settings as a SyncObjConf. All others are pysyncobj's defaults: a leader without a
-    majority, for example, gives up after 30 seconds."""
+    """Return our settings as a SyncObjConf. The rest are pysyncobj's defaults. For example, a
+    leader without a majority gives up after 30 seconds."""
     core = config.core
     return SyncObjConf(
         autoTick=False,
-        # An entry is a batch already: send it at once, not at the next period.
+        # An entry is a batch already, so it is sent at once and not at the next period.
         appendEntriesUseBatch=False,
         appendEntriesPeriod=min(core.heartbeat_ms, core.election_ms_min / PERIODS_PER_TIMEOUT)
         / 1000,
@@ -45,7 +45,7 @@ def configuration(config: MemberConfig, on_role: Callable[[Role], None]) -> Any:
 
 
 class Replica(SyncObj):  # type: ignore[misc]  # the package has no types
-    """One replica's SyncObj. Its replicated state is empty, as journal.py explains."""
+    """A replica's SyncObj. Its replicated state is empty (journal.py)."""
 
     def __init__(
         self, config: MemberConfig, conf: Any, journal: FrameJournal, transport: LinkTransport
@@ -65,4 +65,4 @@ class Replica(SyncObj):  # type: ignore[misc]  # the package has no types
 
     @replicated  # type: ignore[untyped-decorator]
     def frame(self) -> None:
-        """Do nothing when applied; when called as a command it stands for `journal.held`."""
+        """Do nothing when applied; as a command it represents `journal.held`."""

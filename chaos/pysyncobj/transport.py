@@ -1,19 +1,18 @@
-"""LinkTransport: pysyncobj's Transport on the running loop, over the links of
-dledger.transport.transport.
+"""LinkTransport, pysyncobj's Transport over the links of dledger.transport.transport.
 
-Each node dials every other one at the address in its own table; the dialled connection carries
-its messages to that peer only. A peer counts as connected while the connection to it is open.
+Each node dials every peer at the address in its own table; the dialled connection carries its
+messages to that peer only. A peer counts as connected while the connection to it is open.
 
     off size field
     0   4    length   bytes of the pickle, big-endian, at most MESSAGE_SIZE_BYTES_MAX
     4   n    pickle   of the message, a dict, by pysyncobj's own dumps
 
-pysyncobj's TCPTransport sends the same, compressed. It is a pickle: whoever reaches the port can
-run code in this process. Links refuse a hello of another group or engine, or of a replica outside
-dLegerPeers, but that is no authentication: this engine belongs on a closed network only.
+pysyncobj's TCPTransport sends the same, compressed. It is a pickle, so anybody who reaches the port
+can run code in this process. Links reject a hello of a foreign group or engine, or of a replica
+outside dLegerPeers, but that is no authentication. This engine belongs on a closed network only.
 
-Limits: the bytes waiting for a peer that does not read are bounded by `LinkConfig`; beyond it
-messages are dropped, and SyncObj ignores the return value that says so.
+`LinkConfig` bounds the bytes that wait for a slow peer. Further messages are dropped, and SyncObj
+ignores the return value.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from raftmq.dledger.transport.wire import WireError
 
 log = logging.getLogger("raftmq.chaos.pysyncobj")
 
-# Two entries of the largest size, each twice: pysyncobj's pickles write most bytes as two.
+# Two entries of the largest size, each twice, because pysyncobj's pickles write most bytes as two.
 MESSAGE_SIZE_BYTES_MAX = 80 << 20
 _LENGTH = struct.Struct(">I")
 
@@ -46,7 +45,7 @@ Received = tuple[NodeId, dict[str, Any]]
 
 
 class PickleReader:
-    """Splits one connection's bytes into messages; holds at most one incomplete message."""
+    """Splits a connection's bytes into messages; holds at most one incomplete message."""
 
     def __init__(self, sender: NodeId, to: NodeId) -> None:
         self._sender = sender
@@ -83,7 +82,7 @@ class Driver(Protocol):
     """The owner of the SyncObj."""
 
     def guarded(self, act: Callable[[], None]) -> None:
-        """Call `act`, which changes SyncObj, and handle what it raises."""
+        """Call `act`, which changes SyncObj, and handle its exceptions."""
         ...
 
     def pump(self) -> None:
@@ -151,7 +150,7 @@ class LinkTransport(Transport):  # type: ignore[misc]  # the package has no type
         self._driver.pump()
 
     def on_closed(self, peer: NodeId) -> None:
-        """Report a lost connection, of either direction, if messages no longer go out."""
+        """Report a lost connection, of either direction, if messages no longer leave."""
         if not self.links.is_open(peer):
             log.info("peer_closed peer=%s", peer)
             self._driver.guarded(partial(self._onNodeDisconnected, self._nodes[peer]))

@@ -1,4 +1,4 @@
-"""A client whose CPU time is measured; bench.cost runs this file in a checkout.
+"""A measured client, which bench.cost runs in a checkout.
 
 It prints a line of JSON with CPU microseconds per message, and messages per second.
 """

@@ -8,7 +8,7 @@ notice such back pressure, and this process must not measure its own memory.
 
     nothing       no load
     sends         frames at a rate, spread evenly over the connections; responses counted by result
-    deaf          the same with pulls of 32 messages, whose responses are never read
+    deaf          the same with pulls of 32 messages, without ever reading a response
     slow senders  each connection sends a large frame at full speed but for its last bytes, and
                   those at a byte per second
     one-way       each connection sends large one-way frames at full speed

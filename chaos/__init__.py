@@ -1,1 +1,1 @@
-"""Chaos: clusters of processes, faults, workloads, histories, checks of them, and their report."""
+"""Clusters of processes, faults, workloads, histories, checks of histories, and reports."""

@@ -212,7 +212,7 @@ def log_config(options: dict[str, float]) -> MessagesConfig:
 
 
 def fresh(directory: Path) -> None:
-    """Reject a directory that is not empty: files of two runs must not mix."""
+    """Reject a directory that is not empty, because files of two runs must not mix."""
     try:
         held = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
     except OSError as error:
@@ -236,7 +236,7 @@ def log_to(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         give_up(f"{directory}: {error.strerror}")
-    # Opened at the first line: a rejected run leaves its directory empty.
+    # Opened at the first line, so that a rejected run leaves its directory empty.
     handler = logging.FileHandler(directory / "harness.log", delay=True)
     logging.basicConfig(
         handlers=(handler,),

@@ -26,7 +26,7 @@ ROUNDS_MAX = 100
 
 
 def chosen(words: str) -> list[System]:
-    """Return the systems whose name contains a word. Raises BadParameter for a word without
+    """Return the systems with a word in their name. Raises BadParameter for a word without
     match."""
     wanted = [word.strip().lower() for word in words.split(",") if word.strip()]
     for word in wanted:

@@ -45,7 +45,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A system that takes load: its loads by row, and the processes that are its servers now."""
+    """A system that accepts load, its loads by row, and its server processes."""
 
     loads: Mapping[str, Load]
     processes: Callable[[], list[int]]

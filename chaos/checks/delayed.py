@@ -1,16 +1,16 @@
-"""Checks of delayed messages: delivered early, lost, or stored twice; and their lateness.
+"""Checks of delayed messages for early delivery, loss and duplicates, and their lateness.
 
 Violations:
-- early by the brokers' clocks: the store time in the real topic is before the store time in the
-  broker's own topic plus the delay. The harness reads the broker's own topic at the end of a run.
-- early by the harness's clock: consumed before the send's start plus the delay. This holds
-  whatever time the brokers' clocks show.
-- lost: acknowledged, and not delivered although the topic was drained completely.
-- stored more than once: delivered at more positions than the client's attempts.
+- The store time in the real topic is before the store time in the broker's own topic plus the delay
+  (early by the brokers' clocks). The harness reads the broker's own topic at the end of a run.
+- A message is consumed before the send's start plus the delay (early by the harness's clock). This
+  holds whatever time the brokers' clocks show.
+- A message is acknowledged, and not delivered although the topic was drained completely (lost).
+- A message is delivered at more positions than the client's attempts (stored more than once).
 
-Both early checks allow `tolerance_ms`, the difference between two leaders' clocks: TOLERANCE_MS on
-one machine. Early messages are UNKNOWN if faults moved clocks (clock-…). Lateness is measured and
-is no violation. Memory: about 0.4 KB per message.
+Both early checks allow `tolerance_ms`, the difference between two leaders' clocks, by default
+TOLERANCE_MS for one machine. Early messages are UNKNOWN if faults moved clocks (clock-…). Lateness
+is measured and is no violation. A message takes about 0.4 KB of memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check that a chaos run counts: load was sent, faults struck and healed, and it ended.
+"""Check that a chaos run counts, because load was sent, faults struck and healed, and it ended.
 
 A run is INVALID if it sent too little, injected no fault, could not heal a fault, or was
 interrupted. Such a run shows nothing about the cluster. Sends that the load skipped because its
@@ -16,12 +16,12 @@ from ..history.events import Fault, History, Outcome, Send
 from .verdict import Check, Verdict
 
 TOOK_PLACE = "the experiment took place"
-PLANNED = "planned"  # key of a history's meta line: the number of planned faults
-ENDS = "ends"  # key of a history's meta line: true if the run writes `end` when it is over
+PLANNED = "planned"  # key of a history's meta line for the number of planned faults
+ENDS = "ends"  # key of a history's meta line, true if the run writes `end` when it is over
 UNMADE_SHARE_MAX = 0.5  # of all sends
 UNMADE_CALM_SHARE_MAX = 0.1  # of those that were due while no fault was in effect
 CALM_SENDS_MIN = 100  # too few sends for a share
-GRACE_NS = 5_000_000_000  # after a healed fault: elections, and the backlog
+GRACE_NS = 5_000_000_000  # after a healed fault, for elections and the backlog
 
 
 def took_place(history: History) -> Check:

@@ -1,9 +1,9 @@
 """The state of every message of a history, updated record by record.
 
 One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order). Suspicious
-messages are in small collections of their own, so a check is cheap at any time. Memory: about 0.5
-KB per message sent, less for a message acknowledged and consumed normally, and a byte per queue
-offset.
+messages are in small collections of their own, so a check is cheap at any time. A sent message
+takes about 0.5 KB of memory, less if it was acknowledged and consumed normally. A queue offset
+takes a byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Clash = tuple[Position, str, str]  # two ids at one position, in the order of ar
 
 
 class OffsetCounts:
-    """Counts by offset. Memory: one byte per offset up to the highest."""
+    """Counts by offset, with one byte per offset up to the highest."""
 
     __slots__ = ("_dense", "_far", "distinct")
 
@@ -118,7 +118,7 @@ class Entry:
         self.acked = False
         self.at_ack = False  # delivered where it was acknowledged
         self.attempts = 0  # stored at most so often
-        self.once = send.once  # sent idempotently: stored once, whatever the number of attempts
+        self.once = send.once  # sent idempotently, so stored once
         self.queue: Queue | None = None
         self.offset = -1
         self.more: set[tuple[Queue, int]] | None = None  # further copies
@@ -152,10 +152,10 @@ class Entry:
 class Ledger:
     """All messages of a run, fed by `invoked`, `decided`, `consumed` and `drained`.
 
-    entries: every message sent, by id. phantoms: id → reason for which it should not have been
-    consumed. twice_acked, clashes: positions of two messages, as ordered sets. misplaced:
-    acknowledged at one position, delivered only at a different position. multiple: delivered at
-    several positions.
+    `entries` has every message sent, by id, and `phantoms` the reason for which an id should not
+    have been consumed. `twice_acked` and `clashes` are positions of two messages, as ordered sets.
+    `misplaced` messages were acknowledged at one position, and delivered only at a different
+    position. `multiple` messages were delivered at several positions.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,15 @@
-"""Wing and Gong's search: are the operations on an object linearizable?
+"""Wing and Gong's search for a linearization of the operations on an object.
 
 An operation takes effect at one moment between its call and its return. The history is linearizable
 if such moments can be ordered so that each operation is legal in the state that the previous
 operation left. An unanswered operation may take effect at any moment after its call, or never.
 
-The search is that of porcupine and Knossos (Wing and Gong 1993; Lowe 2017): depth first over the
-operations that can be next, remembering every pair (operations done, state). Three exact shortcuts:
-a read that the state allows is taken at once, because it excludes nothing. Unanswered operations
-are tried last, only if they change the state, and only the first of several with the same action. A
-state reached with more of them used is not searched again. A search longer than `steps_max` ends as
-UNKNOWN.
+The search is that of porcupine and Knossos (Wing and Gong 1993; Lowe 2017), depth first over the
+operations that can be next, remembering every pair (operations done, state). It has three exact
+shortcuts. A read that the state allows is taken at once, because it excludes nothing. Unanswered
+operations are tried last, only if they change the state, and only the first of several with the
+same action. A state reached with more of them used is not searched again. A search longer than
+`steps_max` ends as UNKNOWN.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 from .verdict import Verdict
 
-STEPS_MAX = 200_000  # per search: about 0.3 s
+STEPS_MAX = 200_000  # per search, about 0.3 s
 
 
 class Special(Enum):
     """Values that are no state of any object."""
 
     ILLEGAL = "illegal"  # the operation cannot happen in this state
-    ANY = "any"  # an unknown state: at the start of a history
+    ANY = "any"  # the unknown state at the start of a history
 
 
 ILLEGAL = Special.ILLEGAL
@@ -62,7 +62,7 @@ def linearizable(
     States are hashable. Operations that only touch in time may be ordered either way.
     """
     todo = _Todo(operations)
-    # bit sets: answered operations in the order, unanswered operations used
+    # bit sets of answered operations in the order, and of used unanswered operations
     state, done, used = initial, 0, 0
     seen: dict[tuple[int, Any], list[int]] = {}
     path: list[tuple[int, Any, Iterator[int]]] = []  # operation, state before it, its rivals
@@ -129,8 +129,7 @@ class _Todo:
         self._unanswered = dict.fromkeys(range(len(answered), len(self.operations)))
 
     def choices(self, state: Any, step: Step) -> Iterator[int]:
-        """Return the operations that can be next: those called before the first return of the
-        rest."""
+        """Return the possible next operations, called before the first return of the rest."""
         if not self.count:
             return iter(())
         found: list[int] = []
@@ -194,7 +193,8 @@ def unexplained(
         return linearizable(some, step, state, steps_max) is Verdict.FAIL
 
     ends = sorted({one.returned_ns for one in operations if one.returned_ns is not None})
-    # The last part has no order: a search that is too long for an earlier part must not pass it.
+    # The last part has no order, and a search that is too long for an earlier part must not pass
+    # it.
     end = bisect_left(ends[:-1], True, key=lambda end: is_wrong(until(operations, end), initial))
     known = sorted(until(operations, ends[end]), key=lambda one: one.called_ns)
     begins = list(_quiet_moments(known))
@@ -205,7 +205,7 @@ def unexplained(
 
 
 def until(operations: Iterable[Operation], end_ns: int) -> list[Operation]:
-    """Return the operations as known at that moment: later returns are removed."""
+    """Return the operations as known at that moment, without later returns."""
     return [
         one if one.returned_ns is not None and one.returned_ns <= end_ns
         else replace(one, returned_ns=None)

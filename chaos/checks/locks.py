@@ -1,12 +1,12 @@
-"""Checks of orderly consumption: one consumer at a time under a queue lock, nothing skipped.
+"""Checks of orderly consumption by one consumer at a time under a queue lock, without gaps.
 
 A piece of work on a queue is an interval of the machine's monotonic clock. Violations:
-- two at once: work on a queue starts before earlier work on it has ended, in any consumers and with
-  any result.
-- skipped: work starts behind a message of its queue that no consumer has finished.
+- Work on a queue starts before earlier work on it has ended, in any consumers and with any result
+  (two at once).
+- Work starts behind a message of its queue that no consumer has finished (skipped).
 
 Repeating work after a consumer left is allowed (at least once). The idle time of a queue between
-two consumers is measured. Memory: one object per queue, and a number per hand-over.
+two consumers is measured. A queue takes one object of memory, and a hand-over a number.
 """
 
 from __future__ import annotations

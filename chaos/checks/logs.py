@@ -28,7 +28,7 @@ HEADS = frozenset({"WARNING", "ERROR", "CRITICAL"})  # levels of lines that a tr
 TIME = re.compile(r'(?:\{"time":")?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d+(?:Z|[+-]\d\d:\d\d)?)')
 LINE_LENGTH_MAX = 500
 TRACEBACK_LINES_MAX = 500
-FINDINGS_MAX = 1_000  # per node: a log full of one failure is one failure
+FINDINGS_MAX = 1_000  # per node, because a log full of one failure is one failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def write_findings(
 ) -> int:
     """Search the nodes' logs; record at most FINDINGS_MAX findings each, and the end of the search.
 
-    A missing log has no lines. `zone` is the zone of times without one (None: this machine's).
+    A missing log has no lines. `zone` is the zone of times without one, or None for this machine's.
     Lines from before `since_ns`, on the history's clock, are ignored. Returns the number of
     findings.
     """

@@ -1,14 +1,15 @@
-"""Checks of messages: lost, invented, misplaced, stored twice, delivered twice.
+"""Checks of messages that are lost, invented, misplaced, stored twice or delivered twice.
 
 Violations:
-- lost: answered SEND_OK and never consumed, although a later position of its queue was consumed
-  more than `settle_ns` ago (needs no drain), or its topic was drained completely (final).
-- phantom: consumed, but not sent, or its send was answered `fail`, or sent to a different topic.
-- two messages acknowledged at a queue offset; a queue offset with two messages; a message delivered
+- A message is lost if it was answered SEND_OK and never consumed, although a later position of its
+  queue was consumed more than `settle_ns` ago (needs no drain), or its topic was drained completely
+  (final).
+- A phantom is consumed, but not sent, or its send was answered `fail`, or had a different topic.
+- Two messages are acknowledged at a queue offset, or delivered at it; or a message is delivered
   only at a position that differs from the acknowledged position.
-- duplicates by the broker: stored more often than the client's attempts. A stored retry of the
-  client is allowed and counted, as are delivered sends of unknown outcome and redeliveries.
-- an idempotent send with two effects: it is stored once, whatever the number of attempts.
+- The broker stored a message more often than the client's attempts. A stored retry of the client is
+  allowed and counted, as are delivered sends of unknown outcome and redeliveries.
+- An idempotent send has two effects. It is stored once, whatever the number of attempts.
 
 A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE is on fewer disks
 or brokers than SEND_OK promises. Its loss breaks no promise and is counted separately.
@@ -75,14 +76,14 @@ def acknowledged_and_lost(ledger: Ledger, name: str, *, settle_ns: int = SETTLE_
 
 
 def phantoms(ledger: Ledger, name: str) -> Check:
-    """Find consumed messages that were never sent, or whose send certainly failed."""
+    """Find consumed messages that were never sent, or with a certainly failed send."""
     words = (f"{name} {why}" for name, why in ledger.phantoms.items())
     seen = ledger.named_deliveries
     return judge(name, words, f"{seen} deliveries with their ids", seen)
 
 
 def twice_acknowledged(ledger: Ledger, name: str) -> Check:
-    """Find two messages acknowledged at the same position: the second overwrote the first."""
+    """Find two messages acknowledged at the same position, where the second overwrote the first."""
     clashes = ledger.twice_acked
     words = (f"{at(place)} was given to {one} and to {other}" for place, one, other in clashes)
     count = ledger.acknowledged

@@ -22,7 +22,7 @@ from .verdict import Check, Handlers
 
 BELIEVED_NS = 31_000_000_000  # a response arrives within a second, and is valid for 30 s
 
-FREE = ("", 0)  # a state: the owner, and the time of its request
+FREE = ("", 0)  # a state, of the owner and the time of its request
 
 
 @dataclass(frozen=True, slots=True)

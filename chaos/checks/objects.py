@@ -1,7 +1,7 @@
 """Linearizability of many objects of one kind, each judged by itself.
 
 A book adds an operation at its start and its answer later. Objects are judged again only if they
-changed. Memory: an `Operation` for each operation of the history.
+changed. Each operation of the history takes an `Operation` of memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Object:
     """The operations on an object, by their events' identity; each holds its event."""
 
     operations: dict[int, Operation] = field(default_factory=dict)
-    verdict: Verdict | None = None  # None: not judged since the last operation
+    verdict: Verdict | None = None  # None if not judged since the last operation
     example: str = ""
 
 

@@ -1,11 +1,11 @@
 """The check for consumers that commit less than they had committed. Pure.
 
 chaos.checks.registers judges the brokers' answers and allows every commit. But a consumer commits
-its finished offset, which only rises: a commit below an acknowledged commit of the same consumer is
-a violation. A reset is allowed. So is a lower commit by a consumer that took the queue over
+its finished offset, which only rises, so a commit below an acknowledged commit of the same consumer
+is a violation. A reset is allowed. So is a lower commit by a consumer that took the queue over
 (counted, because its messages are redelivered). A consumer took over if the commit of a different
 consumer may have followed its last own commit. Concurrent and unanswered commits have no known
-order. Memory: an object for each queue, consumer, and offset whose commit was never answered.
+order. Memory holds an object for each queue, consumer, and offset without an answered commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .verdict import Check, Handlers, Offenders
 class _Queue:
     """The commits of a group in a queue that may be in force."""
 
-    # By process: the acknowledged commits of which any may be the last.
+    # Acknowledged commits by process, of which any may be the last.
     last: dict[str, Commit] = field(default_factory=dict)
     # (process, offset) → how many of its commits have no answer.
     unanswered: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -1,16 +1,16 @@
-"""Checks of order: of each queue, of each key as stored, of each key as consumed.
+"""Checks of the order of each queue, of each key as stored, and of each key as consumed.
 
-- order per queue: a message sent after an acknowledgement gets a higher offset than the
+- Order per queue. A message sent after an acknowledgement gets a higher offset than the
   acknowledged message, in the same queue, even if its own outcome was unknown and it was consumed.
   This fails if a broker loses the end of its log. Offsets order a queue's messages, so this is
   linearizability of a log and needs no search.
-- order per key: the first copies of an order key's messages are in a single queue, in the order of
+- Order per key. The first copies of an order key's messages are in a single queue, in the order of
   their sends. A send of unknown outcome is concurrent with later sends, so it is never late.
-- order as consumed: where consumers promise order, an acknowledged message is first delivered
+- Order as consumed. Where consumers promise order, an acknowledged message is first delivered
   before later messages of its key.
 
 Messages stored with less than SEND_OK promises are not judged here. The checks must be fed after
-the ledger. Memory: one object per key, and one per send of unknown outcome.
+the ledger. Memory holds one object per key, and one per send of unknown outcome.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class OrderConsumed:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._highest: dict[tuple[str, str], int] = {}  # (topic, order key) → seq delivered
-        self._late: dict[str, str] = {}  # delivered late, undecided: id → description
+        self._late: dict[str, str] = {}  # delivered late and undecided, id → description
         self._wrong = Offenders()
         self._seen = 0
 

@@ -1,15 +1,15 @@
-"""Checks of popped messages: redelivered until acknowledged, and not afterwards.
+"""Checks of popped messages, which are redelivered until acknowledged, and not afterwards.
 
 Violations:
-- lost: an acknowledged message that no consumer acknowledged and that is no dead letter, although
-  the topic was drained completely. (An acknowledgement of unknown outcome may count.)
-- redelivered: by a pop that started after the message's acknowledgement was answered.
-- early: a pop returned a message that was still invisible. A message is invisible at least from the
-  start of its pop for the invisible time, or until its changed time. The check uses the harness's
-  clock only.
+- An acknowledged message was acknowledged by no consumer and is no dead letter, although the topic
+  was drained completely (lost). An acknowledgement of unknown outcome may count.
+- A pop that started after the message's acknowledgement was answered returned it (redelivered).
+- A pop returned a message that was still invisible (early). A message is invisible at least from
+  the start of its pop for the invisible time, or until its changed time. The check uses the
+  harness's clock only.
 
-A message whose send took several attempts may have several copies, and each copy is popped by
-itself. Only its loss is judged.
+A message sent in several attempts may have several copies, and each copy is popped by itself. Only
+its loss is judged.
 
 Pure. Memory: 0.6 KB a message.
 """
@@ -131,7 +131,7 @@ def pops_lost(book: PopBook, name: str) -> Check:
 
 
 def _missing(book: PopBook) -> Iterator[tuple[str, int, int]]:
-    """Yield for each missing message: a description, its due time, and the time of its topic's
+    """Yield the description of each missing message, its due time, and the time of its topic's
     drain (both in ns)."""
     for name, message in book.found.items():
         done = message.done_ns is not None or bool(message.maybe_done) or message.dead

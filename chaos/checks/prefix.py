@@ -45,6 +45,6 @@ class PrefixMax:
         return self._values[-1] if self._values else None
 
     def clear(self) -> None:
-        """Clear all steps: the value was reset on purpose."""
+        """Clear all steps after a deliberate reset of the value."""
         del self._times[:]
         del self._values[:]

@@ -1,18 +1,18 @@
 """Linearizability of consumer offsets, topics and groups as registers.
 
 The last write counts, and every read returns it (chaos.checks.linearizability defines concurrent
-and unanswered operations). Violations: an acknowledged write that is missing or disappears after a
-read; a read of a replaced value, of a value that was never written, or of a write that certainly
-failed.
+and unanswered operations). Violations are an acknowledged write that is missing or disappears after
+a read, and a read of a replaced value, of a value that was never written, or of a write that
+certainly failed.
 
-- A group's offset in a queue: commits and resets write, higher or lower; fetches read. A consumer
-  that joins also reads at some time before its first message, whose offset is no lower than the
-  value read. Each request of a commit is an operation: the client repeats an unanswered request,
-  and the first may still take effect later. A group without an offset is answered 0 in an empty
-  queue, so a read 0 may mean no offset.
-- A topic or a group: its version, written by one or several clients.
+- A group's offset in a queue. Commits and resets write, higher or lower; fetches read. A consumer
+  that joins also reads at some time before its first message, which has an offset no lower than the
+  value read. Each request of a commit is an operation, because the client repeats an unanswered
+  request, and the first may still take effect later. A group without an offset is answered 0 in an
+  empty queue, so a read 0 may mean no offset.
+- The version of a topic or a group, written by one or several clients.
 
-The state before a history is unknown: the first read may return any value.
+The state before a history is unknown, so the first read may return any value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    value: int | None  # None: no value
+    value: int | None  # None for no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ class OffsetRegisters:
     def __init__(self) -> None:
         self._registers = Objects(step, _offset_words, _queue_words, relevant)
         self._joined: dict[str, Membership] = {}
-        self._begun: set[tuple[str, str, str, int]] = set()  # process, queue: it has consumed
+        # pairs of process and queue that have consumed
+        self._begun: set[tuple[str, str, str, int]] = set()
         self._popped: set[tuple[str, str]] = set()  # group, topic
         self._read: set[QueueKey] = set()
 

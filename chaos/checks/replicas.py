@@ -1,4 +1,4 @@
-"""Checks of the cluster from outside: leaders, replicas' bytes, lines in logs.
+"""Checks of the cluster from outside, of leaders, replicas' bytes, and lines in logs.
 
 A fault may cause a log line that is a violation otherwise (a full disk stops a node on purpose).
 `EXPECTED_LINES` lists the allowed lines by kind of fault, on the nodes that the fault hit and from
@@ -23,7 +23,7 @@ CLOCKS_APART_NS = 100_000_000  # logs have milliseconds of a clock that may be s
 
 
 class TwoLeaders:
-    """The check of election safety: at most one leader per term and group (Raft 5.2).
+    """The check of election safety, at most one leader per term and group (Raft 5.2).
 
     Terms are above 0: classic masters have none.
     """

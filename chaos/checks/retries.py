@@ -1,11 +1,11 @@
-"""Checks of retries: a message sent back is redelivered once, and ends as a dead letter.
+"""Checks of retries. A message sent back is redelivered once, and ends as a dead letter.
 
 Violations:
-- lost: an acknowledged message is neither consumed nor a dead letter; or a message sent back, which
-  the broker acknowledged, was not redelivered with an incremented reconsumption count (or as a dead
-  letter after the last), although the topic was drained completely.
-- out of turn: a retry or dead letter without as many send-backs.
-- stored more than once: at more positions than requests that can have stored it.
+- An acknowledged message is neither consumed nor a dead letter; or a message sent back, which the
+  broker acknowledged, was not redelivered with an incremented reconsumption count (or as a dead
+  letter after the last), although the topic was drained completely (lost).
+- A retry or dead letter has fewer send-backs than its count (out of turn).
+- A message is at more positions than requests that can have stored it (stored more than once).
 
 A client that redelivers a message itself, because no broker took it back, counts on beyond the
 stored record's count. So for its next send-back a range of counts is right. Memory: 0.6 KB a
@@ -148,7 +148,7 @@ def retries_lost(book: RetryBook, name: str) -> Check:
 
 
 def _missing(book: RetryBook) -> Iterator[tuple[str, int, int]]:
-    """Yield for each missing message: a description, its due time, and the time of its topic's
+    """Yield the description of each missing message, its due time, and the time of its topic's
     drain (both in ns)."""
     for name, entry in book.found.items():
         drained_ns = book.drains.get(entry.topic, -1)

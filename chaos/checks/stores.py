@@ -4,9 +4,9 @@
 "replicas" record of the history (`write_replicas` writes it; chaos.checks.replicas judges it). The
 comparison runs from the first position that all stores still have, to
 
-- Raft: the end of frame `commit_index`, which every node must have committed; without it the
+- In Raft mode the end of frame `commit_index`, which every node must have committed; without it the
   lowest commit position of the nodes' checkpoints (each may be stale, none is too high);
-- classic: the end of the last complete record that all nodes hold. A slave is a copy of its
+- in classic mode the end of the last complete record that all nodes hold. A slave is a copy of its
   master's bytes, so nothing below may differ.
 
 The rest of a segment behind a blank record is garbage and is ignored. Store files are found by
@@ -41,7 +41,7 @@ class StoreUnreadable(Exception):
 
 @dataclass(slots=True)
 class LogShape:
-    """The shape of a store's log: segments, ends of items, ends of frames by index."""
+    """The segments of a store's log, the ends of its items, and the ends of its frames by index."""
 
     segments: dict[int, Path]
     begin: int

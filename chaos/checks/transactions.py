@@ -1,17 +1,16 @@
-"""Checks of transactions: lost, visible without a commit, stored twice, left open, forgotten.
+"""Checks of transactions that are lost, visible uncommitted, stored twice, left open or forgotten.
 
 Violations:
-- committed and lost: a producer committed (by END_TRANSACTION, or in its answer to a check-back),
-  and the topic was drained completely without the message. A lost request is no excuse, because the
-  broker asks again.
-- delivered without a commit: the message may have been rolled back, undecided, not certainly stored
-  or never sent.
-- stored more than once: delivered at more positions than the producer's attempts to store half
-  messages.
-- half messages at the end (in the broker's own topics, after everything settled): an open half
-  message that was decided, or a missing half message that was undecided.
+- A producer committed (by END_TRANSACTION, or in its answer to a check-back), and the topic was
+  drained completely without the message (lost). A lost request is no excuse, because the broker
+  asks again.
+- A message is delivered without a commit. It may have been rolled back, undecided, not certainly
+  stored or never sent.
+- A message is delivered at more positions than the producer's attempts to store half messages.
+- In the broker's own topics, after everything settled, a half message is open that was decided, or
+  missing that was undecided.
 
-Memory: about 0.4 KB per message.
+A message takes about 0.4 KB of memory.
 """
 
 from __future__ import annotations

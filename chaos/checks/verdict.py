@@ -83,7 +83,7 @@ B = TypeVar("B", bound=Book)
 
 @dataclass(frozen=True, slots=True)
 class Checker(Generic[B]):
-    """A check: its name, the book that it reads, and the function that judges the book.
+    """A check with its name, the book that it reads, and the function that judges the book.
 
     Several checks may share a book. An `essential` check is part of every verdict; the rest only if
     the history has data for them (`applies`) or they were expected.
@@ -137,15 +137,15 @@ def judge(name: str, offenders: Iterator[str], detail: str, evidence: int) -> Ch
 
 
 def at(place: Position) -> str:
-    """Format a position: topic-queue@offset, after the broker's name if any."""
+    """Format a position as topic-queue@offset, after the broker's name if any."""
     broker, topic, queue, offset = place
     where = f"{topic}-{queue}@{offset}"
     return f"{broker}:{where}" if broker else where
 
 
 def judge_lost(name: str, lost: Sequence[str], open_count: int, wanted: int, detail: str) -> Check:
-    """Judge losses. `lost` lists missing messages whose topic was drained afterwards. Of `wanted`
-    messages, `open_count` are missing for any reason."""
+    """Judge losses. `lost` lists missing messages of topics that were drained afterwards. Of
+    `wanted` messages, `open_count` are missing for any reason."""
     if lost:
         return judge(name, iter(lost), detail, 1)
     if open_count or not wanted:

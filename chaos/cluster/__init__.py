@@ -1,1 +1,1 @@
-"""A cluster of processes on this machine: description, start, probe and end."""
+"""A cluster of processes on this machine, its description, start, probe and end."""

@@ -1,9 +1,9 @@
 """A cluster of name servers, broker groups, gRPC proxies and link proxies on this machine.
 
 Its state is in DIR/cluster.json (clusterfile.py), which every call reads again. So several commands
-may work on a cluster in turn, and a cluster outlives its command. `up` returns once a send would be
-acknowledged: every group has a ready leader, and the name server has its address; no test message
-is sent. A failed `up` ends the processes that it started.
+may work on a cluster in turn, and a cluster outlives its command. `up` sends no test message, but
+returns once a send would be acknowledged. Then every group has a ready leader, and the name server
+has its address. A failed `up` ends the processes that it started.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Cluster:
         self._probe = probe or RemotingProbe(STATUS_TIMEOUT_MS)
         self._command_of = command_of
         self.ports = HeldPorts(HOST)
-        self.log_zone: tzinfo | None = None  # of the times in logs: this machine's
+        self.log_zone: tzinfo | None = None  # of the times in logs, by default this machine's
         self._former_network: int | None = None  # where we were before the cluster's own network
 
     async def close(self) -> None:
@@ -178,7 +178,7 @@ class Cluster:
                         started.append(self.start_locked(node.name))
                         say(f"{node.name} starts")
                 await self._wait_serving(timeout_s, everybody=True, say=say)
-            except BaseException:  # Ctrl-C included: end the started processes, then re-raise
+            except BaseException:  # also for Ctrl-C, end the started processes, then re-raise
                 end_now(started)
                 self.ports.close()
                 if planned.netns and len(started) == len(planned.nodes):
@@ -207,8 +207,8 @@ class Cluster:
         return [node.name for node in running if launch.is_outdated(self.directory, found, node)]
 
     async def leader(self, group: str | None = None) -> Node | None:
-        """Return the broker that leads the highest term of `group` (None: the first group), by the
-        brokers' own views; in classic modes the master, if it answers."""
+        """Return the broker that leads the highest term of `group` (by default the first group), by
+        the brokers' own views; in classic modes the master, if it answers."""
         found = self.state()
         members = found.members(group or found.groups[0])
         view = leader_of(await self._views(found, members), members[0].group)
@@ -430,8 +430,8 @@ class Cluster:
         return ""
 
     async def _views(self, found: ClusterState, nodes: Sequence[Node]) -> list[ReplicaView | None]:
-        """Return the views of these brokers, requested from the clients' network: the cluster's own
-        network if it has one. This thread stays in it until `close` or `down`."""
+        """Return the views of these brokers, requested from the clients' network, which is the
+        cluster's own network if it has one. This thread stays in it until `close` or `down`."""
         if found.netns and self._former_network is None:
             self._former_network = namespaces.enter(found.netns)
         return await replicas(self._probe, nodes)
@@ -493,8 +493,8 @@ async def _is_within(process: ProcessId, wanted: str, timeout_s: float) -> bool:
 
 
 def slaves_missing(found: ClusterState, views: Sequence[ReplicaView | None]) -> str | None:
-    """Return the classic master whose slaves are not all in sync; None if there is none. A
-    SYNC_MASTER reports that to its senders."""
+    """Return the classic master with slaves that are not in sync, or None. A SYNC_MASTER reports
+    that to its senders."""
     for view in views if MODES[found.mode].engine == CLASSIC else ():
         if view is not None and view.leads:
             missing = len(found.members(view.group)) - 1 - view.slaves_in_sync

@@ -38,7 +38,7 @@ class SettingsError(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A process of the cluster. `process` is the last started process, dead or alive; None: never
+    """A process of the cluster. `process` is the last started process, dead or alive; None if never
     started."""
 
     name: str
@@ -47,10 +47,10 @@ class Node:
     port: int  # where it really listens; 0 for a PROXY, which has many
     peer_port: int  # Raft listener; 0 in classic mode, and for other kinds than brokers
     group: str = ""  # brokerName; "" for other kinds than brokers
-    broker_id: int = 0  # classic: brokerId; Raft: the ordinal in the group
+    broker_id: int = 0  # the brokerId in classic mode, the ordinal in a Raft group
     process: ProcessId | None = None
     http_port: int = 0  # of its HTTP API; 0: any (a PROXY has none)
-    joins: bool = False  # added to its group later: broker.conf has raftJoin
+    joins: bool = False  # added to its group later, so broker.conf has raftJoin
 
     @property
     def ha_port(self) -> int:
@@ -103,11 +103,11 @@ class ClusterState:
 
     @property
     def direct_namesrv(self) -> str:
-        """Like `namesrv`, but without the proxies: for the harness itself."""
+        """Like `namesrv`, but without the proxies, for the harness itself."""
         return ";".join(node.address for node in self.name_servers) or self.namesrv
 
     def client_address(self, node: Node) -> str:
-        """Return a broker's address for clients: its proxy's, if it has a proxy."""
+        """Return a broker's address for clients, which is its proxy's if it has a proxy."""
         return f"{node.host}:{self.link_ports.get(f'clients>{node.name}', node.port)}"
 
     def members(self, group: str) -> tuple[Node, ...]:
@@ -177,7 +177,7 @@ def save_state(directory: Path, state: ClusterState) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read: settings may hold secrets."""
+    """Write a file that only its owner can read, because settings may hold secrets."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, SECRET_MODE)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, SECRET_MODE)  # an existing file may be readable by others

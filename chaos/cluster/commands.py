@@ -276,7 +276,8 @@ def show(found: list[NodeStatus]) -> None:
 
 
 def status_json(cluster: Cluster, found: list[NodeStatus]) -> str:
-    """Return a JSON object: the cluster, and each process with its own view (null: no answer)."""
+    """Return a JSON object of the cluster, and each process with its own view (null without an
+    answer)."""
     state = cluster.state()
     nodes = []
     for status in found:

@@ -1,10 +1,10 @@
 """A cluster of containers, as docker-compose.yml brings it up, with the interface of `Cluster`.
 
-Nodes are the containers with the label `raftmq.kind`: `raftmq.node` is a node's name (a broker's
+Nodes are the containers with the label `raftmq.kind`; `raftmq.node` is a node's name (a broker's
 dLegerSelfId), `raftmq.group` its broker group, `raftmq.address` its address from here, and
-`raftmq.mode` the mode of its cluster. The harness runs where clients run: on the machine that
-publishes the containers' ports. It kills, pauses and starts containers through the engine's API;
-only `docker compose` creates or removes them.
+`raftmq.mode` the mode of its cluster. The harness runs on the clients' machine, which publishes the
+containers' ports. It kills, pauses and starts containers through the engine's API; only `docker
+compose` creates or removes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .topology import RAFT, Shape
 LABEL = "raftmq.kind"
 PROJECT_LABEL = "com.docker.compose.project"
 DATA = "/var/lib/raftmq"  # where a broker's volume is, in its container
-STATES = {"running": "running", "paused": "stopped"}  # all other states: dead
+STATES = {"running": "running", "paused": "stopped"}  # all other states count as dead
 
 
 class ComposeCluster(Cluster):
@@ -50,7 +50,7 @@ class ComposeCluster(Cluster):
         docker: Docker | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """`project` is docker compose's; empty: the only project."""
+        """`project` is docker compose's; if empty, the only project."""
         super().__init__(directory, probe)
         self.log_zone = UTC
         self.docker = docker or Docker(os.environ.get("DOCKER_HOST", ""))

@@ -1,7 +1,7 @@
 """A client for the part of a container engine's HTTP API that is needed; no docker program.
 
 It supports `unix:///path` and `tcp://host:port` (without TLS), in DOCKER_HOST's format. Calls block
-for some milliseconds. Paths have no API version: the engine uses its own.
+for some milliseconds. Paths have no API version, so the engine uses its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .clusterfile import ClusterError
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30.0
-STREAM_HEADER_BYTES = 8  # of a chunk of a log: stream, three zeros, length (4)
+STREAM_HEADER_BYTES = 8  # of a chunk of a log, with stream, three zeros, and length (4)
 
 
 class Docker:

@@ -1,4 +1,4 @@
-"""Commands that start this project's processes: arguments, files and environment.
+"""Commands that start this project's processes, with arguments, files and environment.
 
 Children run with this interpreter and find this project's packages even where they are not
 installed; the directory they are started from never shadows them (`-P`).
@@ -34,7 +34,7 @@ from .proxies import proxy_conf
 from .topology import CLASSIC, MODES, PYSYNCOBJ, Mode
 
 CHECK_TIMEOUT_S = 120.0  # bounds the start of an interpreter
-# Keys that differ between the brokers of a cluster: name, directories and peers.
+# Keys that differ between the brokers of a cluster, such as name, directories and peers.
 OF_ONE_BROKER = frozenset(
     ("brokerId", "brokerName", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "haListenPort",
      "httpHealthPort", "listenPort", "raftJoin", "storePathRootDir")
@@ -52,7 +52,8 @@ def node_directory(directory: Path, node: Node) -> Path:
 
 
 def log_path(directory: Path, node: Node) -> Path:
-    """Return the log's path: standard output and error of every start of this node, appended."""
+    """Return the log's path, for standard output and error of every start of this node,
+    appended."""
     return node_directory(directory, node) / "log.txt"
 
 
@@ -249,7 +250,7 @@ def _http(state: ClusterState, node: Node) -> dict[str, str]:
 
 
 def _name_servers(state: ClusterState, node: Node) -> str:
-    """Return the name servers of a broker: each by the broker's own link."""
+    """Return the name servers of a broker, each by the broker's own link."""
     if not state.links or not state.name_servers:
         return state.namesrv
     ports = state.link_ports
@@ -280,7 +281,7 @@ def _replicated(mode: Mode, state: ClusterState, node: Node) -> dict[str, str]:
 
 def peers_of(state: ClusterState, group: str, name: str = "") -> str:
     """Return dLegerPeers of the broker `name`; with "" the addresses without links."""
-    ports = state.link_ports  # a broker has no link to itself: its own entry has its own port
+    ports = state.link_ports  # a broker has no link to itself, so its own entry has its own port
     return ";".join(
         f"{p.name}-{p.host}:{ports.get(f'{name}>{p.name}', p.peer_port)}"
         for p in state.members(group)

@@ -1,4 +1,4 @@
-"""The links of a cluster: every directed connection between two of its processes.
+"""The links of a cluster, which are the directed connections between its processes.
 
 A link is directed by its dialling end: `n0>n1` is the connection from n0 to n1's Raft listener. It
 carries n0's messages only, so cutting a single link is a one-way cut. All clients share a link to

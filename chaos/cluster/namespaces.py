@@ -1,11 +1,11 @@
-"""Network namespaces of a cluster: a host per process, joined by a bridge.
+"""Network namespaces of a cluster, with a host per process, joined by a bridge.
 
     NAME-hub     the bridge, and the harness with its clients, at 10.77.0.1
     NAME-NODE    one node, at 10.77.0.10 and up, its eth0 plugged into the bridge
 
-The machine's own network is not changed: the bridge is in the hub's namespace, and processes that
-talk to the cluster enter it (`enter`). Needs CAP_NET_ADMIN and CAP_SYS_ADMIN (root) and the `ip`
-tool; `why_not` returns the missing requirement.
+The machine's own network is not changed, because the bridge is in the hub's namespace, and
+processes that talk to the cluster enter it (`enter`). Needs CAP_NET_ADMIN and CAP_SYS_ADMIN (root)
+and the `ip` tool; `why_not` returns the missing requirement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Probes of a running cluster from outside: each replica's view, and the name server's.
+"""Probes of a running cluster from outside, for each replica's view and the name server's.
 
 Sends read-only requests: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CLUSTER_INFO (106),
 QUERY_CONSUMER_OFFSET (14) and GET_MAX_OFFSET (30).
@@ -40,9 +40,9 @@ class ReplicaView:
     applied_index: int
     last_index: int
     durable_index: int
-    follows: bool = True  # a classic slave: connected to its master
-    refuses: str = ""  # a classic slave: reason for which it stopped following its master
-    slaves_in_sync: int = 0  # a classic master: slaves that it would wait for
+    follows: bool = True  # of a classic slave, connected to its master
+    refuses: str = ""  # reason for which a classic slave stopped following its master
+    slaves_in_sync: int = 0  # slaves for which a classic master would wait
 
     @property
     def leads(self) -> bool:

@@ -27,8 +27,8 @@ class ContainerRun:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process, distinct from a later process with its pid. `run` is a container's: then the pid
-    is the engine's, and the start is the run's."""
+    """A process, distinct from a later process with its pid. With `run`, a container's, the pid is
+    the engine's, and the start is the run's."""
 
     pid: int
     start_ticks: int
@@ -56,7 +56,7 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         setsigmask=[],
     )
     found = _stat(pid)
-    if found is None:  # our own child: visible until it is waited for
+    if found is None:  # our own child is visible until it is waited for
         raise ProcessLookupError(f"process {pid} vanished while it was started")
     return ProcessId(pid, found[1])
 
@@ -72,7 +72,7 @@ def state(process: ProcessId) -> str:
         try:
             os.waitpid(process.pid, os.WNOHANG)
         except ChildProcessError:
-            pass  # a foreign child: its parent or init reaps it
+            pass  # a foreign child, reaped by its parent or init
         return "dead"
     return "stopped" if found[0] in "Tt" else "running"
 

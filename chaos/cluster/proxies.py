@@ -1,6 +1,6 @@
-"""The gRPC proxies of a cluster: their configuration, and whether they can run.
+"""The gRPC proxies of a cluster, their configuration, and whether they can run.
 
-The brokers' settings of access and limits also hold for proxies: accounts, TLS, message size.
+The brokers' settings of access and limits (accounts, TLS, message size) also hold for proxies.
 Settings for proxies alone override them.
 """
 

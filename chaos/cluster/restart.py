@@ -1,4 +1,4 @@
-"""Planned restarts: broker by broker, which clients do not notice, or all at once."""
+"""Planned restarts, broker by broker without effect on clients, or all at once."""
 
 from __future__ import annotations
 

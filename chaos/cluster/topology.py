@@ -1,8 +1,8 @@
 """The nodes of a cluster in each mode.
 
-A *mode* is a broker group's replication: a Raft group, the same broker over pysyncobj, or classic
-masters with and without slaves. RocketMQ's names of clusters with two groups (`2m-noslave`,
-`2m-2s-async`, `2m-2s-sync`) are also modes.
+A *mode* is a broker group's replication, as a Raft group, over pysyncobj, or with classic masters
+with and without slaves. RocketMQ's names of clusters with two groups (`2m-noslave`, `2m-2s-async`,
+`2m-2s-sync`) are also modes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Shape:
     namesrv: str | None = None  # addresses of foreign name servers instead of our own
     links: bool | None = None  # traffic passes through proxies that can cut it
     faultable: bool | None = None  # brokers run over the fault layer
-    netns: bool | None = None  # a host per process: network namespaces, root only
+    netns: bool | None = None  # a host per process, in network namespaces, root only
     standard_ports: bool = False  # 9876, 9880, 10911, …, as clients and documents assume them
     proxies: int | None = None  # gRPC proxies
 
@@ -113,8 +113,8 @@ def standard_ports(shape: Shape) -> list[int]:
 
 
 def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]) -> ClusterState:
-    """Return the nodes of a new cluster: the link proxy if there are links, name servers, brokers,
-    gRPC proxies. Raises ClusterError."""
+    """Return the nodes of a new cluster (the link proxy if there are links, name servers, brokers,
+    gRPC proxies). Raises ClusterError."""
     free = iter(ports)
     nodes = _nodes(shape, host, free)
     links = {name: next(free) for name in link_names(nodes)} if shape.links else {}

@@ -1,4 +1,4 @@
-"""Transfer of leadership: a planned change of leader that stops no broker."""
+"""Transfer of leadership, a planned change of leader that stops no broker."""
 
 from __future__ import annotations
 

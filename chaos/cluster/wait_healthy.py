@@ -1,4 +1,4 @@
-"""Waits until a cluster has recovered: replicas have the committed log, and proxies accept."""
+"""Waits until a cluster has recovered, that is, replicas have the log and proxies accept."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Faults injected into a cluster: catalogue, targets, times and healing."""
+"""Faults injected into a cluster, their catalogue, targets, times and healing."""

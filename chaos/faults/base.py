@@ -1,10 +1,10 @@
-"""The interface of faults: a kind in the catalogue, an entry of a plan, an object that acts.
+"""The interface of faults, with kinds in the catalogue, planned faults, and objects that act.
 
-A *kind* is data: name, family, possible targets, requirements. A *planned* fault is a kind with a
-time, a target and drawn numbers, made from a seed. A *fault* injects and heals a planned fault on a
-cluster. `Injection` is the usual fault. Its `Deed` does and undoes the damage; the injection itself
-writes the history records. It heals even after an `inject` that failed or was cancelled, and when
-the history cannot be written.
+A *kind* is data, such as name, family, possible targets and requirements. A *planned* fault is a
+kind with a time, a target and drawn numbers, made from a seed. A *fault* injects and heals a
+planned fault on a cluster. `Injection` is the usual fault. Its `Deed` does and undoes the damage;
+the injection itself writes the history records. It heals even after an `inject` that failed or was
+cancelled, and when the history cannot be written.
 
 Every module of faults has a table `KINDS: Table` and, if its kinds need a feature of the machine or
 the cluster, a table `NEEDS`; chaos.faults.catalogue joins them.
@@ -38,7 +38,7 @@ FAMILIES = ("process", "network", "disk", "damage", "clock", "names")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An entry of the catalogue. `whom` lists the selectors of targets, the usual selector first.
+    """An entry of the catalogue. The usual selector is the first in `whom`.
 
     `needs` are names in the tables of needs ("links", "faultable", "root", "raft", …); `modes` are
     cluster modes, None: all. `lasts_s` bounds the drawn duration in seconds; without it the fault
@@ -171,7 +171,7 @@ async def choose_nodes(planned: Planned, context: Context) -> Hit:
 
 
 class Injection:
-    """A fault that the history records: a deed, and the nodes that it hits.
+    """A fault that the history records, with a deed and the nodes that it hits.
 
     `choose` finds the nodes; without it, the planned selector does.
     """
@@ -272,8 +272,8 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def in_thread(function: Callable[..., T], *values: object) -> T:
-    """Run a blocking function in a thread. A thread cannot be cancelled: this returns after its
-    end, so that damage is never undone before it is done."""
+    """Run a blocking function in a thread. A thread cannot be cancelled, so this returns after its
+    end, and damage is never undone before it is done."""
     return await finished(asyncio.to_thread(function, *values))
 
 

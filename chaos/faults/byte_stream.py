@@ -1,4 +1,4 @@
-"""The bytes in flight in one direction of a connection: passed at once, delayed, or held.
+"""The bytes in flight in one direction of a connection, passed at once, delayed, or held.
 
 Bytes arrive complete, once and in order, even if rules change. The end of the stream (END) and its
 loss (RESET) keep their positions. The owner stops reading when `full`: a flow holds at most its
@@ -42,7 +42,7 @@ class Pace:
         return self._free_s
 
     def reset(self) -> None:
-        """Drop earlier reservations: the rate has changed."""
+        """Drop earlier reservations, because the rate has changed."""
         self._free_s = 0.0
 
 

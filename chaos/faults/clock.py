@@ -1,7 +1,7 @@
-"""Faults of the time of day: a node's wall clock jumps once, or back and forth.
+"""Faults of the time of day, where a node's wall clock jumps once, or back and forth.
 
-The fault layer moves the wall clock only: monotonic clocks do not jump. The wall clock stamps
-messages and frames and decides retention; none of our time-outs may depend on it.
+The fault layer moves the wall clock only, because monotonic clocks do not jump. The wall clock
+stamps messages and frames and decides retention; none of our time-outs may depend on it.
 """
 
 from __future__ import annotations

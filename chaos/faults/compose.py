@@ -1,6 +1,6 @@
 """Faults of containers, and the reasons for which other faults are impossible there.
 
-A cut disconnects a container from its networks: its name, address and published ports are
+A cut disconnects a container from its networks, so its name, address and published ports are
 unreachable.
 """
 

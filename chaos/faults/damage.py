@@ -1,4 +1,4 @@
-"""Damage to the files of a stopped node: torn tails, flipped bits, lost files; then a restart.
+"""Damage to the files of a stopped node (torn tails, flipped bits, lost files), then a restart.
 
 A node is killed (stopped in order before damage to its snapshots, because it writes one then), its
 store is damaged, and it is started at once. The history records the damage to the bit: file, byte,
@@ -179,7 +179,8 @@ def flip_payload(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 def bit_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip bits of several frames below the durable mark, in headers and contents."""
-    found = _durable_items(store)  # before any header is damaged: the walk follows the headers
+    # before any header is damaged, because the walk follows the headers
+    found = _durable_items(store)
     hit = [_drawn(found, rng) for _ in range(ROT_BITS)]
     return "; ".join(
         _flip(store, path, rng.randrange(item.at, item.end), rng) for path, item in hit
@@ -199,7 +200,7 @@ def flip_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip a bit of an IndexFile: in its header or its data."""
+    """Flip a bit of an IndexFile, in its header or its data."""
     files = [path for path in _files(store, "index") if path.stat().st_size >= INDEX_HEAD_BYTES]
     if not files:
         raise ClusterError("there is no IndexFile")
@@ -214,7 +215,7 @@ def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip a bit in each copy in the vote file: both are bad, and the node must notice."""
+    """Flip a bit in each copy in the vote file, which the node must notice."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if not found:
@@ -223,7 +224,7 @@ def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 
 def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
-    """Flip a bit in one of the two copies in the vote file: the second copy must suffice."""
+    """Flip a bit in one of the two copies in the vote file, where the second copy must suffice."""
     path = store / "raft" / "hardstate"
     found = slots(_content(path))
     if len(found) < 2:
@@ -300,7 +301,7 @@ def _durable_items(store: Path) -> list[tuple[Path, Item]]:
 
 
 def _drawn(found: list[tuple[Path, Item]], rng: random.Random) -> tuple[Path, Item]:
-    """Choose an item: equally often an early item, a late item, or any."""
+    """Choose an item, equally often an early item, a late item, or any."""
     few = max(1, len(found) // 20)
     part = rng.choice((found[:few], found[-few:], found))
     return rng.choice(part)
@@ -362,7 +363,7 @@ def _items(path: Path) -> list[Item]:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[memoryview]:
-    """Yield the file's bytes, mapped: only the accessed pages are read."""
+    """Yield the file's bytes, mapped, so that only the accessed pages are read."""
     if path.stat().st_size == 0:
         yield memoryview(b"")
         return

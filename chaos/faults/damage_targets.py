@@ -2,7 +2,7 @@
 
 The functions parse the layouts of the CommitLog (frames, records, blanks), of ConsumeQueue entries,
 IndexFiles, the two-slot files of term and vote, and the checkpoint. They map bytes to byte offsets.
-They verify nothing: the size of an item gives the offset of the next.
+They verify nothing, and find an item by the size of the item before it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def log_items(data: bytes | memoryview) -> list[Item]:
 
 
 def used_units(data: bytes | memoryview) -> int:
-    """Return the number of used entries in a ConsumeQueue file: those before the first empty
-    entry."""
+    """Return the number of used entries in a ConsumeQueue file, before the first empty entry."""
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:  # no empty entry precedes a used entry
         middle = (low + high) // 2

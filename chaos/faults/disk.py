@@ -1,7 +1,7 @@
-"""Faults of disks: full, failing, slow, stalled, lying, without power, lost, set back.
+"""Faults of disks, which are full, failing, slow, stalled, lying, without power, lost or set back.
 
 All but the last two need brokers over the fault layer (`mqcluster up --faultable`). A broker may
-rightly end itself because of a disk error: healing repairs the disk and starts brokers that are
+rightly end itself because of a disk error. Healing repairs the disk and starts brokers that are
 down.
 """
 
@@ -80,7 +80,7 @@ class Told:
         self._rules = tuple(rules(planned))
         self._words = words
         self._may_end = may_end
-        self._ran: list[str] = []  # running at the injection: started again if they end
+        self._ran: list[str] = []  # running at the injection, so started again if they end
 
     async def do(self, hit: Hit) -> None:
         self._ran = [node.name for node in hit.nodes if alive(node)]
@@ -148,7 +148,7 @@ class PowerCut:
 
 
 class KernelPowerCut:
-    """A power cut by the kernel: each store is on its own file system, which is shut down."""
+    """A power cut by the kernel. Each store is on its own file system, which is shut down."""
 
     def __init__(self, planned: Planned, context: Context) -> None:
         self._context = context
@@ -249,7 +249,7 @@ class OldDisk:
 
 
 def needs_restoring(state: ClusterState, node: Node) -> bool:
-    """Return whether it is a classic master with slaves: no node sends it its lost data."""
+    """Return whether it is a classic master with slaves, to which no node sends its lost data."""
     classic = MODES[state.mode].engine == CLASSIC
     return classic and node.broker_id == 0 and len(state.members(node.group)) > 1
 
@@ -263,8 +263,8 @@ def copy_store(context: Context, source: Node, target: Node) -> None:
 def copy_files(source: Path, target: Path) -> None:
     """Copy a store. Blocking. Raises ClusterError, OSError.
 
-    The index is skipped: its files are sparse and large, a copy would fill them, and the broker
-    rebuilds them from the log.
+    The index is skipped, because its files are sparse and large, a copy would fill them, and the
+    broker rebuilds them from the log.
     """
     with owned(source), owned(target):
         for entry in source.iterdir():
@@ -289,7 +289,7 @@ def lose_disk(context: Context, node: Node) -> None:
 def empty(store: Path) -> None:
     """Remove everything in a store. Blocking. Raises ClusterError, OSError."""
     with owned(store):
-        for entry in list(store.iterdir()):  # not the directory itself: it may be a mount point
+        for entry in list(store.iterdir()):  # not the directory itself, which may be a mount point
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != LOCK_FILE:

@@ -305,8 +305,8 @@ class FaultDisk(OsDisk):
             super().rename(source, target)
 
     def sync_tree(self, path: str) -> bool:
-        """Return False: each file and directory must be synced by itself, so that its rules count
-        and the journal is kept."""
+        """Return False, because each file and directory must be synced by itself for its rules and
+        the journal."""
         return False
 
     def sync_directory(self, path: str) -> None:

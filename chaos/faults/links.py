@@ -1,4 +1,4 @@
-"""The client of a cluster's link proxies: sets rules and removes them.
+"""The client of a cluster's link proxies, which sets rules and removes them.
 
 It uses a single control connection and sends requests in turn. When the connection ends, also by
 the harness's death, the proxy removes all its rules.

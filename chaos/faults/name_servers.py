@@ -1,4 +1,4 @@
-"""Faults of name servers: down, frozen, unreachable.
+"""Faults of name servers, which are down, frozen or unreachable.
 
 Connected clients and brokers need name servers for changes only. So traffic should continue; only
 new routes and new leaders have to wait.

@@ -35,7 +35,7 @@ PairsOf = Callable[[Hit, Planned, ClusterState], list[Pair]]
 
 
 class WireCut:
-    """Cuts directed pairs of hosts: the second receives nothing from the first."""
+    """Cuts directed pairs of hosts, so that the second receives nothing from the first."""
 
     def __init__(self, planned: Planned, context: Context, pairs_of: PairsOf, words: str) -> None:
         self._planned = planned

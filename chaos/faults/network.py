@@ -52,7 +52,8 @@ class LinkFault:
         return self._context.links
 
     async def choose(self) -> Hit:
-        """Choose nodes and rules. Raises ClusterError without rules: that would prove nothing."""
+        """Choose nodes and rules. Raises ClusterError without rules, because that would prove
+        nothing."""
         links, hit = self.links, await choose_nodes(self.planned, self._context)
         state = self._context.cluster.state()
         self.rules = tuple(self._rules_of(links, hit, self.planned, state))
@@ -152,7 +153,7 @@ class Reset:
         await self._cut.links.reset([link for link in self._cut.links.all if link.name in names])
 
     async def undo(self, hit: Hit) -> None:
-        """Do nothing: a peer reconnects by itself."""
+        """Do nothing, because a peer reconnects by itself."""
 
 
 # ---- choice of rules ------------------------------------------------------------------------

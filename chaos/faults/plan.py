@@ -22,8 +22,8 @@ LASTS_MAX = 0.4  # part of a slot; with the above and the later parts all is hea
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A wish: a kind, its target (`whom`; empty: the kind's usual target), and given numbers in the
-    place of drawn numbers.
+    """A wish for a kind, with its target (by default the kind's usual target), and given numbers in
+    the place of drawn numbers.
 
     `for_s`: how many seconds the fault is to last; 0: drawn. It may not be longer than its slot
     allows.

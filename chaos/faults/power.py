@@ -1,11 +1,11 @@
-"""Power cuts of a node: from the fault layer's journal, or by the kernel on a loop device.
+"""Power cuts of a node from the fault layer's journal, or by the kernel on a loop device.
 
 `cut` needs no root. The node's processes are dead (SIGKILL). A seeded choice undoes some of the
 journal's pending changes in the files (chaos.faults.power_loss_journal), and the journal is
 emptied. The files then look like a disk's after a power cut.
 
-`LoopDisk` uses a real file system and needs root: ext4 or XFS in a file, shut down without flushing
-its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
+`LoopDisk` uses a real file system and needs root. It is ext4 or XFS in a file, shut down without
+flushing its log (FS_IOC_SHUTDOWN), unmounted, mounted again.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _cut(home: Path, store: Path, rng: random.Random, temper: Temper) -> Cut:
 
 
 def forget(home: Path) -> None:
-    """Empty the journal: everything on disk is durable now. No process may use the store."""
+    """Empty the journal, because everything on disk is durable now. No process may use the
+    store."""
     (home / JOURNAL).unlink(missing_ok=True)
     shutil.rmtree(home / GRAVE, ignore_errors=True)
 

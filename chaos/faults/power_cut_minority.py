@@ -1,4 +1,4 @@
-"""A power cut of a node whose majority was down while the node acknowledged.
+"""A power cut of a node that acknowledged while the rest of its next majority was down.
 
 A minority is killed; the rest continues and acknowledges. Then a node of the rest loses its power,
 the remaining nodes are killed, and the minority restarts with the first node. So the node without

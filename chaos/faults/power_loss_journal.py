@@ -1,4 +1,4 @@
-"""The journal of changes that a power cut undoes: records, pending changes, survivors.
+"""The journal of changes that a power cut undoes, with pending changes and survivors.
 
 The fault layer (chaos.faults.fault_disk) writes a record *before* each change to a file or a name;
 the record holds the content that the change destroys. A sync only marks changes as durable. A power
@@ -12,7 +12,7 @@ cut undoes some of the pending changes:
     names      of creations, removals and renames the first few survive, because file systems
                journal them in order; directories themselves survive
 
-A failed sync makes nothing durable, and later syncs do not repair it: as in the kernel, they cover
+A failed sync makes nothing durable, and later syncs do not repair it. As in the kernel, they cover
 only pages that were written again ("fsyncgate").
 
     record     off size field             undo.log: records one behind the other; a last one that is

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped in order, frozen, restarted; transfer of leadership.
+"""Faults of processes (killed, stopped in order, frozen, restarted), and transfer of leadership.
 
 Healing starts only the nodes that the fault stopped and that are still down.
 """
@@ -148,7 +148,7 @@ class Transfer:
         self._to = new.name
 
     async def undo(self, hit: Hit) -> None:
-        """Do nothing: a change of leader is no damage."""
+        """Do nothing, because a change of leader is no damage."""
 
     def describe(self, targets: str) -> str:
         return f"leadership taken from {targets}" + (f" to {self._to}" if self._to else "")

@@ -1,4 +1,4 @@
-"""A proxied connection: the dialling end, the dialled end, and two flows between them.
+"""A proxied connection with the dialling end, the dialled end, and two flows between them.
 
 Each end gets the bytes of the opposite end, complete, once and in order, unless the connection is
 reset. The rules of the link are applied here. An end of stream is passed on; the loss of an end
@@ -43,7 +43,7 @@ class Side(Protocol):
     def carried(self, *, forward: bool, size_bytes: int) -> None: ...
 
     def target_lost(self) -> None:
-        """Called when an end at the target is lost: the target may not listen any more."""
+        """Called when an end at the target is lost, because the target may not listen any more."""
         ...
 
 
@@ -177,7 +177,7 @@ class End(asyncio.Protocol):
         if not self._forward:
             self.pair.side.target_lost()
         elif self.pair.opening and not self.pair.side.effect.connects:
-            self.pair.reset()  # lost before its handshake: the target never accepted it
+            self.pair.reset()  # lost before its handshake, so the target never accepted it
             return False
         self.flow.push(Mark.END, asyncio.get_running_loop().time())
         self.move()

@@ -15,7 +15,7 @@ Control over a Unix socket, with a JSON object per line and a response line each
 
     {"ok":true, …} | {"ok":false,"error":"…"}
 
-A request may have an "id"; its response repeats it. Owners belong to a control connection: when it
+A request may have an "id"; its response repeats it. Owners belong to a control connection. When it
 closes their rules are removed, so a dead harness leaves no cut behind. The response to `set` is
 sent when the rules are in force.
 """
@@ -48,7 +48,7 @@ LOOK_GAP_S = 0.005  # shortest time between two looks
 
 
 class ProxiedLink:
-    """A link: its listener, its connections, the rules in force."""
+    """A link with its listener, its connections, and the rules in force."""
 
     def __init__(self, name: str, host: str, port: int, target_port: int, look: Looking) -> None:
         self.name = name
@@ -76,8 +76,7 @@ class ProxiedLink:
         await self.mind_listening(self._target_listens)
 
     async def mind_listening(self, target_listens: bool) -> None:
-        """Listen if the target does. Behind a cut that is invisible: then assume that it
-        listens."""
+        """Listen if the target does. Behind a cut that is invisible, so assume that it listens."""
         self._target_listens = target_listens
         async with self._minding:
             listens = self._target_listens or not self.effect.connects
@@ -136,7 +135,7 @@ class ProxiedLink:
 
 
 class Looking:
-    """Watches which targets listen: often while a target does not, and when an end is lost."""
+    """Watches which targets listen, often while a target does not, and when an end is lost."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -159,7 +158,7 @@ class Looking:
                 async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
             except TimeoutError:
-                pass  # the next check is due: the usual case
+                pass  # the next check is due, the usual case
             await asyncio.sleep(LOOK_GAP_S)
 
 
@@ -318,7 +317,8 @@ async def run(links: Sequence[Mapping[str, Any]], control: Path) -> None:
         await proxy.failure_or(stopping)
     finally:
         server.close()
-        await proxy.stop()  # before the controls' rules are removed: held bytes stay undelivered
+        # before the controls' rules are removed, so that held bytes stay undelivered
+        await proxy.stop()
         await controls.stop()
 
 

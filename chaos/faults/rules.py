@@ -1,8 +1,8 @@
 """The rules that proxies apply to a link, and their combined effect. Pure.
 
-A rule concerns a link and one or both of its directions: `forward` is from the dialling end to the
-dialled end. Rules have an owner and are removed together, so faults may overlap on a link: it is
-cut as long as any rule cuts it, delays add up, the lowest rate and the shortest life count.
+A rule concerns a link and one or both of its directions. `forward` is from the dialling end to the
+dialled end. Rules have an owner and are removed together, so faults may overlap on a link. A link
+is cut as long as any rule cuts it, delays add up, the lowest rate and the shortest life count.
 
 As JSON a rule is an object with the fields of `Rule`; missing fields have no effect.
 """
@@ -23,7 +23,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for a link. Zero and False mean: no effect.
+    """A rule for a link. Zero and False mean no effect.
 
     `cut`: nothing flows, nothing is lost, no connection completes; bytes in flight arrive after the
     cut. `refuse`: connections are refused. `rate`: bytes per second. `lives_s`: connections are
@@ -66,7 +66,7 @@ class Effect:
 
     @property
     def connects(self) -> bool:
-        """True if a new connection completes: its handshake needs both directions."""
+        """True if a new connection completes, because its handshake needs both directions."""
         return not self.forward.cut and not self.back.cut
 
 

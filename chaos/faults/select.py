@@ -11,7 +11,7 @@ Pure.
     a node's name          that node in any state
 
 In classic modes "leader" is the master. A leader that answers with a lower term than a second
-leader of its group is a follower here: it has not noticed yet.
+leader of its group is a follower here, because it has not noticed yet.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SELECTORS = (
 
 
 def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Node]:
-    """Return the current nodes of `whom`. Raises ClusterError if there are none, NobodyNow if that
-    may change by itself."""
+    """Return the current nodes of the selector. Raises ClusterError if there are none, NobodyNow if
+    that may change by itself."""
     brokers = [s for s in statuses if s.node.kind == "broker"]
     servers = [s.node for s in statuses if s.node.kind == NAMESRV]
     if whom == "clients":
@@ -79,7 +79,7 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
 
 
 def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
-    """Return the leaders: in each group the living leader of the highest term."""
+    """Return the leaders, in each group the living leader of the highest term."""
     found: dict[str, NodeStatus] = {}
     for status in statuses:
         if not status.alive or status.view is None or status.role not in LEADING:

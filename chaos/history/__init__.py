@@ -1,1 +1,1 @@
-"""The record of a run: format, writer and reader."""
+"""The format, writer and reader of a run's record."""

@@ -1,4 +1,4 @@
-"""Typed events of a history: sends, consumption, offsets, metadata, faults, replicas.
+"""Typed events of a history, such as sends, consumption, offsets, metadata, faults, replicas.
 
 Data only; `chaos.history.assembly` makes it of the records of a file (docs/history.md has the
 format). Times are nanoseconds of the machine's monotonic clock, as the harness wrote them.
@@ -19,7 +19,7 @@ SEND_OK = "SEND_OK"
 
 
 class HistoryError(Exception):
-    """The records contradict each other or the format: this history proves nothing."""
+    """The records contradict each other or the format, so this history proves nothing."""
 
 
 class Outcome(Enum):
@@ -53,7 +53,7 @@ class Kind(IntEnum):
     LOG_LINE = 16
     LOGS = 17
     REPLICAS = 18
-    POSTED = 19  # from here on: chaos.history.deferred_events
+    POSTED = 19  # from here on in chaos.history.deferred_events
     DECIDED = 20
     DELIVERED = 21
     GIVEN_BACK = 22
@@ -86,10 +86,10 @@ class Send:
     msg_id: str = ""
     attempts: int = 0
     error: str = ""
-    # status of an `ok`; others: stored, but on fewer disks or brokers than promised
+    # status of an `ok`; others were stored, but on fewer disks or brokers than promised
     status: str = SEND_OK
-    shed: bool = False  # never sent: the load's own backlog was full
-    once: bool = False  # idempotent: stored once, whatever the number of attempts
+    shed: bool = False  # never sent, because the load's own backlog was full
+    once: bool = False  # idempotent, so stored once
 
     @property
     def promised(self) -> bool:
@@ -119,7 +119,7 @@ class Consume:
 
 @dataclass(slots=True)
 class Commit:
-    """A consumer offset: the next offset to consume. `offset` None: the broker has none.
+    """A consumer offset, the next offset to consume. `offset` is None if the broker has none.
 
     `fetched` marks the answer to a fetch. `invoked_ns` is the time of the request (in old histories
     the time of the answer).
@@ -241,7 +241,7 @@ class Logs:
 class Replicas:
     """The CommitLogs of a group's replicas, compared once everything was healed.
 
-    Bytes [begin, end) of each node's log as digests: first position → SHA-256 in hex. `errors` are
+    Bytes [begin, end) of each node's log as digests by first position, SHA-256 in hex. `errors` are
     the reasons for which a node's log could not be read.
     """
 
@@ -274,7 +274,7 @@ class History:
     logs: list[Logs] = field(default_factory=list)
     replicas: list[Replicas] = field(default_factory=list)
     later: list[tuple[Kind, Any]] = field(default_factory=list)  # chaos.history.deferred_events
-    torn: bool = False  # the last line of the file is incomplete: the writer was killed
+    torn: bool = False  # the last line of the file is incomplete, because the writer was killed
     ended: bool = False  # the run ended normally
     skipped: tuple[str, ...] = ()  # faults that could not be done or healed, in words
     # Faults after which the cluster did not recover in time; None if the history does not record
@@ -283,7 +283,7 @@ class History:
 
     @property
     def start_ns(self) -> int:
-        """Clock of the meta line: zero of every chart."""
+        """Clock of the meta line, zero of every chart."""
         return int(self.meta["t_ns"])
 
     def kills(self) -> list[Fault]:

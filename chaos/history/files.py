@@ -30,12 +30,12 @@ READ_BYTES_MAX = 4 << 20  # per poll of a follower
 class HistoryWriter:
     """Appends events to a new history file. Thread-safe; a file has one writer.
 
-    Invariants: every line is complete JSON; lines are in the order of the calls; after `close` the
-    operating system has everything. The next call raises the OSError of a failed write.
+    Every line is complete JSON. Lines are in the order of the calls. After `close` the operating
+    system has everything. The next call raises the OSError of a failed write.
     """
 
     def __init__(self, path: Path, **meta: Any) -> None:
-        """Create `path`. Raises FileExistsError if it exists: histories are never mixed."""
+        """Create `path`. Raises FileExistsError if it exists, because histories are never mixed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -118,7 +118,7 @@ class HistoryWriter:
                 try:
                     self._flush_locked()
                 except OSError:
-                    return  # kept in _error: the next write raises it
+                    return  # kept in _error for the next write
 
     def _flush_locked(self) -> None:
         if self._error is not None:
@@ -169,7 +169,7 @@ def read_history(path: Path) -> History:
 
 
 class Follower:
-    """Reads a growing history: each `poll` returns the new records.
+    """Reads a growing history; each `poll` returns the new records.
 
     Only whole lines are returned; a partial line waits for its end. Use as `with`.
     """

@@ -1,1 +1,1 @@
-"""The report of a run: recovery times, series and page."""
+"""The report of a run with recovery times, series and page."""

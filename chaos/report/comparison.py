@@ -66,7 +66,7 @@ def _figure(value: float | None) -> str:
 
 
 def recovery_rows(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows: a row per kind of fault, a column per engine. Cells are p50 / max of
+    """Return head and rows, a row per kind of fault and a column per engine. Cells are p50 / max of
     the slowest client, and the number of faults without recovery before the next."""
     kinds = sorted({kind for c in candidates for kind in c.verdict["recovery"]["kinds"]})
     rows = []

@@ -1,4 +1,4 @@
-"""The figures of a load: operations by outcome, throughput, latency, lateness."""
+"""The figures of a load, such as operations by outcome, throughput, latency and lateness."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ BUCKET_S = 5
 
 
 def lateness_of(history: History) -> dict[str, Any]:
-    """Return percentiles (None: too few), and p50 and max for each five seconds of arrivals; {}
+    """Return percentiles (None if too few), and p50 and max for each five seconds of arrivals; {}
     without delayed messages."""
     delays: dict[str, int] = {}
     waiting: dict[str, int] = {}

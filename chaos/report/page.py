@@ -1,4 +1,4 @@
-"""The page of a run: a self-contained HTML file that is readable on a phone.
+"""The page of a run, a self-contained HTML file that is readable on a phone.
 
 It shows throughput, latency and each client's availability over time with the faults, the recovery
 times by kind of fault, lost messages, the verdict, and the command that repeats the run.

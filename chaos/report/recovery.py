@@ -1,4 +1,4 @@
-"""Recovery times: for how long each fault interrupted writes.
+"""Recovery times of faults that interrupt writes.
 
 The recovery time of a fault, for a set of clients, is the longest time without an acknowledgement,
 from the start of the injection (before the signal) to the first acknowledgement that proves the end
@@ -31,7 +31,7 @@ WINDOW_NS = 500_000_000  # over which the rate is taken
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A fault and its recovery. Milliseconds; None: no such acknowledgement in this history.
+    """A fault and its recovery. Figures are milliseconds, or None without such an acknowledgement.
 
     `whom` is the planned selector ("leader", "all", …); in old histories the role."""
 
@@ -45,7 +45,7 @@ class Recovery:
     # Longest time between two acknowledgements until the next fault, or until nobody asked any
     # more; the silence at its end counts.
     longest_gap_ms: float
-    normal_ms: float | None  # None: the earlier rate was not reached
+    normal_ms: float | None  # None if the earlier rate was not reached
 
     @property
     def name(self) -> str:
@@ -121,8 +121,8 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def carried(ordered: Sequence[float], fraction: float) -> float | None:
-    """Return the percentile if at least one value is beyond it: from 100 values for p99, from 1,000
-    for p99.9. A median needs one value. None: too few."""
+    """Return the percentile if at least one value is beyond it, from 100 values for p99, from 1,000
+    for p99.9, or None. A median needs one value."""
     needed = 1 if fraction <= 0.5 or fraction == 1.0 else round(1 / (1 - fraction))
     return percentile(ordered, fraction) if len(ordered) >= needed else None
 

@@ -1,8 +1,8 @@
-"""Chart series of a history: rates, latencies and availability per interval, faults.
+"""Chart series of a history with rates, latencies and availability per interval, and faults.
 
 Seconds are relative to the meta line's clock. Latencies are milliseconds from a send's due time (so
-an open loop's latency includes its wait). Bounded for a history of any size: at most `BUCKETS_MAX`
-intervals with `DOTS_PER_BUCKET` single sends each.
+an open loop's latency includes its wait). A history of any size has at most `BUCKETS_MAX` intervals
+with `DOTS_PER_BUCKET` single sends each.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Latency:
 
     at_s: list[float]
     p50_ms: list[float]
-    p99_ms: list[float | None]  # None: too few sends for a p99
+    p99_ms: list[float | None]  # None with too few sends for a p99
 
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """Single sends of an outcome: time of the invocation, and latency."""
+    """Single sends of an outcome, by time of the invocation and latency."""
 
     at_s: list[float]
     ms: list[float]
@@ -60,7 +60,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A client's availability: the share of the sends due in each interval that was acknowledged
+    """A client's availability, the share of the sends due in each interval that was acknowledged
     within a second; None without due sends."""
 
     client: str

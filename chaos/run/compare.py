@@ -1,10 +1,10 @@
-"""Comparison of engines: the same load and the same faults on each in turn.
+"""Comparison of engines by the same load and the same faults on each in turn.
 
 Every engine gets its own new cluster, the same seed and the same plan; faults that an engine cannot
 have are listed in its row. The engine's full speed is measured first, by a closed-loop producer, on
 a separate cluster without proxies and fault layer.
 
-All engines are held to the same promises, even if an engine does not make them: the `acked and
+All engines are held to the same promises, even if an engine does not make them. The `acked and
 lost` messages of ASYNC_FLUSH under power cuts of all nodes show the cost of that setting.
 """
 
@@ -47,7 +47,7 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result: the engines' runs and the page."""
+    """The engines' runs and the page."""
 
     candidates: tuple[Candidate, ...]
     page: Path

@@ -19,7 +19,7 @@ class Engine:
 
 
 SYNC, ASYNC = {"flushDiskType": "SYNC_FLUSH"}, {"flushDiskType": "ASYNC_FLUSH"}
-# Slaves copy topics, groups and offsets every 10 s, like RocketMQ 4.9 (5.x: every 60 s).
+# Slaves copy topics, groups and offsets every 10 s, like RocketMQ 4.9 (every 60 s in 5.x).
 CLASSIC = ASYNC | {"slaveSyncMetadataIntervalMs": "10000"}
 _ALL = (
     Engine("raft-sync", "raft SYNC_FLUSH", Shape("raft"), SYNC),

@@ -1,4 +1,4 @@
-"""Evidence that a cluster leaves when a run ends: its logs, and its replicas' stores."""
+"""Evidence that a cluster leaves when a run ends, its logs and its replicas' stores."""
 
 from __future__ import annotations
 

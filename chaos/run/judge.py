@@ -30,7 +30,7 @@ from ..report.page import write_report
 from ..report.recovery import Recovery, inflicted, recoveries, summary
 
 WHOLE = "whole again after each fault"
-# Keys of verdict["counts"] → the checks whose violations they count.
+# Keys of verdict["counts"] → the checks with the counted violations.
 COUNTED = {
     "lost": (LOST,),
     "duplicates": (MADE_BY_BROKERS, SENT_ONCE, BY_CLIENT_RETRY),
@@ -83,7 +83,7 @@ def judge(
 
 
 def _recall(history: History, verdict: Path) -> None:
-    """Read the outcome of the faults from the run's own verdict, if there is one: old histories do
+    """Read the outcome of the faults from the run's own verdict, if there is one. Old histories do
     not have it, and a new verdict must not be better than the run's."""
     try:
         said = orjson.loads(verdict.read_bytes())
@@ -105,7 +105,7 @@ def whole_check(history: History, stuck: Sequence[str]) -> Check:
 
 
 def after_last_heal(history: History) -> dict[str, int]:
-    """Return the number of sends after the last heal, and of acknowledged sends among them: a
+    """Return the number of sends after the last heal, and of acknowledged sends among them. A
     wedged cluster accepts none."""
     healed_ns = max((fault.healed_ns for fault in inflicted(history)), default=0)
     later = [send for send in all_sends(history) if send.invoked_ns > healed_ns and not send.shed]

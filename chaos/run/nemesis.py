@@ -1,9 +1,9 @@
-"""Injection of a plan: each fault at its time, healed at its end, recovery before the next.
+"""Injection of a plan, with each fault at its time, its heal, and recovery before the next.
 
 A failed fault, or a cluster that does not recover, does not end the run; the verdict reports it.
 Processes that ended by themselves are started again after the faults are healed. A classic slave
-whose log differs from its master's is rebuilt, as an operator would do it: messages that only that
-slave had are lost, as the mode allows.
+with a log unlike its master's is rebuilt, as an operator would do it. Messages that only that slave
+had are lost, as the mode allows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Nemesis:
     async def _together(
         self, together: Sequence[Planned], late_s: float, check_load: Callable[[], None]
     ) -> None:
-        """Inject the faults of a wish: the first at its time, the rest at their planned distance
+        """Inject the faults of a wish, the first at its time, the rest at their planned distance
         from its injection, so that a slow machine does not bring them closer together."""
         first, *others = together
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -118,7 +118,7 @@ class Nemesis:
             try:
                 await fault.heal()
                 return
-            except (ClusterError, OSError) as error:  # OSError: the history cannot be written
+            except (ClusterError, OSError) as error:  # an OSError if the history cannot be written
                 if tried == HEAL_TRIES:
                     self.result.failed.append(f"{planned.kind}:{planned.whom}: {error}")
                     self._context.say(f"  not healed: {error}")

@@ -1,4 +1,4 @@
-"""A run of a scenario: cluster, load, faults, heal, drain, verdict. A seed repeats the schedule.
+"""A run of a scenario with cluster, load, faults, heal, drain and verdict, repeatable by its seed.
 
     DIR/cluster/          the cluster (chaos/cluster), unless the run is given a running cluster
     DIR/history.jsonl     every operation
@@ -58,11 +58,11 @@ RUNNER = "runner"
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """A run. `repeats` counts rounds of all the scenario's faults; None: as many as fit into the
+    """A run. `repeats` counts rounds of all the scenario's faults; None for as many as fit into the
     time.
 
     `workloads` creates the run's own. `existing` is a running cluster; the run does not stop it,
-    nor containers (`on` COMPOSE; `project` of docker compose, empty: the only project). If the
+    nor containers (`on` COMPOSE; `project` of docker compose, if empty the only project). If the
     cluster does not recover within `whole_timeout_s`, the verdict reports it and the next fault
     follows.
     """
@@ -196,7 +196,7 @@ async def _watched(namesrv: str, pairs: Sequence[tuple[str, str]]) -> list[Watch
 
 
 def _raise_failure(workloads: Sequence[Workload]) -> None:
-    """End the run if a load failed: the rest would be worthless."""
+    """End the run if a load failed, because the rest would be worthless."""
     for workload in workloads:
         failure = workload.failure()
         if failure is not None:

@@ -1,4 +1,4 @@
-"""Scenarios: named lists of faults, and their plans.
+"""Scenarios, which are named lists of faults, and their plans.
 
 A scenario is a list of wishes in the notation of chaos.faults.catalogue (`kill:leader`,
 `one-way-in:leader+kill:follower`). Each round of a run injects every wish once, in an order drawn
@@ -23,7 +23,7 @@ JEPSEN_MEMBERS = "jepsen-members"
 JEPSEN_SNAPSHOTS = "jepsen-snapshots"
 JEPSEN_PARTITIONS = "jepsen-partitions"
 JEPSEN = (JEPSEN_POWER, JEPSEN_BITS, JEPSEN_MEMBERS, JEPSEN_SNAPSHOTS, JEPSEN_PARTITIONS)
-SLOT_S = 8.0  # a fault, its heal and some calm: divides a run's minutes
+SLOT_S = 8.0  # for a fault, its heal and some calm; divides a run's minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,8 @@ def split_available(
 def make_plan(
     seed: int, wants: Sequence[Sequence[Want]], minutes: float, repeats: int | None
 ) -> tuple[Planned, ...]:
-    """Plan the faults of a run. `repeats` None: as many rounds as fit into `minutes`, at least one.
-    A wish with a duration of its own lengthens the slots.
+    """Plan the faults of a run. Without `repeats` as many rounds as fit into `minutes`, at least
+    one. A wish with a duration of its own lengthens the slots.
 
     Raises ClusterError if the time is too short for a wish's own duration.
     """

@@ -1,4 +1,4 @@
-"""Live view of a run in the terminal: rates, latency, leaders, faults, checks.
+"""Live view of a run in the terminal with rates, latency, leaders, faults and checks.
 
 It reads only the history of the run. So any number of people may watch, also on a machine that
 shares the file, and an old history can be replayed.
@@ -160,7 +160,7 @@ def watch(history: Path, console: Console, wait_s: float = WAIT_FOR_FILE_S) -> S
     scene = Scene()
     with Follower(history) as follower, Live(console=console, refresh_per_second=4) as live:
         while True:
-            over = verdict.exists()  # checked before reading: nothing is written after it
+            over = verdict.exists()  # checked before reading, because nothing is written after it
             records = follower.poll()
             for record in records:
                 scene.feed(record)

@@ -1,4 +1,4 @@
-"""The interface of workloads: prepare, start, stop and drain; any number at once.
+"""The interface of workloads with prepare, start, stop and drain; any number run at once.
 
 The runner's order: `prepare` all, `start` all, faults, `stop` all, heal, `drain` all. The stack
 passed to `start` ends the workload's tasks. `drain` raises the error of a failed task; `failure`
@@ -48,7 +48,7 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The environment of a workload. `rng` is its own: the same seed gives the same choices."""
+    """The environment of a workload. `rng` is its own, so the same seed gives the same choices."""
 
     namesrv: str
     history: HistoryWriter

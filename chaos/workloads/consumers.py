@@ -1,4 +1,4 @@
-"""Consumers of a run: joining and leaving a group, and its remaining lag."""
+"""Consumers of a run that join and leave a group, and the group's lag."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ LAG_AT_ONCE = 8  # queues asked for at the same time
 
 
 def consumer_config(*, orderly: bool = False) -> ConsumerConfig:
-    """Return a configuration: read from the first offset, commit often and await responses."""
+    """Return a configuration that reads from the first offset, commits often and awaits
+    responses."""
     return ConsumerConfig(
         orderly=orderly,
         consume_from=ConsumeFrom.FIRST_OFFSET,
@@ -174,7 +175,7 @@ async def group_lag(admin: Admin, group: str, queues: Sequence[MessageQueue]) ->
     async def of(queue: MessageQueue) -> int:
         async with at_once:
             end = await admin.offset.max(queue)
-            # A queue may end before its committed offset: the broker lost its log's end.
+            # A queue may end before its committed offset if the broker lost its log's end.
             return max(0, end - (await admin.offset.committed(group, queue) or 0))
 
     try:

@@ -1,11 +1,11 @@
 """Clients that ask for the same queue locks, give them up, and write down every answer.
 
-They are no consumers: their group only has locks. chaos.checks.locks judges work under locks; the
-responses to these clients show the owner from the broker's view. An operation is a single request
-to the registered leader, never repeated. Any error after it was sent leaves its outcome unknown,
-because a leader may reject a request that was decided already. A client with an unknown outcome
-unlocks everything and continues under a new name, because a late request only affects its own
-client.
+They are no consumers, because their group only has locks. chaos.checks.locks judges work under
+locks; the responses to these clients show the owner from the broker's view. An operation is a
+single request to the registered leader, never repeated. Any error after it was sent leaves its
+outcome unknown, because a leader may reject a request that was decided already. A client with an
+unknown outcome unlocks everything and continues under a new name, because a late request only
+affects its own client.
 """
 
 from __future__ import annotations

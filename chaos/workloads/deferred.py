@@ -1,10 +1,10 @@
-"""The common base of workloads with deferred messages: transactions, delays, retries.
+"""The common base of workloads with deferred messages (transactions, delays, retries).
 
-It is an open loop of operations: each is due at its time, at most `window` run at once, and an
-operation that could not start within LATE_S is shed. It has a topic, and a group whose deliveries
-are recorded with positions and store times. It ends when all operations are decided, every awaited
-message has arrived (or none for QUIET_S; the rest is lost), the broker's own topics have been read,
-and the group has no lag.
+It is an open loop of operations. Each is due at its time, at most `window` run at once, and an
+operation that could not start within LATE_S is shed. It has a topic, and a group with deliveries
+recorded by position and store time. It ends when all operations are decided, every awaited message
+has arrived (or none for QUIET_S; the rest is lost), the broker's own topics have been read, and the
+group has no lag.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Deliveries:
 
 
 def real_queue(message: MessageExt, group: str) -> MessageQueue:
-    """Return the queue that stores the message: clients show a retried message's original topic."""
+    """Return the queue that stores the message, because clients show a retried message's original
+    topic."""
     topic = message.topic
     if "RETRY_TOPIC" in message.properties and not topic.startswith(DLQ_PREFIX):
         topic = RETRY_PREFIX + group

@@ -1,8 +1,8 @@
 """The workload `delayed`: delay levels, and timer messages of up to TIMER_MS_MAX.
 
-At the end it reads the broker's own topics for the times at which messages started to wait: for a
-delay level the store time, for a timer message the end of its slot (TIMER_OUT_MS) minus its delay.
-It needs a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
+At the end it reads the broker's own topics for the times at which messages started to wait. For a
+delay level that is the store time, for a timer message the end of its slot (TIMER_OUT_MS) minus its
+delay. It needs a short messageDelayLevel (SETTINGS); levels above DELAY_MS_MAX are not used.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def began_to_wait_ms(message: MessageExt, delay_ms: int) -> int:
 
 
 def delay_levels(text: str) -> dict[int, int]:
-    """Parse messageDelayLevel: level → ms. Raises ClusterError if it is malformed."""
+    """Parse messageDelayLevel into ms by level. Raises ClusterError if it is malformed."""
     levels = {}
     for level, word in enumerate(text.split(), 1):
         found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", word)

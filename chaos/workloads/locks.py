@@ -2,7 +2,7 @@
 
 It is like `group`, but consumers promise the order of each queue, and each piece of work is
 recorded from start to end. A queue moves to a different consumer when a consumer leaves or rejoins,
-or when the brokers' leader changes: then two consumers could work on it at once. Further clients
+or when the brokers' leader changes. Then two consumers could work on it at once. Further clients
 request locks only (chaos.workloads.contention).
 """
 

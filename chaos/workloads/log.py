@@ -1,11 +1,12 @@
 """Sends ordered by key and listens as a group, with every operation written down.
 
-`KeyedSender` sends items through a producer: those of an order key strictly in turn (each is
+`KeyedSender` sends items through a producer, those of an order key strictly in turn (each is
 invoked after the previous outcome), of different keys up to `window` at once. It has no task,
-future or timer per message. Closed loop: the next item is sent as soon as there is room. Open loop
-(`rate_per_s`): each item is due at its time. It waits while the window is full or its key is busy,
-and its latency counts from its due time (`due_ns`), to within PACE_S. At most BACKLOG_PER_WINDOW
-times the window wait; further due items are shed: recorded as failed, never tried.
+future or timer per message. In a closed loop the next item is sent as soon as there is room. In an
+open loop (`rate_per_s`) each item is due at its time. It waits while the window is full or its key
+is busy, and its latency counts from its due time (`due_ns`), to within PACE_S. At most
+BACKLOG_PER_WINDOW times the window wait; further due items are shed, that is, recorded as failed
+and never tried.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class KeyedSender:
         on_outcome: Callable[[Outcome], None] | None = None,
         once: bool = False,
     ) -> None:
-        """`queues` must be the topic's final queues: an order key keeps its queue for good. `once`
-        marks an idempotent producer for the checks."""
+        """`queues` must be the topic's final queues, because an order key keeps its queue for good.
+        `once` marks an idempotent producer for the checks."""
         if not 1 <= window <= WINDOW_MAX:
             raise ValueError(f"window must be 1 to {WINDOW_MAX}, not {window}")
         if not queues:
@@ -343,7 +344,7 @@ class KeyedSender:
         return outcome
 
     def _fail(self, error: Exception) -> None:
-        """End the run with an error of the client itself: the harness's bug."""
+        """End the run with an error of the client itself, a bug of the harness."""
         self._failure = error
         self._busy.clear()
         self._ready.clear()

@@ -95,7 +95,7 @@ async def _read_offset(
     try:
         offset = await admin.offset.committed(group, queue)
     except ClientError:
-        return  # unanswered: nothing is known or recorded
+        return  # unanswered, so nothing is recorded
     history.event(
         "ok",
         "fetch",

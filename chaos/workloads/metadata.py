@@ -3,7 +3,7 @@
 An object's version is the number of a topic's queues, or a group's retryMaxTimes. Every write uses
 a version that the object never had. Some objects have a single writer, so their versions rise; the
 rest have all writers. An operation is a single request to the registered leader, never repeated, so
-its outcome is exactly the broker's answer: ok, rejected, or none. A read first requests a consumer
+its outcome is exactly the broker's answer (ok, rejected, or none). A read first requests a consumer
 offset, which only a proven leader answers (a classic master always), so the topics read afterwards
 are at least as new. Nothing is deleted.
 """
@@ -47,7 +47,7 @@ class MetaObject:
     what: str  # "topic" or "group"
     name: str
     version: int = 0
-    writer: int | None = None  # its only writer; None: all
+    writer: int | None = None  # its only writer; None for all
 
 
 class MetadataWorkload:
@@ -233,7 +233,7 @@ class MetadataWorkload:
 
 
 def write_request(found: MetaObject, version: int) -> tuple[int, dict[str, str], bytes]:
-    """Return the request that gives an object this version: code, ext, body."""
+    """Return code, ext and body of the request that gives an object this version."""
     if found.what == "topic":
         header = TopicHeader(found.name, version, version, PERM_READ_WRITE)
         return RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext(), b""

@@ -1,4 +1,4 @@
-"""The observer of a run: records changes of leaders and consumer offsets in the history.
+"""The observer of a run, which records changes of leaders and consumer offsets in the history.
 
 It polls every broker's role and term (28), and the consumer offsets of each group's leader (14). An
 offset is recorded as `fetch`: a smaller later answer means that the offset went back, for any

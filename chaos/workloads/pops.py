@@ -2,9 +2,9 @@
 
 The fate of a message is drawn when it is sent. Most are acknowledged at once; some late, some near
 the end of their time, some are forgotten the first time, some get a changed time, and some are
-hopeless: never acknowledged, they become dead letters, which a second group consumes. Every pop is
-recorded with its start, every acknowledgement and changed time before and after. It is drained when
-the group has nothing left to read and nothing in flight.
+hopeless. Hopeless messages are never acknowledged and become dead letters, which a second group
+consumes. Every pop is recorded with its start, every acknowledgement and changed time before and
+after. It is drained when the group has nothing left to read and nothing in flight.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Pops:
         return Poppers(self._posting, self.fates)
 
     async def evidence(self, deadline_s: float) -> None:
-        """Record nothing: the broker's own topics have no further evidence."""
+        """Record nothing, because the broker's own topics have no further evidence."""
 
     async def producer(
         self, stack: AsyncExitStack, name: str, rng: random.Random
@@ -148,7 +148,7 @@ class Poppers:
         self._tasks.spawn(self._pop(name, consumer), name)
 
     async def wait_shared_out(self, queues: Sequence[MessageQueue], timeout_s: float) -> None:
-        """Return at once: no consumer has queues of its own."""
+        """Return at once, because no consumer has queues of its own."""
 
     async def lag(self, admin: Admin, queues: Sequence[MessageQueue]) -> int | None:
         """Return the messages that are not done with; None while somebody does not answer."""
@@ -244,7 +244,7 @@ class Poppers:
         for op, message in zip(ops, messages, strict=True):
             ended = Outcome.FAIL if message in gone else outcome
             self._ends(process, op, message, ACK, ended)
-            if ended is not Outcome.FAIL:  # a void acknowledgement: the message is redelivered
+            if ended is not Outcome.FAIL:  # a void acknowledgement, so the message is redelivered
                 self._posting.arrived(message.msg_id)
 
     async def _change(self, process: str, consumer: SimpleConsumer, message: MessageExt) -> None:

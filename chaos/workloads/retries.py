@@ -126,7 +126,7 @@ class Retries:
         )  # fmt: skip
 
     async def evidence(self, deadline_s: float) -> None:
-        """Record nothing: the broker's own topics have no further evidence."""
+        """Record nothing, because the broker's own topics have no further evidence."""
 
     def _fails(self, name: str, times: int) -> bool:
         return times < self._failures.get(name, 0)

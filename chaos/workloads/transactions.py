@@ -51,7 +51,7 @@ STATES = {
 
 @dataclass(slots=True)
 class Plan:
-    """A producer's plan: the decision `first` by itself, and `final` at the check-back number
+    """A producer's plan with the decision `first` by itself, and `final` at the check-back number
     `asks`."""
 
     first: str
@@ -196,8 +196,8 @@ class Halves:
     async def read(self, scanner: Scanner, brokers: set[str]) -> None:
         """Read new messages. Raises ClientError.
 
-        The op topic is read first: a half message that is rewritten in between is then found twice,
-        and not missed.
+        The op topic is read first, so that a half message that is rewritten in between is found
+        twice and not missed.
         """
         for broker in sorted(brokers):
             for message in await scanner.read(MessageQueue(OP_TOPIC, broker, 0)):

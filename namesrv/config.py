@@ -138,7 +138,7 @@ class NameServerConfig(TlsOptions):
     # [oidc]
     oidc_issuer: str = option("oidc", "oidcIssuer", "",
         "The `https://` URL of an OpenID provider with whose accounts people log in to the"
-        " dashboard ([Logging in](dashboard.md#logging-in)); empty: with tokens only.")
+        " dashboard ([Logging in](dashboard.md#login)); empty: with tokens only.")
     oidc_client_id: str = option("oidc", "oidcClientId", "",
         "The name servers' client id at the provider.")
     oidc_client_secret_file: str = option("oidc", "oidcClientSecretFile", "",

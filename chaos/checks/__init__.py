@@ -1,1 +1,4 @@
-"""Checks of the promises that a history proves or disproves."""
+"""Checks of the promises that a history proves or disproves.
+
+Pure.
+"""

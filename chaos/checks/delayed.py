@@ -10,7 +10,7 @@ Violations:
 
 Both early checks allow `tolerance_ms`, the difference between two leaders' clocks, by default
 TOLERANCE_MS for one machine. Early messages are UNKNOWN if faults moved clocks (clock-…). Lateness
-is measured and is no violation. A message takes about 0.4 KB of memory.
+is measured and is no violation. A message takes about 0.4 KB of memory. Pure.
 """
 
 from __future__ import annotations

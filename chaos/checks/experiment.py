@@ -3,7 +3,7 @@
 A run is INVALID if it sent too little, injected no fault, could not heal a fault, or was
 interrupted. Such a run shows nothing about the cluster. Sends that the load skipped because its
 backlog was full are normal during a fault; without faults they show that the machine could not
-carry the load.
+carry the load. Pure.
 """
 
 from __future__ import annotations

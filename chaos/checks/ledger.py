@@ -3,7 +3,7 @@
 One `Ledger` serves all checks of messages (chaos.checks.messages, chaos.checks.order). Suspicious
 messages are in small collections of their own, so a check is cheap at any time. A sent message
 takes about 0.5 KB of memory, less if it was acknowledged and consumed normally. A queue offset
-takes a byte.
+takes a byte. Pure.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ operations that can be next, remembering every pair (operations done, state). It
 shortcuts. A read that the state allows is taken at once, because it excludes nothing. Unanswered
 operations are tried last, only if they change the state, and only the first of several with the
 same action. A state reached with more of them used is not searched again. A search longer than
-`steps_max` ends as UNKNOWN.
+`steps_max` ends as UNKNOWN. Pure.
 """
 
 from __future__ import annotations

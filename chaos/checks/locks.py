@@ -6,7 +6,7 @@ A piece of work on a queue is an interval of the machine's monotonic clock. Viol
 - Work starts behind a message of its queue that no consumer has finished (skipped).
 
 Repeating work after a consumer left is allowed (at least once). The idle time of a queue between
-two consumers is measured. A queue takes one object of memory, and a hand-over a number.
+two consumers is measured. A queue takes one object of memory, and a hand-over a number. Pure.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Violations:
 - An idempotent send has two effects. It is stored once, whatever the number of attempts.
 
 A message answered FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE is on fewer disks
-or brokers than SEND_OK promises. Its loss breaks no promise and is counted separately.
+or brokers than SEND_OK promises. Its loss breaks no promise and is counted separately. Pure.
 """
 
 from __future__ import annotations

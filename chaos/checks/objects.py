@@ -1,7 +1,7 @@
 """Linearizability of many objects of one kind, each judged by itself.
 
 A book adds an operation at its start and its answer later. Objects are judged again only if they
-changed. Each operation of the history takes an `Operation` of memory.
+changed. Each operation of the history takes an `Operation` of memory. Pure.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
   before later messages of its key.
 
 Messages stored with less than SEND_OK promises are not judged here. The checks must be fed after
-the ledger. Memory holds one object per key, and one per send of unknown outcome.
+the ledger. Memory holds one object per key, and one per send of unknown outcome. Pure.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ certainly failed.
   empty queue, so a read 0 may mean no offset.
 - The version of a topic or a group, written by one or several clients.
 
-The state before a history is unknown, so the first read may return any value.
+The state before a history is unknown, so the first read may return any value. Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A fault may cause a log line that is a violation otherwise (a full disk stops a node on purpose).
 `EXPECTED_LINES` lists the allowed lines by kind of fault, on the nodes that the fault hit and from
-the fault on. A line without a time is also allowed, because it may be later than the fault.
+the fault on. A line without a time is also allowed, because it may be later than the fault. Pure.
 """
 
 from __future__ import annotations

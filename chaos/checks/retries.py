@@ -9,7 +9,7 @@ Violations:
 
 A client that redelivers a message itself, because no broker took it back, counts on beyond the
 stored record's count. So for its next send-back a range of counts is right. Memory: 0.6 KB a
-message.
+message. Pure.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     suite.results(); suite.lost()
 
 Checks share their books, and the checks of messages share a ledger. Memory grows with the number of
-messages (see chaos.checks.ledger), and not with the number of records.
+messages (see chaos.checks.ledger), and not with the number of records. Pure.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Violations:
 - In the broker's own topics, after everything settled, a half message is open that was decided, or
   missing that was undecided.
 
-A message takes about 0.4 KB of memory.
+A message takes about 0.4 KB of memory. Pure.
 """
 
 from __future__ import annotations

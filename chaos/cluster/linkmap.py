@@ -4,7 +4,7 @@ A link is directed by its dialling end: `n0>n1` is the connection from n0 to n1'
 carries n0's messages only, so cutting a single link is a one-way cut. All clients share a link to
 each broker (`clients>n0`) and to each name server; requests and responses are its two directions. A
 classic slave's link to its master (`s0>m0`) carries replication. The slave's calls to the master's
-ordinary listener use the clients' link, because the name server gave that address.
+ordinary listener use the clients' link, because the name server gave that address. Pure.
 """
 
 from __future__ import annotations

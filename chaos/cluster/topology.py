@@ -2,7 +2,7 @@
 
 A *mode* is a broker group's replication, as a Raft group, over pysyncobj, or with classic masters
 with and without slaves. RocketMQ's names of clusters with two groups (`2m-noslave`, `2m-2s-async`,
-`2m-2s-sync`) are also modes.
+`2m-2s-sync`) are also modes. Pure.
 """
 
 from __future__ import annotations

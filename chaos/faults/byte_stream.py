@@ -2,7 +2,7 @@
 
 Bytes arrive complete, once and in order, even if rules change. The end of the stream (END) and its
 loss (RESET) keep their positions. The owner stops reading when `full`: a flow holds at most its
-limit and one more read.
+limit and one more read. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Assembly of a history file's records into typed events, record by record.
 
 `Assembler.take(record)` returns (Kind, object) or None. It keeps only open operations, so it reads
-histories of any length. An invoke and its outcome are the same object.
+histories of any length. An invoke and its outcome are the same object. Pure.
 """
 
 from __future__ import annotations

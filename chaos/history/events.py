@@ -4,7 +4,7 @@ Data only; `chaos.history.assembly` makes it of the records of a file (docs/hist
 format). Times are nanoseconds of the machine's monotonic clock, as the harness wrote them.
 
 An operation without a written outcome (the harness died, or was still waiting) is `OPEN`. Like
-`UNKNOWN` it may have happened, and is concurrent with everything after it.
+`UNKNOWN` it may have happened, and is concurrent with everything after it. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The figures of a load, such as operations by outcome, throughput, latency and lateness."""
+"""The figures of a load, such as operations by outcome, throughput, latency and lateness.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ leader's. Sends served during a long injection (a rolling restart) divide the ti
 it, so such a fault costs its longest outage. The client's own retries are included. `everybody`
 treats all clients as one, so the first served client ends it. `per_client` treats each by itself;
 the slowest client's time is the honest figure for a user. `normal` is the time at which the earlier
-rate of acknowledgements was reached again.
+rate of acknowledgements was reached again. Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Seconds are relative to the meta line's clock. Latencies are milliseconds from a send's due time (so
 an open loop's latency includes its wait). A history of any size has at most `BUCKETS_MAX` intervals
-with `DOTS_PER_BUCKET` single sends each.
+with `DOTS_PER_BUCKET` single sends each. Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A scenario is a list of wishes in the notation of chaos.faults.catalogue (`kill:leader`,
 `one-way-in:leader+kill:follower`). Each round of a run injects every wish once, in an order drawn
-from the seed. Wishes separated by spaces are an unnamed scenario.
+from the seed. Wishes separated by spaces are an unnamed scenario. Pure.
 """
 
 from __future__ import annotations

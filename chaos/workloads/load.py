@@ -1,4 +1,7 @@
-"""The workloads of a run and their default options."""
+"""The workloads of a run and their default options.
+
+Pure.
+"""
 
 from __future__ import annotations
 

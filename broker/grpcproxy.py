@@ -29,7 +29,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.5, 30.0
 STOP_S = 10.0  # its calls in progress may go on for 3 s
 # Keys that mean the same to a proxy.
 SHARED = (
-    *("namesrvAddr", "bindAddress", "maxMessageSize", "logFormat", "logLevel", "logPeerLinesPerS"),
+    *("namesrvAddr", "bindAddress", "maxMessageSize", "logFormat", "logLevel"),
     *("aclEnable", "aclFile", "innerClientAuthenticationCredentials"),
     *(key for key in OPTIONS if key.startswith("tls")),
 )

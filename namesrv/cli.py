@@ -39,10 +39,6 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     help="Directory for the key-value configuration. Without it that is lost at exit; "
     "routes never need a file, brokers bring them. [storePath]",
 )  # fmt: skip
-@click.option(
-    "--frame-size-max", metavar="BYTES",
-    help="Largest request taken; a larger one closes its connection. [frameSizeMax: 64MiB]",
-)  # fmt: skip
 @click.option("--log-level", type=LOG_LEVELS, help="What to log, on stderr. [logLevel: INFO]")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",

@@ -12,7 +12,6 @@ from pathlib import Path
 from raftmq.ops.foreign_keys import separate
 from raftmq.ops.options import (
     BYTES,
-    MS,
     ConfigError,
     Loaded,
     Option,
@@ -25,17 +24,15 @@ from raftmq.ops.ports import Listener, check_ports, http_port
 from raftmq.ops.settings import gather, repeated
 from raftmq.ops.tls_options import TlsOptions
 from raftmq.remoting.address import parse_address_list
-from raftmq.remoting.memory_limits import BudgetLimits
 from raftmq.remoting.names import address_problem
-from raftmq.remoting.registration import BODY_BYTES_MAX, TOPICS_MAX, BodyLimits
+from raftmq.remoting.registration import BODY_BYTES_MAX, BodyLimits
 
 from .http.reach import host_problem
-from .routes import RouteLimits
 
-__all__ = ["FRAME_SIZE_BYTES_MAX", "OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
+__all__ = ["OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-FRAME_SIZE_BYTES_MAX = 20 * 1024 * 1024  # Apache's 16 MiB are too small for 100,000 topics
+HEADER_BYTES_MAX = 2 << 20  # of a request: room beside the largest registration
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +53,10 @@ class NameServerConfig(TlsOptions):
         "Routes never need a file, brokers bring them.")
 
     # [limits]
-    frame_size_max: int = option("limits", "frameSizeMax", FRAME_SIZE_BYTES_MAX,
-        "Largest request taken, more than `registrationBytesMax`; a larger one closes its"
-        " connection.",
-        unit=BYTES, low=1024, high=1 << 30)
-    unfinished_frame_bytes_max: int = option("limits", "unfinishedFrameBytesMax", 64 << 20,
-        "Frames that have begun to arrive, over all connections; above, those that began first"
-        " are closed.", unit=BYTES, low=1 << 20)
-    frame_deadline_ms: int = option("limits", "frameDeadlineMs", 60_000,
-        "A frame that takes longer to arrive closes its connection.", unit=MS, low=1_000)
-    unsent_bytes_max: int = option("limits", "unsentBytesMax", 256 << 20,
-        "Unsent answers, over all connections; above, those with most of them are closed.",
-        unit=BYTES, low=1 << 20)
-    slow_request_bytes_max: int = option("limits", "slowRequestBytesMax", 64 << 20,
-        "Requests that are worked on in the background, over all connections; above, they are"
-        " refused (`[BUSY]`).", unit=BYTES, low=1 << 20)
-    kept_bytes_max: int = option("limits", "keptBytesMax", 256 << 20,
-        "Names of topics whose changes clients want to be told, over all connections; above, a"
-        " client learns of further topics only when it asks, as it does every 30 s.",
-        unit=BYTES, low=1 << 20)
-    brokers_max: int = option("limits", "brokersMax", 10_000,
-        "Broker addresses; a registration beyond is refused.", low=1)
-    topics_max: int = option("limits", "topicsMax", 1_000_000,
-        "Topic names, over all groups; a registration beyond is refused whole.", low=1)
-    topic_places_max: int = option("limits", "topicPlacesMax", 5_000_000,
-        "The same, each topic counted once for every group that has it.", low=1)
-
     registration_bytes_max: int = option("limits", "registrationBytesMax", BODY_BYTES_MAX,
         "Bytes of one registration, as JSON or once it is unpacked; a registration beyond is"
         " refused. 18 MiB are some 110,000 topics as JSON, which Apache's brokers send.",
         unit=BYTES, low=64 * 1024, high=1 << 30)
-    registration_topics_max: int = option("limits", "registrationTopicsMax", TOPICS_MAX,
-        "Topics of one registration; a registration beyond is refused.", low=1, high=1_000_000)
 
     # [registration]
     registration_key_file: str = option("registration", "registrationKeyFile", "",
@@ -166,14 +135,13 @@ class NameServerConfig(TlsOptions):
     log_level: str = option("log", "logLevel", "INFO",
         "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         live=True)
-    log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
-        "Lines a second about what peers did wrong, on average; what is more is counted.", low=1)
 
     # fmt: on
 
     @property
-    def limits(self) -> RouteLimits:
-        return RouteLimits(self.brokers_max, self.topics_max, self.topic_places_max)
+    def frame_size_max(self) -> int:
+        """Return the size of the largest request: a registration and its header."""
+        return self.registration_bytes_max + HEADER_BYTES_MAX
 
     @property
     def broker_hosts(self) -> list[str]:
@@ -185,17 +153,7 @@ class NameServerConfig(TlsOptions):
 
     @property
     def body_limits(self) -> BodyLimits:
-        return BodyLimits(self.registration_bytes_max, self.registration_topics_max)
-
-    @property
-    def budgets(self) -> BudgetLimits:
-        return BudgetLimits(
-            self.unfinished_frame_bytes_max,
-            self.frame_deadline_ms / 1000,
-            self.unsent_bytes_max,
-            self.slow_request_bytes_max,
-            self.kept_bytes_max,
-        )
+        return BodyLimits(self.registration_bytes_max)
 
 
 OPTIONS: dict[str, Option] = options_of(NameServerConfig)

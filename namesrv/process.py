@@ -36,7 +36,6 @@ def serve(
     listen_port: int | None,
     bind: str | None,
     store: str | None,
-    frame_size_max: str | None,
     log_level: str | None,
     settings: tuple[str, ...],
 ) -> int:
@@ -45,7 +44,6 @@ def serve(
         "listenPort": listen_port,
         "bindAddress": bind,
         "storePath": store,
-        "frameSizeMax": frame_size_max,
         "logLevel": log_level and log_level.upper(),
     }
     overrides = [f"{key}={value}" for key, value in own.items() if value is not None]
@@ -56,7 +54,7 @@ def serve(
         return WRONG
     config = loaded.config
     where = {"service": "namesrv", "node": f"{config.bind}:{config.port}"}
-    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    set_up(config.log_format, config.log_level, where)
     return_large_blocks()
     raise_descriptor_limit()
     report_configuration(loaded, os.environ)

@@ -16,7 +16,7 @@ from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fair_scheduling import Steps, StepTurns
 from raftmq.remoting.key_file import KeyFileError, load_registration_keys
-from raftmq.remoting.memory_limits import Budgets
+from raftmq.remoting.memory_limits import BudgetLimits, Budgets
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.threads import in_thread_to_its_end
@@ -32,7 +32,7 @@ from .kv import KvConfig
 from .metrics import NameServerMetrics
 from .processor import LOG, NameServerProcessor, log_gone, route_changed
 from .registration_auth import Proofs
-from .routes import RouteTable
+from .routes import RouteLimits, RouteTable
 from .settings import Settings
 from .watchers import RouteWatchers
 
@@ -58,13 +58,13 @@ def start_reads(config: NameServerConfig) -> Iterator[Callable[[], object]]:
 class NameServer:
     """A running name server: `async with NameServer(config) as server:`, or `start` and `stop`."""
 
-    def __init__(self, config: NameServerConfig) -> None:
+    def __init__(self, config: NameServerConfig, limits: RouteLimits | None = None) -> None:
         self._config = config
-        self.table = RouteTable(config.limits, signed_only=config.signed_only)
+        self.table = RouteTable(limits, signed_only=config.signed_only)
         self.metrics = NameServerMetrics(self.table)
         self._turns = StepTurns()
         self._tasks: set[asyncio.Task[None]] = set()  # large changes of topics
-        self.budgets = Budgets(config.budgets)
+        self.budgets = Budgets(BudgetLimits())
         self._watchers: RouteWatchers[Connection] = RouteWatchers(self.budgets.kept)
         self.table.run_with(self._in_turns)
         self.table.watch(lambda group: self._push_soon(self._watchers.group_changed(group.name)))

@@ -39,7 +39,7 @@ TEMPLATES_MAX = 1_000  # distinguished at one time; ours are some 150
 TEMPLATE_CHARS_MAX = 500  # by which they are distinguished; other people's may be whole texts
 PEER_LIBRARIES = frozenset({"aiohttp", "asyncio", "grpc"})  # loggers of code that peers reach
 PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
-LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: logPeerLinesPerS."
+LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: more than 2 per second."
 # Of Apache's scripts: the directory of their files, and the options of a Java virtual machine.
 APACHES_VARIABLES = {"ROCKETMQ_HOME", "JAVA_OPT", "JAVA_OPT_EXT"}
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .options import MS, option
+from .options import option
 
 MODES = ("disabled", "permissive", "enforcing")
 OFF = MODES[0]
@@ -57,12 +57,8 @@ class TlsOptions:
         "What the HTTP API's port takes: HTTP, both, or HTTPS only.", choices=MODES)
     http_tls_cert_path: str = option("tls", "httpTlsCertPath", "",
         "Its certificate; empty: `tlsServerCertPath` and what belongs to that.")
-    http_tls_key_path: str = option("tls", "httpTlsKeyPath", "", "The key of `httpTlsCertPath`.")
-    http_tls_key_password: str = option("tls", "httpTlsKeyPassword", "",
-        "The key's password.", secret=True)
-    tls_reload_interval_ms: int = option("tls", "tlsReloadIntervalMs", 10_000,
-        "Between two looks whether these files changed; new connections use the new ones.",
-        unit=MS, low=10, high=3_600_000)
+    http_tls_key_path: str = option("tls", "httpTlsKeyPath", "",
+        "The key of `httpTlsCertPath`; `tlsServerKeyPassword` opens it, too.")
     # fmt: on
 
     def wrong_tls(self) -> tuple[str, str] | None:

@@ -59,30 +59,13 @@ class ProxyConfig(TlsOptions):
     calls_max: int = option("limits", "concurrentCallsMax", 20_000,
         "Calls in progress, those that wait for messages and open Telemetry streams included, but"
         " not those of strangers; one beyond is answered RESOURCE_EXHAUSTED.", low=1)
-    calls_per_connection_max: int = option("limits", "concurrentCallsPerConnectionMax", 1_000,
-        "The same for one connection: a further call waits.", low=1)
     clients_max: int = option("limits", "clientsMax", 10_000,
         "Clients known at a time; one beyond is answered TOO_MANY_REQUESTS.", low=1)
-    kept_bytes_max: int = option("limits", "keptBytesMax", 256 << 20,
-        "What clients say of themselves, and commands that wait until they are read, over all"
-        " clients; above, settings are answered TOO_MANY_REQUESTS. One client has 1 MiB.",
-        unit=BYTES, low=1 << 20)
-    answer_bytes_max: int = option("limits", "answerBytesMax", 256 << 20,
-        "Bytes of messages that were received and are on their way to clients; above, receives are"
-        " answered TOO_MANY_REQUESTS. One client has a quarter.", unit=BYTES, low=1 << 20)
-    send_bytes_max: int = option("limits", "sendBytesMax", 256 << 20,
-        "Bytes of messages that are being sent to brokers; above, sends are answered"
-        " TOO_MANY_REQUESTS.", unit=BYTES, low=1 << 20)
-    sends_max: int = option("limits", "sendsMax", 65_536,
-        "Messages that are being sent to brokers, likewise.", low=1)
 
     # [calls]
     idempotent_sends: bool = option("calls", "idempotentSends", False,
         "Mark every message IDEMPOTENT: one that is sent again, by the proxy or by its client, is"
         " stored once ([Idempotent sends](idempotent-sends.md)). Costs brokers CPU time.")
-    call_limit_ms: int = option("calls", "callTimeout", 3_000,
-        "How long a call may take whose client says nothing about that.",
-        unit=MS, low=100, high=600_000)
     poll_ms_min: int = option("calls", "grpcClientConsumerMinLongPollingTimeoutMillis", 5_000,
         "The least time for which a receive waits for messages.", unit=MS, low=0, high=60_000)
     poll_ms_max: int = option("calls", "grpcClientConsumerMaxLongPollingTimeoutMillis", 20_000,
@@ -95,9 +78,6 @@ class ProxyConfig(TlsOptions):
     delay_ms_max: int = option("calls", "maxDelayTimeMills", 86_400_000,
         "The longest time until a message is delivered; 0: as long as the brokers take it"
         " (`timerMaxDelaySec`).", unit=MS, low=0)
-    stop_ms: int = option("calls", "stopTimeout", 3_000,
-        "How long calls in progress may go on when the proxy is told to stop.",
-        unit=MS, low=0, high=600_000)
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,
@@ -130,8 +110,6 @@ class ProxyConfig(TlsOptions):
         "Events as text, or as JSON, one a line.", choices=("text", "json"))
     log_level: str = option("log", "logLevel", "INFO",
         "The least severe events written.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    log_peer_lines_per_s: int = option("log", "logPeerLinesPerS", 2,
-        "Lines a second about what peers did wrong, on average; what is more is counted.", low=1)
 
     # fmt: on
 

@@ -50,7 +50,7 @@ def serve(
         return WRONG
     config = loaded.config
     where = {"service": "proxy", "node": f"{config.bind}:{config.port}"}
-    set_up(config.log_format, config.log_level, where, peer_lines_per_s=config.log_peer_lines_per_s)
+    set_up(config.log_format, config.log_level, where)
     raise_descriptor_limit()
     report_configuration(loaded, os.environ)
     if "bind" not in loaded.places:

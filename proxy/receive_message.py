@@ -73,6 +73,7 @@ GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
 CROWDED_MS = 10_000  # and what there was no room for
 GIVE_BACK_S = 5.0
 READ_S_MIN = 5.0  # that a client has to read its answer, whatever the call's deadline
+ANSWER_BYTES_MAX = 256 << 20  # of messages on their way to clients; one client has a quarter
 EVERYTHING = "*"
 CROWDED = "too many messages are on their way to clients"
 
@@ -102,7 +103,7 @@ class Receives:
         self._clients = clients
         self._spawn = spawn
         self._stopping = stopping
-        self._room = Room(config.answer_bytes_max)
+        self._room = Room(ANSWER_BYTES_MAX)
         self.given_back_count = 0  # messages
 
     @property

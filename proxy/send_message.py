@@ -51,6 +51,7 @@ from .status_codes import (
 
 PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
 MESSAGES_MAX = 1_024  # of one call
+SENDS_MAX, SEND_BYTES_MAX = 65_536, 256 << 20  # in progress to brokers
 
 
 class Sends:
@@ -70,8 +71,8 @@ class Sends:
         self._access = access
         self._publications: dict[str, Publication] = {}
         limits = SendConfig(
-            in_flight_max=config.sends_max,
-            in_flight_bytes_max=config.send_bytes_max,
+            in_flight_max=SENDS_MAX,
+            in_flight_bytes_max=SEND_BYTES_MAX,
             idempotent=config.idempotent_sends,
         )
         self._suffix = IDEMPOTENT_SUFFIX if config.idempotent_sends else ""

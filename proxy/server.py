@@ -43,6 +43,10 @@ LOOK_S = 5.0  # between two looks at silent clients and at the file of accounts
 TOLD_S = 0.2  # clients are told to connect elsewhere so long before their streams end
 # Between two looks at all routes; our name servers tell of changes at once.
 ROUTE_MS = 10_000
+KEPT_BYTES_MAX = 256 << 20  # clients' settings and unread commands; one client has 1 MiB
+CALL_LIMIT_S = 3.0  # of a call whose client sets no deadline
+STOP_S = 3.0  # calls in progress may take this long to end
+CONNECTION_CALLS_MAX = 1_000  # calls in progress of one connection; a further call waits
 LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait for a client
 METADATA_BYTES_MAX = 16 * 1024
 HTTP2 = ("h2",)  # gRPC's protocol, as TLS negotiates it
@@ -100,7 +104,7 @@ class ProxyServer:
         clients = self._clients = Clients(
             config.clients_max,
             loop.time,
-            Allowance(config.kept_bytes_max),
+            Allowance(KEPT_BYTES_MAX),
             line_bytes_max=LINE_MESSAGES * config.message_size_max,
         )
         brokers, tasks = self._brokers, self._tasks
@@ -118,7 +122,7 @@ class ProxyServer:
         counts = Counts()
         service = self._service = Service(
             calls_max=config.calls_max,
-            call_limit_s=config.call_limit_ms / 1000,
+            call_limit_s=CALL_LIMIT_S,
             access=self._access,
             clients=clients,
             counts=counts,
@@ -173,7 +177,7 @@ class ProxyServer:
             options=[
                 ("grpc.max_receive_message_length", config.call_size_max),
                 ("grpc.max_send_message_length", -1),  # of one message, which a broker took
-                ("grpc.max_concurrent_streams", config.calls_per_connection_max),
+                ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 # A probe would let each call bring 8 MiB before anybody reads; without, it is
                 # this, and of a message that is read all.
@@ -215,7 +219,7 @@ class ProxyServer:
         if self._listener is not None:
             self._listener.close()
         if self._server is not None:
-            await self._server.stop(self._config.stop_ms / 1000)
+            await self._server.stop(STOP_S)
         if self._listener is not None and self._passages is not None:
             self._passages.stop()
             await self._listener.wait_closed()

@@ -27,8 +27,7 @@ def tell(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> Non
     )
     families.gauges(
         f"{prefix}_budget_limit_bytes",
-        "The bounds of that: unfinishedFrameBytesMax, unsentBytesMax, slowRequestBytesMax,"
-        " keptBytesMax.",
+        "The bounds of that.",
         ("budget",),
         [
             *(((name,), h.bytes_max) for name, h in holdings),
@@ -37,7 +36,7 @@ def tell(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> Non
     )
     families.counters(
         f"{prefix}_budget_refusals_total",
-        "Connections closed (frames: at the bound, or not whole in frameDeadlineMs), and requests"
+        "Connections closed (frames: at the bound, or not whole in time), and requests"
         " answered BUSY.",
         ("budget",),
         [

@@ -24,6 +24,7 @@ from .tls import (
 )
 from .tls_listener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
+RELOAD_S = 10.0  # between two checks whether the files changed
 # For a group's replicas, of which there are few. A dial with TLS takes at most `patience_s`
 # (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
@@ -72,7 +73,9 @@ class ProcessTls:
             self._dialling = self._renewed("client", _client(keys))
         if keys.tls_enable:
             self.client = self._dialling
-        own = ServerTls(keys.http_tls_cert_path, keys.http_tls_key_path, keys.http_tls_key_password)
+        own = ServerTls(
+            keys.http_tls_cert_path, keys.http_tls_key_path, keys.tls_server_key_password
+        )
         if not own.cert_path:
             own = _without_clients(_server(keys))  # HTTP callers show tokens, not certificates
         self.http = self._policy(keys.http_tls_mode, "http", own)
@@ -154,7 +157,7 @@ class ProcessTls:
         while True:
             for one in self._contexts:
                 await asyncio.to_thread(one.look)
-            await asyncio.sleep(self._keys.tls_reload_interval_ms / 1000)
+            await asyncio.sleep(RELOAD_S)
 
     def _policy(
         self, mode: str, name: str, settings: ServerTls, limits: ArrivalLimits | None = None

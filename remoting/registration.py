@@ -350,10 +350,7 @@ def _reading_topics(walk: JsonWalk, topics: dict[str, TopicConfig], topics_max: 
 
 def _check_topic_count(count: int, topics_max: int) -> None:
     if not 0 <= count <= topics_max:
-        raise BodyError(
-            f"[TOO_LARGE] {count} topics in one registration: {topics_max} at most"
-            " (registrationTopicsMax)"
-        )
+        raise BodyError(f"[TOO_LARGE] {count} topics in one registration: {topics_max} at most")
 
 
 def _check_filter_servers(servers: Any) -> None:

@@ -11,6 +11,7 @@ from raftmq.dledger.transport.outbound import now_ms
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.health import health as namesrv_health
 from raftmq.namesrv.server import NameServer
+from raftmq.remoting import process_tls
 from raftmq.remoting.blocking_request import ask
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -63,9 +64,9 @@ async def test_a_name_servers_certificate_that_expires_is_told_while_it_serves(
         tls_server_mode="permissive",
         tls_server_cert_path=cert,
         tls_server_key_path=key,
-        tls_reload_interval_ms=100,
     )
     monkeypatch.delenv("RAFTMQ_TLS_CONFIG_FILE", raising=False)
+    monkeypatch.setattr(process_tls, "RELOAD_S", 0.1)
     async with NameServer(config) as server, Client(server.http.address) as client:
         address = server.address
         found = await run(namesrv_health, address)

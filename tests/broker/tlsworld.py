@@ -35,7 +35,6 @@ class World:
             "tls.enable": "true",
             "tls.client.trustCertPath": self.ca.path,
             "httpTlsMode": "enforcing",
-            "tlsReloadIntervalMs": "20",
             **self.more,
         }
 

@@ -162,7 +162,6 @@ class World:
             "bindAddress": HOST,
             "listenPort": ports["remoting"],
             "httpPort": ports["http"],
-            **BUDGETS,
             "registrationKeyFile": self._key_file,
             **self._tls(),
         }

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from raftmq.namesrv.kv import SIZE_BYTES_MAX, VALUE_BYTES_MAX
+from raftmq.namesrv.routes import RouteLimits
 from raftmq.namesrv.server import KV_FILE_NAME, NameServer, NameServerConfig
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode, ResponseCode
@@ -368,14 +369,15 @@ async def test_a_damaged_store_is_not_taken_for_an_empty_one(tmp_path: Path) -> 
 
 
 async def test_limits_reach_the_wire(server: NameServer) -> None:
-    config = NameServerConfig("127.0.0.1", 0, topics_max=1, frame_size_max=2000)
-    async with NameServer(config) as small:
+    config = NameServerConfig("127.0.0.1", 0, registration_bytes_max=2000)
+    async with NameServer(config, RouteLimits(topics_max=1)) as small:
         caller = Caller(f"127.0.0.1:{small.port}")
         answer = await caller.register("n0:1", 0)
         assert answer.code == ResponseCode.SYSTEM_BUSY
         assert (answer.remark or "").startswith("[TABLE_FULL]")
+        large = bytes(config.frame_size_max)
         with pytest.raises(ConnectionLost):
-            await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, bytes(2000))
+            await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, large)
         answer = await caller.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
         assert answer.code == 0
         await caller.remoting.close()

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from raftmq.proxy import receive_message as receives
+from raftmq.proxy import server
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.receive_stream import CLIENT_PARTS, Room, Telling, Unread
 from tests.proxy.world import PREFIX, Caller, World
@@ -54,9 +55,10 @@ async def test_an_answer_that_is_ended_writes_nothing_more_and_says_what_is_left
 
 
 @pytest.fixture
-async def world(tmp_path):
-    settings = {"answer_bytes_max": 8 * MIB, "call_limit_ms": 500}
-    async with World(tmp_path, proxy=settings) as world:
+async def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(receives, "ANSWER_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(server, "CALL_LIMIT_S", 0.5)
+    async with World(tmp_path) as world:
         await world.topic("T", queues=1)
         await world.topic("Other")
         yield world

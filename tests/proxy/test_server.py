@@ -22,6 +22,7 @@ from raftmq.proxy.config import ProxyConfig, load
 from raftmq.proxy.health import health
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
+from raftmq.remoting import process_tls
 from raftmq.remoting.client import RemotingClient
 from tests.certificates import Authority
 from tests.ops.scrape import Scrape
@@ -174,16 +175,16 @@ async def test_a_dead_letter_takes_the_right_to_read_its_topic(tmp_path):
         assert broker.state.topics.get("%DLQ%own") is None
 
 
-async def test_tls_and_a_certificate_that_changes(tmp_path, caplog):
+async def test_tls_and_a_certificate_that_changes(tmp_path, caplog, monkeypatch):
     """gRPC's port shows the certificate that the log says is in use."""
     caplog.set_level("INFO", "raftmq.remoting.tls")
+    monkeypatch.setattr(process_tls, "RELOAD_S", 0.1)
     authority = Authority(tmp_path)
     cert, key = authority.issue("server", days=3)
     settings = {
         "tls_server_mode": "enforcing",
         "tls_server_cert_path": cert,
         "tls_server_key_path": key,
-        "tls_reload_interval_ms": 100,
     }
     async with World(tmp_path / "b", proxy=settings) as world:
         await world.topic("T")
@@ -222,7 +223,6 @@ async def test_the_proxys_own_connections_follow_their_files_once(tmp_path):
         "tls_client_trust_cert_path": authority.path,
         "tls_client_cert_path": cert,
         "tls_client_key_path": key,
-        "tls_reload_interval_ms": 100,
     }
     async with ProxyServer(ProxyConfig(**PROXY, **settings)) as proxy:
         assert proxy._instance.remoting._tls is proxy._tls.client

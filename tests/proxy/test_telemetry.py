@@ -7,6 +7,7 @@ import gc
 import grpc
 import pytest
 
+from raftmq.proxy import server
 from raftmq.proxy import telemetry as presence
 from raftmq.proxy.clients import (
     CLIENT_BYTES,
@@ -123,8 +124,11 @@ async def test_nothing_of_what_a_client_said_is_held_besides(world, caller):
     await until(lambda: held() == before)
 
 
-async def test_what_is_kept_of_all_clients_has_a_bound_and_is_given_back(world, caller):
-    proxy = await world.add_proxy(kept_bytes_max=72_000)
+async def test_what_is_kept_of_all_clients_has_a_bound_and_is_given_back(
+    world, caller, monkeypatch
+):
+    monkeypatch.setattr(server, "KEPT_BYTES_MAX", 72_000)
+    proxy = await world.add_proxy()
     async with Caller(proxy, client_id="a") as first, Caller(proxy, client_id="b") as second:
         await first.telemetry(consumer("cg", "T", expression="a" * 16_000))
         # What it was answered counts until it is sent.

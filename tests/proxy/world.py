@@ -38,7 +38,6 @@ PROXY = {
     "http_enable": False,
     "poll_ms_min": 0,
     "invisible_ms_min": 0,
-    "stop_ms": 500,
 }
 
 

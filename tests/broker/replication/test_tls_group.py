@@ -12,6 +12,7 @@ from raftmq.broker.health import warnings_of
 from raftmq.client import Message, Producer
 from raftmq.client.instance import InstanceConfig
 from raftmq.namesrv.server import NameServer
+from raftmq.remoting import process_tls
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
@@ -29,6 +30,11 @@ from tests.waiting import until
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(autouse=True)
+def _files_are_checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_tls, "RELOAD_S", 0.02)
 
 
 async def test_a_leader_is_killed_and_nothing_is_lost(world: World, tmp_path: Path) -> None:

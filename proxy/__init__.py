@@ -1,6 +1,6 @@
-"""The proxy room: `mqproxy`, RocketMQ 5's gRPC endpoint for a whole cluster.
+"""`mqproxy`, RocketMQ 5's gRPC endpoint for a whole cluster.
 
-A proxy is a process of its own. It speaks gRPC to clients and the remoting protocol to name servers
-and brokers, and keeps nothing that another proxy would need: receipt handles and transaction ids
-say where their message is, and what is in flight is in the brokers' logs.
+A proxy is a process of its own between gRPC clients and the remoting protocol of name servers and
+brokers. It is stateless. Receipt handles and transaction ids hold the position of their message,
+and in-flight state is in the brokers' logs.
 """

@@ -1,9 +1,8 @@
-"""Access control of a proxy (aclEnable): whether a caller is who it says, and what it may do.
+"""Access control of a proxy (aclEnable).
 
-The accounts are those of the brokers, in a file of the same form. A caller's rights are judged
-here, by the needs of the request that goes to the broker for it; the proxy itself speaks to brokers
-with an account that may do everything. The signature covers the call's time alone, as the protocol
-has it: use TLS where somebody may listen.
+The accounts file has the form of the brokers' file. The proxy checks a caller's rights by the needs
+of the broker request that it sends for the caller. Its own account at the brokers must be an
+admin's. The protocol's signature covers only the call's time, so use TLS on untrusted networks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .status_codes import Refusal
 
 
 class Access:
-    """Knows the accounts; without aclEnable every caller may do everything."""
+    """Checks callers against the accounts; without aclEnable every caller has all rights."""
 
     def __init__(self, *, enabled: bool, path: str) -> None:
         self.enabled = enabled
@@ -37,13 +36,13 @@ class Access:
             self._file.read()
 
     def look_at_file(self) -> None:
-        """Read the accounts again if their file has changed. Blocking; called periodically."""
+        """Read the accounts again if their file has changed. Blocking."""
         if self.enabled:
             self._file.read_if_changed()
 
     def account_of(self, metadata: Mapping[str, str], host: str) -> tuple[str, Account | None]:
-        """Return a caller's access key, "" if it comes from where none is needed, and the account
-        that binds it; None if it may do everything. Raises Refusal."""
+        """Return a caller's access key and the account that limits it. The key is "" for a caller
+        that needs none; the account is None for a caller with all rights. Raises StatusError."""
         if not self.enabled:
             return "", None
         accounts = self._file.accounts
@@ -61,12 +60,12 @@ class Access:
         return key, None if account.is_unbound else account
 
     def is_owner(self, access_key: str) -> bool:
-        """Return whether callers may still be told by this key, "" of those that need none."""
+        """Return whether this access key, or "" for callers that need none, is still valid."""
         account = self._file.accounts.by_key.get(access_key)
         return not access_key or (account is not None and not account.is_unbound)
 
     def permit(self, account: Account | None, command: RemotingCommand) -> None:
-        """Raise Refusal if the account lacks what a request to a broker needs."""
+        """Raise StatusError if the account has not all rights that a broker request needs."""
         if account is None:
             return
         try:
@@ -75,7 +74,7 @@ class Access:
             raise self._refused(Code.FORBIDDEN, str(error)) from error
 
     def may_send(self, access_key: str, host: str, topic: str) -> bool:
-        """Return whether an earlier caller may send to the topic, by the accounts of now."""
+        """Return whether a connected client may still send to the topic."""
         if not self.enabled:
             return True
         return self._gate.permits(f"{host}:0", access_key, [topic_need(topic, Permission.PUB)])

@@ -1,8 +1,8 @@
-"""A cache of brokers' answers about topics and consumer groups, by name.
+"""A cache of brokers' answers about topics and consumer groups.
 
-An answer that has become old is asked for again, by one question at a time, whose caller does not
-matter. Whoever wants it meanwhile waits OLD_S for the new one and then takes the old: a broker that
-does not answer holds nobody up. At most KNOWN_MAX names.
+A single refresh at a time replaces an expired answer. Callers wait at most OLD_S for the refresh
+and then use the expired answer, so a silent broker delays nobody. The cache holds at most KNOWN_MAX
+names.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from .caller import Caller
 
-KNOWN_S = 5.0  # so long what a broker said of a topic or a group is believed
+KNOWN_S = 5.0  # lifetime of an answer
 KNOWN_MAX = 10_000
 OLD_S = 0.5
-AGAIN_S = 3.0  # that the question for a new answer may take
+AGAIN_S = 3.0  # limit of a refresh
 
 T = TypeVar("T")
 Ask = Callable[[Caller], Awaitable[T | None]]
@@ -25,18 +25,18 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 
 
 class Remembered(Generic[T]):
-    """The answers. `spawn(work, name)` runs what outlives its call; `otherwise` is what holds of a
-    name that brokers do not know."""
+    """Caches answers by name. `spawn(work, name)` starts tasks that outlive their call. `otherwise`
+    is the answer for a name that brokers do not have."""
 
     def __init__(self, spawn: Spawn, otherwise: T) -> None:
         self._spawn = spawn
         self._otherwise = otherwise
-        self._known: dict[str, tuple[float, T]] = {}  # until when it is believed
+        self._known: dict[str, tuple[float, T]] = {}  # each with its expiry time
         self._asking: dict[str, asyncio.Task[Any]] = {}
 
     async def get(self, name: str, caller: Caller, ask: Ask[T]) -> T:
-        """Return what is known, or what `ask` returns (None: brokers know no such name). Raises
-        Refusal if nothing is known."""
+        """Return the cached answer or the result of `ask`, which returns None for a missing name.
+        Raises StatusError if there is neither."""
         now_s = asyncio.get_running_loop().time()
         if name not in self._known:
             return await self._asked(name, caller, ask)

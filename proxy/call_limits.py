@@ -1,4 +1,4 @@
-"""How many calls of a kind may be in progress at a time. Shell."""
+"""Limits of the calls in progress, by kind."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ log = logging.getLogger("raftmq.proxy")
 
 
 class Bound:
-    """Counts calls from when they are taken until their task ends, which is when gRPC has written
-    the answer: a caller that does not read it goes on counting."""
+    """Counts calls until their task ends. gRPC has then written the answer, so a caller that does
+    not read its answer keeps counting."""
 
     def __init__(self, kind: str, limit: int, share: float) -> None:
-        """`kind` is for the log and the metrics; `share` is each holder's of what is free."""
+        """`kind` is a label for the log and the metrics. `share` limits each holder's share of the
+        free calls."""
         self.kind = kind
         self.refused_count = 0
         self._shared = SharedLimit(limit, share)
@@ -30,7 +31,7 @@ class Bound:
         return self._shared.used
 
     def take(self, peer: str, holder: str) -> bool:
-        """Count the call that this task serves; return False, and log it, for one too many."""
+        """Count the call of the current task. Return False, and log it, if the limit is reached."""
         if not self._shared.take(holder):
             self.refuse(peer)
             return False

@@ -1,12 +1,12 @@
-"""Who makes a call, from its metadata. Pure.
+"""The caller of a gRPC call, from its metadata.
 
-    x-mq-client-id        who; a call without one is refused
-    x-mq-date-time        what is signed
+    x-mq-client-id        client id; required
+    x-mq-date-time        the signed text
     authorization         MQv2-HMAC-SHA1 Credential=<access key>, SignedHeaders=x-mq-date-time,
                           Signature=<hex of HMAC-SHA1(secret, date-time)>
     x-mq-language, x-mq-namespace
 
-A credential may have more behind a slash, as other clouds' have it; the access key ends there.
+A slash ends the access key in a credential; other clouds' credentials continue after it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ _LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One call's client. `deadline_s` is the loop's time by which it wants its answer;
-    `access_key` is "" if it comes from where none is needed; `account` is None if it may do
-    everything."""
+    """The client of a call. `deadline_s` is a time of the loop's clock. `access_key` is "" for a
+    caller that needs none; `account` is None for a caller with all rights."""
 
     client_id: str
     namespace: str
@@ -55,17 +54,17 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Return whose client it is: the access key, "" for one that needs no account."""
+        """Return the client's owner, an access key or ""."""
         return "" if self.account is None else self.account.access_key
 
 
 def metadata_of(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
-    """Return a call's metadata as text; what is no text is left out."""
+    """Return a call's metadata without binary values."""
     return {key: value for key, value in pairs or () if isinstance(value, str)}
 
 
 def client_id_of(metadata: Mapping[str, str]) -> str:
-    """Return the client's id. Raises Refusal."""
+    """Return the client's id. Raises StatusError."""
     client_id = metadata.get("x-mq-client-id", "")
     if not client_id:
         raise Refusal(Code.CLIENT_ID_REQUIRED, "the metadata have no x-mq-client-id")
@@ -73,7 +72,7 @@ def client_id_of(metadata: Mapping[str, str]) -> str:
 
 
 def namespace_of(metadata: Mapping[str, str]) -> str:
-    """Return the client's namespace, "" for none. Raises Refusal."""
+    """Return the client's namespace, or "". Raises StatusError."""
     return id_of(metadata.get("x-mq-namespace", ""), "x-mq-namespace")
 
 
@@ -82,8 +81,7 @@ def language_of(metadata: Mapping[str, str]) -> LanguageCode:
 
 
 def host_of(peer: str) -> str:
-    """Return the address in gRPC's name of a peer: `ipv4:1.2.3.4:5`, `ipv6:[::1]:5`; "" for
-    another kind."""
+    """Return the address in gRPC's name of a peer (`ipv4:1.2.3.4:5`, `ipv6:[::1]:5`), or ""."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
@@ -92,7 +90,7 @@ def host_of(peer: str) -> str:
 
 
 def access_key_of(metadata: Mapping[str, str]) -> tuple[str, str]:
-    """Return the access key and the signature that a call shows; "" for each that it does not."""
+    """Return a call's access key and signature, each "" if missing."""
     algorithm, _, rest = metadata.get("authorization", "").partition(" ")
     if algorithm != ALGORITHM:
         return "", ""
@@ -101,6 +99,6 @@ def access_key_of(metadata: Mapping[str, str]) -> tuple[str, str]:
 
 
 def is_signed_by(secret_key: str, date_time: str, given: str) -> bool:
-    """Return whether the signature was made with this secret, comparing in constant time."""
+    """Return whether this secret made the signature; compares in constant time."""
     made = hmac.digest(secret_key.encode(), date_time.encode(), "sha1").hex()
     return hmac.compare_digest(made.encode(), given.lower().encode())

@@ -1,6 +1,6 @@
-"""The command line of `mqproxy`: what it can do, and with which options.
+"""The command line of `mqproxy`.
 
-The server is imported when it is to run (proxy.process): `--help` imports little.
+The server is imported only to run (proxy.process), so `--help` is fast.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="Override one key of the configuration; may be repeated.",
 )  # fmt: skip
-@click.option("--while-stdin-is-open", is_flag=True, hidden=True)  # of a broker's own proxy
+# Set by a broker that starts its own proxy
+@click.option("--while-stdin-is-open", is_flag=True, hidden=True)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:
-    """Run a proxy: the endpoint of RocketMQ 5's gRPC clients.
+    """Run a proxy, the endpoint of RocketMQ 5's gRPC clients.
 
-    One proxy serves a whole cluster, any number of them serve it together: give clients the
-    addresses of all, as "host1:8081;host2:8081". Any of them serves any client at any time.
+    Every proxy of a cluster serves all clients, so give clients the addresses of all proxies, as
+    "host1:8081;host2:8081".
 
-    Environment variables override the file: RAFTMQ_GRPC_SERVER_PORT=8082 is grpcServerPort, and so
-    on. Options override both. Ends in order on SIGTERM or Ctrl-C.
+    Environment variables override the file (RAFTMQ_GRPC_SERVER_PORT=8082 sets grpcServerPort), and
+    options override both. SIGTERM and Ctrl-C stop the proxy in order.
     """
     from raftmq.ops.permissions import keep_from_others
 

@@ -1,10 +1,10 @@
-"""The clients that this proxy has heard of: what each is, and the open line to it.
+"""The connected clients, their settings and their open Telemetry streams.
 
-Nothing here is needed to serve a client's calls: a proxy that never heard of it serves them as
-well. What a client is registered as at the brokers is renewed by its heartbeats, through whichever
-proxy they come; the line is for what brokers ask a producer. Bounds: `clients_max` clients,
-TOPICS_MAX topics of each, CLIENT_BYTES_MAX for what it said, LINE_MAX commands that wait on a line
-and `line_bytes_max`; and an allowance for all of them.
+No call depends on this table, so any proxy can serve any client. Heartbeats through any proxy renew
+a client's registration at the brokers. The stream carries the brokers' requests to a producer.
+
+Limits: `clients_max` clients, TOPICS_MAX topics and CLIENT_BYTES_MAX of settings per client,
+LINE_MAX commands and `line_bytes_max` per stream, and an allowance for all clients together.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from raftmq.remoting.memory_limits import Allowance, Share
 from .protocol.messaging_pb2 import ClientType, Code, TelemetryCommand
 from .status_codes import Refusal
 
-TOPICS_MAX = 900  # a heartbeat to a broker takes 1,000 groups
+TOPICS_MAX = 900  # a heartbeat to a broker holds at most 1,000 groups
 CLIENT_BYTES_MAX = 1 << 20
-CLIENT_BYTES = 4_096  # of a client that said nothing but its names
-ENTRY_BYTES = 200  # of a topic or a subscription, besides its text
+CLIENT_BYTES = 4_096  # of a client without settings
+ENTRY_BYTES = 200  # of a topic or a subscription, without its text
 LINE_MAX = 64
-SILENCE_S = 60.0  # after which a client is forgotten; it sends a heartbeat every 10 s
+SILENCE_S = 60.0  # a silent client is dropped; heartbeats arrive every 10 s
 
 Write = Callable[[TelemetryCommand], Awaitable[None]]
 
 
 class Line:
-    """The commands that wait to be written to one open Telemetry stream."""
+    """The commands to be written to an open Telemetry stream."""
 
     def __init__(self, kept: Share) -> None:
         self._kept = kept
-        # None: the stream is to end.
+        # None ends the stream.
         self._waiting: asyncio.Queue[tuple[TelemetryCommand, int] | None] = asyncio.Queue(LINE_MAX)
 
     def put(self, command: TelemetryCommand) -> bool:
-        """Have a command written soon; return False if too many wait already."""
+        """Queue a command; return False if the queue is full."""
         size = command.ByteSize()
         if self._waiting.full() or not self._kept.take(size):
             return False
@@ -45,7 +45,7 @@ class Line:
         return True
 
     async def run(self, write: Write) -> None:
-        """Write what comes, one after the other, until `finish` or cancelled."""
+        """Write commands until `finish` or cancellation."""
         while await self._write_next(write):
             pass
 
@@ -59,12 +59,12 @@ class Line:
         return True
 
     def finish(self) -> None:
-        """Have the stream end, without the commands that wait."""
+        """End the stream and drop the waiting commands."""
         self._drop()
         self._waiting.put_nowait(None)
 
     def end(self) -> None:
-        """Drop the commands that nobody will write. Nothing may be put after it."""
+        """Drop the waiting commands. `put` must not be called afterwards."""
         self._drop()
         self._kept.end()
 
@@ -76,8 +76,8 @@ class Line:
 
 
 class Client:
-    """One client. `group`: a consumer's; `topics`: that it subscribes to or has used, the last used
-    at the end, each with its filter if it is told."""
+    """A connected client. `group` is a consumer's. `topics` maps its topics, the most recently used
+    last, to their filters."""
 
     __slots__ = (
         "_subscribed_bytes",
@@ -98,8 +98,8 @@ class Client:
 
     def __init__(self, client_id: str, owner: str, now_s: float, kept: Share) -> None:
         self.client_id = client_id
-        self.owner = owner  # the account that it came with; no other one speaks for it
-        self.access_key = ""  # with which it opened its line, and from where
+        self.owner = owner  # the account of the client; all its calls need the same account
+        self.access_key = ""  # of the caller that opened the stream, with its host
         self.host = ""
         self.kept = kept
         self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
@@ -108,7 +108,7 @@ class Client:
         self.topics: dict[str, None] = {}
         self.subscriptions: Mapping[str, tuple[str, str]] = {}  # topic → kind, expression
         self._subscribed_bytes = 0
-        self.version = 0  # of the subscriptions: when they were told, in ms
+        self.version = 0  # of the subscriptions, their time in ms
         self.line: Line | None = None
         self.seen_s = now_s
 
@@ -117,7 +117,7 @@ class Client:
         return self.kind == ClientType.PRODUCER
 
     def uses(self, topic: str) -> None:
-        """Take note that the client uses a topic. Raises Refusal if there is no room for it."""
+        """Record that the client uses a topic. Raises StatusError at the limit."""
         if topic in self.topics:
             del self.topics[topic]
             self.topics[topic] = None
@@ -130,7 +130,7 @@ class Client:
         self.topics[topic] = None
 
     def subscribes(self, subscriptions: Mapping[str, tuple[str, str]], version: int) -> None:
-        """Take over the client's subscriptions. Raises Refusal if there is no room for them."""
+        """Replace the client's subscriptions. Raises StatusError at the limit."""
         size = sum(_size(topic) + _size(text) for topic, (_, text) in subscriptions.items())
         if size > self._subscribed_bytes:
             self._take(size - self._subscribed_bytes)
@@ -147,7 +147,7 @@ class Client:
 
 
 class Clients:
-    """The table; one per proxy."""
+    """A proxy's table of clients."""
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class Clients:
         return self._known.get(client_id)
 
     def seen(self, client_id: str, owner: str) -> Client:
-        """Return the client, which made a call just now. Raises Refusal for one too many, and for
-        another account's."""
+        """Return the calling client, and create it if needed. Raises StatusError at the limit of
+        clients and if the client belongs to a different account."""
         client = self._known.get(client_id)
         now_s = self._now_s()
         if client is None:
@@ -192,11 +192,11 @@ class Clients:
         return client
 
     def used(self, client_id: str, owner: str, topic: str) -> None:
-        """Take note that a client uses a topic, if it is known or there is room for it."""
+        """Record that a client uses a topic, if the client is connected and below its limits."""
         try:
             self.seen(client_id, owner).uses(topic)
         except Refusal:
-            pass  # its call does not depend on being known
+            pass  # the call itself does not need the record
 
     def forget(self, client_id: str) -> None:
         client = self._known.pop(client_id, None)
@@ -204,12 +204,12 @@ class Clients:
             client.kept.end()
 
     def new_line(self) -> Line:
-        """Return a line for a stream that opens."""
+        """Return the queue of a new stream."""
         return Line(Share(self._kept, self._line_bytes_max))
 
     def expire(self, is_owner: Callable[[str], bool]) -> None:
-        """Forget clients that have been silent for long and have no open line, and those whose
-        account is none any more: they may come again with another one, over another line."""
+        """Drop clients that are silent and have no stream, and clients of deleted accounts. A
+        dropped client can reconnect with a valid account."""
         oldest_s = self._now_s() - SILENCE_S
         for client in self:
             is_silent = client.line is None and client.seen_s < oldest_s
@@ -227,8 +227,7 @@ class Clients:
         return sum(client.line is not None for client in self._known.values())
 
     def producer_of(self, topic: str, may: Callable[[Client], bool]) -> Client | None:
-        """Return a producer of the topic with an open line, another one each time, that may be
-        asked."""
+        """Return a producer of the topic with an open stream and the right to send, in rotation."""
         found = [
             client
             for client in self._known.values()
@@ -244,5 +243,5 @@ class Clients:
 
 
 def _size(text: str) -> int:
-    """Return what a topic or an expression takes."""
+    """Return the bytes counted for a topic or an expression."""
     return getsizeof(text) + ENTRY_BYTES

@@ -1,10 +1,9 @@
-"""The cluster as the calls see it: routes, requests to leaders, what brokers know of topics and
-groups.
+"""Routes, requests to leaders, and broker metadata, for the calls.
 
-A request goes to the leader of its broker group, wherever that has moved, for as long as the
-caller has time. An unanswered one is sent again: so only those that may be repeated go this way,
-and sends do not (`sends`). What any broker group of a topic can say is asked of all of them if the
-first is silent: one that hangs, or has no leader, holds up nobody who consumes from the others.
+A request goes to its broker group's current leader up to the caller's deadline. Requests are
+repeated after a timeout, so they must be idempotent; sends use the producer (send_message).
+Metadata is requested from all broker groups of a topic if the first is silent, so a group without a
+leader delays no consumer of the remaining groups.
 """
 
 from __future__ import annotations
@@ -32,27 +31,28 @@ from .caller import Caller
 from .protocol.messaging_pb2 import Code
 from .status_codes import Refusal, refusal_of, refused_by
 
-# Of a request that a broker answers at once. Its leader is doubted then, whatever time the caller
-# has: another one may lead, or sends back here.
+# Time limit of a request that brokers answer at once, whatever the caller's deadline. Afterwards
+# the leader is looked up again.
 ATTEMPT_MS = 1_000
 TELL_MS = 3_000
-MARGIN_S = 0.1  # of the caller's time, for the way back
-ANSWER_MS = 200  # of a receive's time, for a broker's answer when it has waited
-LATE_MS = 10_000  # so long after its time a pop's answer is still taken, to be given back
-PATIENCE_S = 0.25  # with one broker group, before the topic's others are asked, too
-ABSENT_S = 1.0  # likewise with the silent ones, once another knows of no such thing
+MARGIN_S = 0.1  # of the caller's time, reserved for the answer
+ANSWER_MS = 200  # of a receive's time, for the answer of a broker that has waited
+# A pop's late answer is still accepted for this time, and its messages are returned
+LATE_MS = 10_000
+PATIENCE_S = 0.25  # for a silent broker group, before the topic's remaining groups are asked
+ABSENT_S = 1.0  # for silent groups, after a group without the name answered
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What a consumer group's configuration says to its clients."""
+    """Client settings from a consumer group's configuration."""
 
     orderly: bool = False
     retry_times_max: int = 16
 
 
 class Brokers:
-    """Asks name servers and brokers for callers."""
+    """Sends requests to name servers and brokers for callers."""
 
     def __init__(self, instance: ClientInstance, access: Access, spawn: Spawn) -> None:
         self._instance = instance
@@ -63,14 +63,14 @@ class Brokers:
     # ---- routes
 
     async def route(self, caller: Caller, topic: str) -> TopicRouteData:
-        """Return the topic's route. Raises Refusal."""
+        """Return the topic's route. Raises StatusError."""
         known = self._instance.directory.route_if_known(topic)
         if known is not None:
             return known
         return await self._in_time(caller, topic, self._instance.directory.route)
 
     async def check_broker(self, caller: Caller, topic: str, broker_name: str) -> None:
-        """Raise Refusal unless the topic's route has the broker group that a handle names."""
+        """Raise StatusError unless the topic's route has the broker group of a handle."""
         route = await self.route(caller, topic)
         if any(broker.broker_name == broker_name for broker in route.brokers):
             return
@@ -91,7 +91,7 @@ class Brokers:
             raise Refusal(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
 
     def addresses(self, topics: set[str]) -> tuple[str, ...]:
-        """Return the replicas of all broker groups of these topics, as far as they are known."""
+        """Return the known replicas of all broker groups of these topics."""
         directory = self._instance.directory
         found: dict[str, None] = {}
         for topic in topics:
@@ -114,7 +114,7 @@ class Brokers:
     def permit(
         self, caller: Caller, code: RequestCode, ext: Mapping[str, str], body: bytes = b""
     ) -> None:
-        """Raise Refusal unless the caller has the rights that a request needs."""
+        """Raise StatusError unless the caller has the rights that a request needs."""
         self._access.permit(caller.account, RemotingCommand.request(code, dict(ext), body))
 
     async def ask(
@@ -127,7 +127,8 @@ class Brokers:
         *,
         unknown_again: bool = True,
     ) -> RemotingCommand:
-        """Return the leader's answer, whatever its code, if it has one in time. Raises Refusal."""
+        """Return the leader's answer, whatever its code. Raises StatusError after the caller's
+        deadline."""
         self.permit(caller, code, ext, body)
         end_s = caller.deadline_s - MARGIN_S
 
@@ -140,10 +141,11 @@ class Brokers:
         return await self._repeated(broker_name, once, end_s, end_s)
 
     async def pop(self, caller: Caller, broker_name: str, header: PopHeader) -> RemotingCommand:
-        """Return the leader's answer to a pop, whatever its code; it may be up to LATE_MS later
-        than the caller waits. A leader that is asked again waits only for what is left of the
-        time: what still waited then would take messages that nobody reads. One that is silent is
-        left when another one leads. Raises Refusal."""
+        """Return the leader's answer to a pop, whatever its code, up to LATE_MS after the deadline.
+
+        A repeated pop waits only for the remaining time, because a longer wait would pop messages
+        that nobody reads. A silent leader is abandoned after an election. Raises StatusError.
+        """
         self.permit(caller, RequestCode.POP_MESSAGE, header.to_ext())
         loop = asyncio.get_running_loop()
         now, directory = loop.time, self._instance.directory
@@ -155,7 +157,7 @@ class Brokers:
             left_ms = max(0, round((poll_end_s - now()) * 1000))
             ext = header._replace(poll_ms=left_ms).to_ext()
             command = RemotingCommand.request(RequestCode.POP_MESSAGE, ext)
-            # Others need not ask it, too, if it is frozen; this pop's messages may yet come.
+            # Further callers skip a frozen leader; this pop's messages may still arrive.
             patience_s = (left_ms + ATTEMPT_MS) / 1000
             silent = loop.call_later(patience_s, directory.doubt, group, group.target or "")
             try:
@@ -194,8 +196,8 @@ class Brokers:
         end_s: float,
         limit_s: float,
     ) -> RemotingCommand:
-        """Return what `once` does, which is called until `end_s` as long as its error is retriable,
-        and ended at `limit_s`. Raises Refusal."""
+        """Repeat `once` until `end_s` while its error is retriable. The last attempt ends at
+        `limit_s`. Raises StatusError."""
         loop = asyncio.get_running_loop()
         refusal = Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
         try:
@@ -222,9 +224,8 @@ class Brokers:
     async def stored_at(
         self, caller: Caller, broker_name: str, position: int
     ) -> MessageRecord | None:
-        """Return the message at a position of a broker group's log; None if none begins there. It
-        is read with the proxy's own rights: whether the caller may know of it is not asked. Raises
-        Refusal."""
+        """Return the message at a position of a broker group's log, or None. The proxy reads it
+        with its own rights, so the caller's rights must be checked. Raises StatusError."""
         if position < 0:
             return None
         asked = {"offset": str(position)}
@@ -239,18 +240,17 @@ class Brokers:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
     async def tell(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
-        """Send one replica a request that is not repeated; return whether it was accepted."""
+        """Send a replica a request, without retries; return whether the replica accepted it."""
         try:
             response = await self._instance.remoting.invoke(address, command, TELL_MS)
         except RemotingError:
-            return False  # it is dead, or is told again soon
+            return False  # a dead replica, or the next heartbeat reaches it
         return response.code == ResponseCode.SUCCESS
 
-    # ---- what brokers know
+    # ---- metadata of brokers
 
     async def message_type(self, caller: Caller, topic: str) -> str:
-        """Return the kind of messages that a topic is for (remoting.topic_attributes). Raises
-        Refusal."""
+        """Return a topic's message type (remoting.topic_attributes). Raises StatusError."""
         code, ext = RequestCode.GET_TOPIC_CONFIG, {"topic": topic}
         self.permit(caller, code, ext)
 
@@ -263,8 +263,8 @@ class Brokers:
     async def group_settings(
         self, caller: Caller, topic: str, group: str, broker_name: str = ""
     ) -> GroupSettings:
-        """Return a group's settings, by a broker that has the topic; `broker_name`: the one to ask
-        first. Raises Refusal."""
+        """Return a group's settings from a broker that has the topic, `broker_name` first. Raises
+        StatusError."""
         code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}
         self.permit(caller, code, ext)
 
@@ -277,9 +277,9 @@ class Brokers:
     async def _bean(
         self, caller: Caller, topic: str, first: str, code: RequestCode, ext: Mapping[str, str]
     ) -> dict[str, Any] | None:
-        """Return what the first broker group of the topic says that knows something: `first` is
-        asked before the others. None: those that answer know of no such thing. Raises Refusal if
-        none answers."""
+        """Return the first available answer of the topic's broker groups, starting with `first`;
+        None if the name is missing in all groups that answer. Raises StatusError if no group
+        answers."""
         route = await self.route(caller, topic)
         names = sorted((one.broker_name for one in route.brokers), key=lambda name: name != first)
         loop = asyncio.get_running_loop()
@@ -320,7 +320,7 @@ class Brokers:
     async def _bean_of(
         self, caller: Caller, broker_name: str, code: RequestCode, ext: Mapping[str, str]
     ) -> dict[str, Any] | None:
-        """Return what one broker group says; None if it knows of no such thing. Raises Refusal."""
+        """Return a broker group's answer, or None for a missing name. Raises StatusError."""
         response = await self.ask(caller, broker_name, code, ext)
         if response.code == ResponseCode.SUCCESS:
             try:

@@ -1,6 +1,6 @@
-"""The proxy's configuration: declared once, read from TOML or Java properties. Pure.
+"""The proxy's configuration, from TOML or Java properties.
 
-As in broker.config: one frozen object per process, built at the edge by `load` and handed down.
+A frozen object per process, built at the edge by `load`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig(TlsOptions):
-    """Every setting of a proxy. Units are those of the declarations."""
+    """All settings of a proxy; the declarations have the units."""
 
     # fmt: off
 
@@ -115,12 +115,12 @@ class ProxyConfig(TlsOptions):
 
     @property
     def inner_credentials(self) -> Credentials | None:
-        """The proxy's own credentials. Raises ValueError, whose text does not reveal them."""
+        """Return the proxy's own credentials. Raises ValueError without revealing them."""
         return credentials_of(self.inner_client_authentication_credentials)
 
     @property
     def reached_at(self) -> dict[str, str]:
-        """`brokerAddressMap` as a table. Raises ValueError."""
+        """Return `brokerAddressMap` as a table. Raises ValueError."""
         found: dict[str, str] = {}
         for entry in parse_address_list(self.broker_address_map):
             told, equals, reached = (part.strip() for part in entry.partition("="))
@@ -133,7 +133,7 @@ class ProxyConfig(TlsOptions):
         return found
 
     def wrong(self) -> tuple[str, str] | None:
-        """Return a field that does not fit the others, and why; None if all fit."""
+        """Return a field that contradicts the rest and the reason, or None."""
         if self.poll_ms_min > self.poll_ms_max:
             return "poll_ms_min", "is above grpcClientConsumerMaxLongPollingTimeoutMillis"
         name_servers = parse_address_list(self.namesrv)
@@ -164,8 +164,8 @@ def load(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Loaded[ProxyConfig]:
-    """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
-    `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
+    """Build the configuration. Command-line overrides win over `environment` (RAFTMQ_…), the file
+    at `path` and the defaults, in this order. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
     parted = separate(OPTIONS, settings, APACHE_KEYS)
     values, places = parse_settings(OPTIONS, parted.own, parted.refused)

@@ -1,11 +1,12 @@
-"""Names and places as clients see them. Pure.
+"""Topics, groups, receipt handles and transaction ids in client requests.
 
-A receipt handle is that of `remoting.pop_headers` with a ninth part, the position of the message in
-the broker's log, as Apache's proxies add it. A transaction id is
+A receipt handle is that of `remoting.pop_headers` plus a ninth field with the message's position in
+the broker's log, as at Apache's proxies. A transaction id is this text in base64url without
+padding:
 
-    base64url(broker name SP offset in the half topic SP position in the log SP UNIQ_KEY)
+    broker name SP offset in the half topic SP position in the log SP UNIQ_KEY
 
-without padding. So a handle or an id is all that any proxy needs to find the message.
+So any proxy can find the message of a handle or an id.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")  # of Apache's own topics and gro
 
 
 def ms_of(moment: Timestamp | Duration) -> int:
-    """Return a time or a duration in ms. Raises Refusal for what is none."""
+    """Return a timestamp or a duration in ms. Raises StatusError for invalid values."""
     try:
         return int(moment.ToMilliseconds())
     except (ValueError, OverflowError) as error:
@@ -43,8 +44,8 @@ def ms_of(moment: Timestamp | Duration) -> int:
 
 
 def wrapped(resource: Resource) -> str:
-    """Return a topic's or a group's name with its namespace, as brokers know it: dead letters and
-    retries have it in the group's name, and the brokers' own topics and groups have none."""
+    """Return a topic's or a group's broker-side name, with its namespace. Dead-letter and retry
+    topics hold the namespace after their prefix; system topics and groups have no namespace."""
     space, name = resource.resource_namespace, resource.name
     derived, own = _divided(name)
     if not space or not own or _is_system(name) or own.startswith(f"{space}%"):
@@ -53,14 +54,14 @@ def wrapped(resource: Resource) -> str:
 
 
 def resource_of(name: str, space: str) -> Resource:
-    """Return the resource of a broker's name for a client of this namespace."""
+    """Return the resource for a client of this namespace."""
     derived, own = _divided(name)
     shown = derived + own.removeprefix(f"{space}%") if space else name
     return Resource(resource_namespace=space, name=shown)
 
 
 def _divided(name: str) -> tuple[str, str]:
-    """Return what makes a name one of retries or dead letters, if it is, and the group's name."""
+    """Split a retry or dead-letter topic into its prefix and its group."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if name.startswith(prefix):
             return prefix, name.removeprefix(prefix)
@@ -68,7 +69,7 @@ def _divided(name: str) -> tuple[str, str]:
 
 
 def topic_of(resource: Resource) -> str:
-    """Return the topic's name. Raises Refusal."""
+    """Return the topic's name. Raises StatusError."""
     name = wrapped(resource)
     if problem := topic_name_problem(name):
         raise Refusal(Code.ILLEGAL_TOPIC, problem)
@@ -78,7 +79,7 @@ def topic_of(resource: Resource) -> str:
 
 
 def group_of(resource: Resource) -> str:
-    """Return the consumer group's name. Raises Refusal."""
+    """Return the consumer group's name. Raises StatusError."""
     name = wrapped(resource)
     if problem := topic_name_problem(name):
         raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, problem.replace("topic", "group"))
@@ -92,7 +93,7 @@ def _is_system(name: str) -> bool:
 
 
 class Receipt(NamedTuple):
-    """A receipt handle: the broker's, and the message's position in its log (-1: not told)."""
+    """A receipt handle: the broker's handle and the message's log position, or -1."""
 
     handle: Handle
     position: int
@@ -102,7 +103,7 @@ class Receipt(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Receipt:
-        """Parse a handle. Raises Refusal."""
+        """Parse a handle. Raises StatusError."""
         if len(text) > HANDLE_SIZE_MAX:
             words = f"the receipt handle has more than {HANDLE_SIZE_MAX} characters"
             raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
@@ -117,7 +118,7 @@ class Receipt(NamedTuple):
         return cls(handle, position)
 
     def stored_in(self, topic: str, group: str) -> str:
-        """Return the topic in which the message is stored: its own, or the one for retries."""
+        """Return the topic that stores the message, which may be a retry topic."""
         return pop_retry_topic(topic, group) if self.handle.retry else topic
 
 
@@ -135,7 +136,7 @@ class TransactionId(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> TransactionId:
-        """Parse an id. Raises Refusal."""
+        """Parse an id. Raises StatusError."""
         try:
             if len(text) > TRANSACTION_ID_SIZE_MAX:
                 raise ValueError("too long")

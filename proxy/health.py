@@ -1,8 +1,8 @@
-"""`mqproxy health`: exit status 0 if a proxy can serve, or 1 with the reason.
+"""`mqproxy health`, with exit status 0 for a healthy proxy.
 
-It asks the HTTP API, which needs no token for that and starts once gRPC's port is open. What is
-wrong with a proxy that serves is printed, too, and changes no exit status. Containers run it every
-few seconds as `python -m raftmq.proxy.health`, so it imports little.
+The command requests the readiness of the HTTP API, which needs no token and starts after the gRPC
+port. Warnings are printed and do not change the exit status. Containers run `python -m
+raftmq.proxy.health` every few seconds, so it imports little.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ REASON_BYTES_MAX = 1_000
 @click.option("--address", metavar="HOST:PORT", help="Its HTTP API. [this machine's httpPort]")
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
 def health(address: str | None, timeout_s: float) -> None:
-    """Say whether a proxy can serve; exit status 1 if not.
+    """Check whether a proxy can serve; exit status 1 if it cannot.
 
-    Where its HTTP API takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says
-    how.
+    For a proxy whose HTTP API takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the
+    client's TLS configuration file.
     """
     import http.client
 

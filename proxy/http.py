@@ -1,4 +1,4 @@
-"""The HTTP side of a proxy: health, /metrics, configuration, log levels. Shell."""
+"""A proxy's HTTP API for health, metrics, configuration and log levels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ API_VERSION = "1"
 
 
 class ProxyApi:
-    """The HTTP server. `start` and `stop` once each."""
+    """The HTTP server. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ProxyApi:
         render_metrics: Render,
         tls: ProcessTls,
     ) -> None:
-        """`port`: gRPC's. Reads the file of the tokens. Raises WebConfigError."""
+        """`port` is gRPC's. Reads the tokens file. Raises WebConfigError."""
         self._config = config
         self._instance = instance
         self._tls = tls
@@ -62,7 +62,7 @@ class ProxyApi:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Stop serving; allowed after a failed start, too."""
+        """Stop serving, also after a failed start."""
         await self._server.stop()
 
     def _own(self) -> list[Operation]:
@@ -103,7 +103,7 @@ class ProxyApi:
 
 
 def web_settings(config: ProxyConfig, port: int) -> WebSettings:
-    """Return where the HTTP port listens; `port` is gRPC's."""
+    """Return the settings of the HTTP port; `port` is gRPC's."""
     return WebSettings(
         config.http_enable,
         config.http_bind_address,

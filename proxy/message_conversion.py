@@ -1,10 +1,8 @@
-"""Messages between the two protocols: a gRPC message and the properties, flags and body that
-brokers store. Pure.
+"""Conversion between gRPC messages and stored messages.
 
-A body that its producer compressed stays as it is if clients can inflate it (zlib, which their
-protocol calls GZIP); others are inflated here. The digest is that of the body as it is told.
-Numbers of a stored message that the protocol cannot hold are told as the nearest that it can: its
-producer wrote what it liked, and the messages beside it must not suffer for that.
+A zlib body stays compressed (clients call it GZIP); the proxy inflates all further compressions.
+The digest covers the body as sent. Values outside a gRPC field's range become the nearest valid
+value, so a producer's wrong values do not block the remaining messages of an answer.
 """
 
 from __future__ import annotations
@@ -37,20 +35,21 @@ from .status_codes import Refusal
 from .validation import id_of
 
 # The limits of Apache's proxy.
-PROPERTIES_MAX = 128  # of users, of one message
-USER_BYTES_MAX = 16_384  # of its users' properties, its tag and its keys together
+PROPERTIES_MAX = 128  # user properties per message
+USER_BYTES_MAX = 16_384  # of user properties, tag and keys together
 MESSAGE_GROUP_BYTES_MAX = 63
 RECOVERY_S_MAX = 3_600
-PROPERTIES_BYTES_MAX = 32_767  # of all, as records have it
+PROPERTIES_BYTES_MAX = 32_767  # of all properties, as in records
 INT32_MAX = 0x7FFF_FFFF
-TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999  # a Timestamp: years 1 to 9999
+# Of a Timestamp, years 1 to 9999
+TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 BORN_HOST, BORN_TIME = "__BORNHOST", "BORN_TIMESTAMP"
 TRACE_CONTEXT = "TRACE_CONTEXT"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 DELIVER_TIME = "TIMER_DELIVER_MS"
 DLQ_TOPIC, DLQ_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
-# Properties that are the protocol's, not the user's. As at Apache's proxy, `__SHARDINGKEY` and
-# `__transactionId__` are none: consumers get them, and may forward what they got.
+# Properties of the protocol. `__SHARDINGKEY` and `__transactionId__` are user properties, as at
+# Apache's proxy; consumers receive them and may forward them.
 RESERVED = ADDED_PROPERTIES - {"__transactionId__"} | {
     *(BORN_HOST, BORN_TIME, TRACE_CONTEXT, IMMUNITY, DLQ_TOPIC, DLQ_MESSAGE_ID),
     *(PRIORITY, "KEYS", "TAGS", "ORIGIN_GROUP", "POP_CK", "POP_CK_OFFSET"),
@@ -66,12 +65,12 @@ _TYPES = {
     "TRANSACTION": MessageType.TRANSACTION,
     "PRIORITY": MessageType.PRIORITY,
 }
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some of them separate properties
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # includes the separators of stored properties
 
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """A message to send. `message_group` "": any queue will do; `delayed`: it names a time."""
+    """A message to send. `message_group` is "" for any queue; `delayed` marks a delivery time."""
 
     topic: str
     body: bytes
@@ -85,7 +84,7 @@ class Outbound:
 
 
 def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int) -> Outbound:
-    """Read a message that a client sends. Raises Refusal."""
+    """Convert a client's message. Raises StatusError."""
     system, size_max = message.system_properties, config.message_size_max
     topic = topic_of(message.topic)
     if not message.body:
@@ -211,8 +210,8 @@ def inbound(
     times: int,
     invisible_ms: int = 0,
 ) -> Message:
-    """Return a stored message as clients are told it. `topic`: the one that they know it by;
-    `times`: how often it was delivered before."""
+    """Convert a stored message. `topic` is the client's name of the topic; `times` counts earlier
+    deliveries."""
     properties = decode_properties(record.properties)
     body, encoding = _told_body(record)
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
@@ -261,8 +260,8 @@ def _time_ms(ms: int) -> int:
 
 
 def _told_body(record: MessageRecord) -> tuple[bytes, Encoding]:
-    """Return the body for a client, and how it is to be read. One that cannot be inflated is told
-    as it is: that is its producer's mistake, and must not hold up the messages behind it."""
+    """Return the body for a client and its encoding. A body that cannot be inflated is passed on
+    unchanged, so it does not block the messages behind it."""
     body = bytes(record.body)
     if not record.sys_flag & SYS_COMPRESSED:
         return body, Encoding.IDENTITY

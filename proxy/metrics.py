@@ -1,4 +1,4 @@
-"""What a proxy counts as it happens, and its /metrics."""
+"""Counters of a proxy and its /metrics."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from raftmq.remoting.tls_metrics import tell
 
 from .protocol.messaging_pb2 import Code
 
-TIMED = ("SendMessage", "AckMessage")  # what brokers answer at once
+TIMED = ("SendMessage", "AckMessage")  # calls that brokers answer at once
 
 
 class Counts:
-    """Answers by call and code, and how long they took."""
+    """Counts answers by call and code, with their times."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], int] = {}
-        self.received = 0  # messages told to consumers
+        self.received = 0  # messages sent to consumers
         self.timings = {name: Timings() for name in TIMED}
 
     def answered(self, call: str, code: int, seconds: float) -> None:
@@ -54,7 +54,7 @@ class Figures:
 
 
 class ProxyMetrics:
-    """The metrics of one proxy. Call `start` once it serves."""
+    """The metrics of a proxy. Call `start` after the start of the server."""
 
     def __init__(self, counts: Counts, figures: Callable[[], Figures], tls: ProcessTls) -> None:
         self._counts = counts

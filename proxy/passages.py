@@ -1,15 +1,14 @@
-"""The connections of clients, on their way to gRPC. Shell.
+"""Forwards clients' connections to gRPC's server.
 
-gRPC's port takes TLS or plain connections, not both, does not count them, and says nothing of a
-client of the other kind. So `TlsListener` listens, as at every port of this project, and what
-arrives passes through here to gRPC's own port, which is at a loopback address and plain. All calls
-come to gRPC from there: `client_of` knows whose they are. A caller that connected to gRPC's own
-port is nobody's.
+gRPC's port can serve either TLS or plain connections, and it neither counts nor limits them. So a
+`TlsListener` listens, as at all ports of this project, and connections are forwarded to gRPC's own
+plain port on loopback. `client_of` maps gRPC's peers back to clients. Callers that connect to
+gRPC's own port directly have no client.
 
-Bounds: so many connections as descriptors allow, of which each takes three, and eight ninths of the
-free ones to one address. Of each connection, HIGH_BYTES and one read of the loop wait in either
-direction: what one side does not read is not read from the other, and a side that reads nothing for
-STALL_S has gone. When one side has closed, the other has LINGER_S for what still waits.
+Limits: three descriptors per connection, and eight ninths of the free connections per address. Each
+direction buffers HIGH_BYTES and the loop's last read; then reading pauses. A side that reads
+nothing for STALL_S is disconnected. After a side closes, the opposite side has LINGER_S for the
+buffered data.
 """
 
 from __future__ import annotations
@@ -27,18 +26,19 @@ log = logging.getLogger("raftmq.proxy")
 LOOPBACK = "127.0.0.1"
 HIGH_BYTES = 64 << 10
 LINGER_S = 5.0
-STALL_S = 16.0  # gRPC's own patience for the answer to a ping
-DESCRIPTORS = 3  # of a client: its own connection, and both ends of that to gRPC
-CONNECTIONS_SHARE = 8.0  # of the free ones, one address has eight ninths: a load balancer, perhaps
+STALL_S = 16.0  # gRPC's time limit for a ping's answer
+DESCRIPTORS = 3  # per client, with both ends of the connection to gRPC
+# An address may use eight ninths of the free connections, for load balancers
+CONNECTIONS_SHARE = 8.0
 
 
 class Passages:
-    """The open connections; one per proxy. `grpc_port`: gRPC's own."""
+    """A proxy's open connections. `grpc_port` is gRPC's own port."""
 
     def __init__(self, connections_max: int, grpc_port: int) -> None:
         self._shared = SharedLimit(connections_max, CONNECTIONS_SHARE)
         self._grpc_port = grpc_port
-        self._clients: dict[str, str] = {}  # the peer that gRPC sees → the client, in gRPC's form
+        self._clients: dict[str, str] = {}  # gRPC's peer → the client, in gRPC's form
         self._connecting: set[asyncio.Task[None]] = set()
         self.refused_count = 0
 
@@ -47,8 +47,7 @@ class Passages:
         return self._shared.used
 
     def client_of(self, peer: str) -> str:
-        """Return the client whose calls come from a peer of gRPC's; "" for a peer that did not come
-        through here, or has gone."""
+        """Return the client of a gRPC peer; "" for direct and closed connections."""
         return self._clients.get(peer, "")
 
     def new(self) -> asyncio.Protocol:
@@ -56,14 +55,14 @@ class Passages:
         return _Side(self._arrived)
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Accept no further connections."""
         for task in self._connecting:
             task.cancel()
 
     def _arrived(self, client: _Side) -> None:
-        """Connect a client to gRPC, unless it is one too many."""
+        """Connect a client to gRPC, unless the limit is reached."""
         address = client.transport.get_extra_info("peername")
-        host, port = address[:2] if address else ("", 0)  # it has gone
+        host, port = address[:2] if address else ("", 0)  # already disconnected
         if not self._shared.take(host):
             self.refused_count += 1
             words = "connection_bound limit=%d total=%d peer=%s"
@@ -97,15 +96,15 @@ class Passages:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections of a passage. `lost` is done once it has ended."""
+    """Either of the two connections of a client. `lost` completes at its end."""
 
     def __init__(self, made: Callable[[_Side], None]) -> None:
         self._made = made
-        self._transport: asyncio.Transport | None = None  # until it is connected
+        self._transport: asyncio.Transport | None = None  # None before the connection
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._early = bytearray()  # what came before the other side was there
+        self._early = bytearray()  # data that arrived before the opposite side was connected
         self._other: asyncio.Transport | None = None
-        self._stall: asyncio.TimerHandle | None = None  # while this side reads too slowly
+        self._stall: asyncio.TimerHandle | None = None  # runs while this side reads too slowly
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -113,12 +112,12 @@ class _Side(asyncio.Protocol):
         return self._transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is no subclass
         self._transport.set_write_buffer_limits(high=HIGH_BYTES)
         self._made(self)
 
     def join(self, other: _Side) -> None:
-        """Begin to pass on what arrives."""
+        """Start forwarding."""
         self._other = other.transport
         if self._early:
             self._other.write(bytes(self._early))

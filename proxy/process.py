@@ -1,4 +1,4 @@
-"""One proxy, from its configuration to its exit status: until SIGTERM or SIGINT."""
+"""A proxy process, from its configuration to its exit status."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def serve(
     settings: tuple[str, ...],
     while_stdin_is_open: bool = False,
 ) -> int:
-    """Run the proxy that the options of `mqproxy` describe; return the exit status. A broker's own
-    proxy ends with the broker, that is when its standard input ends."""
+    """Run the proxy with the options of `mqproxy`; return the exit status. A broker's own proxy
+    ends with the broker, when its standard input closes."""
     own = {
         "namesrvAddr": namesrv,
         "grpcServerPort": grpc_port,
@@ -65,7 +65,7 @@ def serve(
 
 
 class Lifeline(asyncio.Protocol):
-    """Standard input, which brings nothing but its end."""
+    """Detects the end of standard input."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
@@ -75,7 +75,7 @@ class Lifeline(asyncio.Protocol):
 
 
 async def run(config: ProxyConfig, while_stdin_is_open: bool = False) -> int:
-    """Run the proxy until it is told to stop; return the process's exit status."""
+    """Run the proxy until SIGTERM or SIGINT; return the exit status."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
 

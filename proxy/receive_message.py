@@ -1,11 +1,11 @@
-"""ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
 
-A receive is one pop at one broker group. With `auto_renew` the broker itself renews what was
-received while the client's heartbeats arrive. What was popped and cannot be told to its client,
-because the client has gone meanwhile, waits no longer or does not read, is given back: its time
-ends at once. What comes when there is no room for it rests for a while, so that other receives that
-wait already do not pop it in vain, one after the other, until it is a dead letter. Messages whose
-tag the subscription does not name are acknowledged silently, for brokers compare hash codes only.
+A receive is a pop at a single broker group. With `auto_renew` the broker renews the invisibility
+while the client's heartbeats arrive. Popped messages that cannot be delivered, because the client
+left, stopped waiting or does not read, become visible at once. Messages above the byte limit stay
+hidden for a short time, so that waiting receives do not pop them in vain until they are dead
+letters. Brokers compare only hash codes of tags, so the proxy acknowledges messages with the wrong
+tag.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ from .validation import expression_of, id_of
 
 log = logging.getLogger("raftmq.proxy.receive_message")
 
-RENEWED_MS = 60_000  # how long what is renewed is hidden at first
-UNNAMED_MS = 1500  # for the answer to a receive that names no wait: half a client's time-out
-GIVEN_BACK_MS = 0  # how long what could not be told stays hidden
-CROWDED_MS = 10_000  # and what there was no room for
+RENEWED_MS = 60_000  # initial invisibility of renewed messages
+UNNAMED_MS = 1500  # limit of a receive without a polling time, half a client's timeout
+GIVEN_BACK_MS = 0  # invisibility of undelivered messages
+CROWDED_MS = 10_000  # and of messages above the byte limit
 GIVE_BACK_S = 5.0
-READ_S_MIN = 5.0  # that a client has to read its answer, whatever the call's deadline
-ANSWER_BYTES_MAX = 256 << 20  # of messages on their way to clients; one client has a quarter
+READ_S_MIN = 5.0  # time to read an answer, whatever the call's deadline
+ANSWER_BYTES_MAX = 256 << 20  # of messages on their way to clients; a client may use a quarter
 EVERYTHING = "*"
 CROWDED = "too many messages are on their way to clients"
 
 
 class Popped(NamedTuple):
-    """A popped message. `times`: how often it was delivered before."""
+    """A popped message. `times` counts earlier deliveries."""
 
     record: MessageRecord
     receipt: Receipt
@@ -88,7 +88,7 @@ class Popped(NamedTuple):
 
 
 class Receives:
-    """The handlers; one per proxy. `spawn(work, name)` runs what outlives its call."""
+    """The handlers of a proxy. `spawn(work, name)` starts tasks that outlive their call."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class Receives:
     # ---- receives
 
     async def receive(self, caller: Caller, request: ReceiveMessageRequest, write: Write) -> int:
-        """Pop, and write what was found; return how many messages. Raises Refusal if nothing was
-        written yet; Unread."""
+        """Pop messages and write them; return their count. Raises StatusError if nothing was
+        written; Unread."""
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
         wanted = {"topic": topic, "consumerGroup": group}
         self._brokers.permit(caller, RequestCode.POP_MESSAGE, wanted)
@@ -171,7 +171,7 @@ class Receives:
         )
 
     def _invisible_ms(self, duration: Duration, low: int = 0) -> int:
-        """Return a duration in ms. Raises Refusal, in the words that clients' tests look for."""
+        """Return a duration in ms. Raises StatusError with the text that clients' tests expect."""
         invisible_ms, high = ms_of(duration), self._config.invisible_ms_max
         if invisible_ms < low:
             words = f"the invisibleTime is too small: {invisible_ms} ms, the least is {low} ms"
@@ -182,7 +182,7 @@ class Receives:
         return invisible_ms
 
     def _poll_ms(self, caller: Caller, request: ReceiveMessageRequest) -> int:
-        """Return how long the broker may wait for messages. Raises Refusal."""
+        """Return the broker's polling time. Raises StatusError."""
         now_s = asyncio.get_running_loop().time()
         left_ms = round((caller.deadline_s - MARGIN_S - now_s) * 1000) - ANSWER_MS
         wanted_ms = left_ms - UNNAMED_MS
@@ -198,7 +198,7 @@ class Receives:
         return poll_ms
 
     async def _broker(self, caller: Caller, topic: str, name: str) -> str:
-        """Return the broker group to pop from: the one that the client names. Raises Refusal."""
+        """Return the broker group that the client names. Raises StatusError."""
         if name:
             await self._brokers.check_broker(caller, topic, name)
             return name
@@ -208,8 +208,8 @@ class Receives:
         return queues[0].broker_name
 
     async def _popped(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
-        """Return what is popped; nothing at once if the proxy stops. What this does not return,
-        because nobody waits for it any more, is given back. Raises Refusal."""
+        """Return popped messages; none if the proxy stops. Messages of a cancelled call become
+        visible again. Raises StatusError."""
         pop = self._spawn(self._pop(caller, broker_name, header), "pop")
         stop = self._spawn(self._stopping.wait(), "stop of a receive")
         left_s = caller.deadline_s - MARGIN_S - asyncio.get_running_loop().time()
@@ -223,7 +223,7 @@ class Receives:
                 return found
         finally:
             stop.cancel()
-            if not returned:  # it may be done all the same: a cancel can come in that very turn
+            if not returned:  # the pop may complete in the turn of the cancellation
                 pop.add_done_callback(
                     lambda done: self._gone(caller, header.consumer_group, header.topic, done)
                 )
@@ -246,9 +246,9 @@ class Receives:
     async def _tell(
         self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
     ) -> int:
-        """Write the messages; return how many. What was not written, because the client has gone or
-        does not read, is given back; but not what cannot be told at all, for that would come again
-        at once. Raises Unread; Refusal if there is no room, and nothing was written."""
+        """Write the messages; return their count. Unwritten messages become visible again, except
+        those that cannot be converted, which would be popped again at once. Raises Unread;
+        StatusError if there is no capacity and nothing was written."""
         who, size = _who(caller), sum(len(one.record.body) for one in found)
         if not self._room.take(who, size):
             self._give_back(caller, topic, group, found, CROWDED_MS)
@@ -261,8 +261,8 @@ class Receives:
             limit_s = max(caller.deadline_s - loop.time(), READ_S_MIN)
             await asyncio.wait((writing,), timeout=limit_s)
             if not writing.done():
-                # gRPC does not take back a message that it was given: that one stays held until it
-                # is read or its connection ends, and only then the call ends.
+                # gRPC cannot cancel a message that it accepted. The call ends only when that
+                # message is read or its connection closes.
                 telling.end()
                 left = telling.left
                 self._give_back(caller, topic, group, left)
@@ -278,7 +278,7 @@ class Receives:
                 self._give_back(caller, topic, group, telling.left)
             await asyncio.gather(writing, return_exceptions=True)
 
-    # ---- what could not be told
+    # ---- undelivered messages
 
     def _gone(
         self, caller: Caller, group: str, topic: str, done: asyncio.Task[list[Popped]]
@@ -310,13 +310,13 @@ class Receives:
         await _quietly(work)
 
     def _later(self, caller: Caller) -> Caller:
-        """Return the caller with more time: it does not wait for this."""
+        """Return the caller with a later deadline, for work in the background."""
         return replace(caller, deadline_s=asyncio.get_running_loop().time() + GIVE_BACK_S)
 
-    # ---- what clients do with messages
+    # ---- operations on messages
 
     async def ack(self, caller: Caller, request: AckMessageRequest) -> AckMessageResponse:
-        """Acknowledge messages. Raises Refusal."""
+        """Acknowledge messages. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         if not 0 < len(request.entries) <= ACKS_MAX:
             raise Refusal(Code.BAD_REQUEST, f"a call acknowledges 1 to {ACKS_MAX} messages")
@@ -334,13 +334,13 @@ class Receives:
         entries = await asyncio.gather(*(one(entry) for entry in request.entries))
         codes = {entry.status.code for entry in entries}
         code = codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS
-        # Java's client throws the status's text: the code's name, by which users tell them apart.
+        # Java's client throws the status's text, and users match it by the code's name.
         return AckMessageResponse(status=status_of(code), entries=entries)
 
     async def change(
         self, caller: Caller, request: ChangeInvisibleDurationRequest
     ) -> ChangeInvisibleDurationResponse:
-        """Change how long a message is hidden; answer with its new handle. Raises Refusal."""
+        """Change a message's invisibility; return its new handle. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         invisible_ms = self._invisible_ms(request.invisible_duration)
         receipt = Receipt.decode(request.receipt_handle)
@@ -352,7 +352,7 @@ class Receives:
     async def forward(
         self, caller: Caller, request: ForwardMessageToDeadLetterQueueRequest
     ) -> ForwardMessageToDeadLetterQueueResponse:
-        """Make a message a dead letter of its group. Raises Refusal."""
+        """Move a message to its group's dead letters. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         receipt = Receipt.decode(request.receipt_handle)
         message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
@@ -406,8 +406,8 @@ class Receives:
     async def _check_position(
         self, caller: Caller, topic: str, group: str, receipt: Receipt
     ) -> None:
-        """Raise Refusal unless the handle's message is where it says: a client that makes up
-        positions would have others' messages put where it reads."""
+        """Raise StatusError unless the handle's message is at its position. A forged position would
+        otherwise expose foreign messages."""
         handle = receipt.handle
         record = await self._brokers.stored_at(caller, handle.broker_name, receipt.position)
         if record is not None:
@@ -420,8 +420,8 @@ class Receives:
     async def _to_dead_letters(
         self, caller: Caller, topic: str, group: str, receipt: Receipt, message_id: str
     ) -> None:
-        """Have the broker store a dead letter, and acknowledge the message. It is read by its
-        position with the proxy's own rights, so the caller's are asked for first."""
+        """Store a dead letter at the broker, and acknowledge the message. The proxy reads the
+        message with its own rights, so the caller's rights are checked first."""
         handle = receipt.handle
         named = {"topic": receipt.stored_in(topic, group), "consumerGroup": group}
         self._brokers.permit(caller, RequestCode.ACK_MESSAGE, named)
@@ -439,8 +439,7 @@ class Receives:
 
 
 def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
-    """Read the messages of a broker's answer to a pop. Raises HeaderError, RecordError, KeyError,
-    IndexError."""
+    """Decode a broker's answer to a pop. Raises HeaderError, RecordError, KeyError, IndexError."""
     head = PopResponseHeader.parse(response.ext)
     starts = by_queue(head.starts)
     times = _times(head.order_counts)
@@ -471,7 +470,7 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
 
 
 def told(one: Popped, topic: str, namespace: str) -> Message:
-    """Return a popped message as its client is told it."""
+    """Return a popped message for its client."""
     return inbound(
         one.record,
         topic,
@@ -489,13 +488,13 @@ def _who(caller: Caller) -> Who:
 def _told_if_possible(one: Popped, topic: str, namespace: str) -> Message | None:
     try:
         return told(one, topic, namespace)
-    except Exception as error:  # whatever is stored there, the messages behind it are told
+    except Exception as error:  # a message that cannot be converted must not block the rest
         log.info("not_told topic=%s position=%d: %r", topic, one.receipt.position, error)
         return None
 
 
 def _times(text: str) -> dict[str, int]:
-    """Read how often the messages of a pop in order were popped before."""
+    """Return how often each message of an ordered pop was popped before."""
     found: dict[str, int] = {}
     for part in text.split(";") if text else ():
         fields = part.split(" ")
@@ -505,7 +504,7 @@ def _times(text: str) -> dict[str, int]:
 
 
 def _divided(found: list[Popped], wanted: FilterExpression) -> tuple[list[Popped], list[Popped]]:
-    """Return the messages whose tag is wanted, and the others."""
+    """Split messages by whether their tag matches."""
     expression = wanted.expression or EVERYTHING
     if wanted.type == FilterType.SQL or expression == EVERYTHING:
         return list(found), []
@@ -519,7 +518,7 @@ def _divided(found: list[Popped], wanted: FilterExpression) -> tuple[list[Popped
 
 
 async def _quietly(work: Awaitable[Any]) -> None:
-    """Await what nobody waits for: if it fails, the message comes again after its time."""
+    """Await background work; after a failure the message is redelivered after its invisibility."""
     try:
         await work
     except Refusal as refusal:

@@ -1,8 +1,8 @@
-"""Answers to receives on their way to clients: the bytes that they hold, and their writing.
+"""Writes the answers to receives, within a limit of bytes.
 
-A client that does not read holds what is written to it: gRPC takes one message after the other, and
-each only when there is room at the client. So no client may hold more than a part of the room,
-however many receives it makes, except that anybody may have one answer.
+gRPC accepts the next message only when the client has capacity, so a slow client holds the bytes of
+its answers. Each client may use only a fraction of the limit, however many receives it makes, but
+always at least an answer.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 from .protocol.messaging_pb2 import Code, Message, ReceiveMessageResponse
 from .status_codes import status_of
 
-CLIENT_PARTS = 4  # of the room; one client may hold one of them
+CLIENT_PARTS = 4  # of the limit; a client may use one of them
 
 T = TypeVar("T")
-Who = tuple[str, str]  # an account's access key, and a client's id
+Who = tuple[str, str]  # an account's access key and a client id
 Write = Callable[[ReceiveMessageResponse], Awaitable[None]]
 
 
@@ -25,7 +25,7 @@ class Unread(Exception):
 
 
 class Room:
-    """The bytes of messages on their way, of all clients and of each."""
+    """Counts the bytes of messages on their way, in total and per client."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held_bytes = 0
@@ -33,14 +33,14 @@ class Room:
         self._held: dict[Who, int] = {}
 
     def has(self, who: Who, size: int = 1) -> bool:
-        """Return whether there is room for an answer of this size to this client."""
+        """Return whether there is capacity for an answer of this size."""
         own = self._held.get(who, 0)
         if self.held_bytes and self.held_bytes + size > self._bytes_max:
             return False
         return not own or own + size <= self._bytes_max // CLIENT_PARTS
 
     def take(self, who: Who, size: int) -> bool:
-        """Take `size` bytes; return False if there is no room, with nothing taken."""
+        """Reserve `size` bytes; return False, without a reservation, at the limit."""
         if not self.has(who, size):
             return False
         self.held_bytes += size
@@ -48,7 +48,7 @@ class Room:
         return True
 
     def give_back(self, who: Who, size: int) -> None:
-        """Give back `size` bytes that were taken."""
+        """Release `size` reserved bytes."""
         left = self._held.pop(who, 0) - size
         assert left >= 0, left
         self.held_bytes -= size
@@ -57,8 +57,8 @@ class Room:
 
 
 class Telling(Generic[T]):
-    """Writes one answer. `told` makes a message of what was popped; None: it cannot be told, and is
-    left out. `written`: messages."""
+    """Writes an answer. `told` converts a popped message, or returns None to skip it. `written`
+    counts messages."""
 
     def __init__(
         self, found: Sequence[T], told: Callable[[T], Message | None], write: Write
@@ -67,20 +67,20 @@ class Telling(Generic[T]):
         self._found = found
         self._told = told
         self._write = write
-        self._passed = 0  # were written or left out
+        self._passed = 0  # were written or skipped
         self._ended = False
 
     @property
     def left(self) -> Sequence[T]:
-        """The messages that have not been written yet; the first may be on its way."""
+        """Return the unwritten messages; the first may be in progress."""
         return self._found[self._passed :]
 
     def end(self) -> None:
-        """Begin to write nothing more."""
+        """Stop writing."""
         self._ended = True
 
     async def run(self) -> None:
-        """Write all. Raises Unread if it was ended before."""
+        """Write all messages. Raises Unread after `end`."""
         await self._write(ReceiveMessageResponse(status=status_of(Code.OK)))
         for one in self._found:
             if self._ended:

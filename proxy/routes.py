@@ -1,9 +1,9 @@
-"""QueryRoute and QueryAssignment. Pure.
+"""QueryRoute and QueryAssignment.
 
-Every queue is at the endpoints by which the client reached a proxy, so all its calls come back to
-proxies. A push consumer is assigned every broker group with the queue -1, which stands for all of
-its queues: consumers share them out by popping. In a group that consumes in order each queue is
-assigned, to every consumer: whoever comes first has a queue until its messages are acknowledged.
+Every queue has the endpoints by which the client reached a proxy, so its calls return to proxies. A
+push consumer's assignment is queue -1 of every broker group, for all its queues; consumers share
+the queues by popping. In an ordered group each queue is assigned to every consumer; a queue belongs
+to the consumer of its unacknowledged messages.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _KINDS = {
 
 
 class Routes:
-    """The handlers; one per proxy."""
+    """The handlers of a proxy."""
 
     def __init__(self, brokers: Brokers, clients: Clients) -> None:
         self._brokers = brokers
         self._clients = clients
 
     async def route(self, caller: Caller, request: QueryRouteRequest) -> QueryRouteResponse:
-        """Return a topic's queues. Raises Refusal."""
+        """Return a topic's queues. Raises StatusError."""
         topic = topic_of(request.topic)
         check_endpoints(request.endpoints)
         route = await self._brokers.route(caller, topic)
@@ -71,7 +71,7 @@ class Routes:
     async def assignment(
         self, caller: Caller, request: QueryAssignmentRequest
     ) -> QueryAssignmentResponse:
-        """Return what a push consumer receives from. Raises Refusal."""
+        """Return a push consumer's assignments. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         check_endpoints(request.endpoints)
         asked = {"topic": topic, "consumerGroup": group}
@@ -96,7 +96,7 @@ class Routes:
 def _queues(
     data: QueueData, topic: Resource, endpoints: Endpoints, kinds: tuple[MessageType, ...]
 ) -> list[MessageQueue]:
-    """Return a broker group's queues: those that can only be read, only be written, and both."""
+    """Return a broker group's read-only, write-only and read-write queues."""
     reads = data.read_count if data.perm & PERM_READ else 0
     writes = data.write_count if data.perm & PERM_WRITE else 0
     both = min(reads, writes)

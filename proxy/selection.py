@@ -1,8 +1,8 @@
-"""The queue of a message group: the same at every proxy, ours or Apache's. Pure.
+"""The queue of a message group, as at Apache's proxies.
 
-It is Guava's `Hashing.consistentHash` over Java's `String.hashCode` of the group's name: jump
-consistent hashing, whose random numbers are those of a linear congruential generator. When a topic
-gets more queues, few groups move.
+This is Guava's `Hashing.consistentHash` over Java's `String.hashCode`, a jump consistent hash with
+the random numbers of a linear congruential generator. Few groups move when a topic gets more
+queues.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _SCALE = float(1 << 31)
 
 
 def group_index(message_group: str, count: int) -> int:
-    """Return the index of a message group among `count` queues."""
+    """Return the queue index of a message group among `count` queues."""
     return consistent_hash(java_string_hash(message_group), count)
 
 
 def consistent_hash(value: int, count: int) -> int:
-    """Return the bucket, from 0 on, of a signed number among `count` buckets."""
+    """Return the bucket of a signed number among `count` buckets."""
     assert count > 0, count
-    state = value & _BITS_64  # Java widens an int to a long with its sign
+    state = value & _BITS_64  # Java sign-extends an int to a long
     candidate = 0
     while True:
         state = (_MULTIPLIER * state + 1) & _BITS_64

@@ -1,9 +1,9 @@
 """SendMessage and RecallMessage.
 
-A message goes to a queue in turn, or to its message group's; a failed attempt is repeated inside,
-with the same UNIQ_KEY and on whichever replica leads, for as long as the caller has time, by the
-producer's own engine. What may have been stored and was not acknowledged in time is answered
-MASTER_PERSISTENCE_TIMEOUT; the client then decides about sending it again.
+A message goes to the queue of its message group, or to the next queue in rotation. The producer's
+engine repeats a failed attempt with the same UNIQ_KEY at the current leader until the caller's
+deadline. A message that may be stored without an acknowledgement is answered
+MASTER_PERSISTENCE_TIMEOUT; the client decides about a retry.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from .status_codes import (
 )
 
 PRODUCER_GROUP = "mqproxy"  # in the headers of sends; a transaction's group is its topic
-MESSAGES_MAX = 1_024  # of one call
+MESSAGES_MAX = 1_024  # per call
 SENDS_MAX, SEND_BYTES_MAX = 65_536, 256 << 20  # in progress to brokers
 
 
 class Sends:
-    """The handlers; one per proxy."""
+    """The handlers of a proxy."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Sends:
         self.engine = SendEngine(instance, PRODUCER_GROUP, limits, self._alternative)
 
     async def send(self, caller: Caller, request: SendMessageRequest) -> SendMessageResponse:
-        """Send messages of one topic. Raises Refusal if nothing is sent."""
+        """Send messages of a topic. Raises StatusError if nothing is sent."""
         now_ms = int(time.time() * 1000)
         if not 0 < len(request.messages) <= MESSAGES_MAX:
             code = Code.BAD_REQUEST if request.messages else Code.MESSAGE_CORRUPTED
@@ -98,7 +98,7 @@ class Sends:
         return SendMessageResponse(status=_together(entries), entries=entries)
 
     async def recall(self, caller: Caller, request: RecallMessageRequest) -> RecallMessageResponse:
-        """Cancel the delivery of a delayed message. Raises Refusal."""
+        """Cancel the delivery of a delayed message. Raises StatusError."""
         topic = topic_of(request.topic)
         try:
             handle = RecallHandle.decode(request.recall_handle)
@@ -114,7 +114,7 @@ class Sends:
         return RecallMessageResponse(status=status_of(Code.OK), message_id=message_id)
 
     async def _publication(self, caller: Caller, topic: str) -> Publication:
-        """Return the queues that the topic's messages go to. Raises Refusal."""
+        """Return the topic's writable queues. Raises StatusError."""
         try:
             route = await self._brokers.route(caller, topic)
         except Refusal:
@@ -131,14 +131,14 @@ class Sends:
     def _start(
         self, caller: Caller, publication: Publication, item: Outbound
     ) -> asyncio.Future[SendResult]:
-        """Begin to send a message; return the future of its result."""
+        """Start sending a message; return the future of its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[SendResult] = loop.create_future()
         future.add_done_callback(_seen)
 
         def settle(result: SendResult | None, error: ClientError | None) -> None:
             if future.done():
-                return  # the caller has gone
+                return  # the caller has disconnected
             if result is not None:
                 future.set_result(result)
             else:
@@ -165,11 +165,12 @@ class Sends:
         return future
 
     def _queue(self, publication: Publication, item: Outbound) -> tuple[MessageQueue, bool]:
-        """Return the message's queue, and whether it may go to no other broker group."""
+        """Return the message's queue, and whether it is bound to the broker group."""
         queues = publication.queues
         if item.message_group:
             return queues[group_index(item.message_group, len(queues))], True
-        if self._suffix:  # the same queue if it is sent again: only its broker group knows of it
+        # A repeated send uses the same queue, because only its broker group has the message's id
+        if self._suffix:
             return queues[group_index(item.unique_key, len(queues))], False
         fault = self.engine.fault
         if publication.single_group or fault.quiet:
@@ -179,7 +180,7 @@ class Sends:
         return fit or publication.next(), False
 
     def _alternative(self, pending: Pending) -> MessageQueue | None:
-        """Return a queue of another, healthy broker group; None if there is none, and for an
+        """Return a queue of a different, healthy broker group. None if there is none, and for an
         idempotent message that its own group may have stored."""
         if self._suffix and pending.unknown:
             return None
@@ -196,7 +197,7 @@ class Sends:
 
 
 def _seen(done: asyncio.Future[SendResult]) -> None:
-    """Look at the error, if any: if its caller has gone, nobody else does."""
+    """Retrieve the error, in case the caller has disconnected."""
     if not done.cancelled():
         done.exception()
 
@@ -206,7 +207,7 @@ async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResult
         result = await sent
     except ClientError as error:
         refusal = refusal_of(error)
-        if item.delayed and refusal.code == Code.BAD_REQUEST:  # the rest was checked here
+        if item.delayed and refusal.code == Code.BAD_REQUEST:  # all further causes were checked here
             refusal = Refusal(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
         return SendResultEntry(status=refusal.status, message_id=item.unique_key)
     entry = SendResultEntry(

@@ -1,4 +1,4 @@
-"""A running proxy: its parts, built in one place; gRPC's server; start and stop. Shell."""
+"""The proxy server with its components and gRPC's server."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from .transactions import Transactions
 
 log = logging.getLogger("raftmq.proxy")
 
-LOOK_S = 5.0  # between two looks at silent clients and at the file of accounts
-TOLD_S = 0.2  # clients are told to connect elsewhere so long before their streams end
-# Between two looks at all routes; our name servers tell of changes at once.
+LOOK_S = 5.0  # between two checks for silent clients and a changed accounts file
+TOLD_S = 0.2  # between the reconnect command and the end of streams
+# Between two updates of all routes; our name servers push changes.
 ROUTE_MS = 10_000
-KEPT_BYTES_MAX = 256 << 20  # clients' settings and unread commands; one client has 1 MiB
-CALL_LIMIT_S = 3.0  # of a call whose client sets no deadline
+KEPT_BYTES_MAX = 256 << 20  # clients' settings and unread commands; 1 MiB per client
+CALL_LIMIT_S = 3.0  # of a call without a deadline
 STOP_S = 3.0  # calls in progress may take this long to end
-CONNECTION_CALLS_MAX = 1_000  # calls in progress of one connection; a further call waits
-LINE_MESSAGES = 2  # of the largest size, have room among the commands that wait for a client
+CONNECTION_CALLS_MAX = 1_000  # per connection; a further call waits
+LINE_MESSAGES = 2  # of the largest size, fit into a client's queue of commands
 METADATA_BYTES_MAX = 16 * 1024
-HTTP2 = ("h2",)  # gRPC's protocol, as TLS negotiates it
-UNREAD_BYTES = 256 << 10  # of a message: 5 MB a second over a connection at 50 ms a round trip
+HTTP2 = ("h2",)  # gRPC's protocol in TLS's ALPN
+UNREAD_BYTES = 256 << 10  # of a message, 5 MB per second at a round-trip time of 50 ms
 PING_MS, PING_TIMEOUT_MS = 8_000, 8_000  # a silent connection is closed after both
 HANDSHAKE_MS, IDLE_MS = 10_000, 120_000  # the latter as Apache's
-PING_MS_MIN = 5_000  # clients may ping that often
+PING_MS_MIN = 5_000  # of clients' pings
 
 
 START_READ_ERRORS = (AclError, TlsError, WebConfigError)
 
 
 def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
-    """Yield the reads of a start. Each raises START_READ_ERRORS if a start would fail."""
+    """Yield the reads of a start, which raise START_READ_ERRORS."""
     yield Access(enabled=config.acl_enable, path=config.acl_file).prepare
     yield ProcessTls(config, protocols=HTTP2).load
     if config.http_enable:
@@ -68,7 +68,7 @@ def start_reads(config: ProxyConfig) -> Iterator[Callable[[], object]]:
 
 
 class ProxyServer:
-    """A running proxy: `async with ProxyServer(config) as proxy:`, or `start` and `stop`."""
+    """A proxy, as `async with ProxyServer(config) as proxy:` or with `start` and `stop`."""
 
     def __init__(self, config: ProxyConfig) -> None:
         self._config = config
@@ -82,21 +82,21 @@ class ProxyServer:
         self._sends: Sends | None = None
         self._receives: Receives | None = None
         self._service: Service | None = None
-        self.metrics: ProxyMetrics | None = None  # until it is started
+        self.metrics: ProxyMetrics | None = None  # None before the start
         self._server: grpc.aio.Server | None = None
         self._passages: Passages | None = None
         self._listener: TlsListener | None = None
         self._stopping = asyncio.Event()
-        self.http: ProxyApi | None = None  # None: not started, or httpEnable=false
-        self.port = 0  # once it listens
+        self.http: ProxyApi | None = None  # None before the start, and if httpEnable=false
+        self.port = 0  # 0 before the start
 
     @property
     def address(self) -> str:
         return f"{self._config.bind}:{self.port}"
 
     async def start(self) -> None:
-        """Start serving. Raises OSError if a port is taken; WebConfigError for an HTTP API open to
-        everybody; TlsError; AclError for unreadable accounts."""
+        """Start serving. Raises OSError for a port in use, WebConfigError for an open HTTP API,
+        TlsError, and AclError for unreadable accounts."""
         config = self._config
         await asyncio.to_thread(self._access.prepare)
         await asyncio.to_thread(self._tls.load)
@@ -112,7 +112,8 @@ class ProxyServer:
         await self._instance.start(
             handlers={
                 RequestCode.CHECK_TRANSACTION_STATE: transactions.asked,
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,  # nobody rebalances
+                # Pop consumers need no rebalance
+                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,
             },
             tls=self._tls.client,
         )
@@ -146,7 +147,7 @@ class ProxyServer:
             await self.http.start()
 
     def figures(self) -> Figures:
-        """Return the state as metrics show it; the proxy has been started."""
+        """Return the state for metrics, after the start."""
         assert self._clients is not None
         assert self._sends is not None
         assert self._receives is not None
@@ -176,22 +177,22 @@ class ProxyServer:
             handlers=service.handlers(),
             options=[
                 ("grpc.max_receive_message_length", config.call_size_max),
-                ("grpc.max_send_message_length", -1),  # of one message, which a broker took
+                ("grpc.max_send_message_length", -1),  # brokers have limited the message's size
                 ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
-                # A probe would let each call bring 8 MiB before anybody reads; without, it is
-                # this, and of a message that is read all.
+                # The bandwidth probe would buffer 8 MiB per call before it is read. Without the
+                # probe the limit is UNREAD_BYTES.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
-                # A connection that begins no HTTP/2, and one without calls, are closed.
+                # Connections without an HTTP/2 preface, and idle connections, are closed.
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.keepalive_time_ms", PING_MS),
                 ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-                ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # otherwise it is a minute
+                ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # the default is a minute
                 ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
                 ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.so_reuseport", 0),  # nobody else may listen there
+                ("grpc.so_reuseport", 0),  # no second process may listen there
             ],
         )
         connections_max = descriptor_limit() // (DESCRIPTORS + 1)
@@ -207,7 +208,7 @@ class ProxyServer:
         return "" if self._passages is None else self._passages.client_of(peer)
 
     async def stop(self) -> None:
-        """Tell clients to connect elsewhere, end what waits, let calls in progress end, close."""
+        """Send reconnect commands, wait STOP_S for the calls in progress, and close."""
         if self._clients is not None:
             for client in self._clients:
                 if client.line is not None:
@@ -248,7 +249,7 @@ class ProxyServer:
 
 
 def _instance_config(config: ProxyConfig) -> InstanceConfig:
-    """Return how the proxy connects to brokers and name servers."""
+    """Return the settings of the connections to brokers and name servers."""
     return InstanceConfig(
         route_interval_ms=ROUTE_MS,
         credentials=config.inner_credentials,

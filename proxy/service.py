@@ -1,13 +1,12 @@
-"""The calls of the messaging service as gRPC's server sees them.
+"""The gRPC handlers of the messaging service.
 
-This is the boundary: whoever calls is made a `Caller`, a `Refusal` becomes an answer's status, and
-every answer is counted. A call that is not here is answered UNIMPLEMENTED by gRPC itself.
+This is the boundary between gRPC and the calls. It authenticates the `Caller`, converts a
+`StatusError` to an answer's status, and counts all answers. gRPC answers unimplemented calls.
 
-Messages are decoded here and not by gRPC, which writes a traceback for each one that is damaged.
-
-To gRPC every call here has a stream of requests, which is the same on the wire: of others it shows
-who calls only once it has their whole message, and waits for that as long as the caller likes. A
-stranger is who has no account or does not say who it is: its message is not read.
+Requests are decoded here, because gRPC logs a traceback for each damaged message. All calls are
+declared with a request stream, which is the same on the wire. For unary calls gRPC would show the
+caller only after the complete message, without a deadline. The message of a caller without an
+account or a client id is not read.
 """
 
 from __future__ import annotations
@@ -49,16 +48,17 @@ log = logging.getLogger("raftmq.proxy")
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
 HEALTH = "grpc.health.v1.Health"
-# For what brokers are asked before settings are answered. Clients wait: Java's 3 s, others 10 s.
+# Time limit of brokers' answers before a settings command is answered. Java's clients wait 3 s,
+# most wait 10 s.
 SETTINGS_S = 8.0
-STRANGER_S = 2.0  # to say something, before its stream is refused
-MESSAGE_S = 60.0  # for the message of a call to arrive: 16 MiB at 300 kB a second
-# Strangers that are being answered: each may have sent one message of the largest size.
+STRANGER_S = 2.0  # for a first message, before the stream is rejected
+MESSAGE_S = 60.0  # for a call's message to arrive, 16 MiB at 300 kB per second
+# Unauthenticated calls in progress; each may hold a message of the largest size.
 STRANGERS_MAX = 16
-CHECKS_MAX = 200  # health checks that are being answered
-# Of the free calls: one account alone, or address (a load balancer's, perhaps) gets eight ninths.
+CHECKS_MAX = 200  # health checks in progress
+# An account, or an address such as a load balancer's, may use eight ninths of the free calls.
 CALLS_SHARE = 8.0
-STRANGERS_SHARE = CHECKS_SHARE = 1.0  # of one address, likewise
+STRANGERS_SHARE = CHECKS_SHARE = 1.0  # likewise, per address
 CALL_S_MAX = 120.0
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse{status}
 _ENDS = {
@@ -75,7 +75,7 @@ Act = Callable[[Caller, Any], Awaitable[Any]]
 
 
 class Service:
-    """Serves the calls by its parts; one per proxy."""
+    """Serves the calls with its handlers."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Service:
         client_of: Callable[[str], str],
         stopping: asyncio.Event,
     ) -> None:
-        """`client_of`: the client behind a peer that gRPC sees; "" for nobody."""
+        """`client_of` returns the client of a gRPC peer, or ""."""
         self._calls = Bound("calls", calls_max, CALLS_SHARE)
         self._strangers = Bound("strangers", STRANGERS_MAX, STRANGERS_SHARE)
         self._checks = Bound("health", CHECKS_MAX, CHECKS_SHARE)
@@ -140,7 +140,7 @@ class Service:
         }
 
     def handlers(self) -> list[Any]:
-        """Return gRPC's handlers: of the messaging service, and of health checks."""
+        """Return gRPC's handlers of the messaging service and of health checks."""
         methods = {
             name: grpc.stream_unary_rpc_method_handler(
                 self._answered(name, act, request, answer),
@@ -164,12 +164,12 @@ class Service:
 
     @property
     def calls_count(self) -> int:
-        """Return how many calls of known callers are in progress."""
+        """Return the number of authenticated calls in progress."""
         return self._calls.count
 
     @property
     def refused_counts(self) -> dict[str, int]:
-        """Return how many calls were ended without an answer, by the bound that they were at."""
+        """Return how many calls were ended without an answer, by limit."""
         bounds = (self._calls, self._strangers, self._checks)
         counts = {bound.kind: bound.refused_count for bound in bounds}
         return counts | {"unfinished": self._unfinished_count}
@@ -178,7 +178,7 @@ class Service:
         return self._client_of(context.peer())
 
     def _caller(self, context: Context) -> Caller:
-        """Return who calls. Raises Refusal."""
+        """Return the caller. Raises StatusError."""
         metadata = metadata_of(context.invocation_metadata())
         peer = self._peer(context)
         if not peer:
@@ -199,8 +199,8 @@ class Service:
         return asyncio.get_running_loop().time() + limit_s
 
     async def _admitted(self, name: str, context: Context) -> Caller:
-        """Return who calls; of too many, end the call. Raises Refusal for a stranger, who is to be
-        answered."""
+        """Return the caller; end the call at the limit. Raises StatusError for an unauthenticated
+        caller, which gets an answer."""
         try:
             caller = self._caller(context)
         except Refusal as refusal:
@@ -216,8 +216,8 @@ class Service:
     async def _asked(
         self, name: str, caller: Caller, kind: Any, context: Context
     ) -> tuple[Caller, Any]:
-        """Return a call's message, and the caller with the time that is left; end a call whose
-        message does not come, or is none of this kind."""
+        """Return a call's message, and the caller with the remaining time. End the call if its
+        message does not arrive or is invalid."""
         try:
             async with asyncio.timeout(MESSAGE_S):
                 message = await context.read()
@@ -237,7 +237,7 @@ class Service:
         return replace(caller, deadline_s=self._deadline_s(context)), request
 
     async def _end(self, name: str, context: Context, refusal: Refusal) -> None:
-        """End a call by gRPC's status, which no caller can keep from being written."""
+        """End a call with a gRPC status, which a caller cannot block."""
         self._counts.answered(name, refusal.code, 0.0)
         kind = _ENDS.get(refusal.code, grpc.StatusCode.INVALID_ARGUMENT)
         await context.abort(kind, refusal.status.message)
@@ -294,7 +294,7 @@ class Service:
         self._counts.answered(name, code, loop.time() - began_s)
 
     async def _told(self, context: Context, refusal: Refusal) -> None:
-        """Answer a receive with why there is no message."""
+        """Answer a receive without messages."""
         if refusal.code != pb.Code.MESSAGE_NOT_FOUND:
             self._log("ReceiveMessage", context, refusal)
         await context.write(pb.ReceiveMessageResponse(status=refusal.status))
@@ -303,10 +303,11 @@ class Service:
         await context.write(last)
 
     async def _telemetry(self, _: AsyncIterator[Any], context: Context) -> None:
-        """Serve one stream until its client ends it, or the proxy stops.
+        """Serve a stream until the client or the proxy ends it.
 
-        A stranger is refused only once it has said something: of a stream that ends before the
-        first message is written, gRPC's libraries tell their user INTERNAL, and not why."""
+        An unauthenticated stream is rejected only after its first message. gRPC's libraries report
+        INTERNAL, without the reason, for a stream that ends earlier.
+        """
         name = "Telemetry"
         try:
             caller = await self._admitted(name, context)
@@ -342,10 +343,9 @@ class Service:
         self._counts.answered(name, pb.Code.OK, 0.0)
 
     async def _heard(self, caller: Caller, context: Context, line: Line) -> Refusal | None:
-        """Take in what a client says until its stream ends; return why it is to be ended.
-
-        gRPC keeps the stream's frames for a while, so nothing in them may hold what was said: no
-        traceback, and no iterator over the messages, which holds the last one."""
+        """Handle a client's commands until its stream ends; return the reason to end the stream.
+        gRPC keeps the frames of a stream for a while, so none may hold a command, a traceback or a
+        message iterator."""
         try:
             while await self._take_in(caller, context, line):
                 pass
@@ -354,15 +354,14 @@ class Service:
         return None
 
     async def _take_in(self, caller: Caller, context: Context, line: Line) -> bool:
-        """Read one command and do what it says; return False at the stream's end. Raises Refusal.
-
-        A function of its own, so that nothing of a command is held while the next is awaited."""
+        """Read and handle a command; return False at the stream's end. Raises StatusError. A
+        separate function, so that no command is referenced during the next read."""
         message = await context.read()
         if message is grpc.aio.EOF:
             return False
         command = decoded(pb.TelemetryCommand, message)
         if command.WhichOneof("command") != "settings":
-            return True  # results of what nobody asks here
+            return True  # results of requests that the proxy never makes
         if command.settings.WhichOneof("pub_sub") is None:
             words = "the settings say neither publishing nor subscription"
             raise Refusal(pb.Code.BAD_REQUEST, words)
@@ -388,7 +387,7 @@ class Service:
 
 
 def decoded(kind: Any, message: bytes) -> Any:
-    """Return a message of this kind. Raises Refusal, which does not hold the message."""
+    """Decode a message. Raises a StatusError that does not reference the message."""
     with suppress(DecodeError):
         return kind.FromString(message)
     raise Refusal(pb.Code.BAD_REQUEST, f"not a {kind.DESCRIPTOR.name}")

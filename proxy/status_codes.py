@@ -1,6 +1,6 @@
-"""The errors that a call is answered with, and which answers of brokers mean which. Pure.
+"""gRPC status codes of failed calls and of brokers' answers.
 
-A call that fails is answered with a `Status`, and gRPC's own status is OK: clients expect that.
+A failed call has a `Status` in its answer, and gRPC's own status is OK, as clients expect.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BY_CODE = {
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
     ResponseCode.NO_MESSAGE: Code.INVALID_RECEIPT_HANDLE,
 }
-# How a message is stored that was stored, but not as its broker's mode promises.
+# A stored message that missed its broker's replication mode.
 BY_SEND_STATUS = {
     SendStatus.OK: Code.OK,
     SendStatus.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
@@ -48,7 +48,7 @@ BY_SEND_STATUS = {
 
 
 class Refusal(Exception):
-    """The answer to a call that cannot be carried out."""
+    """The status of a call that cannot be carried out."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(f"{Code.Name(code)}: {message}")
@@ -61,21 +61,21 @@ class Refusal(Exception):
 
 
 def status_of(code: Code, message: str = "") -> Status:
-    """Return an answer's status; its text defaults to the code's name."""
+    """Return an answer's status; the text defaults to the code's name."""
     return Status(code=code, message=(message or Code.Name(code))[:MESSAGE_CHARS_MAX])
 
 
 def refused_by(response: RemotingCommand) -> Refusal:
-    """Return what a broker's answer, whose code is not SUCCESS, means for the client."""
+    """Return the error for a broker's answer that is not SUCCESS."""
     return _refused(response.code, response.remark or "")
 
 
 def refusal_of(error: ClientError) -> Refusal:
-    """Return what an error of our own client means for the client."""
+    """Return the error for an error of our own client."""
     if isinstance(error, BrokerRefused):
         return _refused(error.code, error.remark)
     if isinstance(error, NoRoute):
-        # The form of Java's exceptions, which clients' tests look for.
+        # The form of Java's exceptions, which clients' tests expect.
         words = f"CODE: {ResponseCode.TOPIC_NOT_EXIST:d}  DESC: {error.reason}"
         return Refusal(Code.TOPIC_NOT_FOUND, words)
     if isinstance(error, NameServerUnreachable):
@@ -84,7 +84,7 @@ def refusal_of(error: ClientError) -> Refusal:
         return Refusal(Code.MASTER_PERSISTENCE_TIMEOUT, error.message)
     if error.code == CODE_IN_FLIGHT_LIMIT:
         return Refusal(Code.TOO_MANY_REQUESTS, error.message)
-    if error.code < 0 or error.code == CODE_NO_ROUTE:  # nobody could be asked in time
+    if error.code < 0 or error.code == CODE_NO_ROUTE:  # no broker was reached in time
         return Refusal(Code.PROXY_TIMEOUT, error.message)
     return _refused(error.code, error.message)
 

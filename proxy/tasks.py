@@ -1,4 +1,4 @@
-"""The tasks that outlive the call that started them; all end with the proxy."""
+"""Background tasks that outlive their call and end with the proxy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("raftmq.proxy")
 
 
 class Tasks:
-    """Owns tasks: `stop` cancels and awaits what is left."""
+    """Owns tasks; `stop` cancels and awaits them."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -24,7 +24,7 @@ class Tasks:
         return len(self._running)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work`; an error other than a refusal is logged."""
+        """Run `work` and log all errors but StatusError."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._ended)

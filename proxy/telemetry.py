@@ -1,13 +1,12 @@
-"""Telemetry, Heartbeat and NotifyClientTermination: clients say what they are, and brokers are told
-that they are there.
+"""Telemetry, Heartbeat and NotifyClientTermination, with registration at brokers.
 
-A client is registered at every replica of the broker groups of its topics, under its own id, so
-that whoever leads knows it: the broker renews what a push consumer received for as long as its
-heartbeats arrive. A producer is registered with the names of its topics as its groups, as Apache's
-proxies do, because gRPC knows no producer groups.
+A client is registered under its own id at every replica of its topics' broker groups, so that any
+new leader has it. A broker renews a push consumer's messages while heartbeats arrive. gRPC has no
+producer groups, so a producer is registered with its topics' names as groups, as at Apache's
+proxies.
 
-Clients wait 3 s for an answer, and a replica that hangs is told of them, too: an answer waits
-TOLD_S for the replicas', and what is late goes on without it, LATE_MAX of it at a time.
+Clients wait 3 s for an answer, and replicas may hang. So an answer waits TOLD_S for the replicas;
+later answers complete in the background, at most LATE_MAX at a time.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ SEND_ATTEMPTS = 3
 SEND_BACKOFF_MS = (10, 1_000, 2.0)  # first, longest, growth
 TOLD_S = 0.3
 LATE_MAX = 1_000
-BATCH_MAX = 32  # messages of one receive
-# The waits before a message comes again that its consumer could not process: the delay levels.
+BATCH_MAX = 32  # messages per receive
+# The redelivery delays of failed messages, which are the delay levels.
 RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600,
                  7_200)  # fmt: skip
 CONSUMERS = (
@@ -63,7 +62,7 @@ CONSUMERS = (
 
 
 class Presence:
-    """The handlers; one per proxy."""
+    """The handlers of a proxy."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Presence:
     # ---- settings
 
     async def settings(self, caller: Caller, told: Settings) -> TelemetryCommand:
-        """Take in a client's settings; return the answer, with what holds here. Raises Refusal."""
+        """Store a client's settings; return the effective settings. Raises StatusError."""
         check_settings(told)
         topics = [topic_of(topic) for topic in told.publishing.topics]
         subscriptions = {
@@ -140,16 +139,16 @@ class Presence:
             except Refusal as refusal:
                 if refusal.code != Code.TOPIC_NOT_FOUND:
                     raise
-        return GroupSettings()  # it subscribes to nothing yet
+        return GroupSettings()  # without subscriptions
 
     # ---- calls
 
     async def heartbeat(self, caller: Caller, request: HeartbeatRequest) -> HeartbeatResponse:
-        """Tell the brokers that a client is there. Raises Refusal."""
+        """Register a client at the brokers. Raises StatusError."""
         client = self._clients.seen(caller.client_id, caller.owner)
         client.namespace = caller.namespace
         if client.kind == ClientType.CLIENT_TYPE_UNSPECIFIED:
-            # It spoke to another proxy before, and tells what it is without being asked.
+            # The client was connected to a different proxy, and sends its settings on request.
             if request.client_type == ClientType.CLIENT_TYPE_UNSPECIFIED:
                 words = "neither this heartbeat nor settings say what the client is"
                 raise Refusal(Code.UNRECOGNIZED_CLIENT_TYPE, words)
@@ -162,7 +161,7 @@ class Presence:
     async def terminated(
         self, caller: Caller, request: NotifyClientTerminationRequest
     ) -> NotifyClientTerminationResponse:
-        """Tell the brokers that a client leaves. Raises Refusal."""
+        """Unregister a client at the brokers. Raises StatusError."""
         client = self._clients.find(caller.client_id)
         if client is not None:
             self._clients.seen(caller.client_id, caller.owner)
@@ -180,7 +179,7 @@ class Presence:
         return NotifyClientTerminationResponse(status=status_of(Code.OK))
 
     async def _greet(self, caller: Caller, client: Client) -> None:
-        """Send a heartbeat to every replica that the client has to do with. Raises Refusal."""
+        """Send a heartbeat to every replica of the client's topics. Raises StatusError."""
         for topic in list(client.topics):
             try:
                 await self._brokers.route(caller, topic)
@@ -196,7 +195,7 @@ class Presence:
     async def _tell(
         self, caller: Caller, addresses: Sequence[str], commands: Sequence[RemotingCommand]
     ) -> bool:
-        """Send replicas some commands; return whether one of them was accepted in time."""
+        """Send commands to replicas; return whether a replica accepted in time."""
         tells: list[asyncio.Task[bool]] = [
             self._spawn(self._brokers.tell(caller, address, _copy(command)), "tell")
             for address in addresses
@@ -264,6 +263,6 @@ def _farewells(client: Client) -> list[dict[str, str]]:
 
 
 def _copy(command: RemotingCommand) -> RemotingCommand:
-    """Return the command once more: each connection numbers and signs its own."""
+    """Return a copy, because each connection numbers and signs its own command."""
     ext = None if command.ext is None else dict(command.ext)
     return RemotingCommand.request(command.code, ext, command.body)

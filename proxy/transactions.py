@@ -1,10 +1,9 @@
-"""EndTransaction, and what brokers ask about transactions that nobody ended.
+"""EndTransaction, and brokers' checks of open transactions.
 
-A transaction's id says where its half message is, so any proxy can end it. A broker asks one of the
-producers of the topic, each of which it knows over the connection of some proxy (39); the proxy
-passes the question on over the line of one of its own clients that send to the topic and have the
-right to: what brokers check for their own connections, they cannot check for a proxy's clients. So
-it is with the half message that a bound caller's id names: the right to its topic is checked here.
+A transaction's id holds the position of its half message, so any proxy can end it. A broker sends
+its check (39) to a producer of the topic, over a proxy's connection. The proxy forwards the check
+to a client that has the right to send to the topic, because brokers cannot check a proxy's clients.
+For the same reason the proxy checks a caller's right to the topic of a half message.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ _DECISIONS = {
 
 
 class Transactions:
-    """The handlers; one per proxy."""
+    """The handlers of a proxy."""
 
     def __init__(self, brokers: Brokers, clients: Clients, access: Access) -> None:
         self._brokers = brokers
         self._clients = clients
         self._access = access
-        self.asked_count = 0  # questions passed on to clients
-        self.unasked_count = 0  # that no client was there for
+        self.asked_count = 0  # checks forwarded to clients
+        self.unasked_count = 0  # checks without a client
 
     async def end(self, caller: Caller, request: EndTransactionRequest) -> EndTransactionResponse:
-        """Commit or roll back. Raises Refusal."""
+        """Commit or roll back. Raises StatusError."""
         topic = topic_of(request.topic)
         place = TransactionId.decode(request.transaction_id)
         message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
@@ -84,8 +83,8 @@ class Transactions:
         return EndTransactionResponse(status=status_of(Code.OK))
 
     async def _check_half(self, caller: Caller, topic: str, place: TransactionId) -> None:
-        """Raise Refusal unless the id names a half message of a topic that the caller may send to.
-        Which of both is missing is not told."""
+        """Raise StatusError unless the id names a half message of a topic that the caller may send
+        to. The error does not reveal the cause."""
         code = RequestCode.END_TRANSACTION
         self._brokers.permit(caller, code, {"topic": topic})
         half = await self._brokers.stored_at(caller, place.broker_name, place.position)
@@ -97,7 +96,7 @@ class Transactions:
         raise Refusal(Code.INVALID_TRANSACTION_ID, "the id names no transaction of the caller's")
 
     def asked(self, connection: Connection, request: RemotingCommand) -> None:
-        """Handle 39, which is one-way: if nobody can be asked, the broker asks again later."""
+        """Handle 39, which is one-way; without a client the broker checks again later."""
         try:
             header = CheckTransactionHeader.parse(request.ext)
             record = decode_record(request.body)

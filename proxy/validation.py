@@ -1,8 +1,8 @@
-"""The lengths of what a call may say, where the wire has none. Pure.
+"""Length limits of client requests, where the protocol has none.
 
-What a client says is kept while it is known, told to every replica of its broker groups, and
-repeated in answers; so everything in it has a length. Names of topics and groups have theirs in
-`places`, messages in `contents`.
+Settings are stored while the client is connected, sent to every replica of its broker groups, and
+repeated in answers. `endpoints` limits names of topics and groups; `message_conversion` limits
+messages.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .protocol.messaging_pb2 import (
 )
 from .status_codes import Refusal
 
-ID_CHARS_MAX = 255  # of a client, a namespace, a message, an attempt; brokers take no more
-EXPRESSION_CHARS_MAX = 16_384  # as brokers have it for SQL92
+ID_CHARS_MAX = 255  # of clients, namespaces, messages and attempts, as at brokers
+EXPRESSION_CHARS_MAX = 16_384  # as brokers' limit of SQL92
 SETTINGS_BYTES_MAX = 256 * 1024
-SUBSCRIPTIONS_MAX = 900  # of one client; each topic has to have room among those that it uses
-ENDPOINTS_BYTES_MAX = 4_096  # each queue of an answered route has them all
+SUBSCRIPTIONS_MAX = 900  # per client; a topic each
+ENDPOINTS_BYTES_MAX = 4_096  # each queue of an answered route repeats them
 
 
 def expression_of(expression: FilterExpression) -> tuple[str, str]:
-    """Return a filter's kind as brokers know it, and its text. Raises Refusal."""
+    """Return a filter's broker-side kind and its text. Raises StatusError."""
     text = expression.expression
     if len(text) > EXPRESSION_CHARS_MAX:
         words = f"the expression has {len(text)} characters, allowed are {EXPRESSION_CHARS_MAX}"
@@ -33,14 +33,14 @@ def expression_of(expression: FilterExpression) -> tuple[str, str]:
 
 
 def id_of(text: str, what: str, code: Code = Code.BAD_REQUEST) -> str:
-    """Return an id, or a word like one. Raises Refusal with `code`."""
+    """Return an id or a similar name. Raises StatusError with `code`."""
     if len(text) > ID_CHARS_MAX or not text.isprintable():
         raise Refusal(code, f"{what} is longer than {ID_CHARS_MAX} characters, or not printable")
     return text
 
 
 def check_settings(told: Settings) -> None:
-    """Raise Refusal for settings that say too much."""
+    """Raise StatusError for settings above the limits."""
     size, count = told.ByteSize(), len(told.subscription.subscriptions)
     if size > SETTINGS_BYTES_MAX:
         words = f"the settings have {size} bytes; the most are {SETTINGS_BYTES_MAX}"
@@ -51,7 +51,7 @@ def check_settings(told: Settings) -> None:
 
 
 def check_endpoints(endpoints: Endpoints) -> None:
-    """Raise Refusal for what cannot be the addresses of proxies."""
+    """Raise StatusError for invalid proxy addresses."""
     if not endpoints.addresses:
         raise Refusal(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
     size = endpoints.ByteSize()

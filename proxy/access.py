@@ -18,7 +18,7 @@ from raftmq.remoting.command import RemotingCommand
 
 from .caller import access_key_of, is_signed_by
 from .protocol.messaging_pb2 import Code
-from .status_codes import Refusal
+from .status_codes import StatusError
 
 
 class Access:
@@ -35,7 +35,7 @@ class Access:
         if self.enabled:
             self._file.read()
 
-    def look_at_file(self) -> None:
+    def reload_if_changed(self) -> None:
         """Read the accounts again if their file has changed. Blocking."""
         if self.enabled:
             self._file.read_if_changed()
@@ -79,6 +79,6 @@ class Access:
             return True
         return self._gate.permits(f"{host}:0", access_key, [topic_need(topic, Permission.PUB)])
 
-    def _refused(self, code: Code, message: str) -> Refusal:
+    def _refused(self, code: Code, message: str) -> StatusError:
         self.refused_count += 1
-        return Refusal(code, message)
+        return StatusError(code, message)

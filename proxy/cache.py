@@ -24,7 +24,7 @@ Ask = Callable[[Caller], Awaitable[T | None]]
 Spawn = Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
 
 
-class Remembered(Generic[T]):
+class AnswerCache(Generic[T]):
     """Caches answers by name. `spawn(work, name)` starts tasks that outlive their call. `otherwise`
     is the answer for a name that brokers do not have."""
 
@@ -39,11 +39,11 @@ class Remembered(Generic[T]):
         Raises StatusError if there is neither."""
         now_s = asyncio.get_running_loop().time()
         if name not in self._known:
-            return await self._asked(name, caller, ask)
+            return await self._refresh(name, caller, ask)
         if self._known[name][0] <= now_s:
             if name not in self._asking:
                 later = replace(caller, deadline_s=now_s + AGAIN_S)
-                asking = self._spawn(self._asked(name, later, ask), "ask again")
+                asking = self._spawn(self._refresh(name, later, ask), "ask again")
                 asking.add_done_callback(lambda _: self._asking.pop(name))
                 self._asking[name] = asking
             old = self._known[name][1]
@@ -51,7 +51,7 @@ class Remembered(Generic[T]):
             return self._known[name][1] if name in self._known else old
         return self._known[name][1]
 
-    async def _asked(self, name: str, caller: Caller, ask: Ask[T]) -> T:
+    async def _refresh(self, name: str, caller: Caller, ask: Ask[T]) -> T:
         value = await ask(caller)
         if value is None:
             return self._known[name][1] if name in self._known else self._otherwise

@@ -11,7 +11,7 @@ from raftmq.remoting.connection import FROM_PEER
 log = logging.getLogger("raftmq.proxy")
 
 
-class Bound:
+class CallLimit:
     """Counts calls until their task ends. gRPC has then written the answer, so a caller that does
     not read its answer keeps counting."""
 

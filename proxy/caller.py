@@ -20,7 +20,7 @@ from raftmq.remoting.acl import Account
 from raftmq.remoting.codes import LanguageCode
 
 from .protocol.messaging_pb2 import Code
-from .status_codes import Refusal
+from .status_codes import StatusError
 from .validation import id_of
 
 ALGORITHM = "MQv2-HMAC-SHA1"
@@ -67,7 +67,7 @@ def client_id_of(metadata: Mapping[str, str]) -> str:
     """Return the client's id. Raises StatusError."""
     client_id = metadata.get("x-mq-client-id", "")
     if not client_id:
-        raise Refusal(Code.CLIENT_ID_REQUIRED, "the metadata have no x-mq-client-id")
+        raise StatusError(Code.CLIENT_ID_REQUIRED, "the metadata have no x-mq-client-id")
     return id_of(client_id, "x-mq-client-id")
 
 

@@ -4,7 +4,7 @@ No call depends on this table, so any proxy can serve any client. Heartbeats thr
 a client's registration at the brokers. The stream carries the brokers' requests to a producer.
 
 Limits: `clients_max` clients, TOPICS_MAX topics and CLIENT_BYTES_MAX of settings per client,
-LINE_MAX commands and `line_bytes_max` per stream, and an allowance for all clients together.
+QUEUE_MAX commands and `queue_bytes_max` per stream, and an allowance for all clients together.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from sys import getsizeof
 from raftmq.remoting.memory_limits import Allowance, Share
 
 from .protocol.messaging_pb2 import ClientType, Code, TelemetryCommand
-from .status_codes import Refusal
+from .status_codes import StatusError
 
 TOPICS_MAX = 900  # a heartbeat to a broker holds at most 1,000 groups
 CLIENT_BYTES_MAX = 1 << 20
 CLIENT_BYTES = 4_096  # of a client without settings
 ENTRY_BYTES = 200  # of a topic or a subscription, without its text
-LINE_MAX = 64
+QUEUE_MAX = 64
 SILENCE_S = 60.0  # a silent client is dropped; heartbeats arrive every 10 s
 
 Write = Callable[[TelemetryCommand], Awaitable[None]]
 
 
-class Line:
+class CommandQueue:
     """The commands to be written to an open Telemetry stream."""
 
     def __init__(self, kept: Share) -> None:
         self._kept = kept
         # None ends the stream.
-        self._waiting: asyncio.Queue[tuple[TelemetryCommand, int] | None] = asyncio.Queue(LINE_MAX)
+        self._waiting: asyncio.Queue[tuple[TelemetryCommand, int] | None] = asyncio.Queue(QUEUE_MAX)
 
     def put(self, command: TelemetryCommand) -> bool:
         """Queue a command; return False if the queue is full."""
@@ -82,15 +82,15 @@ class Client:
     __slots__ = (
         "_subscribed_bytes",
         "access_key",
+        "active_s",
         "client_id",
         "group",
         "host",
         "kept",
         "kind",
-        "line",
         "namespace",
         "owner",
-        "seen_s",
+        "queue",
         "subscriptions",
         "topics",
         "version",
@@ -109,15 +109,15 @@ class Client:
         self.subscriptions: Mapping[str, tuple[str, str]] = {}  # topic → kind, expression
         self._subscribed_bytes = 0
         self.version = 0  # of the subscriptions, their time in ms
-        self.line: Line | None = None
-        self.seen_s = now_s
+        self.queue: CommandQueue | None = None
+        self.active_s = now_s
 
     @property
     def is_producer(self) -> bool:
         return self.kind == ClientType.PRODUCER
 
-    def uses(self, topic: str) -> None:
-        """Record that the client uses a topic. Raises StatusError at the limit."""
+    def add_topic(self, topic: str) -> None:
+        """Record that the client add_topic a topic. Raises StatusError at the limit."""
         if topic in self.topics:
             del self.topics[topic]
             self.topics[topic] = None
@@ -129,7 +129,7 @@ class Client:
         self._take(_size(topic))
         self.topics[topic] = None
 
-    def subscribes(self, subscriptions: Mapping[str, tuple[str, str]], version: int) -> None:
+    def subscribe(self, subscriptions: Mapping[str, tuple[str, str]], version: int) -> None:
         """Replace the client's subscriptions. Raises StatusError at the limit."""
         size = sum(_size(topic) + _size(text) for topic, (_, text) in subscriptions.items())
         if size > self._subscribed_bytes:
@@ -143,7 +143,7 @@ class Client:
     def _take(self, size: int) -> None:
         if not self.kept.take(size):
             words = "there is no room for what this client, or all clients, say of themselves"
-            raise Refusal(Code.TOO_MANY_REQUESTS, words)
+            raise StatusError(Code.TOO_MANY_REQUESTS, words)
 
 
 class Clients:
@@ -155,12 +155,12 @@ class Clients:
         now_s: Callable[[], float],
         kept: Allowance,
         *,
-        line_bytes_max: int,
+        queue_bytes_max: int,
     ) -> None:
         self._clients_max = clients_max
         self._now_s = now_s
         self._kept = kept
-        self._line_bytes_max = line_bytes_max
+        self._queue_bytes_max = queue_bytes_max
         self._known: dict[str, Client] = {}
         self._turn = 0
 
@@ -173,7 +173,7 @@ class Clients:
     def find(self, client_id: str) -> Client | None:
         return self._known.get(client_id)
 
-    def seen(self, client_id: str, owner: str) -> Client:
+    def touch(self, client_id: str, owner: str) -> Client:
         """Return the calling client, and create it if needed. Raises StatusError at the limit of
         clients and if the client belongs to a different account."""
         client = self._known.get(client_id)
@@ -181,21 +181,23 @@ class Clients:
         if client is None:
             if len(self._known) >= self._clients_max:
                 words = f"{self._clients_max} clients are known already"
-                raise Refusal(Code.TOO_MANY_REQUESTS, words)
+                raise StatusError(Code.TOO_MANY_REQUESTS, words)
             kept = Share(self._kept, CLIENT_BYTES_MAX)
             if not kept.take(CLIENT_BYTES):
-                raise Refusal(Code.TOO_MANY_REQUESTS, "clients say too much of themselves already")
+                raise StatusError(
+                    Code.TOO_MANY_REQUESTS, "clients say too much of themselves already"
+                )
             client = self._known[client_id] = Client(client_id, owner, now_s, kept)
         if client.owner != owner:
-            raise Refusal(Code.FORBIDDEN, f"{client_id} is the client of another account")
-        client.seen_s = now_s
+            raise StatusError(Code.FORBIDDEN, f"{client_id} is the client of another account")
+        client.active_s = now_s
         return client
 
-    def used(self, client_id: str, owner: str, topic: str) -> None:
+    def add_topic(self, client_id: str, owner: str, topic: str) -> None:
         """Record that a client uses a topic, if the client is connected and below its limits."""
         try:
-            self.seen(client_id, owner).uses(topic)
-        except Refusal:
+            self.touch(client_id, owner).add_topic(topic)
+        except StatusError:
             pass  # the call itself does not need the record
 
     def forget(self, client_id: str) -> None:
@@ -203,28 +205,28 @@ class Clients:
         if client is not None:
             client.kept.end()
 
-    def new_line(self) -> Line:
+    def new_queue(self) -> CommandQueue:
         """Return the queue of a new stream."""
-        return Line(Share(self._kept, self._line_bytes_max))
+        return CommandQueue(Share(self._kept, self._queue_bytes_max))
 
     def expire(self, is_owner: Callable[[str], bool]) -> None:
         """Drop clients that are silent and have no stream, and clients of deleted accounts. A
         dropped client can reconnect with a valid account."""
         oldest_s = self._now_s() - SILENCE_S
         for client in self:
-            is_silent = client.line is None and client.seen_s < oldest_s
+            is_silent = client.queue is None and client.active_s < oldest_s
             if is_silent or not is_owner(client.owner):
                 self.forget(client.client_id)
-                if client.line is not None:
-                    client.line.finish()
+                if client.queue is not None:
+                    client.queue.finish()
 
     @property
     def kept_bytes(self) -> int:
         return self._kept.used_bytes
 
     @property
-    def line_count(self) -> int:
-        return sum(client.line is not None for client in self._known.values())
+    def stream_count(self) -> int:
+        return sum(client.queue is not None for client in self._known.values())
 
     def producer_of(self, topic: str, may: Callable[[Client], bool]) -> Client | None:
         """Return a producer of the topic with an open stream and the right to send, in rotation."""
@@ -232,7 +234,7 @@ class Clients:
             client
             for client in self._known.values()
             if client.is_producer
-            and client.line is not None
+            and client.queue is not None
             and topic in client.topics
             and may(client)
         ]

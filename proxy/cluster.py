@@ -26,15 +26,15 @@ from raftmq.remoting.topic_attributes import MESSAGE_TYPE, NORMAL
 from raftmq.store.record import MessageRecord, RecordError, decode_record
 
 from .access import Access
-from .cache import Remembered, Spawn
+from .cache import AnswerCache, Spawn
 from .caller import Caller
 from .protocol.messaging_pb2 import Code
-from .status_codes import Refusal, refusal_of, refused_by
+from .status_codes import StatusError, status_error_for, status_error_of
 
 # Time limit of a request that brokers answer at once, whatever the caller's deadline. Afterwards
 # the leader is looked up again.
 ATTEMPT_MS = 1_000
-TELL_MS = 3_000
+REPLICA_MS = 3_000
 MARGIN_S = 0.1  # of the caller's time, reserved for the answer
 ANSWER_MS = 200  # of a receive's time, for the answer of a broker that has waited
 # A pop's late answer is still accepted for this time, and its messages are returned
@@ -57,8 +57,8 @@ class Brokers:
     def __init__(self, instance: ClientInstance, access: Access, spawn: Spawn) -> None:
         self._instance = instance
         self._access = access
-        self._types = Remembered(spawn, NORMAL)
-        self._groups = Remembered(spawn, GroupSettings())
+        self._types = AnswerCache(spawn, NORMAL)
+        self._groups = AnswerCache(spawn, GroupSettings())
 
     # ---- routes
 
@@ -77,7 +77,7 @@ class Brokers:
         route = await self._in_time(caller, topic, self._instance.directory.refresh)
         if not any(broker.broker_name == broker_name for broker in route.brokers):
             words = f"{topic} has no broker {broker_name[:100]}"
-            raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+            raise StatusError(Code.INVALID_RECEIPT_HANDLE, words)
 
     async def _in_time(
         self, caller: Caller, topic: str, ask: Callable[[str], Awaitable[TopicRouteData]]
@@ -86,9 +86,9 @@ class Brokers:
             async with asyncio.timeout_at(caller.deadline_s - MARGIN_S):
                 return await ask(topic)
         except ClientError as error:
-            raise refusal_of(error) from error
+            raise status_error_of(error) from error
         except TimeoutError as error:
-            raise Refusal(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
+            raise StatusError(Code.PROXY_TIMEOUT, f"no route to {topic} in time") from error
 
     def addresses(self, topics: set[str]) -> tuple[str, ...]:
         """Return the known replicas of all broker groups of these topics."""
@@ -199,7 +199,7 @@ class Brokers:
         """Repeat `once` until `end_s` while its error is retriable. The last attempt ends at
         `limit_s`. Raises StatusError."""
         loop = asyncio.get_running_loop()
-        refusal = Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
+        refusal = StatusError(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
         try:
             async with asyncio.timeout_at(limit_s):
                 try:
@@ -207,7 +207,7 @@ class Brokers:
                 except ClientError as error:
                     if not error.retriable:
                         raise
-                    refusal = refusal_of(error)
+                    refusal = status_error_of(error)
                 left_ms = (end_s - loop.time()) * 1000
                 if left_ms <= 0:
                     raise refusal
@@ -216,7 +216,7 @@ class Brokers:
                     with attempt:
                         return await once()
         except ClientError as error:
-            raise refusal_of(error) from error
+            raise status_error_of(error) from error
         except TimeoutError as error:
             raise refusal from error
         raise AssertionError("the retry loop returns or raises")
@@ -228,21 +228,21 @@ class Brokers:
         with its own rights, so the caller's rights must be checked. Raises StatusError."""
         if position < 0:
             return None
-        asked = {"offset": str(position)}
-        response = await self.ask(caller, broker_name, RequestCode.VIEW_MESSAGE_BY_ID, asked)
+        fields = {"offset": str(position)}
+        response = await self.ask(caller, broker_name, RequestCode.VIEW_MESSAGE_BY_ID, fields)
         if response.code == ResponseCode.SYSTEM_ERROR:
             return None
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
         try:
             return decode_record(response.body, check_body=False)
         except RecordError as error:
-            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+            raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
-    async def tell(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
+    async def send_once(self, caller: Caller, address: str, command: RemotingCommand) -> bool:
         """Send a replica a request, without retries; return whether the replica accepted it."""
         try:
-            response = await self._instance.remoting.invoke(address, command, TELL_MS)
+            response = await self._instance.remoting.invoke(address, command, REPLICA_MS)
         except RemotingError:
             return False  # a dead replica, or the next heartbeat reaches it
         return response.code == ResponseCode.SUCCESS
@@ -283,14 +283,14 @@ class Brokers:
         route = await self.route(caller, topic)
         names = sorted((one.broker_name for one in route.brokers), key=lambda name: name != first)
         loop = asyncio.get_running_loop()
-        asked: list[asyncio.Task[dict[str, Any] | None]] = []
+        requests: list[asyncio.Task[dict[str, Any] | None]] = []
         open_asks: set[asyncio.Task[dict[str, Any] | None]] = set()
-        refusal: Refusal | None = None
+        refusal: StatusError | None = None
         absent = False
         try:
             for some, patience_s in ((names[:1], PATIENCE_S), (names[1:], None)):
                 fresh = [loop.create_task(self._bean_of(caller, name, code, ext)) for name in some]
-                asked += fresh
+                requests += fresh
                 open_asks.update(fresh)
                 while open_asks:
                     done, open_asks = await asyncio.wait(
@@ -303,16 +303,16 @@ class Brokers:
                     for task in done:
                         try:
                             bean = task.result()
-                        except Refusal as error:
+                        except StatusError as error:
                             refusal = refusal or error
                             continue
                         if bean is not None:
                             return bean
                         absent = True
         finally:
-            for task in asked:
+            for task in requests:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*requests, return_exceptions=True)
         if refusal is not None and not absent:
             raise refusal
         return None
@@ -326,14 +326,14 @@ class Brokers:
             try:
                 return loads_object(response.body)
             except RemotingError as error:
-                raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+                raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
         if response.code in (
             ResponseCode.TOPIC_NOT_EXIST,
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             ResponseCode.SYSTEM_ERROR,
         ):
             return None
-        raise refused_by(response)
+        raise status_error_for(response)
 
 
 def _type_of(bean: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from raftmq.remoting.names import (
 from raftmq.remoting.pop_headers import HANDLE_SIZE_MAX, Handle
 
 from .protocol.messaging_pb2 import Code, Resource
-from .status_codes import Refusal
+from .status_codes import StatusError
 
 TRANSACTION_ID_SIZE_MAX = 1_024  # characters
 SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")  # of Apache's own topics and groups
@@ -40,7 +40,7 @@ def ms_of(moment: Timestamp | Duration) -> int:
     try:
         return int(moment.ToMilliseconds())
     except (ValueError, OverflowError) as error:
-        raise Refusal(Code.BAD_REQUEST, f"not a time: {error}") from error
+        raise StatusError(Code.BAD_REQUEST, f"not a time: {error}") from error
 
 
 def wrapped(resource: Resource) -> str:
@@ -72,9 +72,11 @@ def topic_of(resource: Resource) -> str:
     """Return the topic's name. Raises StatusError."""
     name = wrapped(resource)
     if problem := topic_name_problem(name):
-        raise Refusal(Code.ILLEGAL_TOPIC, problem)
+        raise StatusError(Code.ILLEGAL_TOPIC, problem)
     if _is_system(name):
-        raise Refusal(Code.ILLEGAL_TOPIC, f"{name} is a system topic, which clients may not use")
+        raise StatusError(
+            Code.ILLEGAL_TOPIC, f"{name} is a system topic, which clients may not use"
+        )
     return name
 
 
@@ -82,9 +84,9 @@ def group_of(resource: Resource) -> str:
     """Return the consumer group's name. Raises StatusError."""
     name = wrapped(resource)
     if problem := topic_name_problem(name):
-        raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, problem.replace("topic", "group"))
+        raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, problem.replace("topic", "group"))
     if _is_system(name):
-        raise Refusal(Code.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
+        raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
     return name
 
 
@@ -106,15 +108,15 @@ class Receipt(NamedTuple):
         """Parse a handle. Raises StatusError."""
         if len(text) > HANDLE_SIZE_MAX:
             words = f"the receipt handle has more than {HANDLE_SIZE_MAX} characters"
-            raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+            raise StatusError(Code.INVALID_RECEIPT_HANDLE, words)
         try:
             handle = Handle.decode(text)
             parts = text.split(" ")
             position = parse_integer(parts[8], "handle") if len(parts) > 8 else -1
         except HeaderError as error:
-            raise Refusal(Code.INVALID_RECEIPT_HANDLE, str(error)) from error
+            raise StatusError(Code.INVALID_RECEIPT_HANDLE, str(error)) from error
         if handle.offset < 0:
-            raise Refusal(Code.INVALID_RECEIPT_HANDLE, "the receipt handle has no offset")
+            raise StatusError(Code.INVALID_RECEIPT_HANDLE, "the receipt handle has no offset")
         return cls(handle, position)
 
     def stored_in(self, topic: str, group: str) -> str:
@@ -147,4 +149,4 @@ class TransactionId(NamedTuple):
             return cls(broker_name, int(half_offset), int(position), key)
         except ValueError as error:
             words = f"not a transaction id of this cluster: {text[:100]!r}"
-            raise Refusal(Code.INVALID_TRANSACTION_ID, words) from error
+            raise StatusError(Code.INVALID_TRANSACTION_ID, words) from error

@@ -31,7 +31,7 @@ from .protocol.messaging_pb2 import (
     MessageType,
     SystemProperties,
 )
-from .status_codes import Refusal
+from .status_codes import StatusError
 from .validation import id_of
 
 # The limits of Apache's proxy.
@@ -88,12 +88,12 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
     system, size_max = message.system_properties, config.message_size_max
     topic = topic_of(message.topic)
     if not message.body:
-        raise Refusal(Code.MESSAGE_BODY_EMPTY, "the message has no body")
+        raise StatusError(Code.MESSAGE_BODY_EMPTY, "the message has no body")
     if len(message.body) > size_max:
         words = f"a body of {len(message.body)} bytes; the most are {size_max}"
-        raise Refusal(Code.MESSAGE_BODY_TOO_LARGE, words)
+        raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, words)
     if not system.message_id.strip():
-        raise Refusal(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
+        raise StatusError(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
     id_of(system.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
     transactional = system.message_type == MessageType.TRANSACTION
     properties = _user_properties(message)
@@ -102,7 +102,7 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
         deliver_ms = _deliver_ms(system)
         if deliver_ms - now_ms > config.delay_ms_max > 0:
             words = f"a message is delivered at most {config.delay_ms_max} ms after it was sent"
-            raise Refusal(Code.ILLEGAL_DELIVERY_TIME, f"{words} (maxDelayTimeMills)")
+            raise StatusError(Code.ILLEGAL_DELIVERY_TIME, f"{words} (maxDelayTimeMills)")
         properties[DELIVER_TIME] = str(deliver_ms)
     if transactional:
         properties |= {TRAN_MSG: "true", "PGROUP": topic}
@@ -110,7 +110,7 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
             seconds = ms_of(system.orphaned_transaction_recovery_duration) // 1000
             if seconds > RECOVERY_S_MAX:
                 words = f"a transaction is asked about after at most {RECOVERY_S_MAX} s"
-                raise Refusal(Code.BAD_REQUEST, f"{words}, not {seconds}")
+                raise StatusError(Code.BAD_REQUEST, f"{words}, not {seconds}")
             properties[IMMUNITY] = str(max(1, seconds))
     sys_flag = SYS_COMPRESSED if system.body_encoding == Encoding.GZIP else 0
     if transactional:
@@ -118,10 +118,10 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
     try:
         text = properties_text(properties)
     except ValueError as error:
-        raise Refusal(Code.BAD_REQUEST, str(error)) from error
+        raise StatusError(Code.BAD_REQUEST, str(error)) from error
     if len(text.encode()) > PROPERTIES_BYTES_MAX:
         words = f"the properties take more than {PROPERTIES_BYTES_MAX} bytes"
-        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
     born_ms = ms_of(system.born_timestamp) if system.HasField("born_timestamp") else 0
     return Outbound(
         topic,
@@ -140,20 +140,20 @@ def _user_properties(message: Message) -> dict[str, str]:
     found = dict(message.user_properties)
     if len(found) > PROPERTIES_MAX:
         words = f"{len(found)} properties; the most are {PROPERTIES_MAX}"
-        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
     for name, value in found.items():
         if name in RESERVED or not name or not _is_plain(name):
             words = f"{name[:100]!r} is no name of a property"
-            raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
         if not value or not _is_plain(value):
             words = f"the property {name[:100]!r} is empty, or has control characters"
-            raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
     system = message.system_properties
     texts = (*found.keys(), *found.values(), system.tag, *system.keys)
     size = sum(len(text.encode()) for text in texts)
     if size > USER_BYTES_MAX:
         words = f"properties, tag and keys have {size} bytes; the most are {USER_BYTES_MAX}"
-        raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
     return found
 
 
@@ -161,11 +161,11 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
     properties = {"UNIQ_KEY": system.message_id}
     if system.tag:
         if system.tag.isspace() or "|" in system.tag or not _is_plain(system.tag):
-            raise Refusal(Code.ILLEGAL_MESSAGE_TAG, f"{system.tag[:100]!r} is no tag")
+            raise StatusError(Code.ILLEGAL_MESSAGE_TAG, f"{system.tag[:100]!r} is no tag")
         properties["TAGS"] = system.tag
     for key in system.keys:
         if not key or key.isspace() or not _is_plain(key):
-            raise Refusal(Code.ILLEGAL_MESSAGE_KEY, f"{key[:100]!r} is no key")
+            raise StatusError(Code.ILLEGAL_MESSAGE_KEY, f"{key[:100]!r} is no key")
     if system.keys:
         properties["KEYS"] = " ".join(system.keys)
     group = system.message_group
@@ -174,12 +174,12 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
         if group.isspace() or size > MESSAGE_GROUP_BYTES_MAX or not _is_plain(group):
             words = f"{group[:100]!r} is no message group: blank, with control characters, or with"
             words += f" more than {MESSAGE_GROUP_BYTES_MAX} bytes"
-            raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, words)
+            raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, words)
         properties[SHARDING_KEY] = group
     elif system.message_type == MessageType.FIFO:
-        raise Refusal(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message without a message group")
+        raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message without a message group")
     if system.message_type == MessageType.DELAY and not system.HasField("delivery_timestamp"):
-        raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "a delayed message without a delivery time")
+        raise StatusError(Code.ILLEGAL_DELIVERY_TIME, "a delayed message without a delivery time")
     if system.HasField("priority"):
         properties[PRIORITY] = str(system.priority)
     if system.trace_context:
@@ -194,10 +194,10 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
 def _deliver_ms(system: SystemProperties) -> int:
     if system.message_group:
         words = "a message has a message group or a delivery time, not both"
-        raise Refusal(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
+        raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
     deliver_ms = ms_of(system.delivery_timestamp)
     if deliver_ms <= 0:
-        raise Refusal(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
+        raise StatusError(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
     return deliver_ms
 
 
@@ -213,7 +213,7 @@ def inbound(
     """Convert a stored message. `topic` is the client's name of the topic; `times` counts earlier
     deliveries."""
     properties = decode_properties(record.properties)
-    body, encoding = _told_body(record)
+    body, encoding = _client_body(record)
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
     message = Message(
         topic=resource_of(topic, namespace),
@@ -259,7 +259,7 @@ def _time_ms(ms: int) -> int:
     return min(max(ms, TIME_MS_MIN), TIME_MS_MAX)
 
 
-def _told_body(record: MessageRecord) -> tuple[bytes, Encoding]:
+def _client_body(record: MessageRecord) -> tuple[bytes, Encoding]:
     """Return the body for a client and its encoding. A body that cannot be inflated is passed on
     unchanged, so it does not block the messages behind it."""
     body = bytes(record.body)

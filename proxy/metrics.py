@@ -42,14 +42,14 @@ class Figures:
     connections: int
     connections_refused: int
     clients: int
-    lines: int
+    streams: int
     kept_bytes: int
     sends: int
     send_bytes: int
     answer_bytes: int
-    given_back: int
-    asked: int
-    unasked: int
+    returned: int
+    checks: int
+    checks_dropped: int
     unauthorized: int
 
 
@@ -110,7 +110,7 @@ class ProxyMetrics:
             now.connections_refused,
         )
         families.gauge("rocketmq_proxy_clients", "Clients heard of lately.", now.clients)
-        families.gauge("rocketmq_proxy_telemetry_streams", "Open Telemetry streams.", now.lines)
+        families.gauge("rocketmq_proxy_telemetry_streams", "Open Telemetry streams.", now.streams)
         families.gauge(
             "rocketmq_proxy_kept_bytes",
             "What clients said of themselves, and commands that wait for them.",
@@ -126,13 +126,13 @@ class ProxyMetrics:
         families.counter(
             "rocketmq_proxy_messages_given_back_total",
             "Messages that were received, could not be told to their client, and were given back.",
-            now.given_back,
+            now.returned,
         )
         families.counters(
             "rocketmq_proxy_transaction_checks_total",
             "What brokers asked about transactions, by whether a producer was there to be asked.",
             ("asked",),
-            [(("true",), now.asked), (("false",), now.unasked)],
+            [(("true",), now.checks), (("false",), now.checks_dropped)],
         )
         families.counter(
             "rocketmq_proxy_unauthorized_total",

@@ -61,17 +61,17 @@ from .protocol.messaging_pb2 import (
     Message,
     ReceiveMessageRequest,
 )
-from .receive_stream import Room, Telling, Who, Write
-from .status_codes import Refusal, refused_by, status_of
+from .receive_stream import ByteLimit, ClientKey, ResponseWriter, Write
+from .status_codes import StatusError, status_error_for, status_of
 from .validation import expression_of, id_of
 
 log = logging.getLogger("raftmq.proxy.receive_message")
 
 RENEWED_MS = 60_000  # initial invisibility of renewed messages
 UNNAMED_MS = 1500  # limit of a receive without a polling time, half a client's timeout
-GIVEN_BACK_MS = 0  # invisibility of undelivered messages
+RETURNED_MS = 0  # invisibility of undelivered messages
 CROWDED_MS = 10_000  # and of messages above the byte limit
-GIVE_BACK_S = 5.0
+RETURN_S = 5.0
 READ_S_MIN = 5.0  # time to read an answer, whatever the call's deadline
 ANSWER_BYTES_MAX = 256 << 20  # of messages on their way to clients; a client may use a quarter
 EVERYTHING = "*"
@@ -87,7 +87,7 @@ class Popped(NamedTuple):
     invisible_ms: int
 
 
-class Receives:
+class ReceiveHandlers:
     """The handlers of a proxy. `spawn(work, name)` starts tasks that outlive their call."""
 
     def __init__(
@@ -103,13 +103,13 @@ class Receives:
         self._clients = clients
         self._spawn = spawn
         self._stopping = stopping
-        self._room = Room(ANSWER_BYTES_MAX)
-        self.given_back_count = 0  # messages
+        self._limit = ByteLimit(ANSWER_BYTES_MAX)
+        self.returned_count = 0  # messages
 
     @property
     def held_bytes(self) -> int:
         """Return the bytes of messages on their way to clients."""
-        return self._room.held_bytes
+        return self._limit.held_bytes
 
     # ---- receives
 
@@ -117,26 +117,28 @@ class Receives:
         """Pop messages and write them; return their count. Raises StatusError if nothing was
         written; Unread."""
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
-        wanted = {"topic": topic, "consumerGroup": group}
-        self._brokers.permit(caller, RequestCode.POP_MESSAGE, wanted)
-        if not self._room.has(_who(caller)):
-            raise Refusal(Code.TOO_MANY_REQUESTS, CROWDED)
-        self._clients.used(caller.client_id, caller.owner, topic)
+        needs = {"topic": topic, "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.POP_MESSAGE, needs)
+        if not self._limit.has(_key_of(caller)):
+            raise StatusError(Code.TOO_MANY_REQUESTS, CROWDED)
+        self._clients.add_topic(caller.client_id, caller.owner, topic)
         named = request.message_queue.broker.name
         settings = await self._brokers.group_settings(caller, topic, group, named)
         header = self._header(caller, request, topic, group, orderly=settings.orderly)
         broker_name = await self._broker(caller, topic, named)
         found = await self._popped(caller, broker_name, header)
-        tell, filtered = _divided(found, request.filter_expression)
+        deliverable, filtered = _by_tag(found, request.filter_expression)
         for one in filtered:
             self._spawn(self._drop(caller, topic, group, one), "silent ack")
-        dead = [one for one in tell if settings.orderly and one.times > settings.retry_times_max]
+        dead = [
+            one for one in deliverable if settings.orderly and one.times > settings.retry_times_max
+        ]
         for one in dead:
             self._spawn(self._bury(caller, topic, group, one), "dead letter")
-            tell.remove(one)
-        if not tell:
-            raise Refusal(Code.MESSAGE_NOT_FOUND, "no new message")
-        return await self._tell(caller, topic, group, tell, write)
+            deliverable.remove(one)
+        if not deliverable:
+            raise StatusError(Code.MESSAGE_NOT_FOUND, "no new message")
+        return await self._write(caller, topic, group, deliverable, write)
 
     def _header(
         self,
@@ -148,7 +150,7 @@ class Receives:
         orderly: bool,
     ) -> PopHeader:
         if not 0 < request.batch_size:
-            raise Refusal(Code.BAD_REQUEST, "batch_size is not positive")
+            raise StatusError(Code.BAD_REQUEST, "batch_size is not positive")
         kind, expression = expression_of(request.filter_expression)
         invisible_ms = RENEWED_MS
         if not request.auto_renew:
@@ -175,25 +177,25 @@ class Receives:
         invisible_ms, high = ms_of(duration), self._config.invisible_ms_max
         if invisible_ms < low:
             words = f"the invisibleTime is too small: {invisible_ms} ms, the least is {low} ms"
-            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+            raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, words)
         if invisible_ms > high:
             words = f"the invisibleTime is too large: {invisible_ms} ms, the most is {high} ms"
-            raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, words)
+            raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, words)
         return invisible_ms
 
     def _poll_ms(self, caller: Caller, request: ReceiveMessageRequest) -> int:
         """Return the broker's polling time. Raises StatusError."""
         now_s = asyncio.get_running_loop().time()
         left_ms = round((caller.deadline_s - MARGIN_S - now_s) * 1000) - ANSWER_MS
-        wanted_ms = left_ms - UNNAMED_MS
+        requested_ms = left_ms - UNNAMED_MS
         if request.HasField("long_polling_timeout"):
-            wanted_ms = ms_of(request.long_polling_timeout)
+            requested_ms = ms_of(request.long_polling_timeout)
         low, high = self._config.poll_ms_min, self._config.poll_ms_max
-        poll_ms = min(max(wanted_ms, low), high)
+        poll_ms = min(max(requested_ms, low), high)
         if poll_ms > left_ms:
             if left_ms < low:
                 words = f"the call's deadline leaves {left_ms} ms; a receive takes {low}"
-                raise Refusal(Code.ILLEGAL_POLLING_TIME, words)
+                raise StatusError(Code.ILLEGAL_POLLING_TIME, words)
             poll_ms = left_ms
         return poll_ms
 
@@ -204,7 +206,7 @@ class Receives:
             return name
         queues = (await self._brokers.route(caller, topic)).read_queues(topic)
         if not queues:
-            raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be read")
+            raise StatusError(Code.FORBIDDEN, f"{topic} has no queue that may be read")
         return queues[0].broker_name
 
     async def _popped(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
@@ -225,37 +227,39 @@ class Receives:
             stop.cancel()
             if not returned:  # the pop may complete in the turn of the cancellation
                 pop.add_done_callback(
-                    lambda done: self._gone(caller, header.consumer_group, header.topic, done)
+                    lambda done: self._cancelled(caller, header.consumer_group, header.topic, done)
                 )
         if self._stopping.is_set():
-            raise Refusal(Code.MESSAGE_NOT_FOUND, "the proxy stops")
-        raise Refusal(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
+            raise StatusError(Code.MESSAGE_NOT_FOUND, "the proxy stops")
+        raise StatusError(Code.PROXY_TIMEOUT, f"{broker_name} did not answer in time")
 
     async def _pop(self, caller: Caller, broker_name: str, header: PopHeader) -> list[Popped]:
         response = await self._brokers.pop(caller, broker_name, header)
         if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
             return []
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
         try:
             return popped(response, broker_name)
         except (RemotingError, RecordError, LookupError) as error:
             log.error("pop_answer_broken broker=%s error=%r", broker_name, error)
-            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+            raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
-    async def _tell(
+    async def _write(
         self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
     ) -> int:
         """Write the messages; return their count. Unwritten messages become visible again, except
         those that cannot be converted, which would be popped again at once. Raises Unread;
         StatusError if there is no capacity and nothing was written."""
-        who, size = _who(caller), sum(len(one.record.body) for one in found)
-        if not self._room.take(who, size):
-            self._give_back(caller, topic, group, found, CROWDED_MS)
-            raise Refusal(Code.TOO_MANY_REQUESTS, CROWDED)
+        key, size = _key_of(caller), sum(len(one.record.body) for one in found)
+        if not self._limit.take(key, size):
+            self._make_visible(caller, topic, group, found, CROWDED_MS)
+            raise StatusError(Code.TOO_MANY_REQUESTS, CROWDED)
         loop = asyncio.get_running_loop()
-        telling = Telling(found, lambda one: _told_if_possible(one, topic, caller.namespace), write)
-        writing = loop.create_task(telling.run(), name="tell")
+        writer = ResponseWriter(
+            found, lambda one: _client_message_or_none(one, topic, caller.namespace), write
+        )
+        writing = loop.create_task(writer.run(), name="write")
         left: Sequence[Popped] = ()
         try:
             limit_s = max(caller.deadline_s - loop.time(), READ_S_MIN)
@@ -263,38 +267,38 @@ class Receives:
             if not writing.done():
                 # gRPC cannot cancel a message that it accepted. The call ends only when that
                 # message is read or its connection closes.
-                telling.end()
-                left = telling.left
-                self._give_back(caller, topic, group, left)
+                writer.end()
+                left = writer.left
+                self._make_visible(caller, topic, group, left)
                 held = sum(len(one.record.body) for one in left[:1])
-                self._room.give_back(who, size - held)
+                self._limit.release(key, size - held)
                 size = held
             await writing
-            return telling.written
+            return writer.written
         finally:
             writing.cancel()
-            self._room.give_back(who, size)
-            if not left and telling.left:
-                self._give_back(caller, topic, group, telling.left)
+            self._limit.release(key, size)
+            if not left and writer.left:
+                self._make_visible(caller, topic, group, writer.left)
             await asyncio.gather(writing, return_exceptions=True)
 
     # ---- undelivered messages
 
-    def _gone(
+    def _cancelled(
         self, caller: Caller, group: str, topic: str, done: asyncio.Task[list[Popped]]
     ) -> None:
         if not done.cancelled() and done.exception() is None and done.result():
-            self._give_back(caller, topic, group, done.result())
+            self._make_visible(caller, topic, group, done.result())
 
-    def _give_back(
+    def _make_visible(
         self,
         caller: Caller,
         topic: str,
         group: str,
         found: Sequence[Popped],
-        after_ms: int = GIVEN_BACK_MS,
+        after_ms: int = RETURNED_MS,
     ) -> None:
-        self.given_back_count += len(found)
+        self.returned_count += len(found)
         log.info("given_back client=%s count=%d", caller.client_id, len(found))
         late = self._later(caller)
         for one in found:
@@ -311,7 +315,7 @@ class Receives:
 
     def _later(self, caller: Caller) -> Caller:
         """Return the caller with a later deadline, for work in the background."""
-        return replace(caller, deadline_s=asyncio.get_running_loop().time() + GIVE_BACK_S)
+        return replace(caller, deadline_s=asyncio.get_running_loop().time() + RETURN_S)
 
     # ---- operations on messages
 
@@ -319,13 +323,13 @@ class Receives:
         """Acknowledge messages. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         if not 0 < len(request.entries) <= ACKS_MAX:
-            raise Refusal(Code.BAD_REQUEST, f"a call acknowledges 1 to {ACKS_MAX} messages")
+            raise StatusError(Code.BAD_REQUEST, f"a call acknowledges 1 to {ACKS_MAX} messages")
 
         async def one(entry: AckMessageEntry) -> AckMessageResultEntry:
             try:
                 await self._ack(caller, topic, group, Receipt.decode(entry.receipt_handle))
                 status = status_of(Code.OK)
-            except Refusal as refusal:
+            except StatusError as refusal:
                 status = refusal.status
             return AckMessageResultEntry(
                 message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
@@ -368,7 +372,7 @@ class Receives:
             caller, handle.broker_name, RequestCode.ACK_MESSAGE, header.to_ext()
         )
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
 
     async def _change(
         self, caller: Caller, topic: str, group: str, receipt: Receipt, invisible_ms: int
@@ -391,11 +395,11 @@ class Receives:
             unknown_again=False,
         )
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
         try:
             changed = ChangeResponseHeader.parse(response.ext)
         except RemotingError as error:
-            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from error
+            raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
         fresh = handle._replace(
             start=handle.start if handle.order else handle.offset,
             pop_ms=changed.pop_ms,
@@ -415,7 +419,7 @@ class Receives:
             if found == (receipt.stored_in(topic, group), handle.queue_id, handle.offset):
                 return
         words = "the receipt handle does not say where the message is"
-        raise Refusal(Code.INVALID_RECEIPT_HANDLE, words)
+        raise StatusError(Code.INVALID_RECEIPT_HANDLE, words)
 
     async def _to_dead_letters(
         self, caller: Caller, topic: str, group: str, receipt: Receipt, message_id: str
@@ -434,7 +438,7 @@ class Receives:
             caller, handle.broker_name, RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()
         )
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
         await self._ack(caller, topic, group, receipt)
 
 
@@ -469,7 +473,7 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
     return found
 
 
-def told(one: Popped, topic: str, namespace: str) -> Message:
+def client_message(one: Popped, topic: str, namespace: str) -> Message:
     """Return a popped message for its client."""
     return inbound(
         one.record,
@@ -481,13 +485,13 @@ def told(one: Popped, topic: str, namespace: str) -> Message:
     )
 
 
-def _who(caller: Caller) -> Who:
+def _key_of(caller: Caller) -> ClientKey:
     return caller.owner, caller.client_id
 
 
-def _told_if_possible(one: Popped, topic: str, namespace: str) -> Message | None:
+def _client_message_or_none(one: Popped, topic: str, namespace: str) -> Message | None:
     try:
-        return told(one, topic, namespace)
+        return client_message(one, topic, namespace)
     except Exception as error:  # a message that cannot be converted must not block the rest
         log.info("not_told topic=%s position=%d: %r", topic, one.receipt.position, error)
         return None
@@ -503,23 +507,23 @@ def _times(text: str) -> dict[str, int]:
     return found
 
 
-def _divided(found: list[Popped], wanted: FilterExpression) -> tuple[list[Popped], list[Popped]]:
+def _by_tag(found: list[Popped], filter_: FilterExpression) -> tuple[list[Popped], list[Popped]]:
     """Split messages by whether their tag matches."""
-    expression = wanted.expression or EVERYTHING
-    if wanted.type == FilterType.SQL or expression == EVERYTHING:
+    expression = filter_.expression or EVERYTHING
+    if filter_.type == FilterType.SQL or expression == EVERYTHING:
         return list(found), []
     tags = {tag.strip() for tag in expression.split("||")}
-    kept: list[Popped] = []
+    matching: list[Popped] = []
     others: list[Popped] = []
     for one in found:
         tag = decode_properties(one.record.properties).get("TAGS")
-        (kept if tag in tags else others).append(one)
-    return kept, others
+        (matching if tag in tags else others).append(one)
+    return matching, others
 
 
 async def _quietly(work: Awaitable[Any]) -> None:
     """Await background work; after a failure the message is redelivered after its invisibility."""
     try:
         await work
-    except Refusal as refusal:
+    except StatusError as refusal:
         log.info("not_done: %s", refusal)

@@ -16,7 +16,7 @@ from .status_codes import status_of
 CLIENT_PARTS = 4  # of the limit; a client may use one of them
 
 T = TypeVar("T")
-Who = tuple[str, str]  # an account's access key and a client id
+ClientKey = tuple[str, str]  # an account's access key and a client id
 Write = Callable[[ReceiveMessageResponse], Awaitable[None]]
 
 
@@ -24,48 +24,48 @@ class Unread(Exception):
     """The client did not read its answer in time."""
 
 
-class Room:
+class ByteLimit:
     """Counts the bytes of messages on their way, in total and per client."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held_bytes = 0
         self._bytes_max = bytes_max
-        self._held: dict[Who, int] = {}
+        self._held: dict[ClientKey, int] = {}
 
-    def has(self, who: Who, size: int = 1) -> bool:
+    def has(self, key: ClientKey, size: int = 1) -> bool:
         """Return whether there is capacity for an answer of this size."""
-        own = self._held.get(who, 0)
+        own = self._held.get(key, 0)
         if self.held_bytes and self.held_bytes + size > self._bytes_max:
             return False
         return not own or own + size <= self._bytes_max // CLIENT_PARTS
 
-    def take(self, who: Who, size: int) -> bool:
+    def take(self, key: ClientKey, size: int) -> bool:
         """Reserve `size` bytes; return False, without a reservation, at the limit."""
-        if not self.has(who, size):
+        if not self.has(key, size):
             return False
         self.held_bytes += size
-        self._held[who] = self._held.get(who, 0) + size
+        self._held[key] = self._held.get(key, 0) + size
         return True
 
-    def give_back(self, who: Who, size: int) -> None:
+    def release(self, key: ClientKey, size: int) -> None:
         """Release `size` reserved bytes."""
-        left = self._held.pop(who, 0) - size
+        left = self._held.pop(key, 0) - size
         assert left >= 0, left
         self.held_bytes -= size
         if left:
-            self._held[who] = left
+            self._held[key] = left
 
 
-class Telling(Generic[T]):
-    """Writes an answer. `told` converts a popped message, or returns None to skip it. `written`
+class ResponseWriter(Generic[T]):
+    """Writes an answer. `convert` converts a popped message, or returns None to skip it. `written`
     counts messages."""
 
     def __init__(
-        self, found: Sequence[T], told: Callable[[T], Message | None], write: Write
+        self, found: Sequence[T], convert: Callable[[T], Message | None], write: Write
     ) -> None:
         self.written = 0
         self._found = found
-        self._told = told
+        self._convert = convert
         self._write = write
         self._passed = 0  # were written or skipped
         self._ended = False
@@ -85,7 +85,7 @@ class Telling(Generic[T]):
         for one in self._found:
             if self._ended:
                 raise Unread("the client did not read its messages in time")
-            message = self._told(one)
+            message = self._convert(one)
             if message is not None:
                 await self._write(ReceiveMessageResponse(message=message))
                 self.written += 1

@@ -32,7 +32,7 @@ from .protocol.messaging_pb2 import (
     QueryRouteResponse,
     Resource,
 )
-from .status_codes import Refusal, status_of
+from .status_codes import StatusError, status_of
 from .validation import check_endpoints
 
 ALL_QUEUES = -1
@@ -46,7 +46,7 @@ _KINDS = {
 }
 
 
-class Routes:
+class RouteHandlers:
     """The handlers of a proxy."""
 
     def __init__(self, brokers: Brokers, clients: Clients) -> None:
@@ -59,7 +59,7 @@ class Routes:
         check_endpoints(request.endpoints)
         route = await self._brokers.route(caller, topic)
         kinds = _KINDS.get(await self._brokers.message_type(caller, topic), ())
-        self._clients.used(caller.client_id, caller.owner, topic)
+        self._clients.add_topic(caller.client_id, caller.owner, topic)
         shown = resource_of(topic, caller.namespace)
         known = {broker.broker_name for broker in route.brokers}
         queues: list[MessageQueue] = []
@@ -74,11 +74,11 @@ class Routes:
         """Return a push consumer's assignments. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         check_endpoints(request.endpoints)
-        asked = {"topic": topic, "consumerGroup": group}
-        self._brokers.permit(caller, RequestCode.QUERY_ASSIGNMENT, {}, orjson.dumps(asked))
+        fields = {"topic": topic, "consumerGroup": group}
+        self._brokers.permit(caller, RequestCode.QUERY_ASSIGNMENT, {}, orjson.dumps(fields))
         route = await self._brokers.route(caller, topic)
         settings = await self._brokers.group_settings(caller, topic, group)
-        self._clients.used(caller.client_id, caller.owner, topic)
+        self._clients.add_topic(caller.client_id, caller.owner, topic)
         shown = resource_of(topic, caller.namespace)
         found: list[Assignment] = []
         for data in sorted(route.queues, key=lambda data: data.broker_name):
@@ -89,7 +89,7 @@ class Routes:
                 queue = _queue(data, number, _permission(data.perm), shown, request.endpoints)
                 found.append(Assignment(message_queue=queue))
         if not found:
-            raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be read")
+            raise StatusError(Code.FORBIDDEN, f"{topic} has no queue that may be read")
         return QueryAssignmentResponse(status=status_of(Code.OK), assignments=found)
 
 

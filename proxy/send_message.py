@@ -43,9 +43,9 @@ from .protocol.messaging_pb2 import (
 from .selection import group_index
 from .status_codes import (
     BY_SEND_STATUS,
-    Refusal,
-    refusal_of,
-    refused_by,
+    StatusError,
+    status_error_for,
+    status_error_of,
     status_of,
 )
 
@@ -54,7 +54,7 @@ MESSAGES_MAX = 1_024  # per call
 SENDS_MAX, SEND_BYTES_MAX = 65_536, 256 << 20  # in progress to brokers
 
 
-class Sends:
+class SendHandlers:
     """The handlers of a proxy."""
 
     def __init__(
@@ -83,16 +83,16 @@ class Sends:
         now_ms = int(time.time() * 1000)
         if not 0 < len(request.messages) <= MESSAGES_MAX:
             code = Code.BAD_REQUEST if request.messages else Code.MESSAGE_CORRUPTED
-            raise Refusal(code, f"a call has 1 to {MESSAGES_MAX} messages")
+            raise StatusError(code, f"a call has 1 to {MESSAGES_MAX} messages")
         config = self._config
         items = [outbound(message, caller.host, config, now_ms) for message in request.messages]
         topic = items[0].topic
         if any(item.topic != topic for item in items):
-            raise Refusal(Code.MESSAGE_CORRUPTED, "the messages of one call have one topic")
+            raise StatusError(Code.MESSAGE_CORRUPTED, "the messages of one call have one topic")
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, {"b": topic})
         self._access.permit(caller.account, command)
         publication = await self._publication(caller, topic)
-        self._clients.used(caller.client_id, caller.owner, topic)
+        self._clients.add_topic(caller.client_id, caller.owner, topic)
         sends = [self._start(caller, publication, item) for item in items]
         entries = [await _entry(item, sent) for item, sent in zip(items, sends, strict=True)]
         return SendMessageResponse(status=_together(entries), entries=entries)
@@ -103,13 +103,13 @@ class Sends:
         try:
             handle = RecallHandle.decode(request.recall_handle)
         except ValueError as error:
-            raise Refusal(Code.BAD_REQUEST, f"no recall handle: {error}") from error
+            raise StatusError(Code.BAD_REQUEST, f"no recall handle: {error}") from error
         await self._brokers.check_broker(caller, topic, handle.broker_name)
         ext = {"producerGroup": topic, "topic": topic, "recallHandle": request.recall_handle}
         code = RequestCode.RECALL_MESSAGE
         response = await self._brokers.ask(caller, handle.broker_name, code, ext)
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
         message_id = (response.ext or {}).get("msgId", "")
         return RecallMessageResponse(status=status_of(Code.OK), message_id=message_id)
 
@@ -117,14 +117,14 @@ class Sends:
         """Return the topic's writable queues. Raises StatusError."""
         try:
             route = await self._brokers.route(caller, topic)
-        except Refusal:
+        except StatusError:
             self._publications.pop(topic, None)  # the topic was deleted
             raise
         known = self._publications.get(topic)
         if known is None or known.route is not route:
             queues = route.write_queues(topic)
             if not queues:
-                raise Refusal(Code.FORBIDDEN, f"{topic} has no queue that may be written")
+                raise StatusError(Code.FORBIDDEN, f"{topic} has no queue that may be written")
             known = remember(self._publications, topic, Publication(queues, route))
         return known
 
@@ -134,7 +134,7 @@ class Sends:
         """Start sending a message; return the future of its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[SendResult] = loop.create_future()
-        future.add_done_callback(_seen)
+        future.add_done_callback(_retrieved)
 
         def settle(result: SendResult | None, error: ClientError | None) -> None:
             if future.done():
@@ -196,7 +196,7 @@ class Sends:
         )
 
 
-def _seen(done: asyncio.Future[SendResult]) -> None:
+def _retrieved(done: asyncio.Future[SendResult]) -> None:
     """Retrieve the error, in case the caller has disconnected."""
     if not done.cancelled():
         done.exception()
@@ -206,9 +206,9 @@ async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResult
     try:
         result = await sent
     except ClientError as error:
-        refusal = refusal_of(error)
-        if item.delayed and refusal.code == Code.BAD_REQUEST:  # all further causes were checked here
-            refusal = Refusal(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
+        refusal = status_error_of(error)
+        if item.delayed and refusal.code == Code.BAD_REQUEST:  # no further cause is left
+            refusal = StatusError(Code.ILLEGAL_DELIVERY_TIME, refusal.message)
         return SendResultEntry(status=refusal.status, message_id=item.unique_key)
     entry = SendResultEntry(
         status=status_of(BY_SEND_STATUS[result.status]),
@@ -219,10 +219,10 @@ async def _entry(item: Outbound, sent: asyncio.Future[SendResult]) -> SendResult
     )
     if item.transactional:
         position = int(result.offset_msg_id[-16:], 16)
-        place = TransactionId(
+        transaction = TransactionId(
             result.queue.broker_name, result.queue_offset, position, item.unique_key
         )
-        entry.transaction_id = place.encode()
+        entry.transaction_id = transaction.encode()
     return entry
 
 

@@ -25,29 +25,29 @@ from .access import Access
 from .clients import Clients
 from .cluster import Brokers
 from .config import ProxyConfig
+from .forwarding import DESCRIPTORS, LOOPBACK, Forwarder
 from .http import ProxyApi, web_settings
 from .metrics import Counts, Figures, ProxyMetrics
-from .passages import DESCRIPTORS, LOOPBACK, Passages
 from .protocol.messaging_pb2 import ReconnectEndpointsCommand, TelemetryCommand
-from .receive_message import Receives
-from .routes import Routes
-from .send_message import Sends
+from .receive_message import ReceiveHandlers
+from .routes import RouteHandlers
+from .send_message import SendHandlers
 from .service import Service
 from .tasks import Tasks
-from .telemetry import Presence
-from .transactions import Transactions
+from .telemetry import TelemetryHandlers
+from .transactions import TransactionHandlers
 
 log = logging.getLogger("raftmq.proxy")
 
-LOOK_S = 5.0  # between two checks for silent clients and a changed accounts file
-TOLD_S = 0.2  # between the reconnect command and the end of streams
+CHECK_S = 5.0  # between two checks for silent clients and a changed accounts file
+RECONNECT_S = 0.2  # between the reconnect command and the end of streams
 # Between two updates of all routes; our name servers push changes.
 ROUTE_MS = 10_000
 KEPT_BYTES_MAX = 256 << 20  # clients' settings and unread commands; 1 MiB per client
 CALL_LIMIT_S = 3.0  # of a call without a deadline
 STOP_S = 3.0  # calls in progress may take this long to end
 CONNECTION_CALLS_MAX = 1_000  # per connection; a further call waits
-LINE_MESSAGES = 2  # of the largest size, fit into a client's queue of commands
+QUEUE_MESSAGES = 2  # of the largest size, fit into a client's queue of commands
 METADATA_BYTES_MAX = 16 * 1024
 HTTP2 = ("h2",)  # gRPC's protocol in TLS's ALPN
 UNREAD_BYTES = 256 << 10  # of a message, 5 MB per second at a round-trip time of 50 ms
@@ -77,14 +77,14 @@ class ProxyServer:
         self._access = Access(enabled=config.acl_enable, path=config.acl_file)
         self._tasks = Tasks()
         self._brokers = Brokers(self._instance, self._access, self._tasks.spawn)
-        self._transactions: Transactions | None = None
+        self._transactions: TransactionHandlers | None = None
         self._clients: Clients | None = None
-        self._sends: Sends | None = None
-        self._receives: Receives | None = None
+        self._sends: SendHandlers | None = None
+        self._receives: ReceiveHandlers | None = None
         self._service: Service | None = None
         self.metrics: ProxyMetrics | None = None  # None before the start
         self._server: grpc.aio.Server | None = None
-        self._passages: Passages | None = None
+        self._forwarder: Forwarder | None = None
         self._listener: TlsListener | None = None
         self._stopping = asyncio.Event()
         self.http: ProxyApi | None = None  # None before the start, and if httpEnable=false
@@ -105,21 +105,23 @@ class ProxyServer:
             config.clients_max,
             loop.time,
             Allowance(KEPT_BYTES_MAX),
-            line_bytes_max=LINE_MESSAGES * config.message_size_max,
+            queue_bytes_max=QUEUE_MESSAGES * config.message_size_max,
         )
         brokers, tasks = self._brokers, self._tasks
-        transactions = self._transactions = Transactions(brokers, clients, self._access)
+        transactions = self._transactions = TransactionHandlers(brokers, clients, self._access)
         await self._instance.start(
             handlers={
-                RequestCode.CHECK_TRANSACTION_STATE: transactions.asked,
+                RequestCode.CHECK_TRANSACTION_STATE: transactions.check,
                 # Pop consumers need no rebalance
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,
             },
             tls=self._tls.client,
         )
-        sends = self._sends = Sends(config, self._instance, brokers, clients, self._access)
+        sends = self._sends = SendHandlers(config, self._instance, brokers, clients, self._access)
         sends.engine.start()
-        receives = self._receives = Receives(config, brokers, clients, tasks.spawn, self._stopping)
+        receives = self._receives = ReceiveHandlers(
+            config, brokers, clients, tasks.spawn, self._stopping
+        )
         counts = Counts()
         service = self._service = Service(
             calls_max=config.calls_max,
@@ -127,8 +129,8 @@ class ProxyServer:
             access=self._access,
             clients=clients,
             counts=counts,
-            presence=Presence(config, brokers, clients, self._access, tasks.spawn),
-            routes=Routes(brokers, clients),
+            presence=TelemetryHandlers(config, brokers, clients, self._access, tasks.spawn),
+            routes=RouteHandlers(brokers, clients),
             sends=sends,
             receives=receives,
             transactions=transactions,
@@ -140,7 +142,7 @@ class ProxyServer:
         self.metrics = ProxyMetrics(counts, self.figures, self._tls)
         self.metrics.start()
         self._tls.start()
-        tasks.spawn(self._look_forever(clients), "looks")
+        tasks.spawn(self._check_forever(clients), "looks")
         if config.http_enable:
             render = self.metrics.render
             self.http = ProxyApi(config, self.port, self._instance, render, self._tls)
@@ -153,21 +155,21 @@ class ProxyServer:
         assert self._receives is not None
         assert self._transactions is not None
         assert self._service is not None
-        assert self._passages is not None
+        assert self._forwarder is not None
         return Figures(
-            connections=self._passages.count,
+            connections=self._forwarder.count,
             calls=self._service.calls_count,
-            connections_refused=self._passages.refused_count,
+            connections_refused=self._forwarder.refused_count,
             refused=self._service.refused_counts,
             clients=len(self._clients),
-            lines=self._clients.line_count,
+            streams=self._clients.stream_count,
             kept_bytes=self._clients.kept_bytes,
             sends=self._sends.engine.in_flight,
             send_bytes=self._sends.engine.in_flight_bytes,
             answer_bytes=self._receives.held_bytes,
-            given_back=self._receives.given_back_count,
-            asked=self._transactions.asked_count,
-            unasked=self._transactions.unasked_count,
+            returned=self._receives.returned_count,
+            checks=self._transactions.forwarded_count,
+            checks_dropped=self._transactions.dropped_count,
             unauthorized=self._access.refused_count,
         )
 
@@ -197,32 +199,32 @@ class ProxyServer:
         )
         connections_max = descriptor_limit() // (DESCRIPTORS + 1)
         warn_if_limited(connections_max, config.clients_max, descriptor_limit())
-        self._passages = Passages(connections_max, server.add_insecure_port(f"{LOOPBACK}:0"))
+        self._forwarder = Forwarder(connections_max, server.add_insecure_port(f"{LOOPBACK}:0"))
         await server.start()
         policy = self._tls.server or TlsPolicy(TlsMode.DISABLED, None)
-        self._listener = TlsListener(self._passages.new, policy)
+        self._listener = TlsListener(self._forwarder.new, policy)
         await self._listener.listen(config.bind, config.port)
         self.port = self._listener.sockets[0].getsockname()[1]
 
     def _client_of(self, peer: str) -> str:
-        return "" if self._passages is None else self._passages.client_of(peer)
+        return "" if self._forwarder is None else self._forwarder.client_of(peer)
 
     async def stop(self) -> None:
         """Send reconnect commands, wait STOP_S for the calls in progress, and close."""
         if self._clients is not None:
             for client in self._clients:
-                if client.line is not None:
+                if client.queue is not None:
                     command = ReconnectEndpointsCommand(nonce=client.client_id)
-                    client.line.put(TelemetryCommand(reconnect_endpoints_command=command))
-            if self._clients.line_count:
-                await asyncio.sleep(TOLD_S)
+                    client.queue.put(TelemetryCommand(reconnect_endpoints_command=command))
+            if self._clients.stream_count:
+                await asyncio.sleep(RECONNECT_S)
         self._stopping.set()
         if self._listener is not None:
             self._listener.close()
         if self._server is not None:
             await self._server.stop(STOP_S)
-        if self._listener is not None and self._passages is not None:
-            self._passages.stop()
+        if self._listener is not None and self._forwarder is not None:
+            self._forwarder.stop()
             await self._listener.wait_closed()
         if self.http is not None:
             await self.http.stop()
@@ -241,10 +243,10 @@ class ProxyServer:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def _look_forever(self, clients: Clients) -> None:
+    async def _check_forever(self, clients: Clients) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            await asyncio.to_thread(self._access.look_at_file)
+            await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(self._access.reload_if_changed)
             clients.expire(self._access.is_owner)
 
 

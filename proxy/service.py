@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from raftmq.remoting.connection import FROM_PEER
 
 from .access import Access
-from .call_limits import Bound
+from .call_limits import CallLimit
 from .caller import (
     Caller,
     client_id_of,
@@ -33,16 +33,16 @@ from .caller import (
     metadata_of,
     namespace_of,
 )
-from .clients import Clients, Line
+from .clients import Clients, CommandQueue
 from .metrics import Counts
 from .protocol import messaging_pb2 as pb
-from .receive_message import Receives
+from .receive_message import ReceiveHandlers
 from .receive_stream import Unread
-from .routes import Routes
-from .send_message import Sends
-from .status_codes import Refusal, status_of
-from .telemetry import Presence
-from .transactions import Transactions
+from .routes import RouteHandlers
+from .send_message import SendHandlers
+from .status_codes import StatusError, status_of
+from .telemetry import TelemetryHandlers
+from .transactions import TransactionHandlers
 
 log = logging.getLogger("raftmq.proxy")
 
@@ -85,18 +85,18 @@ class Service:
         access: Access,
         clients: Clients,
         counts: Counts,
-        presence: Presence,
-        routes: Routes,
-        sends: Sends,
-        receives: Receives,
-        transactions: Transactions,
+        presence: TelemetryHandlers,
+        routes: RouteHandlers,
+        sends: SendHandlers,
+        receives: ReceiveHandlers,
+        transactions: TransactionHandlers,
         client_of: Callable[[str], str],
         stopping: asyncio.Event,
     ) -> None:
         """`client_of` returns the client of a gRPC peer, or ""."""
-        self._calls = Bound("calls", calls_max, CALLS_SHARE)
-        self._strangers = Bound("strangers", STRANGERS_MAX, STRANGERS_SHARE)
-        self._checks = Bound("health", CHECKS_MAX, CHECKS_SHARE)
+        self._calls = CallLimit("calls", calls_max, CALLS_SHARE)
+        self._strangers = CallLimit("strangers", STRANGERS_MAX, STRANGERS_SHARE)
+        self._checks = CallLimit("health", CHECKS_MAX, CHECKS_SHARE)
         self._unfinished_count = 0
         self._call_limit_s = call_limit_s
         self._access = access
@@ -182,7 +182,7 @@ class Service:
         metadata = metadata_of(context.invocation_metadata())
         peer = self._peer(context)
         if not peer:
-            raise Refusal(pb.Code.UNAUTHORIZED, "the connection did not come through this port")
+            raise StatusError(pb.Code.UNAUTHORIZED, "the connection did not come through this port")
         host = host_of(peer)
         return Caller(
             client_id_of(metadata),
@@ -203,17 +203,17 @@ class Service:
         caller, which gets an answer."""
         try:
             caller = self._caller(context)
-        except Refusal as refusal:
+        except StatusError as refusal:
             peer = self._peer(context)
             if not self._strangers.take(peer, host_of(peer)):
                 await self._end(name, context, refusal)
             raise
         if not self._calls.take(self._peer(context), caller.access_key or caller.host):
             words = f"{self._calls.count} of {self._calls.limit} calls are in progress already"
-            await self._end(name, context, Refusal(pb.Code.TOO_MANY_REQUESTS, words))
+            await self._end(name, context, StatusError(pb.Code.TOO_MANY_REQUESTS, words))
         return caller
 
-    async def _asked(
+    async def _read_request(
         self, name: str, caller: Caller, kind: Any, context: Context
     ) -> tuple[Caller, Any]:
         """Return a call's message, and the caller with the remaining time. End the call if its
@@ -226,17 +226,17 @@ class Service:
             peer = self._peer(context)
             log.warning("call_unfinished call=%s peer=%s", name, peer, extra=FROM_PEER)
             words = f"the message did not arrive within {MESSAGE_S:g} s"
-            await self._end(name, context, Refusal(pb.Code.PROXY_TIMEOUT, words))
+            await self._end(name, context, StatusError(pb.Code.PROXY_TIMEOUT, words))
         if message is grpc.aio.EOF:
-            await self._end(name, context, Refusal(pb.Code.BAD_REQUEST, "there is no message"))
+            await self._end(name, context, StatusError(pb.Code.BAD_REQUEST, "there is no message"))
         try:
             request = decoded(kind, message)
-        except Refusal as refusal:
+        except StatusError as refusal:
             self._log(name, context, refusal)
             await self._end(name, context, refusal)
         return replace(caller, deadline_s=self._deadline_s(context)), request
 
-    async def _end(self, name: str, context: Context, refusal: Refusal) -> None:
+    async def _end(self, name: str, context: Context, refusal: StatusError) -> None:
         """End a call with a gRPC status, which a caller cannot block."""
         self._counts.answered(name, refusal.code, 0.0)
         kind = _ENDS.get(refusal.code, grpc.StatusCode.INVALID_ARGUMENT)
@@ -246,16 +246,16 @@ class Service:
         async def call(_: AsyncIterator[Any], context: Context) -> Any:
             try:
                 caller = await self._admitted(name, context)
-            except Refusal as refusal:
+            except StatusError as refusal:
                 self._log(name, context, refusal)
                 self._counts.answered(name, refusal.code, 0.0)
                 return answer(status=refusal.status)
-            caller, request = await self._asked(name, caller, kind, context)
+            caller, request = await self._read_request(name, caller, kind, context)
             loop = asyncio.get_running_loop()
             began_s = loop.time()
             try:
                 found = await act(caller, request)
-            except Refusal as refusal:
+            except StatusError as refusal:
                 self._log(name, context, refusal)
                 found = answer(status=refusal.status)
             except Exception:
@@ -270,19 +270,19 @@ class Service:
         name = "ReceiveMessage"
         try:
             caller = await self._admitted(name, context)
-        except Refusal as refusal:
-            await self._told(context, refusal)
+        except StatusError as refusal:
+            await self._answer_empty(context, refusal)
             self._counts.answered(name, refusal.code, 0.0)
             return
-        caller, request = await self._asked(name, caller, pb.ReceiveMessageRequest, context)
+        caller, request = await self._read_request(name, caller, pb.ReceiveMessageRequest, context)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
             self._counts.received += await self._receives.receive(caller, request, context.write)
             code = pb.Code.OK
-        except Refusal as refusal:
+        except StatusError as refusal:
             code = refusal.code
-            await self._told(context, refusal)
+            await self._answer_empty(context, refusal)
         except Unread as error:
             log.info("unread call=%s peer=%s", name, self._peer(context), extra=FROM_PEER)
             self._counts.answered(name, pb.Code.PROXY_TIMEOUT, loop.time() - began_s)
@@ -293,7 +293,7 @@ class Service:
             await context.write(pb.ReceiveMessageResponse(status=status_of(code)))
         self._counts.answered(name, code, loop.time() - began_s)
 
-    async def _told(self, context: Context, refusal: Refusal) -> None:
+    async def _answer_empty(self, context: Context, refusal: StatusError) -> None:
         """Answer a receive without messages."""
         if refusal.code != pb.Code.MESSAGE_NOT_FOUND:
             self._log("ReceiveMessage", context, refusal)
@@ -311,49 +311,53 @@ class Service:
         name = "Telemetry"
         try:
             caller = await self._admitted(name, context)
-        except Refusal as refusal:
+        except StatusError as refusal:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STRANGER_S):
                     await context.read()
             await self._end(name, context, refusal)
-        line = self._clients.new_line()
-        writer = asyncio.create_task(line.run(context.write), name="telemetry writer")
-        reader = asyncio.create_task(self._heard(caller, context, line), name="telemetry reader")
+        queue = self._clients.new_queue()
+        writer = asyncio.create_task(queue.run(context.write), name="telemetry writer")
+        reader = asyncio.create_task(
+            self._read_commands(caller, context, queue), name="telemetry reader"
+        )
         stop = asyncio.create_task(self._stopping.wait(), name="telemetry stop")
         tasks = (writer, reader, stop)
-        end: Refusal | None = None
+        end: StatusError | None = None
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 end = reader.result()
             elif stop.done():
-                end = Refusal(pb.Code.PROXY_TIMEOUT, "the proxy stops")
+                end = StatusError(pb.Code.PROXY_TIMEOUT, "the proxy stops")
             elif writer.done() and not writer.cancelled() and writer.exception() is None:
-                end = Refusal(pb.Code.UNAUTHORIZED, "the client's account is none any more")
+                end = StatusError(pb.Code.UNAUTHORIZED, "the client's account is none any more")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for client in self._clients:
-                if client.line is line:
-                    client.line = None
-            line.end()
+                if client.queue is queue:
+                    client.queue = None
+            queue.end()
         if end is not None:
             await self._end(name, context, end)
         self._counts.answered(name, pb.Code.OK, 0.0)
 
-    async def _heard(self, caller: Caller, context: Context, line: Line) -> Refusal | None:
+    async def _read_commands(
+        self, caller: Caller, context: Context, queue: CommandQueue
+    ) -> StatusError | None:
         """Handle a client's commands until its stream ends; return the reason to end the stream.
         gRPC keeps the frames of a stream for a while, so none may hold a command, a traceback or a
         message iterator."""
         try:
-            while await self._take_in(caller, context, line):
+            while await self._handle_command(caller, context, queue):
                 pass
-        except Refusal as refusal:
+        except StatusError as refusal:
             return refusal.with_traceback(None)
         return None
 
-    async def _take_in(self, caller: Caller, context: Context, line: Line) -> bool:
+    async def _handle_command(self, caller: Caller, context: Context, queue: CommandQueue) -> bool:
         """Read and handle a command; return False at the stream's end. Raises StatusError. A
         separate function, so that no command is referenced during the next read."""
         message = await context.read()
@@ -364,15 +368,15 @@ class Service:
             return True  # results of requests that the proxy never makes
         if command.settings.WhichOneof("pub_sub") is None:
             words = "the settings say neither publishing nor subscription"
-            raise Refusal(pb.Code.BAD_REQUEST, words)
+            raise StatusError(pb.Code.BAD_REQUEST, words)
         caller = replace(caller, deadline_s=asyncio.get_running_loop().time() + SETTINGS_S)
         answer = await self._presence.settings(caller, command.settings)
         client = self._clients.find(caller.client_id)
         if client is not None:
-            client.line = line
-        if not line.put(answer):
+            client.queue = queue
+        if not queue.put(answer):
             words = "the client does not read its stream, or all clients are told too much"
-            raise Refusal(pb.Code.TOO_MANY_REQUESTS, words)
+            raise StatusError(pb.Code.TOO_MANY_REQUESTS, words)
         return True
 
     async def _health(self, _: AsyncIterator[bytes], context: Context) -> bytes:
@@ -382,7 +386,7 @@ class Service:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return NOT_SERVING if self._stopping.is_set() else SERVING
 
-    def _log(self, name: str, context: Context, refusal: Refusal) -> None:
+    def _log(self, name: str, context: Context, refusal: StatusError) -> None:
         log.info("refused call=%s peer=%s %s", name, self._peer(context), refusal, extra=FROM_PEER)
 
 
@@ -390,4 +394,4 @@ def decoded(kind: Any, message: bytes) -> Any:
     """Decode a message. Raises a StatusError that does not reference the message."""
     with suppress(DecodeError):
         return kind.FromString(message)
-    raise Refusal(pb.Code.BAD_REQUEST, f"not a {kind.DESCRIPTOR.name}")
+    raise StatusError(pb.Code.BAD_REQUEST, f"not a {kind.DESCRIPTOR.name}")

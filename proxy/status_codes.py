@@ -47,7 +47,7 @@ BY_SEND_STATUS = {
 }
 
 
-class Refusal(Exception):
+class StatusError(Exception):
     """The status of a call that cannot be carried out."""
 
     def __init__(self, code: Code, message: str) -> None:
@@ -65,34 +65,34 @@ def status_of(code: Code, message: str = "") -> Status:
     return Status(code=code, message=(message or Code.Name(code))[:MESSAGE_CHARS_MAX])
 
 
-def refused_by(response: RemotingCommand) -> Refusal:
+def status_error_for(response: RemotingCommand) -> StatusError:
     """Return the error for a broker's answer that is not SUCCESS."""
     return _refused(response.code, response.remark or "")
 
 
-def refusal_of(error: ClientError) -> Refusal:
+def status_error_of(error: ClientError) -> StatusError:
     """Return the error for an error of our own client."""
     if isinstance(error, BrokerRefused):
         return _refused(error.code, error.remark)
     if isinstance(error, NoRoute):
         # The form of Java's exceptions, which clients' tests expect.
         words = f"CODE: {ResponseCode.TOPIC_NOT_EXIST:d}  DESC: {error.reason}"
-        return Refusal(Code.TOPIC_NOT_FOUND, words)
+        return StatusError(Code.TOPIC_NOT_FOUND, words)
     if isinstance(error, NameServerUnreachable):
-        return Refusal(Code.PROXY_TIMEOUT, error.message)
+        return StatusError(Code.PROXY_TIMEOUT, error.message)
     if error.outcome_unknown:
-        return Refusal(Code.MASTER_PERSISTENCE_TIMEOUT, error.message)
+        return StatusError(Code.MASTER_PERSISTENCE_TIMEOUT, error.message)
     if error.code == CODE_IN_FLIGHT_LIMIT:
-        return Refusal(Code.TOO_MANY_REQUESTS, error.message)
+        return StatusError(Code.TOO_MANY_REQUESTS, error.message)
     if error.code < 0 or error.code == CODE_NO_ROUTE:  # no broker was reached in time
-        return Refusal(Code.PROXY_TIMEOUT, error.message)
+        return StatusError(Code.PROXY_TIMEOUT, error.message)
     return _refused(error.code, error.message)
 
 
-def _refused(code: int, remark: str) -> Refusal:
+def _refused(code: int, remark: str) -> StatusError:
     if remark.startswith(ACL_EXCEPTION):
-        return Refusal(Code.FORBIDDEN, remark)
+        return StatusError(Code.FORBIDDEN, remark)
     if remark.startswith(UNKNOWN):
-        return Refusal(Code.MASTER_PERSISTENCE_TIMEOUT, remark)
+        return StatusError(Code.MASTER_PERSISTENCE_TIMEOUT, remark)
     found = _BY_CODE.get(ResponseCode(code)) if code in set(ResponseCode) else None
-    return Refusal(found or Code.INTERNAL_SERVER_ERROR, remark or f"the broker answered {code}")
+    return StatusError(found or Code.INTERNAL_SERVER_ERROR, remark or f"the broker answered {code}")

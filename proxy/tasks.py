@@ -9,7 +9,7 @@ from typing import Any
 
 from raftmq.remoting.connection import FROM_PEER
 
-from .status_codes import Refusal
+from .status_codes import StatusError
 
 log = logging.getLogger("raftmq.proxy")
 
@@ -41,5 +41,5 @@ class Tasks:
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None and not isinstance(error, Refusal):
+        if error is not None and not isinstance(error, StatusError):
             log.error("task_failed task=%s", task.get_name(), exc_info=error, extra=FROM_PEER)

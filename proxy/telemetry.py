@@ -5,8 +5,8 @@ new leader has it. A broker renews a push consumer's messages while heartbeats a
 producer groups, so a producer is registered with its topics' names as groups, as at Apache's
 proxies.
 
-Clients wait 3 s for an answer, and replicas may hang. So an answer waits TOLD_S for the replicas;
-later answers complete in the background, at most LATE_MAX at a time.
+Clients wait 3 s for an answer, and replicas may hang. So an answer waits REPLICAS_S for the
+replicas; later answers complete in the background, at most LATE_MAX at a time.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from .protocol.messaging_pb2 import (
     Settings,
     TelemetryCommand,
 )
-from .status_codes import Refusal, status_of
+from .status_codes import StatusError, status_of
 from .validation import check_settings, expression_of
 
 log = logging.getLogger("raftmq.proxy.telemetry")
 
 SEND_ATTEMPTS = 3
 SEND_BACKOFF_MS = (10, 1_000, 2.0)  # first, longest, growth
-TOLD_S = 0.3
+REPLICAS_S = 0.3
 LATE_MAX = 1_000
 BATCH_MAX = 32  # messages per receive
 # The redelivery delays of failed messages, which are the delay levels.
@@ -61,7 +61,7 @@ CONSUMERS = (
 )
 
 
-class Presence:
+class TelemetryHandlers:
     """The handlers of a proxy."""
 
     def __init__(
@@ -81,31 +81,33 @@ class Presence:
 
     # ---- settings
 
-    async def settings(self, caller: Caller, told: Settings) -> TelemetryCommand:
+    async def settings(self, caller: Caller, requested: Settings) -> TelemetryCommand:
         """Store a client's settings; return the effective settings. Raises StatusError."""
-        check_settings(told)
-        topics = [topic_of(topic) for topic in told.publishing.topics]
+        check_settings(requested)
+        topics = [topic_of(topic) for topic in requested.publishing.topics]
         subscriptions = {
             topic_of(entry.topic): expression_of(entry.expression)
-            for entry in told.subscription.subscriptions
+            for entry in requested.subscription.subscriptions
         }
-        is_producer = told.HasField("publishing")
-        group = "" if is_producer else group_of(told.subscription.group)
-        client = self._clients.seen(caller.client_id, caller.owner)
+        is_producer = requested.HasField("publishing")
+        group = "" if is_producer else group_of(requested.subscription.group)
+        client = self._clients.touch(caller.client_id, caller.owner)
         client.namespace = caller.namespace
         client.access_key, client.host = caller.access_key, caller.host
         for topic in topics or subscriptions:
-            client.uses(topic)
+            client.add_topic(topic)
         answer = Settings()
-        answer.CopyFrom(told)
+        answer.CopyFrom(requested)
         answer.metric.on = False
         if is_producer:
             client.kind = ClientType.PRODUCER
             self._tell_producer(answer)
         else:
-            client.kind = told.client_type if told.client_type in CONSUMERS else CONSUMERS[0]
+            client.kind = (
+                requested.client_type if requested.client_type in CONSUMERS else CONSUMERS[0]
+            )
             client.group = group
-            client.subscribes(subscriptions, int(time.time() * 1000))
+            client.subscribe(subscriptions, int(time.time() * 1000))
             self._tell_consumer(answer, await self._group_settings(caller, client))
         await self._greet(caller, client)
         return TelemetryCommand(status=status_of(Code.OK), settings=answer)
@@ -136,7 +138,7 @@ class Presence:
         for topic in client.subscriptions:
             try:
                 return await self._brokers.group_settings(caller, topic, client.group)
-            except Refusal as refusal:
+            except StatusError as refusal:
                 if refusal.code != Code.TOPIC_NOT_FOUND:
                     raise
         return GroupSettings()  # without subscriptions
@@ -145,13 +147,13 @@ class Presence:
 
     async def heartbeat(self, caller: Caller, request: HeartbeatRequest) -> HeartbeatResponse:
         """Register a client at the brokers. Raises StatusError."""
-        client = self._clients.seen(caller.client_id, caller.owner)
+        client = self._clients.touch(caller.client_id, caller.owner)
         client.namespace = caller.namespace
         if client.kind == ClientType.CLIENT_TYPE_UNSPECIFIED:
             # The client was connected to a different proxy, and sends its settings on request.
             if request.client_type == ClientType.CLIENT_TYPE_UNSPECIFIED:
                 words = "neither this heartbeat nor settings say what the client is"
-                raise Refusal(Code.UNRECOGNIZED_CLIENT_TYPE, words)
+                raise StatusError(Code.UNRECOGNIZED_CLIENT_TYPE, words)
             client.kind = request.client_type
         if request.HasField("group") and not client.is_producer:
             client.group = group_of(request.group)
@@ -164,7 +166,7 @@ class Presence:
         """Unregister a client at the brokers. Raises StatusError."""
         client = self._clients.find(caller.client_id)
         if client is not None:
-            self._clients.seen(caller.client_id, caller.owner)
+            self._clients.touch(caller.client_id, caller.owner)
             if request.HasField("group") and not client.is_producer:
                 client.group = group_of(request.group)
             self._clients.forget(client.client_id)
@@ -175,7 +177,7 @@ class Presence:
             ]
             for farewell in farewells:
                 self._access.permit(caller.account, farewell)
-            await self._tell(caller, addresses, farewells)
+            await self._send(caller, addresses, farewells)
         return NotifyClientTerminationResponse(status=status_of(Code.OK))
 
     async def _greet(self, caller: Caller, client: Client) -> None:
@@ -183,38 +185,38 @@ class Presence:
         for topic in list(client.topics):
             try:
                 await self._brokers.route(caller, topic)
-            except Refusal as refusal:
+            except StatusError as refusal:
                 log.debug("no_route topic=%s: %s", topic, refusal)
         addresses = self._brokers.addresses(set(client.topics))
         body = orjson.dumps(_heartbeat(client))
         command = RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
         self._access.permit(caller.account, command)
-        if addresses and not await self._tell(caller, addresses, [command]):
+        if addresses and not await self._send(caller, addresses, [command]):
             log.info("no_broker_told client=%s", client.client_id)
 
-    async def _tell(
+    async def _send(
         self, caller: Caller, addresses: Sequence[str], commands: Sequence[RemotingCommand]
     ) -> bool:
         """Send commands to replicas; return whether a replica accepted in time."""
-        tells: list[asyncio.Task[bool]] = [
-            self._spawn(self._brokers.tell(caller, address, _copy(command)), "tell")
+        sends: list[asyncio.Task[bool]] = [
+            self._spawn(self._brokers.send_once(caller, address, _copy(command)), "send")
             for address in addresses
             for command in commands
         ]
-        if not tells:
+        if not sends:
             return False
         try:
-            done, _ = await asyncio.wait(tells, timeout=TOLD_S)
+            done, _ = await asyncio.wait(sends, timeout=REPLICAS_S)
         finally:
-            for tell in tells:
-                if tell.done():
+            for task in sends:
+                if task.done():
                     continue
                 if len(self._late) >= LATE_MAX:
-                    tell.cancel()
+                    task.cancel()
                 else:
-                    self._late.add(tell)
-                    tell.add_done_callback(self._late.discard)
-        return any(not tell.cancelled() and tell.result() for tell in done)
+                    self._late.add(task)
+                    task.add_done_callback(self._late.discard)
+        return any(not task.cancelled() and task.result() for task in done)
 
 
 def _heartbeat(client: Client) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from .protocol.messaging_pb2 import (
     TransactionResolution,
     TransactionSource,
 )
-from .status_codes import Refusal, refused_by, status_of
+from .status_codes import StatusError, status_error_for, status_of
 from .validation import id_of
 
 log = logging.getLogger("raftmq.proxy.transactions")
@@ -47,55 +47,57 @@ _DECISIONS = {
 }
 
 
-class Transactions:
+class TransactionHandlers:
     """The handlers of a proxy."""
 
     def __init__(self, brokers: Brokers, clients: Clients, access: Access) -> None:
         self._brokers = brokers
         self._clients = clients
         self._access = access
-        self.asked_count = 0  # checks forwarded to clients
-        self.unasked_count = 0  # checks without a client
+        self.forwarded_count = 0  # checks forwarded to clients
+        self.dropped_count = 0  # checks without a client
 
     async def end(self, caller: Caller, request: EndTransactionRequest) -> EndTransactionResponse:
         """Commit or roll back. Raises StatusError."""
         topic = topic_of(request.topic)
-        place = TransactionId.decode(request.transaction_id)
+        transaction = TransactionId.decode(request.transaction_id)
         message_id = id_of(request.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
-        await self._brokers.check_broker(caller, topic, place.broker_name)
+        await self._brokers.check_broker(caller, topic, transaction.broker_name)
         if caller.account is not None:
-            await self._check_half(caller, topic, place)
+            await self._check_half(caller, topic, transaction)
         header = EndTransactionHeader(
             topic,
-            place.half_offset,
-            place.position,
+            transaction.half_offset,
+            transaction.position,
             _DECISIONS.get(request.resolution, 0),
-            message_id or place.unique_key,
-            place.unique_key,
+            message_id or transaction.unique_key,
+            transaction.unique_key,
             request.source == TransactionSource.SOURCE_SERVER_CHECK,
             topic,
         )
         response = await self._brokers.ask(
-            caller, place.broker_name, RequestCode.END_TRANSACTION, header.to_ext()
+            caller, transaction.broker_name, RequestCode.END_TRANSACTION, header.to_ext()
         )
         if response.code != ResponseCode.SUCCESS:
-            raise refused_by(response)
+            raise status_error_for(response)
         return EndTransactionResponse(status=status_of(Code.OK))
 
-    async def _check_half(self, caller: Caller, topic: str, place: TransactionId) -> None:
+    async def _check_half(self, caller: Caller, topic: str, transaction: TransactionId) -> None:
         """Raise StatusError unless the id names a half message of a topic that the caller may send
         to. The error does not reveal the cause."""
         code = RequestCode.END_TRANSACTION
         self._brokers.permit(caller, code, {"topic": topic})
-        half = await self._brokers.stored_at(caller, place.broker_name, place.position)
+        half = await self._brokers.stored_at(caller, transaction.broker_name, transaction.position)
         if half is not None and half.topic == HALF_TOPIC:
             sent_to = decode_properties(half.properties).get("REAL_TOPIC") or HALF_TOPIC
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(StatusError):
                 self._brokers.permit(caller, code, {"topic": sent_to})
                 return
-        raise Refusal(Code.INVALID_TRANSACTION_ID, "the id names no transaction of the caller's")
+        raise StatusError(
+            Code.INVALID_TRANSACTION_ID, "the id names no transaction of the caller's"
+        )
 
-    def asked(self, connection: Connection, request: RemotingCommand) -> None:
+    def check(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle 39, which is one-way; without a client the broker checks again later."""
         try:
             header = CheckTransactionHeader.parse(request.ext)
@@ -111,16 +113,18 @@ class Transactions:
 
         client = self._clients.producer_of(topic, may)
         broker_name = self._brokers.broker_at(topic, connection.address)
-        if client is None or client.line is None or broker_name is None:
-            self.unasked_count += 1
+        if client is None or client.queue is None or broker_name is None:
+            self.dropped_count += 1
             return
         key = header.transaction_id or properties.get("UNIQ_KEY", "")
-        place = TransactionId(broker_name, header.half_queue_offset, header.commitlog_offset, key)
+        transaction = TransactionId(
+            broker_name, header.half_queue_offset, header.commitlog_offset, key
+        )
         command = RecoverOrphanedTransactionCommand(
             message=inbound(record, topic, client.namespace, None, times=0),
-            transaction_id=place.encode(),
+            transaction_id=transaction.encode(),
         )
-        if client.line.put(TelemetryCommand(recover_orphaned_transaction_command=command)):
-            self.asked_count += 1
+        if client.queue.put(TelemetryCommand(recover_orphaned_transaction_command=command)):
+            self.forwarded_count += 1
         else:
-            self.unasked_count += 1
+            self.dropped_count += 1

@@ -14,7 +14,7 @@ from .protocol.messaging_pb2 import (
     FilterType,
     Settings,
 )
-from .status_codes import Refusal
+from .status_codes import StatusError
 
 ID_CHARS_MAX = 255  # of clients, namespaces, messages and attempts, as at brokers
 EXPRESSION_CHARS_MAX = 16_384  # as brokers' limit of SQL92
@@ -28,33 +28,35 @@ def expression_of(expression: FilterExpression) -> tuple[str, str]:
     text = expression.expression
     if len(text) > EXPRESSION_CHARS_MAX:
         words = f"the expression has {len(text)} characters, allowed are {EXPRESSION_CHARS_MAX}"
-        raise Refusal(Code.ILLEGAL_FILTER_EXPRESSION, words)
+        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, words)
     return ("SQL92" if expression.type == FilterType.SQL else "TAG"), text or "*"
 
 
 def id_of(text: str, what: str, code: Code = Code.BAD_REQUEST) -> str:
     """Return an id or a similar name. Raises StatusError with `code`."""
     if len(text) > ID_CHARS_MAX or not text.isprintable():
-        raise Refusal(code, f"{what} is longer than {ID_CHARS_MAX} characters, or not printable")
+        raise StatusError(
+            code, f"{what} is longer than {ID_CHARS_MAX} characters, or not printable"
+        )
     return text
 
 
-def check_settings(told: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Raise StatusError for settings above the limits."""
-    size, count = told.ByteSize(), len(told.subscription.subscriptions)
+    size, count = settings.ByteSize(), len(settings.subscription.subscriptions)
     if size > SETTINGS_BYTES_MAX:
         words = f"the settings have {size} bytes; the most are {SETTINGS_BYTES_MAX}"
-        raise Refusal(Code.PAYLOAD_TOO_LARGE, words)
+        raise StatusError(Code.PAYLOAD_TOO_LARGE, words)
     if count > SUBSCRIPTIONS_MAX:
         words = f"{count} subscriptions; the most are {SUBSCRIPTIONS_MAX}"
-        raise Refusal(Code.BAD_REQUEST, words)
+        raise StatusError(Code.BAD_REQUEST, words)
 
 
 def check_endpoints(endpoints: Endpoints) -> None:
     """Raise StatusError for invalid proxy addresses."""
     if not endpoints.addresses:
-        raise Refusal(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
+        raise StatusError(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
     size = endpoints.ByteSize()
     if size > ENDPOINTS_BYTES_MAX:
         words = f"the endpoints have {size} bytes; the most are {ENDPOINTS_BYTES_MAX}"
-        raise Refusal(Code.ILLEGAL_ACCESS_POINT, words)
+        raise StatusError(Code.ILLEGAL_ACCESS_POINT, words)

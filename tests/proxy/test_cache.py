@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from raftmq.proxy import cache as remembered
-from raftmq.proxy.cache import Remembered
+from raftmq.proxy.cache import AnswerCache
 from raftmq.proxy.protocol.messaging_pb2 import Code
-from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.status_codes import StatusError
 from raftmq.proxy.tasks import Tasks
 from tests.proxy.test_cluster import caller, timed
 from tests.waiting import until
@@ -24,7 +24,7 @@ class Asked:
         self.count += 1
         if self.value is None:
             await asyncio.Event().wait()
-        if isinstance(self.value, Refusal):
+        if isinstance(self.value, StatusError):
             raise self.value
         return self.value
 
@@ -34,7 +34,7 @@ async def known(monkeypatch):
     monkeypatch.setattr(remembered, "KNOWN_S", 0.0)  # old at once
     monkeypatch.setattr(remembered, "OLD_S", 0.1)
     tasks = Tasks()
-    yield Remembered(tasks.spawn, "otherwise")
+    yield AnswerCache(tasks.spawn, "otherwise")
     await tasks.stop()
 
 
@@ -51,12 +51,12 @@ async def test_an_old_answer_serves_while_nobody_answers_and_one_question_is_ope
 async def test_a_new_answer_takes_the_place_of_the_old_one(known):
     assert await known.get("n", caller(), Asked("first")) == "first"
     assert await known.get("n", caller(), Asked("second")) == "second"
-    refused = Asked(Refusal(Code.PROXY_TIMEOUT, "nobody"))
+    refused = Asked(StatusError(Code.PROXY_TIMEOUT, "nobody"))
     for count in (1, 2):
         assert await known.get("n", caller(), refused) == "second"
         await until(lambda: not known._asking)
         assert refused.count == count
-    with pytest.raises(Refusal):
+    with pytest.raises(StatusError):
         await known.get("other", caller(), refused)
 
 

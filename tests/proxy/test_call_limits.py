@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from raftmq.proxy import server, service
-from raftmq.proxy.call_limits import Bound
+from raftmq.proxy.call_limits import CallLimit
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import UNREAD_BYTES
 from tests.proxy.test_server import signed, with_accounts
@@ -224,7 +224,7 @@ async def test_health_checks_of_one_address_are_bounded(tmp_path, monkeypatch):
 
 
 async def test_a_bound_counts_by_key_until_the_task_ends():
-    bound, ends = Bound("calls", 3, 0.5), asyncio.Event()
+    bound, ends = CallLimit("calls", 3, 0.5), asyncio.Event()
 
     async def call(key):
         taken = bound.take("peer", key)

@@ -1,4 +1,4 @@
-"""Who calls, from metadata and gRPC's name of a peer."""
+"""Callers, from metadata and gRPC's name of a peer."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from raftmq.proxy.caller import (
     language_of,
     metadata_of,
 )
-from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.status_codes import StatusError
 from raftmq.remoting.codes import LanguageCode
 
 SIGNED = (
@@ -49,7 +49,7 @@ def test_the_parts_of_a_signature():
     "metadata", [{}, {"x-mq-client-id": "a\x01"}, {"x-mq-client-id": "a" * 300}]
 )
 def test_a_client_needs_an_id(metadata):
-    with pytest.raises(Refusal):
+    with pytest.raises(StatusError):
         client_id_of(metadata)
 
 

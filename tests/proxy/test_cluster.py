@@ -12,7 +12,7 @@ from raftmq.proxy.access import Access
 from raftmq.proxy.caller import Caller
 from raftmq.proxy.cluster import Brokers, GroupSettings
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.status_codes import StatusError
 from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
@@ -99,7 +99,7 @@ async def test_the_group_that_is_received_from_is_asked_first_and_alone_if_it_an
 async def test_an_error_names_a_group_that_did_not_answer(tasks):
     instance = Instance(a=None)
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
-    with pytest.raises(Refusal, match="a") as error:
+    with pytest.raises(StatusError, match="a") as error:
         await brokers.group_settings(caller(0.5), "T", "cg")
     assert error.value.code == pb.Code.PROXY_TIMEOUT
     assert instance.open == 0
@@ -131,6 +131,6 @@ async def test_nothing_is_popped_again_once_the_call_is_over(tasks):
     instance.directory.doubt = lambda *_: None
     brokers = Brokers(instance, Access(enabled=False, path=""), tasks.spawn)
     header = PopHeader("g", "T", -1, 32, 60_000, 50, init_mode=1)
-    with pytest.raises(Refusal):
+    with pytest.raises(StatusError):
         await brokers.pop(caller(0.1), "a", header)
     assert instance.asked == ["a"]

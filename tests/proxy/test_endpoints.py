@@ -4,7 +4,7 @@ import pytest
 
 from raftmq.proxy.endpoints import Receipt, TransactionId, resource_of, topic_of, wrapped
 from raftmq.proxy.protocol.messaging_pb2 import Code, Resource
-from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.status_codes import StatusError
 from raftmq.remoting.pop_headers import Handle
 
 HANDLE = Handle(10, 1_700_000_000_000, 30_000, 0, False, "b1", 3, 12)
@@ -15,7 +15,7 @@ def test_a_namespace_is_part_of_the_name():
     assert wrapped(Resource(resource_namespace="ns", name="ns%T")) == "ns%T"
     assert wrapped(Resource(name="T")) == "T"
     assert resource_of("ns%T", "ns") == Resource(resource_namespace="ns", name="T")
-    with pytest.raises(Refusal):
+    with pytest.raises(StatusError):
         topic_of(Resource(name="a b"))
 
 
@@ -49,7 +49,7 @@ def test_a_handle_has_the_position_as_its_ninth_part():
 
 @pytest.mark.parametrize("text", ["", "x", "1 2 3 4 0 b 1", "1 2 3 4 0 b 1 2 x", "9" * 600])
 def test_what_is_no_handle_is_refused(text):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(StatusError) as refused:
         Receipt.decode(text)
     assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
 
@@ -61,6 +61,6 @@ def test_a_transaction_id_says_where_its_message_is():
 
 @pytest.mark.parametrize("text", ["", "x", "!!", "AAAA", "9" * 2000, "é"])
 def test_what_is_no_transaction_id_is_refused(text):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(StatusError) as refused:
         TransactionId.decode(text)
     assert refused.value.code == Code.INVALID_TRANSACTION_ID

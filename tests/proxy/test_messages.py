@@ -91,7 +91,7 @@ async def test_a_message_that_cannot_be_told_takes_no_other_along(world, caller,
     assert [one.body for one in await caller.receive("T")] == [b"1", b"2"]
     (proxy,) = world.proxies
     broker = await world.group.leading()
-    assert proxy.figures().given_back == 0  # else it would come again at once, and be given up
+    assert proxy.figures().returned == 0  # else it would come again at once, and be given up
     assert broker.state.pops.in_flight("T", "cg") == len(bodies)
     assert (await caller.receive("T")).code == pb.Code.MESSAGE_NOT_FOUND
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from raftmq.proxy import server
-from raftmq.proxy.caller import Caller as Who
+from raftmq.proxy.caller import Caller as CallClient
 from raftmq.proxy.cluster import GroupSettings
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.receive_message import Receives
+from raftmq.proxy.receive_message import ReceiveHandlers
 from raftmq.proxy.server import ProxyServer
 from raftmq.proxy.tasks import Tasks
 from raftmq.remoting.codes import LanguageCode, RequestCode
@@ -86,14 +86,14 @@ async def caller(cluster, monkeypatch):
 async def test_a_cancel_near_the_answer_loses_no_message(tasks, turns):
     """Whichever turn of the loop it falls in: the message was written, or is given back."""
     brokers, written = OneBroker(), []
-    clients = SimpleNamespace(used=lambda *_: None)
-    receives = Receives(ProxyConfig(), brokers, clients, tasks.spawn, asyncio.Event())
+    clients = SimpleNamespace(add_topic=lambda *_: None)
+    receives = ReceiveHandlers(ProxyConfig(), brokers, clients, tasks.spawn, asyncio.Event())
     request = pb.ReceiveMessageRequest(group={"name": "cg"}, batch_size=1)
     request.message_queue.topic.name = "T"
     request.message_queue.broker.name = "g0"
     request.invisible_duration.FromSeconds(30)
     end_s = asyncio.get_running_loop().time() + 60
-    caller = Who("c1", "", LanguageCode.PYTHON, "127.0.0.1", end_s)
+    caller = CallClient("c1", "", LanguageCode.PYTHON, "127.0.0.1", end_s)
 
     async def write(response):
         if response.HasField("message"):

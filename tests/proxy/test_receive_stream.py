@@ -8,7 +8,7 @@ import pytest
 from raftmq.proxy import receive_message as receives
 from raftmq.proxy import server
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.receive_stream import CLIENT_PARTS, Room, Telling, Unread
+from raftmq.proxy.receive_stream import CLIENT_PARTS, ByteLimit, ResponseWriter, Unread
 from tests.proxy.world import PREFIX, Caller, World
 from tests.waiting import until
 
@@ -17,7 +17,7 @@ A, B, C = ("", "a"), ("", "b"), ("", "c")
 
 
 def test_a_client_has_a_part_of_the_room_but_anybody_one_answer():
-    room = Room(100)
+    room = ByteLimit(100)
     assert room.take(A, 20) and room.take(A, 5)
     assert not room.take(A, 1) and not room.has(A)
     assert room.has(B) and room.take(B, 60)  # one that is larger than its part
@@ -26,10 +26,10 @@ def test_a_client_has_a_part_of_the_room_but_anybody_one_answer():
     assert room.held_bytes == 100
     for who in (A, B, C, ("", "d")):
         assert not room.has(who)
-    room.give_back(A, 25)
+    room.release(A, 25)
     assert room.has(A, 100 // CLIENT_PARTS)
-    room.give_back(B, 60)
-    room.give_back(C, 15)
+    room.release(B, 60)
+    room.release(C, 15)
     assert room.held_bytes == 0 and room.take(A, 101)  # one that is larger than all
 
 
@@ -41,7 +41,9 @@ async def test_an_answer_that_is_ended_writes_nothing_more_and_says_what_is_left
         await free.acquire()
         written.append(answer.WhichOneof("content"))
 
-    telling = Telling(["x", "", "y", "z"], lambda body: pb.Message() if body else None, write)
+    telling = ResponseWriter(
+        ["x", "", "y", "z"], lambda body: pb.Message() if body else None, write
+    )
     writing = asyncio.create_task(telling.run())
     await until(lambda: len(written) == 2)
     await asyncio.sleep(0)
@@ -106,7 +108,7 @@ async def test_a_client_that_does_not_read_holds_up_no_other(world, good, bad):
     for _ in range(4):
         await good.send("T", b"x" * (3 * MIB))
     unread(bad, count=4, batch_size=1)
-    await until(lambda: proxy.figures().given_back == 3)  # for want of room for this client
+    await until(lambda: proxy.figures().returned == 3)  # for want of room for this client
     assert proxy.figures().answer_bytes == 3 * MIB
     await good.send("Other", b"y")
     (one,) = await good.received("Other")
@@ -128,7 +130,7 @@ async def test_what_is_not_read_in_time_is_given_back_and_the_call_ends(
     await until(lambda: proxy.figures().answer_bytes == 3 * size)
     # Of three messages one is on its way until somebody reads it; gRPC cannot take it back.
     await until(lambda: proxy.figures().answer_bytes == size)
-    assert proxy.figures().given_back == 3
+    assert proxy.figures().returned == 3
     again = await good.received("T", count=3)
     assert [one.body[:1] for one in again] == [b"0", b"1", b"2"]
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -136,7 +138,7 @@ async def test_what_is_not_read_in_time_is_given_back_and_the_call_ends(
             pass
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: proxy.figures().answer_bytes == 0)
-    assert proxy.figures().given_back == 3
+    assert proxy.figures().returned == 3
 
 
 async def test_what_a_client_leaves_that_goes_without_reading_is_given_back_once(
@@ -146,7 +148,7 @@ async def test_what_a_client_leaves_that_goes_without_reading_is_given_back_once
     (proxy,) = world.proxies
     await good.send("T", b"x" * MIB)
     (call,) = unread(bad, count=1, batch_size=1)
-    await until(lambda: proxy.figures().given_back)
+    await until(lambda: proxy.figures().returned)
     call.cancel()
     await until(lambda: proxy.figures().answer_bytes == 0)
-    assert proxy.figures().given_back == 1
+    assert proxy.figures().returned == 1

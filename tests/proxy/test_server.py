@@ -120,7 +120,7 @@ async def test_accounts_decide_what_a_client_may_do(tmp_path):
 async def test_a_client_goes_on_with_a_new_key_once_its_old_account_is_deleted(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(server, "LOOK_S", 0.05)
+    monkeypatch.setattr(server, "CHECK_S", 0.05)
     heartbeat = {"group": OWN, "client_type": pb.ClientType.PUSH_CONSUMER}
     async with World(tmp_path / "b", proxy=with_accounts(tmp_path)) as world:
         await world.topic("Own")

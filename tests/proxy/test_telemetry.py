@@ -12,7 +12,7 @@ from raftmq.proxy import telemetry as presence
 from raftmq.proxy.clients import (
     CLIENT_BYTES,
     CLIENT_BYTES_MAX,
-    LINE_MAX,
+    QUEUE_MAX,
     SILENCE_S,
     TOPICS_MAX,
     Clients,
@@ -20,7 +20,7 @@ from raftmq.proxy.clients import (
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
-from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.status_codes import StatusError
 from raftmq.proxy.validation import EXPRESSION_CHARS_MAX, SETTINGS_BYTES_MAX, SUBSCRIPTIONS_MAX
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.memory_limits import Allowance
@@ -224,7 +224,7 @@ async def test_a_replica_that_hangs_holds_no_client_up(monkeypatch):
             await caller.ok("Heartbeat")
             await caller.ok("NotifyClientTermination")
             assert loop.time() - began_s < 2.5
-            late = [task for task in asyncio.all_tasks() if task.get_name() == "tell"]
+            late = [task for task in asyncio.all_tasks() if task.get_name() == "send"]
             assert len(late) == 2, "so many go on"
         for broker in cluster.brokers["g0"]:
             assert broker.count(RequestCode.HEART_BEAT) == 2
@@ -234,29 +234,29 @@ async def test_a_replica_that_hangs_holds_no_client_up(monkeypatch):
 # ---- the table
 
 
-def table(clients_max=10, bytes_max=10 << 20, now_s=lambda: 0.0, line_bytes_max=1_000):
+def table(clients_max=10, bytes_max=10 << 20, now_s=lambda: 0.0, queue_bytes_max=1_000):
     kept = Allowance(bytes_max)
-    return kept, Clients(clients_max, now_s, kept, line_bytes_max=line_bytes_max)
+    return kept, Clients(clients_max, now_s, kept, queue_bytes_max=queue_bytes_max)
 
 
 def test_clients_are_bounded_and_forgotten_after_a_silence():
     now = [0.0]
     kept, clients = table(2, now_s=lambda: now[0])
-    clients.seen("a", "").line = clients.new_line()
-    clients.used("b", "", "T")
-    clients.used("c", "", "T")  # one too many is not known
+    clients.touch("a", "").queue = clients.new_queue()
+    clients.add_topic("b", "", "T")
+    clients.add_topic("c", "", "T")  # one too many is not known
     assert len(clients) == 2
-    with pytest.raises(Refusal):
-        clients.seen("c", "")
-    with pytest.raises(Refusal):
-        clients.seen("a", "another account")
+    with pytest.raises(StatusError):
+        clients.touch("c", "")
+    with pytest.raises(StatusError):
+        clients.touch("a", "another account")
     now[0] = 100.0
     clients.expire(lambda _: True)
     assert [client.client_id for client in clients] == ["a"]
     for number in range(TOPICS_MAX + 5):
-        clients.used("a", "", f"T{number}")
-    assert len(clients.seen("a", "").topics) == TOPICS_MAX
-    clients.seen("a", "").line = None
+        clients.add_topic("a", "", f"T{number}")
+    assert len(clients.touch("a", "").topics) == TOPICS_MAX
+    clients.touch("a", "").queue = None
     now[0] += SILENCE_S + 1
     clients.expire(lambda _: True)
     assert len(clients) == 0 and kept.used_bytes == 0
@@ -264,37 +264,37 @@ def test_clients_are_bounded_and_forgotten_after_a_silence():
 
 def test_a_client_says_so_much_and_all_together_so_much():
     kept, clients = table(bytes_max=CLIENT_BYTES_MAX + 2 * CLIENT_BYTES)
-    client = clients.seen("a", "")
-    with pytest.raises(Refusal) as refused:
-        client.subscribes({"T": ("SQL92", "x" * CLIENT_BYTES_MAX)}, 1)
+    client = clients.touch("a", "")
+    with pytest.raises(StatusError) as refused:
+        client.subscribe({"T": ("SQL92", "x" * CLIENT_BYTES_MAX)}, 1)
     assert refused.value.code == pb.Code.TOO_MANY_REQUESTS
     assert client.subscriptions == {} and kept.used_bytes == CLIENT_BYTES
     much = {"T": ("SQL92", "x" * (CLIENT_BYTES_MAX - 2 * CLIENT_BYTES))}
-    client.subscribes(much, 1)
-    client.subscribes(much, 2)
-    other = clients.seen("b", "")
-    with pytest.raises(Refusal):
-        other.subscribes(much, 1)
-    client.subscribes({}, 3)
-    other.subscribes(much, 1)
+    client.subscribe(much, 1)
+    client.subscribe(much, 2)
+    other = clients.touch("b", "")
+    with pytest.raises(StatusError):
+        other.subscribe(much, 1)
+    client.subscribe({}, 3)
+    other.subscribe(much, 1)
     for number in range(1_000):
-        clients.used("b", "", f"T{number}")
+        clients.add_topic("b", "", f"T{number}")
     assert kept.used_bytes <= CLIENT_BYTES_MAX + CLIENT_BYTES
     clients.forget("a")
     clients.forget("b")
     assert kept.used_bytes == 0
     _, none = table(bytes_max=CLIENT_BYTES - 1)
-    with pytest.raises(Refusal):
-        none.seen("a", "")
+    with pytest.raises(StatusError):
+        none.touch("a", "")
 
 
 def test_producers_of_a_topic_are_asked_in_turn():
     _, clients = table()
     for name in ("a", "b", "c"):
-        client = clients.seen(name, "")
+        client = clients.touch(name, "")
         client.kind = pb.ClientType.PRODUCER
-        client.line = clients.new_line() if name != "c" else None
-        client.uses("T")
+        client.queue = clients.new_queue() if name != "c" else None
+        client.add_topic("T")
     asked = {clients.producer_of("T", lambda _: True).client_id for _ in range(4)}
     assert asked == {"a", "b"} and clients.producer_of("U", lambda _: True) is None
     assert clients.producer_of("T", lambda client: client.client_id == "b").client_id == "b"
@@ -303,16 +303,16 @@ def test_producers_of_a_topic_are_asked_in_turn():
 
 async def test_a_line_that_is_not_read_is_full_at_last():
     _, clients = table()
-    line = clients.new_line()
-    assert all(line.put(pb.TelemetryCommand()) for _ in range(LINE_MAX))
+    line = clients.new_queue()
+    assert all(line.put(pb.TelemetryCommand()) for _ in range(QUEUE_MAX))
     assert not line.put(pb.TelemetryCommand())
 
 
 async def test_a_line_has_room_for_so_many_bytes_and_gives_them_back():
     command = pb.TelemetryCommand(settings=producer("t" * 100))
     size = command.ByteSize()
-    kept, clients = table(line_bytes_max=3 * size)
-    line, other = clients.new_line(), clients.new_line()
+    kept, clients = table(queue_bytes_max=3 * size)
+    line, other = clients.new_queue(), clients.new_queue()
     assert [line.put(command) for _ in range(4)] == [True] * 3 + [False]
     assert other.put(command)
     written = []
@@ -333,8 +333,8 @@ async def test_a_line_has_room_for_so_many_bytes_and_gives_them_back():
 
 async def test_a_line_that_is_finished_is_written_no_more():
     kept, clients = table()
-    line = clients.new_line()
-    assert all(line.put(pb.TelemetryCommand(settings=producer("T"))) for _ in range(LINE_MAX))
+    line = clients.new_queue()
+    assert all(line.put(pb.TelemetryCommand(settings=producer("T"))) for _ in range(QUEUE_MAX))
     line.finish()
     written = []
     await asyncio.wait_for(line.run(written.append), 5)

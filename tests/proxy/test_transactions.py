@@ -86,7 +86,7 @@ async def test_a_producer_that_comes_later_is_asked(world, caller):
     stream, _ = await caller.telemetry(producer("X"))
     command = (await stream.read()).recover_orphaned_transaction_command
     assert command.message.body == b"waits"
-    assert world.proxies[0].figures().asked == 1
+    assert world.proxies[0].figures().checks == 1
 
 
 async def test_a_forged_transaction_id_ends_nothing(world, caller):
@@ -112,18 +112,18 @@ async def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions(t
         ):
             await spy.telemetry(producer("X"))
             await half(other, b"secret")
-            await until(lambda: proxy.figures().unasked)
-            assert proxy.figures().asked == 0
+            await until(lambda: proxy.figures().checks_dropped)
+            assert proxy.figures().checks == 0
             stream, _ = await other.telemetry(producer("X"))
             command = (await stream.read()).recover_orphaned_transaction_command
             assert command.message.body == b"secret"
             # By the accounts of now, not by those of the time when the stream was opened.
             now_denied = ACCOUNTS.replace("PUB|SUB", "SUB")
             (tmp_path / "plain_acl.yml").write_text(now_denied)
-            proxy._access.look_at_file()
-            asked, unasked = proxy.figures().asked, proxy.figures().unasked
-            await until(lambda: proxy.figures().unasked > unasked)
-            assert proxy.figures().asked == asked
+            proxy._access.reload_if_changed()
+            asked, unasked = proxy.figures().checks, proxy.figures().checks_dropped
+            await until(lambda: proxy.figures().checks_dropped > unasked)
+            assert proxy.figures().checks == asked
 
 
 async def test_a_transaction_takes_the_right_to_send_to_its_own_topic(tmp_path):

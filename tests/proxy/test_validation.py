@@ -7,7 +7,7 @@ from raftmq.broker.pop import requests as pops
 from raftmq.proxy import validation as lengths
 from raftmq.proxy.clients import TOPICS_MAX
 from raftmq.proxy.protocol import messaging_pb2 as pb
-from raftmq.proxy.status_codes import Refusal
+from raftmq.proxy.status_codes import StatusError
 from raftmq.proxy.validation import (
     ENDPOINTS_BYTES_MAX,
     EXPRESSION_CHARS_MAX,
@@ -31,7 +31,7 @@ def test_expressions():
     kind = pb.FilterType.SQL
     assert expression_of(pb.FilterExpression(type=kind, expression=longest)) == ("SQL92", longest)
     assert expression_of(pb.FilterExpression()) == ("TAG", "*")
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(StatusError) as refused:
         expression_of(pb.FilterExpression(expression=longest + "a"))
     assert refused.value.code == pb.Code.ILLEGAL_FILTER_EXPRESSION
 
@@ -39,14 +39,14 @@ def test_expressions():
 def test_ids():
     assert id_of("", "it") == "" and id_of("x" * 255, "it") == "x" * 255
     for text in ("x" * 256, "a\nb", "\x00"):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(StatusError) as refused:
             id_of(text, "it", pb.Code.ILLEGAL_MESSAGE_ID)
         assert refused.value.code == pb.Code.ILLEGAL_MESSAGE_ID
 
 
 def test_settings():
     check_settings(consumer("g", *(f"T{number}" for number in range(TOPICS_MAX))))
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(StatusError) as refused:
         check_settings(consumer("g", *(f"T{number}" for number in range(TOPICS_MAX + 1))))
     assert refused.value.code == pb.Code.BAD_REQUEST
     settings = producer("T")
@@ -54,7 +54,7 @@ def test_settings():
     assert settings.ByteSize() == SETTINGS_BYTES_MAX
     check_settings(settings)
     settings.user_agent.hostname += "x"
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(StatusError) as refused:
         check_settings(settings)
     assert refused.value.code == pb.Code.PAYLOAD_TOO_LARGE
 
@@ -66,8 +66,8 @@ def test_endpoints():
     assert endpoints.ByteSize() == ENDPOINTS_BYTES_MAX
     check_endpoints(endpoints)
     endpoints.addresses[0].host += "x"
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(StatusError) as refused:
         check_endpoints(endpoints)
     assert refused.value.code == pb.Code.ILLEGAL_ACCESS_POINT
-    with pytest.raises(Refusal):
+    with pytest.raises(StatusError):
         check_endpoints(pb.Endpoints())

@@ -32,7 +32,7 @@ DESCRIPTORS = 3  # per client, with both ends of the connection to gRPC
 CONNECTIONS_SHARE = 8.0
 
 
-class Passages:
+class Forwarder:
     """A proxy's open connections. `grpc_port` is gRPC's own port."""
 
     def __init__(self, connections_max: int, grpc_port: int) -> None:
@@ -98,12 +98,12 @@ class Passages:
 class _Side(asyncio.Protocol):
     """Either of the two connections of a client. `lost` completes at its end."""
 
-    def __init__(self, made: Callable[[_Side], None]) -> None:
-        self._made = made
+    def __init__(self, connected: Callable[[_Side], None]) -> None:
+        self._connected = connected
         self._transport: asyncio.Transport | None = None  # None before the connection
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._early = bytearray()  # data that arrived before the opposite side was connected
-        self._other: asyncio.Transport | None = None
+        self._peer: asyncio.Transport | None = None
         self._stall: asyncio.TimerHandle | None = None  # runs while this side reads too slowly
 
     @property
@@ -114,56 +114,56 @@ class _Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class is no subclass
         self._transport.set_write_buffer_limits(high=HIGH_BYTES)
-        self._made(self)
+        self._connected(self)
 
     def join(self, other: _Side) -> None:
         """Start forwarding."""
-        self._other = other.transport
+        self._peer = other.transport
         if self._early:
-            self._other.write(bytes(self._early))
+            self._peer.write(bytes(self._early))
             self._early.clear()
         if self.lost.done():
-            self._end_other()
+            self._close_peer()
         else:
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._other is not None:
-            self._other.write(data)
+        if self._peer is not None:
+            self._peer.write(data)
         else:
             self._early += data
             self.transport.pause_reading()
 
     def pause_writing(self) -> None:
-        if self._other is not None:
-            self._other.pause_reading()
+        if self._peer is not None:
+            self._peer.pause_reading()
             self._watch()
 
     def resume_writing(self) -> None:
-        if self._other is not None:
+        if self._peer is not None:
             self._watch_no_more()
-            self._other.resume_reading()
+            self._peer.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(None)
         self._watch_no_more()
-        self._end_other()
+        self._close_peer()
 
     def _watch(self) -> None:
         loop, waiting = asyncio.get_running_loop(), self.transport.get_write_buffer_size()
-        self._stall = loop.call_later(STALL_S, self._look, waiting)
+        self._stall = loop.call_later(STALL_S, self._check_stall, waiting)
 
     def _watch_no_more(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
 
-    def _look(self, waiting_before: int) -> None:
+    def _check_stall(self, waiting_before: int) -> None:
         if self.transport.get_write_buffer_size() == waiting_before:
             self.transport.abort()
         else:
             self._watch()
 
-    def _end_other(self) -> None:
-        if self._other is not None and not self._other.is_closing():
-            self._other.close()
-            asyncio.get_running_loop().call_later(LINGER_S, self._other.abort)
+    def _close_peer(self) -> None:
+        if self._peer is not None and not self._peer.is_closing():
+            self._peer.close()
+            asyncio.get_running_loop().call_later(LINGER_S, self._peer.abort)

@@ -9,9 +9,9 @@ import pytest
 
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
-from raftmq.proxy import passages
+from raftmq.proxy import forwarding
 from raftmq.proxy.config import ProxyConfig
-from raftmq.proxy.passages import HIGH_BYTES, Passages
+from raftmq.proxy.forwarding import HIGH_BYTES, Forwarder
 from raftmq.proxy.protocol import messaging_pb2 as pb
 from raftmq.proxy.server import ProxyServer
 from tests.certificates import Authority
@@ -68,7 +68,7 @@ async def test_a_port_takes_what_its_mode_says_and_logs_what_to_switch(
 async def test_who_connects_past_the_port_is_refused():
     async with proxy_of() as proxy:
         assert await answer(proxy) == pb.Code.UNRECOGNIZED_CLIENT_TYPE
-        inner = grpc.aio.insecure_channel(f"127.0.0.1:{proxy._passages._grpc_port}")
+        inner = grpc.aio.insecure_channel(f"127.0.0.1:{proxy._forwarder._grpc_port}")
         assert await answer(proxy, inner) == pb.Code.UNAUTHORIZED
 
 
@@ -86,13 +86,13 @@ class Inner:
             lambda *stream: self.streams.append(stream), "127.0.0.1", 0
         )
         port = self._inner.sockets[0].getsockname()[1]
-        self.passages = Passages(grpc_port=port, **self.limits)
+        self.forwarder = Forwarder(grpc_port=port, **self.limits)
         loop = asyncio.get_running_loop()
         self._outer = await loop.create_server(self._new, "127.0.0.1", 0)
         return self
 
     def _new(self):
-        self.sides.append(self.passages.new())
+        self.sides.append(self.forwarder.new())
         return self.sides[-1]
 
     async def client(self):
@@ -103,12 +103,12 @@ class Inner:
     async def __aexit__(self, *_):
         self._outer.close()
         self._inner.close()
-        self.passages.stop()
+        self.forwarder.stop()
         for side in self.sides:
             side.transport.abort()
         for _, writer in (*self.streams, *self.clients):
             writer.transport.abort()
-        await until(lambda: self.passages.count == 0 and not self.passages._clients)
+        await until(lambda: self.forwarder.count == 0 and not self.forwarder._clients)
 
 
 async def ended(reader):
@@ -130,12 +130,12 @@ async def test_a_connection_is_its_clients_until_it_ends():
         await until(lambda: len(inner.streams) == 2)
         for reader, writer in inner.streams:
             own = (await reader.readline()).decode().strip()
-            assert inner.passages.client_of(name_of(writer, "peername")) == own
+            assert inner.forwarder.client_of(name_of(writer, "peername")) == own
         peer = name_of(inner.streams[0][1], "peername")
         inner.streams[0][1].close()
-        await until(lambda: inner.passages.client_of(peer) == "")
-        await until(lambda: inner.passages.count == 1)
-        assert inner.passages.client_of("") == inner.passages.client_of("unix:") == ""
+        await until(lambda: inner.forwarder.client_of(peer) == "")
+        await until(lambda: inner.forwarder.count == 1)
+        assert inner.forwarder.client_of("") == inner.forwarder.client_of("unix:") == ""
 
 
 async def test_one_connection_too_many_is_closed_and_counted(caplog):
@@ -143,10 +143,10 @@ async def test_one_connection_too_many_is_closed_and_counted(caplog):
         kept = [await inner.client() for _ in range(2)]
         reader, _ = await inner.client()
         assert await ended(reader)
-        assert (inner.passages.count, inner.passages.refused_count) == (2, 1)
+        assert (inner.forwarder.count, inner.forwarder.refused_count) == (2, 1)
         assert "connection_bound limit=2 total=1 peer=127.0.0.1" in caplog.text
         kept[0][1].close()
-        await until(lambda: inner.passages.count == 1)
+        await until(lambda: inner.forwarder.count == 1)
 
 
 @pytest.mark.parametrize("outwards", [False, True])
@@ -158,8 +158,8 @@ async def test_what_one_side_does_not_read_is_not_read_from_the_other(outwards):
         reading[0]._transport.pause_reading()
         writing[1].write(MANY)
         (side,) = inner.sides
-        await until(lambda: side._other is not None)
-        to, of = (side.transport, side._other) if outwards else (side._other, side.transport)
+        await until(lambda: side._peer is not None)
+        to, of = (side.transport, side._peer) if outwards else (side._peer, side.transport)
         await until(lambda: not of.is_reading())
         assert to.get_write_buffer_size() <= HIGH_BYTES + READ_BYTES
         reading[0]._transport.resume_reading()
@@ -168,7 +168,7 @@ async def test_what_one_side_does_not_read_is_not_read_from_the_other(outwards):
 
 @pytest.mark.parametrize("limit, ends", [("STALL_S", False), ("LINGER_S", True)])
 async def test_a_client_that_does_not_read_is_given_up(monkeypatch, limit, ends):
-    monkeypatch.setattr(passages, limit, 0.05)
+    monkeypatch.setattr(forwarding, limit, 0.05)
     async with Inner() as inner:
         client = await inner.client()
         await until(lambda: inner.streams)

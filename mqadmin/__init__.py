@@ -1,1 +1,1 @@
-"""mqadmin: Apache RocketMQ's administration commands, for clusters of ours and of Apache's."""
+"""mqadmin, Apache RocketMQ's administration commands for clusters of ours and of Apache's."""

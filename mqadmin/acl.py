@@ -1,7 +1,7 @@
-"""Accounts: the commands of Apache's mqadmin 4.x for its plain access control.
+"""Commands for accounts, as in Apache's mqadmin 4.x.
 
-In a Raft group any replica takes a change: one that does not lead passes it on. So one is asked,
-the leader: a second request would be signed by an account that the first may have deleted.
+In a Raft group any replica accepts a change and forwards it to its leader. The command asks only
+the leader, because a second request could be signed by an account that the first has deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raftmq.remoting.fast_json import loads_object
 from .command import Arguments, CommandError, Done, Part, Table
 from .targets import Replica, named, nobody_leads, replicas
 
-CHANGE_TIMEOUT_MS = 10_000  # a follower has to ask its leader
+CHANGE_TIMEOUT_MS = 10_000  # a follower asks its leader
 FIELDS = (
     "accessKey",
     "secretKey",
@@ -96,8 +96,8 @@ def _row(account: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, str]) -> None:
-    """Have every broker that is meant make the change. If one does not, the error says which have
-    made it."""
+    """Make the change at every target broker. The error of an incomplete change lists the brokers
+    that made it."""
     addresses = await _asked(admin, arguments)
     if arguments.on("force"):
         ext["lastAdministrator"] = "true"
@@ -113,8 +113,8 @@ async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, 
 
 
 async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
-    """Return `-b`, or of `-c` the leader of each Raft group, and all brokers of a classic one:
-    they each have a file. Raises CommandError."""
+    """Return `-b`, or of `-c` the leader of each Raft group and all brokers of each classic group,
+    which have a file each. Raises CommandError."""
     address, cluster = arguments.text("brokerAddr"), arguments.text("clusterName")
     if address or not cluster:
         return await named(admin, arguments)
@@ -122,7 +122,7 @@ async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
     for replica in replicas(await admin.cluster.info(), cluster):
         groups.setdefault(replica.broker_name, []).append(replica)
     addresses = []
-    for name, members in groups.items():  # by broker id: a leader is first
+    for name, members in groups.items():  # by broker id, so the leader is first
         if "raftRole" in await admin.broker.runtime_info(members[0].address):
             if members[0].broker_id != LEADER_ID:
                 raise CommandError(nobody_leads([name]))
@@ -132,9 +132,9 @@ async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
 
 
 async def _kept(admin: Admin, address: str, code: int, ext: dict[str, str]) -> dict[str, str]:
-    """Return what an update has to say, too, for the account to stay as it is in all else: for
-    Apache's brokers `admin` is false if it is absent. Ours keep it, and those that do not lead may
-    list what was so a while ago."""
+    """Return the fields that an update must repeat to keep the account otherwise unchanged.
+    Apache's brokers read a missing `admin` as false. Our brokers keep it, and followers may list
+    old accounts."""
     if code != RequestCode.UPDATE_AND_CREATE_ACL_CONFIG or "admin" in ext:
         return {}
     language, administrators = await _administrators(admin, address)
@@ -143,8 +143,8 @@ async def _kept(admin: Admin, address: str, code: int, ext: dict[str, str]) -> d
 
 
 async def _check_not_last(admin: Admin, address: str, key: str) -> None:
-    """Raise CommandError if this broker shows that no other account is an administrator. Ours look
-    themselves, and at the moment of the change; older ones and Apache's do not."""
+    """Raise CommandError if this broker lists no further administrator. Our brokers check that
+    themselves when they apply the change; older brokers and Apache's do not."""
     if (await _administrators(admin, address))[1] == {key}:
         raise CommandError(
             f"{key} is the last administrator at {address}: nobody could change accounts or topics"
@@ -153,8 +153,8 @@ async def _check_not_last(admin: Admin, address: str, key: str) -> None:
 
 
 async def _administrators(admin: Admin, address: str) -> tuple[int, set[str]]:
-    """Return the broker's language, and the administrators that it lists; none if it refuses: what
-    it makes of a change is its own affair."""
+    """Return the broker's language and its administrators; none if the broker rejects the
+    request."""
     try:
         response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
     except BrokerRefused:

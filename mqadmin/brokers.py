@@ -1,5 +1,8 @@
-"""Brokers: clusterList, brokerStatus, brokerConsumeStats, getBrokerConfig, updateBrokerConfig,
-cleanExpiredCQ, deleteExpiredCommitLog; and for Raft groups raftStatus, transferLeader, members."""
+"""Commands for brokers and Raft groups.
+
+clusterList, brokerStatus, brokerConsumeStats, getBrokerConfig, updateBrokerConfig, cleanExpiredCQ,
+deleteExpiredCommitLog, raftStatus, transferLeader, members.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ async def get_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 async def _each(
     admin: Admin, arguments: Arguments, read: Callable[[str], Awaitable[dict[str, str]]]
 ) -> Sequence[Part]:
-    """Return what `read` says of every broker that is meant."""
+    """Return the result of `read` for every target broker."""
     found = [(address, await read(address)) for address in await named(admin, arguments)]
     return [Fields(dict(sorted(f.items())), "" if len(found) == 1 else a) for a, f in found]
 
@@ -226,7 +229,7 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     while time.monotonic() < deadline:
         for replica in replicas(await admin.cluster.info()):
             if replica.broker_name != name or replica.broker_id != LEADER_ID:
-                continue  # wait until name servers, and so clients, know it, too
+                continue  # wait for the name servers, and so for the clients
             (info,) = await runtime_infos(admin, [replica], one_answers=False)
             ready = info.get("raftLeaderReady") == "true" and info.get("raftRole") == "leader"
             if ready and info.get("raftSelfId") == target:
@@ -249,7 +252,7 @@ async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         change, force = admin.broker.change_members, arguments.on("force")
         try:
             rows = await change(leader, MEMBER_OPS[op], node_id, where, force)
-        except BrokerRefused as error:  # a learner may not have caught up yet
+        except BrokerRefused as error:  # the learner may still be catching up
             if error.outcome_unknown or time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(MEMBERS_POLL_S)

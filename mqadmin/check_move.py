@@ -1,8 +1,8 @@
-"""`mqadmin checkMove`: asks an old cluster what would go wrong in a move (docs/moving.md).
+"""`mqadmin checkMove`, which finds obstacles to a move from an old cluster.
 
-It changes and copies nothing. Each finding says for which ways of moving it counts: taking over the
-store, a slave, or side by side by traffic. A question that a broker does not answer is a finding,
-too.
+The command changes nothing. Each finding lists the ways of moving that it concerns
+(docs/moving.md), which are a takeover of the store, a slave, or side by side by traffic. An
+unanswered request is also a finding.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ OK, LOOK, STOP = "ok", "look", "stop"
 STORE, SLAVE, TRAFFIC = "store", "slave", "traffic"
 ALL, IN_PLACE, BESIDE = (STORE, SLAVE, TRAFFIC), (STORE, SLAVE), (TRAFFIC,)
 TESTED = re.compile(r"V4_9|V5_[0-3]")
-# Keys that must be as they were (docs/moving.md); the other sizes are read from the store.
+# Keys that must keep their values (docs/moving.md); the store shows the remaining sizes.
 KEPT = ("brokerName", "mappedFileSizeCommitLog", "maxMessageSize", "messageDelayLevel")
-DELAYED = "scheduleMessageOffset_"  # runtime information, by level: next offset, end
+DELAYED = "scheduleMessageOffset_"  # runtime information by level, as next offset and end
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 TRANSACTIONS = ("RMQ_SYS_TRANS_HALF_TOPIC", "CID_RMQ_SYS_TRANS")
 REVIVE_PREFIX, REVIVE_GROUP = "rmq_sys_REVIVE_LOG_", "CID_RMQ_SYS_REVIVE_GROUP"
@@ -47,7 +47,7 @@ NAMED_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `figure`: a count, or a text where nothing is counted."""
+    """A line of the report. `figure` is a count or a text."""
 
     state: str
     what: str
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """A broker group of the old cluster, and what its leader answered."""
+    """A broker group of the old cluster, with its leader's answers."""
 
     name: str
     address: str
@@ -67,7 +67,7 @@ class Old:
     topics: Mapping[str, Mapping[str, Any]]  # 21
     offsets: Mapping[MessageQueue, TopicOffset]  # 202, of all topics
     counts: Mapping[str, int]  # of messages, by topic
-    progress: Sequence[Mapping[str, Any]] | None  # of groups (317); None: not told
+    progress: Sequence[Mapping[str, Any]] | None  # of groups (317); None without an answer
     own: frozenset[str]  # names of brokers and clusters
 
 
@@ -122,7 +122,7 @@ async def _asked(admin: Admin, name: str, address: str, own: frozenset[str]) -> 
             try:
                 return await admin.topic.offsets_at(address, topic)
             except BrokerRefused as error:
-                if error.code != ResponseCode.TOPIC_NOT_EXIST:  # deleted meanwhile
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:  # deleted in between
                     raise
                 return {}
 
@@ -148,7 +148,7 @@ async def _version(admin: Admin, old: Old) -> list[Finding]:
 
 
 async def _configuration(admin: Admin, old: Old) -> list[Finding]:
-    """Check the broker's keys as `mqbroker config check` does. A side-by-side move has a new
+    """Check the broker's keys as `mqbroker config check` does. A move side by side uses a new
     file."""
     settings = [Setting(key, value, "") for key, value in old.config.items()]
     parted = separate(OPTIONS, settings, APACHE_KEYS)
@@ -156,7 +156,7 @@ async def _configuration(admin: Admin, old: Old) -> list[Finding]:
     without_effect, differ = len(parted.foreign) - len(wrong), []
     for setting in parted.own:
         declared = find(OPTIONS, setting)
-        if declared is None:  # what Apache's broker derives from others is among its keys
+        if declared is None:  # Apache's broker derives some of its keys
             without_effect += 1
             continue
         try:
@@ -290,7 +290,7 @@ CHECKS: Mapping[str, Callable[[Admin, Old], Awaitable[list[Finding]]]] = {
 
 
 def _left(what: str, count: int, beside: str, in_place: str = "") -> list[Finding]:
-    """Return the findings about messages that a move by traffic leaves to the old broker."""
+    """Return the findings about messages that a move by traffic leaves at the old broker."""
     if not count:
         return [Finding(OK, what, 0)]
     return [
@@ -300,7 +300,7 @@ def _left(what: str, count: int, beside: str, in_place: str = "") -> list[Findin
 
 
 async def _unconsumed(admin: Admin, old: Old, topic: str, group: str) -> int:
-    """Return how many messages of a topic of the system's a group of it has not dealt with."""
+    """Return the number of unconsumed messages of a system topic."""
     count = 0
     for queue, span in old.offsets.items():
         if queue.topic == topic:
@@ -324,7 +324,7 @@ def _queue_rows(old: Old) -> list[dict[str, Any]]:
 
 
 async def _progress(admin: Admin, name: str, address: str) -> list[Mapping[str, Any]]:
-    """Return how far each group is in each topic."""
+    """Return the progress of each group in each topic."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for group, parts in sorted((await admin.broker.consume_stats(address)).items()):
         for queue, progress in (pair for part in parts for pair in part.queues.items()):

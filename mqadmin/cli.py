@@ -1,6 +1,6 @@
-"""mqadmin's command line: Apache's sub-commands and flags, made from their declarations.
+"""mqadmin's command line, made from the declarations of sub-commands.
 
-What runs them is in mqadmin.runner, imported when one runs.
+mqadmin.runner executes them and is imported for a command that runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]  # it has one from click 8.4 on
-    """A time: `now`, milliseconds, or a local time."""
+    """A time as `now`, milliseconds, or a local time."""
 
     name = "time"
 
@@ -70,7 +70,7 @@ class Commands(click.Group):
 )  # fmt: skip
 @click.pass_context
 def main(ctx: click.Context, /, **given: str) -> None:
-    """Administer a RocketMQ-compatible cluster: ours or Apache's.
+    """Administer a RocketMQ-compatible cluster, ours or Apache's.
 
     \b
       mqadmin clusterList -n 127.0.0.1:9876
@@ -78,15 +78,15 @@ def main(ctx: click.Context, /, **given: str) -> None:
       mqadmin consume orders --follow
       mqadmin help resetOffsetByTime
 
-    For clusters with access control, requests are signed with the first credentials found: from the
-    flags below, given before the sub-command; from the variables RAFTMQ_ACCESS_KEY,
-    RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; from the context in use; from
-    $ROCKETMQ_HOME/conf/tools.yml. A context that --context names comes before the variables.
+    For clusters with access control, requests are signed with the first credentials found, in this
+    order: the flags below, before the sub-command; the context of --context; the variables
+    RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; the default context;
+    $ROCKETMQ_HOME/conf/tools.yml.
     """
     ctx.obj = given
 
 
-@main.command("help", help="Say what a sub-command does and which flags it has.")
+@main.command("help", help="Show the description and the flags of a sub-command.")
 @click.argument("command", required=False)
 @click.pass_context
 def help_command(ctx: click.Context, command: str | None) -> None:
@@ -119,7 +119,7 @@ def _clicked(command: Command) -> click.Command:
             from .runner import run
 
             sys.exit(run(command, values, click.get_current_context().obj or {}))
-        except KeyboardInterrupt:  # while it is imported, or a second one
+        except KeyboardInterrupt:  # during its import, or a second Ctrl-C
             sys.exit(INTERRUPTED)
 
     return click.Command(
@@ -128,7 +128,8 @@ def _clicked(command: Command) -> click.Command:
 
 
 def _common(command: Command) -> list[click.Option]:
-    """Return the options that all commands have; those for answers only if it has one."""
+    """Return the options of all commands, and the options for answers if the command returns an
+    answer."""
     found = [
         click.Option(
             ["--context", "context"],
@@ -139,7 +140,7 @@ def _common(command: Command) -> list[click.Option]:
     ]
     if command.manner.prints:
         return found
-    # Where Apache's command has a flag -o of its own, that is meant.
+    # A flag -o of Apache's command keeps its meaning.
     short = [] if any(flag.short == "o" for flag in command.flags) else ["-o"]
     found += [
         click.Option(
@@ -167,7 +168,7 @@ def _option(flag: Flag) -> click.Option:
     names += [f"--{flag.long}", flag.long]
     if flag.kind is Kind.SWITCH:
         return click.Option(names, is_flag=True, help=flag.doc)
-    # Click takes an explicit default of None for a value, and would not require the option.
+    # Click would take an explicit default of None as a value, and not require the option.
     default = {} if flag.default is None else {"default": flag.default, "show_default": True}
     kind = click.Choice(flag.choices) if flag.choices else TYPES[flag.kind]
     return click.Option(

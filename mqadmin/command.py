@@ -1,9 +1,9 @@
-"""Declarations of sub-commands: a name, the flags of Apache's mqadmin, and a coroutine that returns
-data. Pure; mqadmin.cli does the parsing, mqadmin.output the printing.
+"""Declarations of sub-commands.
 
-An answer is a list of parts, each a table (rows with the same keys), a set of fields, or a
-sentence. JSON and YAML have the same data, so scripts and people see the same. A command that goes
-on until it is stopped, or whose answer has no bound, prints by itself (`Manner.STREAMS`).
+A declaration has a name, the flags of Apache's mqadmin, and a coroutine that returns data;
+mqadmin.cli parses and mqadmin.output prints. An answer is a list of tables (rows with the same
+keys), sets of fields, and sentences. JSON and YAML have the same data. Commands with an unbounded
+answer print by themselves (`Manner.STREAMS`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 class Kind(Enum):
     """The kind of a flag's value."""
 
-    SWITCH = "switch"  # nothing
+    SWITCH = "switch"  # no value
     TEXT = "text"
     INTEGER = "integer"
     BOOLEAN = "true|false"
@@ -30,8 +30,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag `-s --long`; `short` is empty if there is none. Commands get its value by `long`: a
-    tuple if it is `repeated`. `choices`: the only values it may have."""
+    """A flag `-s --long`; `short` may be empty. Commands read its value as `long`, a tuple if
+    `repeated`. `choices` limits the values."""
 
     short: str
     long: str
@@ -45,7 +45,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Positional:
-    """A value without a flag, by its `name`; `repeated`: any number of them."""
+    """A value without a flag. `repeated` accepts any number of values."""
 
     name: str
     repeated: bool = False
@@ -53,20 +53,20 @@ class Positional:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with the same keys; `title` is shown if an answer has several parts. `complete` False: a
-    row says of whom there is no answer, and the exit status is 1. `unknown`: a row says where it is
-    unknown whether a change was made, and the exit status is 4."""
+    """Rows with the same keys. `title` is shown if an answer has several items. A row of an
+    incomplete table (`complete` False) names a broker without an answer, and the exit status is 1.
+    With `unknown` a row names a change whose outcome is unknown, and the exit status is 4."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str = ""
-    columns: Sequence[str] = ()  # shown if there is no row
+    columns: Sequence[str] = ()  # shown for an empty table
     complete: bool = True
     unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The properties of one thing."""
+    """The properties of an object."""
 
     values: Mapping[str, Any]
     title: str = ""
@@ -74,7 +74,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A completed action: a sentence for people, and values for scripts."""
+    """A completed action, with a sentence for people and values for scripts."""
 
     sentence: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ Part = Table | Fields | Done
 
 
 class Arguments:
-    """The flags' values by long name; None if a flag was not given and has no default."""
+    """The flags' values by long name; None for a missing flag without a default."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -94,7 +94,7 @@ class Arguments:
         return "" if value is None else str(value).strip()
 
     def exact(self, name: str) -> str:
-        """Return a text with the blanks around it."""
+        """Return a text without stripping its blanks."""
         value = self._values.get(name)
         return "" if value is None else str(value)
 
@@ -121,8 +121,8 @@ class Arguments:
 
 
 class Manner(Enum):
-    """What a command does: it reads, and may be repeated (`--watch`); it may change something; or
-    it prints by itself as it goes: what it reads, or what became of what it sends."""
+    """The manner of a command. It reads, and may be repeated (`--watch`); it may change the
+    cluster; or it prints by itself while it reads or sends."""
 
     READS = "reads"
     CHANGES = "changes"
@@ -131,20 +131,21 @@ class Manner(Enum):
 
     @property
     def prints(self) -> bool:
-        """Whether the command prints by itself."""
+        """Return whether the command prints by itself."""
         return self in (Manner.STREAMS, Manner.SENDS)
 
     @property
     def only_reads(self) -> bool:
-        """Whether it changes nothing: then that an answer did not come leaves nothing unknown."""
+        """Return whether the command changes nothing, so that a missing answer leaves no unknown
+        outcome."""
         return self in (Manner.READS, Manner.STREAMS)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One sub-command. `runs` names what carries it out, `module:function` of this room, which
-    raises ClientError and CommandError. It gets the admin client and the arguments, and returns the
-    answer; one that STREAMS gets a Terminal, too, and returns the exit status."""
+    """A sub-command. `runs` names its function, `module:function` of this package, which raises
+    ClientError and CommandError. The function gets the admin client and the arguments and returns
+    the answer. A command that STREAMS also gets a Terminal, and returns the exit status."""
 
     name: str
     doc: str
@@ -154,7 +155,7 @@ class Command:
     positionals: tuple[Positional, ...] = ()
 
     def load(self) -> Callable[..., Awaitable[Any]]:
-        """Import what carries it out."""
+        """Import the command's function."""
         module, _, function = self.runs.partition(":")
         found = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
         assert callable(found)
@@ -162,7 +163,7 @@ class Command:
 
 
 class CommandError(Exception):
-    """A command cannot be carried out. `usage`: it was called wrongly."""
+    """A command cannot be carried out. `usage` marks a wrong call."""
 
     def __init__(self, message: str, *, usage: bool = False) -> None:
         super().__init__(message)
@@ -173,8 +174,8 @@ TIME_FORMATS = "now, milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS (local 
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Parse a time in a form that Apache's mqadmin accepts into epoch ms; numbers, also -1, are
-    returned as they are. Raises ValueError."""
+    """Parse a time in a form of Apache's mqadmin into epoch ms; numbers, also -1, are returned
+    unchanged. Raises ValueError."""
     if text == "now":
         return now_ms
     if re.fullmatch(r"-?\d+", text):
@@ -187,8 +188,8 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def show_time(ms: int) -> str:
-    """Return a local time with milliseconds; "" for 0 or less. A producer may set any number: one
-    that is in no year to 9999 is returned as it is."""
+    """Return a local time with milliseconds, or "" for 0 or less. Producers may set any number; a
+    number after the year 9999 is returned unchanged."""
     if ms <= 0:
         return ""
     try:

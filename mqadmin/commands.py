@@ -1,7 +1,7 @@
-"""All sub-commands with their flags, in the order that `mqadmin help` lists them. Pure.
+"""All sub-commands and their flags, in the order of `mqadmin help`.
 
-Each names the function that carries it out, as `module:function` of this room: it is imported when
-the command runs, because `--help` and the shell's completion are asked often.
+Each declaration names its function as `module:function`. The function is imported when the command
+runs, which keeps `--help` and the shell's completion fast.
 """
 
 from .command import Command, Flag, Kind, Manner, Positional
@@ -45,7 +45,7 @@ ACCESS_KEY = Flag("a", "accessKey", "The account's access key.", required=True)
 WHERE = (BROKER, CLUSTER)
 TO_TOPIC = Positional("topic")
 
-# Ours.
+# Our own commands.
 CONSUME = Command("consume", "Print messages of a topic: by default those that it has now, the "
     "oldest first. Nothing is committed, unless a group is named.",
     (Flag("f", "follow", "Go on with new messages until Ctrl-C.", Kind.SWITCH),

@@ -1,9 +1,9 @@
-"""`mqadmin compare`: finds the messages that one side has and the other one lacks.
+"""`mqadmin compare`, which finds messages that exist on a single side.
 
-Both sides are read by pulls, up to the ends that the queues have when their topic's turn comes. A
-message becomes a row of its identity, a checksum of its content, and its place. The rows of a topic
-are parted by identity, and written to a temporary directory where they are many: in memory are at
-most HELD_BYTES_MAX of each side, or one part of each, which is a 256th of a topic.
+Both sides are read by pulls, up to the ends of their queues at the start of each topic. A message
+becomes a row of its identity, a checksum of its content, and its position. Rows are partitioned by
+identity and spilled to a temporary directory. Memory holds at most HELD_BYTES_MAX per side, or a
+partition per side, which is 1/256 of a topic.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MISSING, DOUBLED, CHANGED, MORE = "missing", "doubled", "changed", "more"
 PARTS = 256
 HELD_BYTES_MAX = 16 << 20
 PULL_COUNT = 256
-QUEUES_AT_ONCE = 16  # of each side
-TRIES_MAX = 5  # requests in a row that bring a queue no further
+QUEUES_AT_ONCE = 16  # per side
+TRIES_MAX = 5  # successive requests without progress in a queue
 PAUSE_S = 0.5
-SHOWN_MAX = 20  # differences of a topic
+SHOWN_MAX = 20  # differences per topic
 _ROW = Struct("<QIIQ")
 _ROWS = np.dtype([("identity", "<u8"), ("content", "<u4"), ("queue", "<u4"), ("offset", "<u8")])
 Row = tuple[int, int, int, int]
@@ -50,7 +50,7 @@ assert _ROW.size == _ROWS.itemsize == 24
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two places, and its brokers' addresses."""
+    """A side of the comparison and its brokers' addresses."""
 
     name: str
     addresses: Sequence[str]
@@ -58,7 +58,7 @@ class Side:
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a topic at one side; `queues` are numbered as its rows number them."""
+    """The rows of a topic at a side, with the queues that they refer to by number."""
 
     directory: Path
     queues: list[tuple[str, MessageQueue]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Rows:
                 part.clear()
 
     def part(self, number: int) -> np.ndarray:
-        """Return the rows of a part, sorted. Raises OSError."""
+        """Return the sorted rows of a partition. Raises OSError."""
         path = self.directory / str(number)
         stored = path.read_bytes() if path.exists() else b""
         rows = np.frombuffer(stored + self._parts[number], _ROWS)
@@ -87,7 +87,7 @@ class Rows:
 
 
 async def compare(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    """Compare the messages of two places, topic by topic."""
+    """Compare the messages of two clusters, groups or brokers, topic by topic."""
     info = await admin.cluster.info()
     sides = [_side(info, arguments.text(name)) for name in ("from", "to")]
     if sides[0].addresses == sides[1].addresses:
@@ -122,8 +122,8 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 def differences(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[str, int, Row]]:
-    """Yield what sorted rows of the second side lack, or have besides: the kind, the side on which
-    the message is (0, 1), and its row."""
+    """Yield the differences of two sorted sides, each as its kind, its side (0 or 1), and its
+    row."""
     if len(first) == len(second) and all(
         np.array_equal(first[name], second[name]) for name in ("identity", "content")
     ):
@@ -165,7 +165,7 @@ async def _topics(admin: Admin, side: Side, own: set[str]) -> list[str]:
 async def _read_both(
     admin: Admin, topic: str, sides: Sequence[Side], by: str, directory: Path
 ) -> tuple[str, list[Rows]]:
-    """Read a topic at both sides; also return by what its messages are compared."""
+    """Read a topic at both sides; also return the name of the common identity."""
     known = [await _queues(admin, topic, side) for side in sides]
     ends = [{queue: offset.max_offset for (_, queue), offset in one.items()} for one in known]
     by = by or (OFFSET if ends[0] == ends[1] else KEY)
@@ -198,7 +198,7 @@ async def _queues(admin: Admin, topic: str, side: Side) -> Queues:
 async def _read(
     admin: Admin, by: str, rows: Rows, number: int, span: TopicOffset, turn: asyncio.Semaphore
 ) -> None:
-    """Read a queue from its first message to its end. Raises ClientError, CommandError."""
+    """Read a queue from start to end. Raises ClientError, CommandError."""
     address, queue = rows.queues[number]
     offset, tries, why = span.min_offset, 0, "nothing"
     async with turn:
@@ -238,7 +238,7 @@ def _digest(data: bytes) -> int:
 async def _shown(
     admin: Admin, what: str, address: str, queue: MessageQueue, offset: int
 ) -> dict[str, Any]:
-    """Return a difference as a row, with the message's id if it is still there."""
+    """Return a difference as a row, with the message's id if the message still exists."""
     found, _ = await admin.message.pull_at(address, queue, offset, 1)
     message_id = found[0].msg_id if found and found[0].queue_offset == offset else ""
     where = {"topic": queue.topic, "what": what, "at": address, "queue": queue.queue_id}
@@ -246,7 +246,7 @@ async def _shown(
 
 
 def _queue_rows(read: Sequence[Rows]) -> Iterator[dict[str, Any]]:
-    """Yield how many messages were read of each queue."""
+    """Yield the number of messages that were read of each queue."""
     counts: dict[MessageQueue, dict[str, int]] = {}
     for name, rows in zip(("from", "to"), read, strict=True):
         for number, (_, queue) in enumerate(rows.queues):

@@ -1,9 +1,8 @@
-"""`mqadmin completion SHELL`: completion of all our commands, printed or installed.
+"""`mqadmin completion SHELL`, for the completion of all our commands.
 
-The scripts are click's: they ask the command itself what can follow, so they stay right when it is
-upgraded. For bash and zsh `--install` writes one file and one line of the shell's start-up file
-that reads it; that works with or without the package bash-completion and wherever zsh looks for
-functions. Fish reads its own directory.
+Click's scripts ask the command itself for completions, so they survive upgrades. For bash and zsh
+`--install` writes a file, and a line of the shell's start-up file that reads it. That needs neither
+the package bash-completion nor zsh's function path. Fish reads its own directory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import click
 SHELLS = ("bash", "zsh", "fish")
 FAILED = 1
 MARK = "# completion of raftmq's commands"
-# zsh has `compdef` only once compinit has run.
+# zsh defines `compdef` only after compinit.
 ZSH_HEAD = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
 
 
@@ -57,14 +56,14 @@ def scripts(shell: str) -> dict[str, str]:
     assert kind is not None
     found = {}
     for name in COMMANDS:
-        # Not `source()`: for bash it asks the bash that it finds for its version.
+        # Not `source()`, which asks the installed bash for its version.
         one = kind(click.Command(name), {}, name, f"_{name.upper()}_COMPLETE")
         found[name] = one.source_template % one.source_vars()
     return found
 
 
 def install_for(shell: str, environment: Mapping[str, str]) -> list[str]:
-    """Write the scripts where the shell reads them; return what was done. Raises OSError."""
+    """Write the scripts to the shell's directories; return the changes. Raises OSError."""
     if shell == "fish":
         base = _base(environment, "XDG_CONFIG_HOME", ".config") / "fish" / "completions"
         for name, text in scripts(shell).items():

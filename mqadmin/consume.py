@@ -1,9 +1,9 @@
-"""`mqadmin consume`: prints messages of a topic, those it has, and those that come.
+"""`mqadmin consume`, which prints a topic's messages.
 
-Without a group it pulls as a tool, and makes and commits nothing. What is there already is printed
-in the order in which it was stored, over all queues; then, with --follow, what comes, as it comes.
-In memory are at most one pull of each queue and FOLLOWED_MAX more. With a group it is one of the
-group's consumers: it commits what it has printed.
+Without a group it pulls as a tool and commits nothing. It prints the existing messages of all
+queues in store order, and with --follow also new messages as they arrive. Memory holds at most a
+pull per queue and FOLLOWED_MAX further pulls. With a group it joins as a consumer, and commits the
+messages that it has printed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .message_format import Show, show_as
 from .terminal import Terminal
 
 PULL_COUNT = 256
-WAIT_MS = 10_000  # so long a broker holds a pull that finds nothing
-SHORT_WAIT_MS = 500  # where it should find something
-FOLLOWED_MAX = 4  # pulls that wait to be printed
-TRIES_MAX = 20  # pulls in a row that bring a queue no further, though it has more
-PAUSE_S = 1.0  # before a broker that did not answer is asked again
-LOOK_S = 30.0  # how often new queues are looked for
+WAIT_MS = 10_000  # a broker holds an empty pull for this time
+SHORT_WAIT_MS = 500  # the same, for a queue with messages
+FOLLOWED_MAX = 4  # pulls waiting to be printed
+TRIES_MAX = 20  # successive pulls without progress in a non-empty queue
+PAUSE_S = 1.0  # before a retry after a missing answer
+LOOK_S = 30.0  # between two checks for new queues
 POLL_MS = 1_000
 FIRST, LAST = "first", "last"
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where to begin: `from_ms` (a time), else `back` (messages before the end of each queue; None:
-    at the first message)."""
+    """The start position, which is `from_ms` (a time), or `back` messages before each queue's end,
+    or the first message (None)."""
 
     from_ms: int | None = None
     back: int | None = None
@@ -48,7 +48,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to print."""
+    """The messages to print."""
 
     topic: str
     queues: Sequence[str]
@@ -59,7 +59,7 @@ class Wanted:
     count: int | None
 
     def lets_pass(self, message: MessageExt) -> bool:
-        """Return whether the message has one of the tags; brokers compare only their hashes."""
+        """Return whether the message has a requested tag; brokers compare only hashes."""
         tags = {tag.strip() for tag in self.expression.split("||")}
         return self.expression_type != "TAG" or "*" in tags or message.tags in tags
 
@@ -84,7 +84,7 @@ class Printer:
             self.count += 1
 
     def flush(self) -> None:
-        """Bring out what was printed; say how many there were, where they are not seen."""
+        """Flush the output; report the count if standard output is not a terminal."""
         self._terminal.flush()
         if not self._terminal.is_terminal:
             per_s = self.count / max(time.monotonic() - self._began_s, 0.001)
@@ -111,7 +111,7 @@ async def consume(admin: Admin, arguments: Arguments, terminal: Terminal) -> int
 
 
 def wanted_of(arguments: Arguments, now_ms: int) -> Wanted:
-    """Return what the flags ask for. Raises CommandError."""
+    """Return the messages that the flags select. Raises CommandError."""
     tag, sql = arguments.text("tag"), arguments.text("sql")
     if tag and sql:
         raise CommandError("--tag or --sql, not both", usage=True)
@@ -158,7 +158,7 @@ def parse_begin(text: str, now_ms: int) -> Begin:
 
 
 class Cursor:
-    """Reads one queue from `offset` on; `end`: where the queue ended when it was looked at."""
+    """Reads a queue from `offset` on; `end` is the queue's end at the start."""
 
     def __init__(
         self, admin: Admin, queue: MessageQueue, wanted: Wanted, offset: int, end: int
@@ -171,8 +171,7 @@ class Cursor:
         self._offset = offset
 
     async def next(self) -> MessageExt | None:
-        """Return the next message before `end`; None if there is none. Raises ClientError,
-        CommandError."""
+        """Return the next message before `end`, or None. Raises ClientError, CommandError."""
         tries = 0
         while not self.waiting and self._offset < self.end:
             before = self._offset
@@ -185,12 +184,12 @@ class Cursor:
         return self.waiting.popleft() if self.waiting else None
 
     async def pull(self, wait_ms: int) -> list[MessageExt]:
-        """Return messages from the offset on, and move it past them."""
+        """Pull messages at the offset, and advance it."""
         wanted, offset = self._wanted, self._offset
         found, following = await self._admin.message.pull(
             self.queue, offset, PULL_COUNT, wanted.expression, wanted.expression_type, wait_ms
         )
-        # A replica that lags may name an offset before this one.
+        # A lagging replica may return a smaller offset.
         self._offset = max(offset, following)
         return [m for m in found if m.queue_offset >= offset and wanted.lets_pass(m)]
 
@@ -204,7 +203,7 @@ async def _read(admin: Admin, wanted: Wanted, printer: Printer, terminal: Termin
 
 
 def chosen(queues: Sequence[MessageQueue], wanted: Wanted) -> list[MessageQueue]:
-    """Return the queues that are meant. Raises CommandError."""
+    """Return the selected queues. Raises CommandError."""
     if not wanted.queues:
         return sorted(queues)
     found: set[MessageQueue] = set()
@@ -233,7 +232,7 @@ async def _cursor(admin: Admin, queue: MessageQueue, wanted: Wanted) -> Cursor:
 
 
 async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
-    """Print what the queues had when they were looked at, in the order of the store times."""
+    """Print the messages before each queue's end, in the order of the store times."""
     heap: list[tuple[int, MessageQueue, int, MessageExt, Cursor]] = []
 
     async def put(cursor: Cursor) -> None:
@@ -246,14 +245,14 @@ async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
     while heap and not printer.full:
         *_, message, cursor = heapq.heappop(heap)
         printer.print(message)
-        if not cursor.waiting:  # before a broker is asked
+        if not cursor.waiting:  # before a request
             printer.flush()
         await put(cursor)
     printer.flush()
 
 
 class _Follower:
-    """Prints what comes, from all queues at once."""
+    """Prints new messages of all queues."""
 
     def __init__(self, admin: Admin, wanted: Wanted, printer: Printer, terminal: Terminal) -> None:
         self._admin = admin
@@ -263,7 +262,7 @@ class _Follower:
         self._came: asyncio.Queue[list[MessageExt] | BaseException] = asyncio.Queue(FOLLOWED_MAX)
 
     async def follow(self, cursors: Sequence[Cursor]) -> None:
-        """Print until there are enough. Raises ClientError for what asking again does not mend."""
+        """Print up to the requested count. Raises ClientError for permanent errors."""
         known = {cursor.queue for cursor in cursors}
         tasks = [asyncio.create_task(self._pull(cursor)) for cursor in cursors]
         tasks.append(asyncio.create_task(self._look(known, tasks)))
@@ -295,14 +294,14 @@ class _Follower:
                 silent = True
                 await asyncio.sleep(PAUSE_S)
                 continue
-            except Exception as error:  # a bug, which has to end the command
+            except Exception as error:  # a bug, which ends the command
                 await self._came.put(error)
                 return
             if found:
                 await self._came.put(found)
 
     async def _look(self, known: set[MessageQueue], tasks: list[asyncio.Task[None]]) -> None:
-        """Look for queues that are added meanwhile, and read them from their first message on."""
+        """Find new queues, and read them from their first message."""
         while not self._wanted.queues:
             await asyncio.sleep(LOOK_S)
             try:
@@ -312,7 +311,7 @@ class _Follower:
                     cursor = Cursor(self._admin, queue, self._wanted, first, first)
                     tasks.append(asyncio.create_task(self._pull(cursor)))
                     known.add(queue)
-            except ClientError:  # the next look may find them
+            except ClientError:  # the next check repeats it
                 continue
 
 
@@ -338,11 +337,11 @@ async def _consume_in(group: str, admin: Admin, wanted: Wanted, printer: Printer
         config=config,
         instance_config=admin.instance_config,
     )
-    await admin.cluster.route(wanted.topic)  # a topic that does not exist is told at once
+    await admin.cluster.route(wanted.topic)  # a missing topic is reported at once
     consumer.subscribe(wanted.topic, wanted.expression, wanted.expression_type)
     async with consumer:
-        # Each poll, and the consumer's stop, commit what earlier polls returned: that was printed.
-        # What could not be printed is not committed.
+        # Each poll, and the consumer's stop, commit the earlier polls, which were printed.
+        # Unprinted messages are not committed.
         while not printer.full:
             left = PULL_COUNT if wanted.count is None else wanted.count - printer.count
             for message in await consumer.poll(POLL_MS, min(left, PULL_COUNT)):

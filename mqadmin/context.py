@@ -1,6 +1,6 @@
-"""`mqadmin context`: saved contexts, added, listed, used, shown, removed, renamed.
+"""`mqadmin context`, which manages saved contexts.
 
-They are kept by remoting.contexts, which is imported when one of them runs.
+remoting.contexts stores them; it is imported when a sub-command runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 USAGE = 2
 HIDDEN = "(hidden)"
-ASK = "-"  # as a secret: read it from standard input, or ask for it
+ASK = "-"  # reads a secret from standard input or a prompt
 
 
 def complete_context(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin so; none if they cannot be read."""
+    """Return the names of contexts with this prefix; none if they cannot be read."""
     from raftmq.remoting.contexts import ContextError, path_of, read
 
     try:
@@ -41,7 +41,7 @@ OUTPUT = click.option(
 
 @click.group("context")
 def context_group() -> None:
-    """Save clusters' addresses and accounts by name, and choose among them.
+    """Save and select contexts, which are named clusters with their accounts.
 
     \b
       mqadmin context add prod -n '10.0.0.1:9876;10.0.0.2:9876' --accessKey ops --secretKey -
@@ -49,8 +49,8 @@ def context_group() -> None:
       mqadmin topicList                    (of prod)
       mqadmin topicList --context test
 
-    A context that --context names wins over environment variables; the one of RAFTMQ_CONTEXT, else
-    the one in use, stands behind them, and back where name servers are given. They are kept in
+    --context wins over environment variables. RAFTMQ_CONTEXT and the default context apply only if
+    neither flags nor environment variables name the name servers. Contexts are stored in
     ~/.config/raftmq/contexts.json, which only you may read.
     """
 
@@ -131,7 +131,7 @@ def add(
 @OUTPUT
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 def list_contexts(output: str, as_json: bool) -> None:
-    """List the contexts, and say which one is in use."""
+    """List the contexts and mark the default context."""
     from .command import Table
     from .output import write
 
@@ -153,7 +153,7 @@ def list_contexts(output: str, as_json: bool) -> None:
 @context_group.command("use")
 @NAME
 def use_context(name: str) -> None:
-    """Use NAME where nothing else is said."""
+    """Make NAME the default context."""
     with _told(), _changing() as contexts:
         contexts.get(name)
         contexts.current = name
@@ -166,7 +166,7 @@ def use_context(name: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @click.option("--secrets", is_flag=True, help="Show secrets, too.")
 def show(name: str | None, output: str, as_json: bool, secrets: bool) -> None:
-    """Show what NAME says; without a name, the context in use."""
+    """Show the context NAME, or the default context."""
     from raftmq.remoting.contexts import SECRETS, ContextError
 
     from .command import Fields
@@ -185,7 +185,7 @@ def show(name: str | None, output: str, as_json: bool, secrets: bool) -> None:
 @context_group.command("remove")
 @NAME
 def remove(name: str) -> None:
-    """Forget NAME."""
+    """Delete the context NAME."""
     with _told(), _changing() as contexts:
         contexts.get(name)
         del contexts.by_name[name]
@@ -198,7 +198,7 @@ def remove(name: str) -> None:
 @NAME
 @click.argument("new", metavar="NEW")
 def rename(name: str, new: str) -> None:
-    """Call NAME by the NEW name."""
+    """Rename the context NAME to NEW."""
     from raftmq.remoting.contexts import ContextError, check_name
 
     with _told():
@@ -228,14 +228,14 @@ def _changing() -> Any:
 
 
 def _chosen(contexts: Contexts) -> str:
-    """Return which context is used where none is named: the variable's, else the one in use."""
+    """Return the default context, from the variable or the saved choice."""
     from raftmq.remoting.contexts import VARIABLE
 
     return os.environ.get(VARIABLE, "") or contexts.current
 
 
 def _ask_secret() -> str:
-    """Return a secret that is typed, or the first line of standard input."""
+    """Return a typed secret, or the first line of standard input."""
     if sys.stdin.isatty():
         return str(click.prompt("secret key", hide_input=True, err=True))
     return sys.stdin.readline().strip()
@@ -243,7 +243,7 @@ def _ask_secret() -> str:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn a ContextError into a line and exit status 2."""
+    """Print a ContextError as a line, with exit status 2."""
     from raftmq.remoting.contexts import ContextError
 
     try:

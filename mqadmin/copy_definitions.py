@@ -1,4 +1,4 @@
-"""Definitions of one broker group made in another: copyDefinitions (docs/moving.md)."""
+"""copyDefinitions, which copies definitions between broker groups (docs/moving.md)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .command import Arguments, CommandError, Part, Table
 
 READ = 4
 PERMS = (2, READ, 6)
-# What brokers make themselves.
+# Created by brokers themselves.
 OWN_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_", "CID_RMQ_SYS_", "CID_ONS")
 REPLY_SUFFIX = "_REPLY_TOPIC"
-# A topic whose copy would differ in these is left as it is.
+# A topic that differs in these fields is not changed.
 TOPIC_FIELDS = ("readQueueNums", "writeQueueNums", "order", "topicSysFlag")
-# What becomes of a definition.
+# The actions.
 MADE, CHANGED, THERE = "made", "changed", "there already"
 DIFFERS, REFUSED = "left: it differs", "not copied"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One topic or consumer group of the old broker group, and what becomes of it in the new one:
-    `what`, and `why` where that is not plain. `bean`: its definition, in Apache's JSON."""
+    """A topic or a consumer group of the old broker group. `what` is the action, and `why` its
+    reason if needed. `bean` is the definition in Apache's JSON."""
 
     kind: str
     name: str
@@ -39,7 +39,7 @@ class Step:
 
 
 async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    """Make the topics and consumer groups of one broker group in another."""
+    """Copy the topics and consumer groups of a broker group."""
     old, new = arguments.text("from"), arguments.text("to")
     perm = arguments.integer("perm")
     info = await admin.cluster.info()
@@ -68,8 +68,8 @@ async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Part]
 
 
 def is_own(topic: str, own: Collection[str], *, derived: bool = True) -> bool:
-    """Return whether brokers make the topic themselves. `own`: the names of brokers and clusters.
-    `derived`: retry topics and dead letters count, too."""
+    """Return whether brokers create the topic themselves. `own` has the names of brokers and
+    clusters; `derived` includes retry topics and dead letters."""
     if not derived and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         return False
     return (
@@ -103,8 +103,8 @@ def _topics(
 def _groups(
     old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Step]:
-    """Yield what is to be done about groups. One that is there may have been made by its consumers,
-    with a broker's defaults: it gets the old group's settings."""
+    """Yield the steps for groups. An existing group may have a broker's defaults, because its
+    consumers created it, so it gets the old group's settings."""
     for name, bean in sorted(old.items()):
         if name.startswith(OWN_PREFIXES):
             continue
@@ -118,7 +118,7 @@ def _groups(
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield in what a topic of the new group differs, its permission aside."""
+    """Yield the differences of a topic of the new group, except its permission."""
     for key in TOPIC_FIELDS:
         if (old.get(key) or 0) != (new.get(key) or 0):
             yield f"{key} is {new.get(key)}, was {old.get(key)}"
@@ -128,7 +128,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
 
 
 def strange_attributes(bean: Mapping[str, Any]) -> list[str]:
-    """Return the attributes of a topic that brokers here do not act by."""
+    """Return the topic's attributes that our brokers ignore."""
     return sorted(_attributes(bean).keys() - {MESSAGE_TYPE})
 
 
@@ -137,7 +137,7 @@ def _attributes(bean: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _carry_out(admin: Admin, address: str, steps: Sequence[Step], perm: int) -> None:
-    """Make and change what has to be. Raises CommandError, which names what was not."""
+    """Carry out the steps. Raises CommandError with the failed steps."""
     for done, step in enumerate(steps):
         try:
             if step.kind == "topic" and step.what == MADE:

@@ -1,4 +1,4 @@
-"""mqadmin's credentials: from flags, else environment variables, else Apache's conf/tools.yml."""
+"""mqadmin's credentials, from flags, environment variables or Apache's conf/tools.yml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLS_FILE = Path("conf") / "tools.yml"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The credentials on the command line; "" if not given."""
+    """The credentials on the command line, "" if missing."""
 
     access_key: str = ""
     secret_key: str = ""
@@ -25,8 +25,8 @@ class Given:
 
 
 def find(given: Given, environment: Mapping[str, str]) -> Credentials | None:
-    """Return the credentials to use, if any. Blocking. Raises ValueError, whose text shows no
-    secret."""
+    """Return the first credentials found, or None. Blocking. Raises ValueError without a secret in
+    its text."""
     if given.access_key or given.secret_key:
         token = given.security_token or None
         return Credentials(given.access_key, given.secret_key, token)

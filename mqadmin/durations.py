@@ -1,4 +1,4 @@
-"""Durations as people write them: 500ms, 90s, 15m, 2h, 1d, 1h30m. Pure."""
+"""Durations such as 500ms, 90s, 15m, 2h, 1d and 1h30m."""
 
 from __future__ import annotations
 

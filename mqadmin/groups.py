@@ -1,5 +1,8 @@
-"""Groups and clients: updateSubGroup, deleteSubGroup, setConsumeMode, consumerProgress,
-consumerStatus, consumerConnection, producerConnection."""
+"""Commands for consumer groups and clients.
+
+updateSubGroup, deleteSubGroup, setConsumeMode, consumerProgress, consumerStatus,
+consumerConnection, producerConnection.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ from .command import (
 from .commands import GROUP_SETTINGS
 from .targets import nobody_leads, writable
 
-ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # nobody is connected
+ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # without clients
 
-# Fields of Apache's SubscriptionGroupConfig. Texts are parsed, the others passed on as they are.
+# Fields of Apache's SubscriptionGroupConfig. Texts are parsed, further values are passed on.
 RENAMED = {"notifyConsumerIdsChanged": "notifyConsumerIdsChangedEnable"}  # flag → field
-DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # Apache's tool's
+DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # of Apache's tool
 
 
 async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -71,7 +74,7 @@ async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     name, offsets = arguments.text("groupName"), bool(arguments.boolean("removeOffset"))
     addresses = await writable(admin, arguments)
     there = [name in await admin.group.configs(address) for address in addresses]
-    if not offsets and not any(there):  # offsets may be left of a group that is gone
+    if not offsets and not any(there):  # a deleted group may have left offsets
         raise CommandError(f"there is no group {name} at {', '.join(addresses)}")
 
     async def delete(address: str) -> None:
@@ -114,8 +117,8 @@ async def progress(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 def groups_with_retries(topics: Iterable[str]) -> list[str]:
-    """Return the groups to which retry topics belong. A group that pops has another one for each
-    topic (`pop_retry_topic`), whose name is the name of no group."""
+    """Return the groups of retry topics. A pop consumer group has a retry topic per topic
+    (`pop_retry_topic`), which is not the group's name."""
     known = set(topics)
     names = {topic.removeprefix(RETRY_PREFIX) for topic in known if topic.startswith(RETRY_PREFIX)}
     of_pops = {
@@ -128,7 +131,7 @@ def groups_with_retries(topics: Iterable[str]) -> list[str]:
 
 
 async def _summary(admin: Admin, group: str) -> tuple[dict[str, Any], bool]:
-    """Return a group's row, and whether everybody answered who was asked."""
+    """Return a group's row, and whether all brokers answered."""
     connection = await _connection(admin, group)
     members = connection.get("connectionSet") or []
     row = {
@@ -183,13 +186,13 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
         "diffTotal": sum(at.behind for at in stats.queues.values()),
         "inflightTotal": sum(at.pull_offset - at.consumer_offset for at in stats.queues.values()),
     }
-    if stats.headless:  # the total of a part would mislead
+    if stats.headless:  # a partial total would mislead
         totals = dict.fromkeys(totals)
     return [Table(rows, "queues", complete=not stats.headless), Fields(totals, "total")]
 
 
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
-    """Return by queue the address of the client that consumes it now."""
+    """Return the current consumer's address by queue."""
     found = {}
     for address in (await admin.cluster.leaders()).values():
         connection = await _if_any(admin.group.connection(address, group))
@@ -205,7 +208,7 @@ async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
 
 
 async def _if_any(connections: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Return a group's connections at one broker; empty if there are none."""
+    """Return a group's connections at a broker, or an empty answer."""
     try:
         return await connections
     except BrokerRefused as error:
@@ -215,8 +218,7 @@ async def _if_any(connections: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _connection(admin: Admin, group: str, address: str = "") -> dict[str, Any]:
-    """Return the group's connections (203) at the first broker that knows any; empty if none
-    does."""
+    """Return the group's connections (203) at the first broker that has any, or an empty answer."""
     for candidate in [address] if address else (await admin.cluster.leaders()).values():
         connection = await _if_any(admin.group.connection(candidate, group))
         if connection:
@@ -328,8 +330,8 @@ def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Pa
 
 
 def _wishes(info: Mapping[str, Any]) -> Wishes:
-    """Return a client's subscriptions as they are compared with the others'. Where they are not the
-    same, messages get lost."""
+    """Return a client's subscriptions in comparable form. Different subscriptions within a group
+    lose messages."""
     return wishes(
         (str(one.get("topic")), str(one.get("expressionType") or ""), str(one.get("subString")))
         for one in info.get("subscriptionSet") or []

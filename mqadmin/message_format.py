@@ -1,7 +1,7 @@
-"""How `mqadmin consume` prints a message: as a line, its body, JSON, hex, or by a template. Pure.
+"""Output formats of `mqadmin consume`.
 
-A terminal obeys control characters, and who sent a message is not who looks at it: where a terminal
-or a line is written, they are shown as escapes instead.
+Formats are line, body, JSON, hex and templates. Messages may hold control characters that a
+terminal obeys, so terminals and lines show them as escapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .command import CommandError, show_time
 
 Show = Callable[[MessageExt], bytes]
 HEX_COLUMNS = 16
-# Properties that are not the sender's own: brokers and clients set them.
+# Properties that brokers and clients set, not the sender.
 NOT_OWN = RESERVED_PROPERTIES | {"CLUSTER", "IDEMPOTENT", "MSG_REGION", "TRACE_ON"}
 _FIELD = re.compile(r"\{([^{}]*)\}|\\(.)|\{\{|\}\}", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
@@ -27,7 +27,7 @@ _PROPERTY = "property."
 
 
 def show_as(form: str, template: str, *, terminal: bool) -> Show:
-    """Return the function that makes a message into what is printed for it. Raises CommandError."""
+    """Return the function that formats a message. Raises CommandError."""
     if (form == "template") != bool(template):
         raise CommandError("--format template and --template TEXT go together", usage=True)
     if form == "template":
@@ -42,7 +42,7 @@ def show_as(form: str, template: str, *, terminal: bool) -> Show:
 
 
 def plain(message: MessageExt) -> dict[str, Any]:
-    """Return a message as JSON has it; `produce --format json` takes it back."""
+    """Return a message as JSON, which `produce --format json` accepts."""
     found: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.broker_name,
@@ -66,7 +66,7 @@ def plain(message: MessageExt) -> dict[str, Any]:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Return the text with its control characters, but for those in `keep`, as escapes."""
+    """Escape the text's control characters except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(
@@ -135,7 +135,7 @@ _VALUES: dict[str, Callable[[MessageExt], bytes]] = {
 
 
 def _by_template(template: str) -> Show:
-    """Compile a template: {fields}, and backslashes before n, t, r, 0. Raises CommandError."""
+    """Compile a template of {fields} and backslashes before n, t, r, 0. Raises CommandError."""
     parts: list[Callable[[MessageExt], bytes]] = []
     at = 0
     for match in _FIELD.finditer(template):

@@ -1,5 +1,8 @@
-"""Messages: queryMsgById, queryMsgByKey, queryMsgByUniqueKey, queryMsgByOffset, queryCq, printMsg,
-consumeMessage, sendMessage. Only sendMessage changes anything; reading commits no offsets."""
+"""Commands for messages.
+
+queryMsgById, queryMsgByKey, queryMsgByUniqueKey, queryMsgByOffset, queryCq, printMsg,
+consumeMessage, sendMessage. Only sendMessage changes the cluster; reads commit no offsets.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ from .command import (
 )
 
 PRODUCER_GROUP = "TOOLS_PRODUCER"
-PRINTED_MAX = 10_000  # messages kept for one answer of printMsg and consumeMessage
+PRINTED_MAX = 10_000  # per answer of printMsg and consumeMessage
 PULL_COUNT = 32
 
 
-# ---- one message
+# ---- single messages
 
 
 async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -60,12 +63,13 @@ async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def _look_up(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
-    """Find a message by its offset message id, which names the broker, or by the producer's id."""
+    """Find a message by its offset message id, which holds the broker's address, or by its
+    UNIQ_KEY."""
     try:
         message = await admin.message.view(msg_id)
         if message.topic == topic:
             return message
-    except ClientError:  # a UNIQ_KEY has the same form, but names no broker that answers
+    except ClientError:  # a UNIQ_KEY has the same form, but no valid broker
         pass
     found = await admin.message.query(topic, msg_id, 32, unique_key=True)
     return found[0] if found else None
@@ -106,7 +110,7 @@ async def _resend(admin: Admin, message: MessageExt) -> Fields:
 
 
 async def _tracks(admin: Admin, message: MessageExt) -> Fields:
-    """Return whether each group that consumes the topic has consumed the message."""
+    """Return each group's consumption state of the message."""
     tracks: dict[str, str] = {}
     leaders = await admin.cluster.leaders_of(message.topic)
     for address in leaders.values():
@@ -180,7 +184,7 @@ async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Fields(about, "queue"), Table(rows, "units", ("index", "commitLogOffset", "size"))]
 
 
-# ---- many messages
+# ---- ranges of messages
 
 
 async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
@@ -221,8 +225,8 @@ async def _read(
     begin: int | None = None,
     expression: str = "*",
 ) -> list[dict[str, Any]]:
-    """Return the first messages of the queues as `shown` returns them: from offset `begin` on, or
-    of the time that the flags say."""
+    """Return the queues' first messages as `shown` formats them, from offset `begin` or the flags'
+    time on."""
     wanted = {tag.strip() for tag in expression.split("||")} - {"*", ""}
     rows: list[dict[str, Any]] = []
     for queue in queues:
@@ -243,7 +247,7 @@ async def _read(
 
 
 async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tuple[int, int]:
-    """Return the first offset wanted, and the one after the last."""
+    """Return the first offset, and the offset after the last."""
     begin_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
     offsets = admin.offset
@@ -277,12 +281,12 @@ async def send(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 def producer_of(admin: Admin, config: SendConfig | None = None) -> Producer:
-    """Return a producer that connects and signs as the admin client does."""
+    """Return a producer with the admin client's connection and signing settings."""
     servers, how = list(admin.name_servers), admin.instance_config
     return Producer(PRODUCER_GROUP, servers, config=config, instance_config=how)
 
 
-# ---- how messages are shown
+# ---- formats
 
 
 def _named(queue: MessageQueue) -> str:
@@ -290,7 +294,7 @@ def _named(queue: MessageQueue) -> str:
 
 
 def _text(body: bytes, charset: str = "") -> str:
-    """Return the body as text, or `base64:…` if it is not text. Raises CommandError."""
+    """Return the body as text, or as `base64:…`. Raises CommandError."""
     try:
         return body.decode(charset or "utf-8")
     except LookupError as error:

@@ -1,5 +1,8 @@
-"""Name servers: getNamesrvConfig, updateNamesrvConfig, updateKvConfig, deleteKvConfig,
-wipeWritePerm, addWritePerm. Every name server is asked, because they do not talk to each other."""
+"""Commands for name servers.
+
+getNamesrvConfig, updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm.
+Each command asks every name server, because they do not communicate.
+"""
 
 from __future__ import annotations
 

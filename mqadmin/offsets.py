@@ -1,10 +1,9 @@
-"""Moving a group's offsets: resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset.
+"""Commands that reset a group's offsets.
 
-A broker resets a group's offsets itself (222), whether or not consumers are connected. If it can do
-so only through connected consumers (206 CONSUMER_NOT_ONLINE: Apache before 5.0), the offsets are
-committed from here instead.
-
-Where broker groups refuse that, others move the group all the same: the answer says who did not.
+resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset. A broker resets the offsets itself
+(222), with or without consumers. Apache's brokers before 5.0 need connected consumers (206
+CONSUMER_NOT_ONLINE); for them the command commits the offsets. If a broker group rejects the reset,
+the remaining groups are still reset, and the answer lists the failures.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ async def _commit(
     queue_id: int,
     offset: int | None,
 ) -> dict[MessageQueue, int]:
-    """Commit the offsets in one broker for a group without consumers; return them."""
+    """Commit the offsets at a broker for a group without consumers; return them."""
     moved = {}
     for queue in (await admin.cluster.route(topic)).read_queues(topic):
         if queue.broker_name != broker_name or queue_id not in (-1, queue.queue_id):

@@ -1,7 +1,7 @@
-"""Prints answers: as tables and fields, with rich, or as one JSON or YAML document.
+"""Prints answers as tables, or as a JSON or YAML document.
 
-A terminal obeys control characters, and who chose a message's body or a client's name is not who
-looks at it: tables and fields show them as escapes, but for line feeds and tabs.
+Messages and clients' names may hold control characters that a terminal obeys. Tables and fields
+escape them, except line feeds and tabs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from raftmq.ops.console import PipedConsole
 from .command import Done, Fields, Part, Table
 from .message_format import escaped
 
-PIPE_COLUMNS = 240  # for a file or pipe, which has no width; nothing is cut there
+PIPE_COLUMNS = 240  # for files and pipes; nothing is truncated there
 
 
 def write(parts: Sequence[Part], form: str, *, repeated: bool = False) -> None:
-    """Print an answer to standard output as `form`: table, json or yaml. `repeated`: it is one of
-    many, so JSON takes a line, and YAML begins a document."""
+    """Print an answer to standard output as `form`, which is table, json or yaml. A repeated answer
+    (`repeated`) is a line of JSON or a YAML document."""
     if form == "table":
         show(parts, make_console())
         if repeated:
@@ -41,7 +41,7 @@ def write(parts: Sequence[Part], form: str, *, repeated: bool = False) -> None:
 
 
 def as_json(parts: Sequence[Part], *, indent: bool = True) -> bytes:
-    """Encode an answer: a single part as its data, several as an object by title."""
+    """Encode an answer as its data, or as an object by title if it has several items."""
     indented = orjson.OPT_INDENT_2 if indent else 0
     return orjson.dumps(_value(parts), option=indented | orjson.OPT_NON_STR_KEYS)
 
@@ -50,7 +50,7 @@ def as_yaml(parts: Sequence[Part]) -> bytes:
     """Encode the same data as YAML."""
     import yaml
 
-    value = orjson.loads(as_json(parts))  # plain data: no tuples, and keys that are text
+    value = orjson.loads(as_json(parts))  # as plain data, without tuples and with text keys
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
     return text.encode()
 
@@ -94,7 +94,7 @@ def _show_part(part: Table | Fields, console: Console) -> None:
 
 
 def rich_table(part: Table) -> RichTable:
-    """Return a table as it is drawn."""
+    """Return a table for rich."""
     columns = list(part.rows[0]) if part.rows else list(part.columns)
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:

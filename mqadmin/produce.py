@@ -1,9 +1,9 @@
-"""`mqadmin produce`: sends lines, JSON lines or files as messages, many at a time.
+"""`mqadmin produce`, which sends lines, JSON lines or files as messages.
 
-Every message ends as acknowledged, refused (certainly not stored), or of unknown outcome, and those
-that were not acknowledged are named on standard error. Unless told to keep going it reads no
-further after the first of them. Exit status: 0 all acknowledged; 1 some refused; 4 of some the
-outcome is unknown; 130 interrupted, after the outcomes of what was in flight.
+Every message is acknowledged, rejected (certainly not stored), or of unknown outcome. The first two
+kinds of failures are reported on standard error, and stop the command unless --keep-going is set.
+Exit status is 0 if all are acknowledged, 1 for rejected messages, 4 for unknown outcomes, and 130
+if interrupted, after the outcomes of all messages in flight.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from .terminal import Terminal
 REFUSED, UNKNOWN, INTERRUPTED = 1, 4, 130
 IN_FLIGHT_BYTES_MAX = 16 * 1024 * 1024
 WINDOW_MAX = 10_000
-SAID_MAX = 20  # messages named that were not acknowledged; the others are counted
+SAID_MAX = 20  # reported failures; further failures are counted
 
 Make = Callable[[bytes], Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to send."""
+    """The settings of the sends."""
 
     queue: MessageQueue | None
     window: int
@@ -56,7 +56,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Tally:
-    """The outcomes so far."""
+    """The outcomes."""
 
     acknowledged: int = 0
     refused: int = 0
@@ -89,7 +89,8 @@ async def produce(admin: Admin, arguments: Arguments, terminal: Terminal) -> int
     check_files(names)
     if STDIN in (names or (STDIN,)) and sys.stdin.isatty():
         terminal.say("a line is a message; Ctrl-D ends")
-    await admin.cluster.route(template.topic)  # a topic that does not exist is told before reading
+    # A missing topic is reported before the input is read
+    await admin.cluster.route(template.topic)
     config = SendConfig(in_flight_max=settings.window + 1)
     async with producer_of(admin, config) as producer:
         sending = Sending(producer, settings, terminal)
@@ -112,15 +113,15 @@ class Sending:
         self._room = asyncio.Event()
 
     async def send_all(self, source: AsyncIterator[tuple[str, bytes]], make: Make) -> None:
-        """Send all that the source has, and wait for the outcomes. Raises CommandError, OSError
-        once what was sent is decided."""
+        """Send all messages of the source, and wait for the outcomes. Raises CommandError and
+        OSError after that."""
         try:
             async for place, body in source:
                 await self._wait(lambda: self._has_room)
                 if self.tally.bad and not self._settings.keep_going:
                     break
                 self._send(place, body, make)
-        except asyncio.CancelledError:  # Ctrl-C: no more, but what is in flight is waited for
+        except asyncio.CancelledError:  # messages in flight are awaited
             self.tally.interrupted = True
         finally:
             await self._wait(lambda: not self._in_flight)
@@ -180,7 +181,7 @@ class Sending:
 
 
 def template_of(arguments: Arguments) -> Template:
-    """Return what the flags say of every message. Raises CommandError."""
+    """Return the properties of all messages, from the flags. Raises CommandError."""
     delay = arguments.text("delay")
     try:
         delay_ms = parse_duration_ms(delay) if delay else 0
@@ -210,7 +211,7 @@ def _properties(texts: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def settings_of(arguments: Arguments) -> Settings:
-    """Return how to send. Raises CommandError."""
+    """Return the settings of the sends. Raises CommandError."""
     queue, window = None, arguments.integer("window") or 0
     text = arguments.text("queue")
     if text:

@@ -1,7 +1,7 @@
-"""Where `mqadmin produce` has its messages from: lines, JSON lines, or whole files.
+"""The input of `mqadmin produce`, as lines, JSON lines or whole files.
 
-Input is read in a thread of its own and handed over in pieces, so that memory is bounded, a pipe's
-lines are sent as they come, and Ctrl-C does not wait for a line.
+A thread reads the input and hands it over in chunks. So memory is bounded, a pipe's lines are sent
+as they arrive, and Ctrl-C does not wait for a line.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from .durations import parse_duration_ms
 
 STDIN = "-"
 CHUNK_BYTES = 64 * 1024
-CHUNKS_MAX = 4  # read and not taken yet
-LINE_BYTES_MAX = 2 * BODY_SIZE_BYTES_MAX  # a JSON line's body may be Base64
-# Fields of a JSON line. Those that say where a message was are what `consume` prints; a message is
-# sent anew, so they are passed over.
+CHUNKS_MAX = 4  # read ahead
+LINE_BYTES_MAX = 2 * BODY_SIZE_BYTES_MAX  # the body of a JSON line may be Base64
+# Fields of a JSON line. The fields of `consume` with a message's position are ignored.
 WHERE_IT_WAS = frozenset(
     {"topic", "broker", "queue", "offset", "msgId", "bornMs", "storedMs", "reconsumeTimes"}
 )
@@ -38,7 +37,7 @@ FIELDS = frozenset({"body", "bodyBase64", "tags", "keys", "properties", "delay"}
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all messages have; a JSON line's own fields come before it."""
+    """Properties of all messages; a JSON line's own fields win."""
 
     topic: str
     tags: str = ""
@@ -59,7 +58,7 @@ class Template:
 
 
 def check_files(names: Sequence[str]) -> None:
-    """Raise CommandError if one of the files cannot be read: before anything is sent."""
+    """Raise CommandError for an unreadable file, before the first send."""
     for name in names:
         if name == STDIN:
             continue
@@ -83,8 +82,7 @@ async def bodies_of_files(names: Sequence[str]) -> AsyncIterator[tuple[str, byte
 
 
 async def lines_of(names: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield every line that is not blank, without its end, and where it stands. Raises
-    CommandError, OSError."""
+    """Yield every non-blank line with its position. Raises CommandError, OSError."""
     for name in names or (STDIN,):
         where = "line" if name == STDIN else f"{name}:"
         number, rest = 0, b""
@@ -101,7 +99,7 @@ async def lines_of(names: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
 
 
 def parse_json(line: bytes, template: Template) -> Message:
-    """Return the message that a JSON line describes. Raises ValueError."""
+    """Return the message of a JSON line. Raises ValueError."""
     try:
         given = loads(line)
     except orjson.JSONDecodeError as error:
@@ -161,7 +159,7 @@ def _of(given: Mapping[str, Any], name: str, kind: type[str], default: str) -> s
 
 
 async def _chunks(name: str) -> AsyncIterator[bytes]:
-    """Yield what can be read, as soon as it can. Raises OSError."""
+    """Yield chunks as they arrive. Raises OSError."""
     loop = asyncio.get_running_loop()
     came: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(CHUNKS_MAX)
@@ -170,7 +168,7 @@ async def _chunks(name: str) -> AsyncIterator[bytes]:
         room.acquire()
         loop.call_soon_threadsafe(came.put_nowait, chunk)
 
-    # No thread of a pool: the loop's end would wait for one that waits for input.
+    # A daemon thread, because the loop's end would wait for a pool's thread.
     threading.Thread(target=_read, args=(name, put), daemon=True).start()
     while True:
         chunk = await came.get()
@@ -185,7 +183,7 @@ async def _chunks(name: str) -> AsyncIterator[bytes]:
 def _read(name: str, put: Callable[[bytes | OSError], None]) -> None:
     """Read a file or standard input to its end, then put b"". Runs in a thread."""
     try:
-        # Not through a file object: its lock would be held at the end of the program.
+        # A file object's lock would be held at the end of the program.
         file = 0 if name == STDIN else os.open(name, os.O_RDONLY)
         try:
             while chunk := os.read(file, CHUNK_BYTES):
@@ -196,5 +194,5 @@ def _read(name: str, put: Callable[[bytes | OSError], None]) -> None:
                 os.close(file)
     except OSError as error:
         put(error)
-    except RuntimeError:  # the loop has ended: nobody wants it any more
+    except RuntimeError:  # the loop has ended
         pass

@@ -1,8 +1,8 @@
 """Runs a sub-command of mqadmin and prints its answer.
 
-Exit status: 0 done; 1 refused, not found, or answered only in part; 2 wrong usage; 3 no answer; 4
-it is unknown whether it was done; 130 interrupted. The error is one line on stderr. Ctrl-C is how a
-command ends that goes on by itself (`--watch`, `consume --follow`, `top`): that is 0.
+Exit status is 0 for success; 1 for a rejected request, a missing object or a partial answer; 2 for
+wrong usage; 3 without an answer; 4 for an unknown outcome; 130 if interrupted. Errors are a line on
+stderr. Ctrl-C ends `--watch`, `consume --follow` and `top` with status 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The cluster that a command is for. `environment` says how to connect: TLS, keys."""
+    """The cluster of a command. `environment` has the settings of TLS and keys."""
 
     name_servers: Sequence[str]
     credentials: Credentials | None
@@ -51,14 +51,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Printing:
-    """How to print an answer (table, json, yaml); again and again if `every_s` is above 0."""
+    """The output format, and the period of a repeated command or 0."""
 
     form: str = "table"
     every_s: float = 0.0
 
 
 def run(command: Command, values: dict[str, Any], given: Mapping[str, str]) -> int:
-    """Run the command with credentials and the context as `given` before it; return the status."""
+    """Run the command with the credentials and the context in `given`; return the exit status."""
     account = dict(given)
     context = values.pop("context", None) or account.pop("context", "")
     account.pop("context", None)
@@ -73,7 +73,7 @@ def run(command: Command, values: dict[str, Any], given: Mapping[str, str]) -> i
 
 
 def name_servers_of(given: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the name servers of `-n`, else of the environment. Raises ValueError."""
+    """Return the name servers of `-n` or of the environment. Raises ValueError."""
     found = given or environment.get(NAME_SERVERS)
     if not found:
         raise ValueError(
@@ -99,21 +99,21 @@ def execute(command: Command, values: dict[str, Any], target: Target) -> int:
         if printing.every_s > 0:
             return 0
         return _complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # who read it has seen enough, as `head` does
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
         _discard_output()
         return 0
 
 
 def _discard_output() -> None:
-    """Let go of what standard output did not take: the interpreter's end would fail at it, too, and
-    give a status of its own."""
+    """Redirect standard output, so that the interpreter's exit does not flush into a closed pipe
+    and fail with a status of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _guarded(
     command: Command, arguments: Arguments, target: Target, printing: Printing
 ) -> int:
-    """Run the command; turn what went wrong into a line and a status."""
+    """Run the command; report errors as a line and a status."""
     try:
         async with Admin(
             target.name_servers, instance_config=await _instance_config(target)
@@ -145,7 +145,7 @@ def _status(part: Part) -> int:
 
 
 async def _watch(command: Command, admin: Admin, arguments: Arguments, printing: Printing) -> int:
-    """Print the answer again and again; one that cannot be had is told, and asked for again."""
+    """Print the answer repeatedly; a failed request is reported and repeated."""
     clears = printing.form == "table" and sys.stdout.isatty()
     what = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     while True:
@@ -165,8 +165,7 @@ async def _watch(command: Command, admin: Admin, arguments: Arguments, printing:
 
 
 def said_of(error: Exception, manner: Manner) -> tuple[str, int] | None:
-    """Return the line and the exit status for an operating error of a command; None: it is a
-    bug."""
+    """Return the message and the exit status of an operating error, or None for a bug."""
     if isinstance(error, CommandError):
         return str(error), USAGE if error.usage else REFUSED
     if isinstance(error, ClientError):
@@ -178,19 +177,19 @@ def said_of(error: Exception, manner: Manner) -> tuple[str, int] | None:
         hint = "; topicList shows the topics, updateTopic makes one"
         words = f"{error}{hint if isinstance(error, NoRoute) else ''}"
         return words, UNREACHABLE if nobody else REFUSED
-    if isinstance(error, RemotingError):  # an answer that cannot be read
+    if isinstance(error, RemotingError):  # an invalid answer
         return str(error), REFUSED
     if isinstance(error, BrokenPipeError):
         return None
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".lstrip(": "), REFUSED
-    if isinstance(error, ValueError):  # a value that the client does not accept
+    if isinstance(error, ValueError):  # a value that the client rejects
         return str(error), USAGE
     return None
 
 
 async def _instance_config(target: Target) -> InstanceConfig:
-    """Read the files that say how to connect. Raises TlsError, ValueError."""
+    """Read the files with the connection settings. Raises TlsError, ValueError."""
     tls = await asyncio.to_thread(client_tls_of, target.environment)
     path = target.environment.get(REGISTRATION_KEY_FILE, "")
     keys = await asyncio.to_thread(load_registration_keys, path, REGISTRATION_KEY_FILE)

@@ -1,4 +1,4 @@
-"""Finds the brokers that a command is for: `-b ADDRESS`, `-c CLUSTER`, or all."""
+"""Finds the target brokers of a command by `-b ADDRESS`, `-c CLUSTER`, or all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE_MAX = 16  # requests in flight
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One broker process. `broker_id` 0 is the leader or master."""
+    """A broker process. `broker_id` 0 is the leader or master."""
 
     cluster: str
     broker_name: str
@@ -26,7 +26,8 @@ class Replica:
 
 
 def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:
-    """Return all replicas of one cluster, or of all. Raises CommandError for an unknown cluster."""
+    """Return all replicas of a cluster, or of all clusters. Raises CommandError for an unknown
+    cluster."""
     if cluster and cluster not in info.clusters:
         known = ", ".join(sorted(info.clusters)) or "none"
         raise CommandError(f"there is no cluster {cluster!r}; known: {known}")
@@ -40,7 +41,7 @@ def replicas(info: ClusterInfo, cluster: str = "") -> list[Replica]:
 
 async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
     """Return the leader of each broker group. Raises CommandError if a group has none, because the
-    command would be carried out only in part."""
+    command would be incomplete."""
     everybody = replicas(await admin.cluster.info(), cluster)
     found = [replica for replica in everybody if replica.broker_id == LEADER_ID]
     without = {r.broker_name for r in everybody} - {r.broker_name for r in found}
@@ -52,8 +53,8 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
 
 
 async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:
-    """Return broker name → leader's address, of the broker groups that have a topic. Raises
-    CommandError if a group has none, as `leaders` does."""
+    """Return broker name → leader's address for the broker groups of a topic. Raises CommandError
+    if a group has no leader."""
     groups = await admin.cluster.groups_of(topic)
     if without := headless(groups):
         raise CommandError(nobody_leads(without))
@@ -65,7 +66,8 @@ def nobody_leads(names: Sequence[str]) -> str:
 
 
 async def writable(admin: Admin, arguments: Arguments) -> list[str]:
-    """Return the addresses for a change: `-b`, or the leaders of `-c`. Raises CommandError."""
+    """Return the target addresses of a change, from `-b`, or the leaders of `-c`. Raises
+    CommandError."""
     address, cluster = _named(arguments)
     if address:
         return [address]
@@ -78,8 +80,8 @@ async def named(admin: Admin, arguments: Arguments) -> list[str]:
 
 
 async def everywhere(admin: Admin, address: str, cluster: str) -> list[str]:
-    """Return `address` if it is given; else the addresses of all replicas of a cluster, or of
-    all."""
+    """Return `address` if it is given, else the addresses of all replicas of a cluster or of all
+    clusters."""
     if address:
         return [address]
     return [replica.address for replica in replicas(await admin.cluster.info(), cluster)]
@@ -96,8 +98,8 @@ def _named(arguments: Arguments) -> tuple[str, str]:
 async def runtime_infos(
     admin: Admin, asked: Sequence[Replica], *, one_answers: bool = True
 ) -> list[dict[str, str]]:
-    """Return each replica's figures (28), in their order; of one that does not answer, {"error":
-    why}. Raises ClientError if none answers, unless `one_answers` is False."""
+    """Return each replica's runtime information (28), in order, or {"error": reason}. Raises
+    ClientError if no replica answers, unless `one_answers` is False."""
     turn = asyncio.Semaphore(AT_ONCE_MAX)
     failures: list[ClientError] = []
 

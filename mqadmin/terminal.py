@@ -1,7 +1,7 @@
-"""Standard output and standard error, for commands that print as they go.
+"""Standard output and standard error of commands that stream.
 
-Progress goes to standard error and only if that is a terminal, so that what is piped or logged has
-no line of it.
+Progress is written to standard error, and only if that is a terminal, so pipes and logs have no
+progress lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Terminal:
-    """Where a command prints. Raises BrokenPipeError once nobody reads it any more."""
+    """The output of a command. Raises BrokenPipeError after the reader has left."""
 
     def __init__(self, out: BinaryIO | None = None, err: TextIO | None = None) -> None:
         self._out = out or sys.stdout.buffer
@@ -26,19 +26,19 @@ class Terminal:
 
     @property
     def is_terminal(self) -> bool:
-        """Return whether a person sees standard output."""
+        """Return whether standard output is a terminal."""
         return self._out.isatty()
 
     def write(self, data: bytes) -> None:
-        """Print bytes; `flush` brings them out."""
+        """Write bytes; they may stay buffered until `flush`."""
         self._out.write(data)
 
     def flush(self) -> None:
-        """Bring out what was written."""
+        """Flush standard output."""
         self._out.flush()
 
     def progress(self, words: str, *, now: bool = False) -> None:
-        """Show in one line how far it is, a few times a second at most unless it shall be `now`."""
+        """Update the progress line, at most a few times per second unless `now` is set."""
         at_s = time.monotonic()
         if self._shows and (now or at_s >= self._next_s):
             self._err.write(_CLEAR_LINE + words)
@@ -47,13 +47,13 @@ class Terminal:
             self._next_s = at_s + PROGRESS_PAUSE_S
 
     def say(self, words: str) -> None:
-        """Print a line on standard error, in the place of any progress."""
+        """Print a line on standard error, over the progress line."""
         self.end_progress()
         self._err.write(words + "\n")
         self._err.flush()
 
     def end_progress(self) -> None:
-        """Take the line of progress away."""
+        """Clear the progress line."""
         if self._shown:
             self._err.write(_CLEAR_LINE)
             self._err.flush()

@@ -1,5 +1,4 @@
-"""`mqadmin top`: rates, lag and leaders of the cluster, live on a terminal, else one after the
-other."""
+"""`mqadmin top`, which shows rates, lag and leaders of the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ INTERVAL_S_MIN = 0.2
 
 
 async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
-    """Return the exit status: 1 if all that was asked for is one look, and it is not complete."""
+    """Return the exit status, which is 1 for a single incomplete sample."""
     interval_s = arguments.number("interval") or 0.0
     if interval_s < INTERVAL_S_MIN:
         raise CommandError(f"--interval is {INTERVAL_S_MIN} or more", usage=True)
@@ -43,9 +42,9 @@ async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
                 await asyncio.sleep(interval_s)
                 try:
                     before = await _print(admin, scope, before, rows_max, arguments, terminal)
-                except ClientError as error:  # the next look may find somebody
+                except ClientError as error:  # the next sample may succeed
                     terminal.say(f"mqadmin: {error}")
-    except asyncio.CancelledError:  # Ctrl-C is how it ends
+    except asyncio.CancelledError:  # the regular end
         if arguments.on("once"):
             raise
     return 0
@@ -59,7 +58,7 @@ async def _print(
     arguments: Arguments,
     terminal: Terminal,
 ) -> Look:
-    """Print a look, and return it."""
+    """Print a sample, and return it."""
     now = await look(admin, scope)
     parts = parts_of(now, before, 0 if arguments.on("json") else rows_max)
     if arguments.on("json"):
@@ -91,7 +90,7 @@ async def _live(admin: Admin, scope: Scope, before: Look, rows_max: int, interva
 
 
 def parts_of(now: Look, before: Look | None, rows_max: int) -> list[Part]:
-    """Return the tables, of at most so many rows each (0: all)."""
+    """Return the tables, with at most as many rows each (0 for all)."""
     found: list[Part] = []
     for title, rows in (
         ("brokers", broker_rows(now, before)),

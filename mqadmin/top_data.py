@@ -1,12 +1,12 @@
-"""What `mqadmin top` shows: looks at the cluster, and the rates between two of them.
+"""Samples of the cluster and rates between samples, for `mqadmin top`.
 
-A look asks every replica for its figures, every leader how far its groups are, and every topic for
-its offsets; rates are differences of these counts, so they are of the time between the looks and
-not a broker's own averages.
+A sample asks every replica for its runtime information, every leader for its groups' progress, and
+every topic for its offsets. Rates are differences of these counts between samples, not a broker's
+own averages.
 
-Counts are kept by broker group. A rate is of the groups that both looks have: all that one has
-which is back after a fail-over was not sent since the last look. Where a topic's group does not
-answer, there is no sum, which would mislead, but words that say so.
+Counts are stored by broker group, and a rate covers the groups in both samples, because a group
+that returns after a failover would otherwise count all its messages as new. A sum over a topic with
+a silent group would mislead, so a message replaces it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to look at: one topic, one group; "" for all. `system`: the system's own, too."""
+    """The selected topic and group, "" for all. `system` includes system topics."""
 
     topic: str = ""
     group: str = ""
@@ -40,7 +40,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Place:
-    """Where a group is in a topic, over all queues of a broker group."""
+    """A group's progress in a topic, over all queues of a broker group."""
 
     consumed: int = 0
     behind: int = 0
@@ -49,34 +49,35 @@ class Place:
 
 @dataclass(slots=True)
 class Look:
-    """What was there at a time (monotonic, and epoch ms)."""
+    """The figures of a point in time (monotonic, and epoch ms)."""
 
     at_s: float
     at_ms: int
     replicas: list[tuple[Replica, Mapping[str, str]]] = field(default_factory=list)
-    silent: dict[str, str] = field(default_factory=dict)  # by broker group: why no progress is told
-    unseen: set[str] = field(default_factory=set)  # topics: not all their queues are told
-    brokers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by topic: who has it
-    # By topic and broker group: queues, messages ever.
+    # Broker group → reason for missing progress
+    silent: dict[str, str] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)  # topics with missing queues
+    brokers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # topic → its broker groups
+    # By topic and broker group, the number of queues and of all messages.
     stored: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     # By group and topic, and by broker group.
     places: dict[tuple[str, str], dict[str, Place]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether every broker group told its figures."""
+        """Return whether every broker group sent its figures."""
         return not self.silent and not self.unseen
 
     def missing(self, topic: str) -> str:
-        """Say which broker groups that have the topic tell no progress, and why; "" for none. Retry
-        topics are not asked about: any may have one."""
+        """Return the broker groups of the topic without progress, and the reasons; "" if there are
+        none. Any broker group may have a retry topic, so these are not checked."""
         names = (name for name in self.brokers.get(topic, self.silent) if name in self.silent)
         return "; ".join(self.silent[name] for name in names)
 
 
 async def look(admin: Admin, scope: Scope) -> Look:
-    """Look at the cluster. Raises ClientError if no name server answers, or no broker; brokers that
-    do not are shown as such."""
+    """Take a sample. Raises ClientError if no name server or no broker answers; silent brokers are
+    shown as such."""
     found = Look(time.monotonic(), time.time_ns() // 1_000_000)
     info = await admin.cluster.info()
     everybody = replicas(info)
@@ -95,7 +96,7 @@ async def look(admin: Admin, scope: Scope) -> Look:
         async with turn:
             try:
                 groups = await admin.cluster.groups_of(topic)
-            except ClientError:  # deleted meanwhile, or a name that is no topic
+            except ClientError:  # deleted in between, or no topic's name
                 return
             stored: dict[str, tuple[int, int]] = {}
             for name, leader in leaders_in(groups).items():
@@ -181,7 +182,7 @@ def broker_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
 
 
 def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
-    """Return a row for each topic, the busiest first."""
+    """Return a row for each topic, in descending order of rate."""
     rows = []
     for topic, stored in now.stored.items():
         then = {} if before is None else before.stored.get(topic, {})
@@ -201,12 +202,12 @@ def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
 
 
 def group_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
-    """Return a row for each group and topic, the one that is most behind first."""
+    """Return a row for each group and topic, in descending order of lag."""
     rows = []
     for (group, topic), places in now.places.items():
         behind, in_flight = _behind(places), sum(place.in_flight for place in places.values())
         if topic.startswith(RETRY_PREFIX) and not behind and not in_flight:
-            continue  # every group has one
+            continue  # every group has a retry topic
         then = {} if before is None else before.places.get((group, topic), {})
         missing = now.missing(topic)
         row: dict[str, Any] = {
@@ -235,8 +236,8 @@ def _behind(places: Mapping[str, Place]) -> int:
 def _rate_of_both(
     now: Look, before: Look | None, counts: Mapping[str, int], then: Mapping[str, int]
 ) -> float | None:
-    """Return the rate over the broker groups that both looks have; None if there are none, or one
-    counts anew."""
+    """Return the rate over the broker groups in both samples. None without common groups, or after
+    a reset of a count."""
     both = counts.keys() & then.keys()
     if not both or any(counts[name] < then[name] for name in both):
         return None
@@ -252,7 +253,7 @@ def _rate(
 
 
 def _per_s(now: Look, before: Look | None, count: int, then: int | None) -> float | None:
-    """Return the rate between two looks; None if it was not there before, or counts anew."""
+    """Return the rate between two samples. None for a new or a reset count."""
     if before is None or then is None or count < then:
         return None
     return round((count - then) / max(now.at_s - before.at_s, 0.001), 1)

@@ -1,5 +1,8 @@
-"""Topics: topicList, topicStatus, topicRoute, topicClusterList, updateTopic, updateTopicPerm,
-deleteTopic, emptyTopic, writers, deleteWriter, statsAll."""
+"""Commands for topics.
+
+topicList, topicStatus, topicRoute, topicClusterList, updateTopic, updateTopicPerm, deleteTopic,
+emptyTopic, writers, deleteWriter, statsAll.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             continue
         try:
             brokers = await admin.cluster.groups_of(topic)
-        except NoRoute:  # deleted meanwhile, or a name that the name server adds itself
+        except NoRoute:  # deleted in between, or a name server's own topic
             continue
         groups: set[str] = set()
         for leader in leaders_in(brokers).values():
@@ -127,7 +130,7 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     addresses = await writable(admin, arguments)
     await at_each(addresses, lambda address: admin.topic.put(address, header))
     if order and arguments.text("clusterName"):
-        # Clients of order topics read from here which queues to keep to.
+        # Clients of ordered topics read the queues from here.
         names = sorted(r.broker_name for r in await leaders(admin, arguments.text("clusterName")))
         config = ";".join(f"{name}:{header.write_queue_count}" for name in names)
         await admin.name_server.put_kv(ORDER_NAMESPACE, topic, config)
@@ -172,14 +175,14 @@ async def empty_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 
 async def _is_anywhere(admin: Admin, topic: str, addresses: Sequence[str]) -> bool:
-    """Return whether a broker, or a name server, may have a topic."""
+    """Return whether a broker or a name server may have the topic."""
     for address in addresses:
         try:
             await admin.topic.config(address, topic)
         except BrokerRefused as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 continue
-        return True  # also if the broker does not know the question: Apache's 4.x do not
+        return True  # also for Apache's 4.x brokers, which reject the request
     return topic in await admin.cluster.topics()
 
 
@@ -210,7 +213,7 @@ async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     topic, writer = arguments.text("topic"), arguments.text("writer")
-    await leaders_of(admin, topic)  # it is deleted at every one of them, or at none
+    await leaders_of(admin, topic)  # either all broker groups delete it or none
     if not any(found["writer"] == writer for found in await admin.topic.writers(topic)):
         raise CommandError(f"topic {topic} has no writer {writer}")
     await admin.topic.delete_writer(topic, writer)
@@ -260,7 +263,7 @@ async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str)
     try:
         stats = await admin.group.stats(group, topic)
         behind = sum(progress.behind for progress in stats.queues.values())
-    except BrokerRefused:  # the group was deleted, but not its offsets
+    except BrokerRefused:  # a deleted group's remaining offsets
         pass
     tps, day = 0.0, 0
     for address in addresses:

@@ -41,13 +41,13 @@ def delays_in_topic(spark: SparkSession, store: Path, topic: str) -> DelayTable:
     }
 
 
-def differences(expected: DelayTable, found: DelayTable) -> list[str]:
+def differences(expected: DelayTable, result: DelayTable) -> list[str]:
     """Return, in words, every carrier and month whose figures are not exactly equal."""
-    words = []
-    for key in sorted(expected.keys() | found.keys(), key=str):
-        if expected.get(key) != found.get(key):
+    text = []
+    for key in sorted(expected.keys() | result.keys(), key=str):
+        if expected.get(key) != result.get(key):
             carrier, month = key
-            words.append(
-                f"{carrier} month {month}: expected {expected.get(key)}, topic {found.get(key)}"
+            text.append(
+                f"{carrier} month {month}: expected {expected.get(key)}, topic {result.get(key)}"
             )
-    return words
+    return text

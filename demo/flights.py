@@ -94,10 +94,10 @@ def main(
         click.echo(f"demo: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except Exception as error:
-        words = operating_words(error)
-        if words is None:
+        text = operating_words(error)
+        if text is None:
             raise
-        click.echo(f"demo: {words}", err=True)
+        click.echo(f"demo: {text}", err=True)
         sys.exit(EXIT_UNUSABLE)
     sys.exit(0 if ok else EXIT_WRONG)
 
@@ -113,10 +113,10 @@ def run(config: LoadConfig, data: Path, report_directory: Path, board: Board) ->
     write_verdict(evidence, lines, report_directory)
     board.console.print(table_of(lines))
     ok = all_hold(lines)
-    words = "[bold green]everything holds[/]" if ok else "[bold red]something is WRONG[/]"
+    text = "[bold green]everything holds[/]" if ok else "[bold red]something is WRONG[/]"
     took_s = time.monotonic() - begin_s
     page = report_directory / "index.html"
-    board.console.print(f"{words} ({took_s:.0f} s); page: {page}", highlight=False)
+    board.console.print(f"{text} ({took_s:.0f} s); page: {page}", highlight=False)
     return ok
 
 
@@ -131,7 +131,7 @@ def judge(
         with board.during("Spark audits three stores against the history"):
             report = run_audit(spark, load.stores, config.history, TOPIC)
         with board.during("Spark computes delays by carrier and month from the topic"):
-            found = delays_in_topic(spark, first_store, TOPIC)
+            result = delays_in_topic(spark, first_store, TOPIC)
     spark_s = time.monotonic() - spark_begin_s
     expected = delays_of(itertools.islice(read_flights(data), config.total))
     with board.during("checking the history"):
@@ -144,7 +144,7 @@ def judge(
         recoveries(history),
         report,
         expected,
-        differences(expected, found),
+        differences(expected, result),
         {"cluster and load": load_s, "Spark": spark_s},
     )
 

@@ -59,7 +59,7 @@ def lines_of(evidence: Evidence) -> list[Line]:
     """Return the verdict, line by line, in the order a reader wants it."""
     audit, figures = evidence.audit, evidence.audit.figures
     failed = [check.name for check in evidence.checks if check.verdict is not Verdict.PASS]
-    others = [check for check in audit.checks if check.name not in NAMED and not check.ok]
+    rest = [check for check in audit.checks if check.name not in NAMED and not check.ok]
     lines = [
         Line("sent", f"{figures['sent']:,}"),
         Line("acknowledged", f"{figures['acknowledged']:,}"),
@@ -74,7 +74,7 @@ def lines_of(evidence: Evidence) -> list[Line]:
         Line("replicas identical", _yes(audit.check("replicas").ok), audit.check("replicas").ok),
         Line(
             f"all {len(audit.checks)} checks of the audit",
-            "; ".join(f"{c.title}: {c.count:,}" for c in others) or "hold",
+            "; ".join(f"{c.title}: {c.count:,}" for c in rest) or "hold",
             audit.ok,
         ),
         Line(
@@ -103,10 +103,10 @@ def all_hold(lines: Sequence[Line]) -> bool:
     return all(line.holds is not False for line in lines)
 
 
-def kill_lines(found: Sequence[Recovery]) -> list[Line]:
+def kill_lines(result: Sequence[Recovery]) -> list[Line]:
     """Return the time from each kill to the next acknowledged send; every kill must have one."""
-    lines = [Line("leaders killed under load", f"{len(found)}", len(found) == len(KILLS_AT))]
-    for number, recovery in enumerate(found, 1):
+    lines = [Line("leaders killed under load", f"{len(result)}", len(result) == len(KILLS_AT))]
+    for number, recovery in enumerate(result, 1):
         name = f"kill {number} ({recovery.node}) to the next acknowledged send"
         if recovery.everybody_ms is None:
             lines.append(Line(name, "none", False))

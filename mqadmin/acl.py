@@ -18,8 +18,8 @@ from raftmq.client.route import LEADER_ID
 from raftmq.remoting.codes import LanguageCode, RequestCode
 from raftmq.remoting.fast_json import loads_object
 
-from .command import Arguments, CommandError, Done, Part, Table
-from .targets import Replica, named, nobody_leads, replicas
+from .command import Arguments, CommandError, Done, Section, Table
+from .targets import Replica, named, no_leader, replicas
 
 CHANGE_TIMEOUT_MS = 10_000  # a follower asks its leader
 FIELDS = (
@@ -33,7 +33,7 @@ FIELDS = (
 )
 
 
-async def update(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def update(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     ext = {name: arguments.text(name) for name in FIELDS if arguments.given(name)}
     if arguments.given("admin"):
         ext["admin"] = "true" if arguments.boolean("admin") else "false"
@@ -42,13 +42,13 @@ async def update(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Done(f"the account {key} is as you said", {"accessKey": key})]
 
 
-async def delete(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def delete(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     key = arguments.text("accessKey")
     await _change(admin, arguments, RequestCode.DELETE_ACL_CONFIG, {"accessKey": key})
     return [Done(f"there is no account {key} any more", {"accessKey": key})]
 
 
-async def white_addresses(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def white_addresses(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     addresses = arguments.text("globalWhiteRemoteAddresses")
     ext = {"globalWhiteAddrs": addresses}
     if arguments.text("aclFileFullPath"):
@@ -57,32 +57,32 @@ async def white_addresses(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Done(f"these addresses need no account: {addresses or 'none'}")]
 
 
-async def show(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    parts: list[Part] = []
+async def show(admin: Admin, arguments: Arguments) -> Sequence[Section]:
+    sections: list[Section] = []
     for address in await named(admin, arguments):
         response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
         body = loads_object(response.body)
-        rows = [_row(one) for one in body.get("plainAccessConfigs") or []]
-        parts.append(Table(rows, f"accounts of {address}", columns=FIELDS))
-        white = [{"globalWhiteAddress": one} for one in body.get("globalWhiteAddrs") or []]
+        rows = [_row(item) for item in body.get("plainAccessConfigs") or []]
+        sections.append(Table(rows, f"accounts of {address}", columns=FIELDS))
+        white = [{"globalWhiteAddress": item} for item in body.get("globalWhiteAddrs") or []]
         title = f"addresses without account at {address}"
-        parts.append(Table(white, title, columns=("globalWhiteAddress",)))
-    return parts
+        sections.append(Table(white, title, columns=("globalWhiteAddress",)))
+    return sections
 
 
-async def version(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def version(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     rows = []
     for address in await named(admin, arguments):
         response = await admin.ask(address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         ext = response.ext or {}
-        found = orjson.loads(ext.get("version") or "{}")
+        result = orjson.loads(ext.get("version") or "{}")
         rows.append(
             {
                 "cluster": ext.get("clusterName", ""),
                 "broker": ext.get("brokerName", ""),
                 "address": ext.get("brokerAddr", address),
-                "counter": found.get("counter", 0),
-                "timestamp": found.get("timestamp", 0),
+                "counter": result.get("counter", 0),
+                "timestamp": result.get("timestamp", 0),
             }
         )
     return [Table(rows)]
@@ -106,8 +106,8 @@ async def _change(admin: Admin, arguments: Arguments, code: int, ext: dict[str, 
             await _check_not_last(admin, address, ext["accessKey"])
 
     async def change(address: str) -> None:
-        kept = await _kept(admin, address, code, ext)
-        await admin.ask(address, code, ext | kept, timeout_ms=CHANGE_TIMEOUT_MS)
+        retained = await _kept(admin, address, code, ext)
+        await admin.ask(address, code, ext | retained, timeout_ms=CHANGE_TIMEOUT_MS)
 
     await at_each(addresses, change)
 
@@ -125,7 +125,7 @@ async def _asked(admin: Admin, arguments: Arguments) -> list[str]:
     for name, members in groups.items():  # by broker id, so the leader is first
         if "raftRole" in await admin.broker.runtime_info(members[0].address):
             if members[0].broker_id != LEADER_ID:
-                raise CommandError(nobody_leads([name]))
+                raise CommandError(no_leader([name]))
             del members[1:]
         addresses += [replica.address for replica in members]
     return addresses
@@ -160,4 +160,4 @@ async def _administrators(admin: Admin, address: str) -> tuple[int, set[str]]:
     except BrokerRefused:
         return LanguageCode.OTHER, set()
     accounts = loads_object(response.body).get("plainAccessConfigs") or []
-    return response.language, {one.get("accessKey") for one in accounts if one.get("admin")}
+    return response.language, {item.get("accessKey") for item in accounts if item.get("admin")}

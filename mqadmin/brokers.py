@@ -23,7 +23,7 @@ from .command import (
     CommandError,
     Done,
     Fields,
-    Part,
+    Section,
     Table,
     show_time,
 )
@@ -42,10 +42,10 @@ MEMBER_OPS = {
 }
 
 
-async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     rows = []
-    asked = replicas(await admin.cluster.info(), arguments.text("clusterName"))
-    for replica, info in zip(asked, await runtime_infos(admin, asked), strict=True):
+    requested = replicas(await admin.cluster.info(), arguments.text("clusterName"))
+    for replica, info in zip(requested, await runtime_infos(admin, requested), strict=True):
         row = {
             "cluster": replica.cluster,
             "broker": replica.broker_name,
@@ -92,16 +92,16 @@ def _totals(info: dict[str, str]) -> dict[str, Any]:
 
 
 def _first(averages: str) -> float:
-    parts = averages.split()
-    return round(float(parts[0]), 2) if parts else 0.0
+    sections = averages.split()
+    return round(float(sections[0]), 2) if sections else 0.0
 
 
-async def broker_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def broker_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     return await _each(admin, arguments, admin.broker.runtime_info)
 
 
-async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    found = await admin.broker.consume_stats(
+async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[Section]:
+    result = await admin.broker.consume_stats(
         arguments.text("brokerAddr"),
         ordered=bool(arguments.boolean("order")),
         timeout_ms=arguments.integer("timeoutMillis") or 50_000,
@@ -118,53 +118,53 @@ async def broker_consume_stats(admin: Admin, arguments: Arguments) -> Sequence[P
             "diff": progress.behind,
             "lastTime": show_time(progress.last_ms),
         }
-        for group, parts in sorted(found.items())
-        for part in parts
-        for queue, progress in sorted(part.queues.items())
+        for group, sections in sorted(result.items())
+        for section in sections
+        for queue, progress in sorted(section.queues.items())
         if progress.behind >= least
     ]
     total = sum(row["diff"] for row in rows if isinstance(row["diff"], int))
     return [Table(rows, "queues"), Fields({"diffTotal": total}, "total")]
 
 
-async def get_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def get_config(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     return await _each(admin, arguments, admin.broker.config)
 
 
 async def _each(
     admin: Admin, arguments: Arguments, read: Callable[[str], Awaitable[dict[str, str]]]
-) -> Sequence[Part]:
+) -> Sequence[Section]:
     """Return the result of `read` for every target broker."""
-    found = [(address, await read(address)) for address in await named(admin, arguments)]
-    return [Fields(dict(sorted(f.items())), "" if len(found) == 1 else a) for a, f in found]
+    result = [(address, await read(address)) for address in await named(admin, arguments)]
+    return [Fields(dict(sorted(f.items())), "" if len(result) == 1 else a) for a, f in result]
 
 
-async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def update_config(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     key, value = arguments.text("key"), arguments.text("value")
     addresses = await writable(admin, arguments)
     everybody = addresses
     if not arguments.text("brokerAddr"):
-        found = replicas(await admin.cluster.info(), arguments.text("clusterName"))
-        everybody = [replica.address for replica in found]
+        result = replicas(await admin.cluster.info(), arguments.text("clusterName"))
+        everybody = [replica.address for replica in result]
     if arguments.boolean("updateAllBroker"):
         addresses = everybody
     await at_each(addresses, lambda address: admin.broker.update_config(address, key, value))
     left = [address for address in everybody if address not in addresses]
-    words = f"; not at {', '.join(left)}, which lead no group: -a true" if left else ""
+    message = f"; not at {', '.join(left)}, which lead no group: -a true" if left else ""
     values = {"key": key, "brokers": addresses, "notAt": left}
-    return [Done(f"{key}={value} at {', '.join(addresses)}{words}", values)]
+    return [Done(f"{key}={value} at {', '.join(addresses)}{message}", values)]
 
 
-async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def clean_queues(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     clean = admin.broker.clean_expired_queues
     return await _upkeep(admin, arguments, clean, "expired ConsumeQueues cleaned")
 
 
-async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def delete_log(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
     trust = arguments.on("trustClock")
-    found = await at_each(addresses, lambda at: admin.broker.delete_expired_log(at, trust))
-    return [_deleted(address, log) for address, log in found.items()]
+    result = await at_each(addresses, lambda at: admin.broker.delete_expired_log(at, trust))
+    return [_deleted(address, log) for address, log in result.items()]
 
 
 def _deleted(address: str, log: DeletedLog | None) -> Done:
@@ -178,7 +178,7 @@ def _deleted(address: str, log: DeletedLog | None) -> Done:
 
 async def _upkeep(
     admin: Admin, arguments: Arguments, do: Callable[[str], Awaitable[None]], done: str
-) -> Sequence[Part]:
+) -> Sequence[Section]:
     addresses = await everywhere(admin, arguments.text("brokerAddr"), arguments.text("cluster"))
     await at_each(addresses, do)
     return [Done(f"{done} at {', '.join(addresses)}")]
@@ -187,12 +187,12 @@ async def _upkeep(
 # ---- Raft groups
 
 
-async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     rows = []
     everybody = replicas(await admin.cluster.info(), arguments.text("clusterName"))
     name = arguments.text("brokerName")
-    asked = [replica for replica in everybody if name in ("", replica.broker_name)]
-    for replica, info in zip(asked, await runtime_infos(admin, asked), strict=True):
+    requested = [replica for replica in everybody if name in ("", replica.broker_name)]
+    for replica, info in zip(requested, await runtime_infos(admin, requested), strict=True):
         row = {"broker": replica.broker_name, "address": replica.address}
         if "error" not in info and "raftRole" not in info:
             info = {"error": "no Raft replica"}
@@ -219,7 +219,7 @@ async def raft_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Table(rows)]
 
 
-async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name = arguments.text("brokerName")
     leader = await _leader_of(admin, name)
     target = await admin.broker.transfer_leadership(
@@ -239,7 +239,7 @@ async def transfer_leader(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     raise CommandError(f"begun, but {target} did not lead {name} within {TRANSFER_WAIT_S:.0f} s")
 
 
-async def members(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def members(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name, op = arguments.text("brokerName"), arguments.text("op")
     if op != "list" and op not in MEMBER_OPS:
         raise CommandError(f"-o {op}: expected list, {', '.join(MEMBER_OPS)}", usage=True)

@@ -26,9 +26,9 @@ from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
 from raftmq.remoting.names import name_problem, topic_name_problem
 
-from .command import Arguments, CommandError, Part, Table
+from .command import Arguments, CommandError, Section, Table
 from .copy_definitions import is_own, strange_attributes
-from .targets import AT_ONCE_MAX, nobody_leads
+from .targets import AT_ONCE_MAX, no_leader
 
 OK, LOOK, STOP = "ok", "look", "stop"
 STORE, SLAVE, TRAFFIC = "store", "slave", "traffic"
@@ -71,12 +71,12 @@ class Old:
     own: frozenset[str]  # names of brokers and clusters
 
 
-async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     info = await admin.cluster.info()
-    wanted, way = arguments.text("brokerName"), arguments.text("way")
-    if wanted and wanted not in info.brokers:
+    requested, way = arguments.text("brokerName"), arguments.text("way")
+    if requested and requested not in info.brokers:
         known = ", ".join(sorted(info.brokers)) or "none"
-        raise CommandError(f"there is no broker group {wanted!r}; known: {known}")
+        raise CommandError(f"there is no broker group {requested!r}; known: {known}")
     rows: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
     groups: list[Mapping[str, Any]] = []
@@ -89,18 +89,18 @@ async def check_move(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             rows.append(row | {"figure": finding.figure, "for": ways, "says": finding.says})
 
     for name in headless(info.brokers):
-        if wanted in ("", name):
-            add(name, Finding(STOP, "leader", 0, nobody_leads([name])))
+        if requested in ("", name):
+            add(name, Finding(STOP, "leader", 0, no_leader([name])))
     for name, address in info.leaders.items():
-        if wanted not in ("", name):
+        if requested not in ("", name):
             continue
         old = await _asked(admin, name, address, own)
-        for what, check in CHECKS.items():
+        for subject, check in CHECKS.items():
             try:
-                found = await check(admin, old)
+                result = await check(admin, old)
             except ClientError as error:
-                found = [Finding(LOOK, what, "?", f"the broker does not tell: {error.message}")]
-            for finding in found:
+                result = [Finding(LOOK, subject, "?", f"the broker does not tell: {error.message}")]
+            for finding in result:
                 add(name, finding)
         queues += _queue_rows(old)
         groups += old.progress or ()
@@ -126,18 +126,18 @@ async def _asked(admin: Admin, name: str, address: str, own: frozenset[str]) -> 
                     raise
                 return {}
 
-    found: dict[MessageQueue, TopicOffset] = {}
+    result: dict[MessageQueue, TopicOffset] = {}
     for part in await asyncio.gather(*map(offsets, sorted(topics))):
-        found |= part
+        result |= part
     counts = Counter[str]()
-    for queue, span in found.items():
+    for queue, span in result.items():
         counts[queue.topic] += span.max_offset - span.min_offset
     config, runtime = await admin.broker.config(address), await admin.broker.runtime_info(address)
     try:
         progress = await _progress(admin, name, address)
     except ClientError:
         progress = None
-    return Old(name, address, config, runtime, topics, found, counts, progress, own)
+    return Old(name, address, config, runtime, topics, result, counts, progress, own)
 
 
 async def _version(admin: Admin, old: Old) -> list[Finding]:
@@ -166,51 +166,51 @@ async def _configuration(admin: Admin, old: Old) -> list[Finding]:
         else:
             if setting.key not in KEPT and values[declared.name] != declared.default:
                 differ.append(f"{setting.key}={declared.shown(setting.value)}")
-    found = [Finding(STOP, "configuration", key, why, IN_PLACE) for key, why in wrong]
+    result = [Finding(STOP, "configuration", key, why, IN_PLACE) for key, why in wrong]
     if old.config.get("enableDLegerCommitLog") == "true":
-        words = "its files are DLedger's: move side by side"
-        found.append(Finding(STOP, "configuration", "enableDLegerCommitLog", words, IN_PLACE))
-    kept = [f"{key}={old.config[key]}" for key in KEPT if key in old.config]
-    found.append(Finding(OK, "keys to keep", len(kept), "; ".join(kept), IN_PLACE))
+        text = "its files are DLedger's: move side by side"
+        result.append(Finding(STOP, "configuration", "enableDLegerCommitLog", text, IN_PLACE))
+    retained = [f"{key}={old.config[key]}" for key in KEPT if key in old.config]
+    result.append(Finding(OK, "keys to keep", len(retained), "; ".join(retained), IN_PLACE))
     if differ:
-        words = f"are not this program's defaults: {', '.join(sorted(differ))}"
-        found.append(Finding(LOOK, "keys that differ", len(differ), words, IN_PLACE))
-    words = "`mqbroker config convert broker.conf` names those that the file sets"
-    return [*found, Finding(OK, "keys without effect", without_effect, words, IN_PLACE)]
+        text = f"are not this program's defaults: {', '.join(sorted(differ))}"
+        result.append(Finding(LOOK, "keys that differ", len(differ), text, IN_PLACE))
+    text = "`mqbroker config convert broker.conf` names those that the file sets"
+    return [*result, Finding(OK, "keys without effect", without_effect, text, IN_PLACE)]
 
 
 async def _log(admin: Admin, old: Old) -> list[Finding]:
-    begin, end = (int(old.runtime.get(f"commitLog{m}Offset", -1)) for m in ("Min", "Max"))
-    if min(begin, end) < 0:
+    start, end = (int(old.runtime.get(f"commitLog{m}Offset", -1)) for m in ("Min", "Max"))
+    if min(start, end) < 0:
         return [Finding(LOOK, "log", "?", "the broker does not tell its begin and end", IN_PLACE)]
-    words = f"bytes {begin} to {end}; a slave is sent all of them, unless syncFromLastFile=true"
-    found = [Finding(OK, "log", end - begin, words, IN_PLACE)]
+    text = f"bytes {start} to {end}; a slave is sent all of them, unless syncFromLastFile=true"
+    result = [Finding(OK, "log", end - start, text, IN_PLACE)]
     if behind := int(old.runtime.get("dispatchBehindBytes", 0)):
-        found.append(Finding(LOOK, "log", behind, "bytes are not in the queues yet: wait"))
-    return found
+        result.append(Finding(LOOK, "log", behind, "bytes are not in the queues yet: wait"))
+    return result
 
 
 async def _topics(admin: Admin, old: Old) -> list[Finding]:
     topics = {name: bean for name, bean in old.topics.items() if not is_own(name, old.own)}
-    found = [Finding(OK, "topics", len(topics))]
+    result = [Finding(OK, "topics", len(topics))]
     strange = sorted(name for name, bean in topics.items() if strange_attributes(bean))
     if strange:
-        words = f"have attributes that brokers here do not act by: {_named(strange)}"
-        found.append(Finding(STOP, "topics", len(strange), words))
+        text = f"have attributes that brokers here do not act by: {_named(strange)}"
+        result.append(Finding(STOP, "topics", len(strange), text))
     empty = [
         n for n, b in topics.items() if not (b.get("readQueueNums") or b.get("writeQueueNums"))
     ]
     refused = sorted({*empty, *(name for name in topics if topic_name_problem(name))})
     if refused:
-        words = f"have no queue, or a name that is refused, and are not copied: {_named(refused)}"
-        found.append(Finding(STOP, "topics", len(refused), words, BESIDE))
+        text = f"have no queue, or a name that is refused, and are not copied: {_named(refused)}"
+        result.append(Finding(STOP, "topics", len(refused), text, BESIDE))
     if empty:
-        words = f"have no queue, and take no message: {_named(empty)}"
-        found.append(Finding(LOOK, "topics", len(empty), words, IN_PLACE))
-    if kept := sorted(name for name in topics if name_problem("topic name", name)):
-        words = f"have names that are not taken: {_named(kept)}"
-        found.append(Finding(LOOK, "topics", len(kept), words, IN_PLACE))
-    return found
+        text = f"have no queue, and take no message: {_named(empty)}"
+        result.append(Finding(LOOK, "topics", len(empty), text, IN_PLACE))
+    if retained := sorted(name for name in topics if name_problem("topic name", name)):
+        text = f"have names that are not taken: {_named(retained)}"
+        result.append(Finding(LOOK, "topics", len(retained), text, IN_PLACE))
+    return result
 
 
 async def _messages(admin: Admin, old: Old) -> list[Finding]:
@@ -220,11 +220,11 @@ async def _messages(admin: Admin, old: Old) -> list[Finding]:
 
 async def _groups(admin: Admin, old: Old) -> list[Finding]:
     groups = await admin.group.configs(old.address)
-    found = [Finding(OK, "groups", len(groups))]
+    result = [Finding(OK, "groups", len(groups))]
     if old.progress is None:
-        return [*found, Finding(LOOK, "not consumed yet", "?", "the broker does not tell")]
+        return [*result, Finding(LOOK, "not consumed yet", "?", "the broker does not tell")]
     behind = sum(row["behind"] for row in old.progress)
-    return found + _left("not consumed yet", behind, "deliveries are left to the old broker")
+    return result + _left("not consumed yet", behind, "deliveries are left to the old broker")
 
 
 async def _delays(admin: Admin, old: Old) -> list[Finding]:
@@ -235,38 +235,38 @@ async def _delays(admin: Admin, old: Old) -> list[Finding]:
 
 async def _timers(admin: Admin, old: Old) -> list[Finding]:
     text = old.runtime.get("timerWaiting")
-    waiting, words = int(text or 0), ""
+    waiting, message = int(text or 0), ""
     if text is None and (waiting := old.counts.get(TIMER_TOPIC, 0)):
         answer = await admin.invoke(old.address, GET_TIMER_METRICS)
         if answer.code == ResponseCode.SUCCESS:
             counts = loads_object(answer.body).get("timingCount") or {}
             waiting = sum(int(metric.get("count", 0)) for metric in counts.values())
         else:
-            words = "at most, for the broker tells no figure; "
-    return _left("timer messages", waiting, KEEP, f"{words}stop the old broker in order")
+            message = "at most, for the broker tells no figure; "
+    return _left("timer messages", waiting, KEEP, f"{message}stop the old broker in order")
 
 
 async def _transactions(admin: Admin, old: Old) -> list[Finding]:
     open_max = await _unconsumed(admin, old, *TRANSACTIONS)
-    words = "at most; the new broker asks their producers, which must be running"
-    return _left("open transactions", open_max, KEEP, words)
+    text = "at most; the new broker asks their producers, which must be running"
+    return _left("open transactions", open_max, KEEP, text)
 
 
 async def _pops(admin: Admin, old: Old) -> list[Finding]:
     topics = [topic for topic in old.topics if topic.startswith(REVIVE_PREFIX)]
     count = sum([await _unconsumed(admin, old, topic, REVIVE_GROUP) for topic in topics])
-    words = "entries, at most: stop pop consumers, and wait for their longest invisible time"
-    return [Finding(LOOK if count else OK, "pops", count, words if count else "", IN_PLACE)]
+    text = "entries, at most: stop pop consumers, and wait for their longest invisible time"
+    return [Finding(LOOK if count else OK, "pops", count, text if count else "", IN_PLACE)]
 
 
 async def _accounts(admin: Admin, old: Old) -> list[Finding]:
     if "true" in (old.config.get(f"{key}Enabled") for key in ("authentication", "authorization")):
         answer = await admin.ask(old.address, AUTH_LIST_USER, {"filter": ""})
         users = len(loads_object(b'{"users":%b}' % (answer.body or b"[]"))["users"])
-        words = (
+        text = (
             "users of ACL 2.0 are not taken: write a plain_acl.yml, and set aclEnable and aclFile"
         )
-        return [Finding(STOP, "accounts", users, words)]
+        return [Finding(STOP, "accounts", users, text)]
     if old.config.get("aclEnable") != "true":
         return [Finding(OK, "accounts", 0, "clients need no account: see bindAddress")]
     answer = await admin.ask(old.address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
@@ -289,13 +289,13 @@ CHECKS: Mapping[str, Callable[[Admin, Old], Awaitable[list[Finding]]]] = {
 }
 
 
-def _left(what: str, count: int, beside: str, in_place: str = "") -> list[Finding]:
+def _left(subject: str, count: int, beside: str, in_place: str = "") -> list[Finding]:
     """Return the findings about messages that a move by traffic leaves at the old broker."""
     if not count:
-        return [Finding(OK, what, 0)]
+        return [Finding(OK, subject, 0)]
     return [
-        Finding(OK, what, count, in_place, IN_PLACE),
-        Finding(LOOK, what, count, beside, BESIDE),
+        Finding(OK, subject, count, in_place, IN_PLACE),
+        Finding(LOOK, subject, count, beside, BESIDE),
     ]
 
 
@@ -325,14 +325,14 @@ def _queue_rows(old: Old) -> list[dict[str, Any]]:
 
 async def _progress(admin: Admin, name: str, address: str) -> list[Mapping[str, Any]]:
     """Return the progress of each group in each topic."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for group, parts in sorted((await admin.broker.consume_stats(address)).items()):
-        for queue, progress in (pair for part in parts for pair in part.queues.items()):
-            place = {"broker": name, "group": group, "topic": queue.topic}
-            row = found.setdefault((group, queue.topic), place | {"committed": 0, "behind": 0})
+    result: dict[tuple[str, str], dict[str, Any]] = {}
+    for group, sections in sorted((await admin.broker.consume_stats(address)).items()):
+        for queue, progress in (pair for part in sections for pair in part.queues.items()):
+            position = {"broker": name, "group": group, "topic": queue.topic}
+            row = result.setdefault((group, queue.topic), position | {"committed": 0, "behind": 0})
             row["committed"] += progress.consumer_offset
             row["behind"] += progress.behind
-    return list(found.values())
+    return list(result.values())
 
 
 def _named(names: Sequence[str]) -> str:

@@ -95,11 +95,11 @@ def help_command(ctx: click.Context, command: str | None) -> None:
     if command is None:
         click.echo(main.get_help(parent))
         return
-    found = main.get_command(parent, command)
-    if found is None:
+    result = main.get_command(parent, command)
+    if result is None:
         raise click.UsageError(f"there is no sub-command {command!r}; see: mqadmin help")
-    with click.Context(found, info_name=found.name, parent=parent) as context:
-        click.echo(found.get_help(context))
+    with click.Context(result, info_name=result.name, parent=parent) as context:
+        click.echo(result.get_help(context))
 
 
 def _clicked(command: Command) -> click.Command:
@@ -130,7 +130,7 @@ def _clicked(command: Command) -> click.Command:
 def _common(command: Command) -> list[click.Option]:
     """Return the options of all commands, and the options for answers if the command returns an
     answer."""
-    found = [
+    result = [
         click.Option(
             ["--context", "context"],
             metavar="NAME",
@@ -139,10 +139,10 @@ def _common(command: Command) -> list[click.Option]:
         )
     ]
     if command.manner.prints:
-        return found
+        return result
     # A flag -o of Apache's command keeps its meaning.
     short = [] if any(flag.short == "o" for flag in command.flags) else ["-o"]
-    found += [
+    result += [
         click.Option(
             [*short, "--output", "output"],
             type=click.Choice(("table", "json", "yaml")),
@@ -152,7 +152,7 @@ def _common(command: Command) -> list[click.Option]:
         click.Option(["--json", "json"], is_flag=True, help="The same as --output json."),
     ]
     if command.manner is Manner.READS:
-        found.append(
+        result.append(
             click.Option(
                 ["--watch", "watch"],
                 metavar="SECONDS",
@@ -160,7 +160,7 @@ def _common(command: Command) -> list[click.Option]:
                 help="Ask again and again, after so many seconds, until Ctrl-C.",
             )
         )
-    return found
+    return result
 
 
 def _option(flag: Flag) -> click.Option:

@@ -80,7 +80,7 @@ class Done:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-Part = Table | Fields | Done
+Section = Table | Fields | Done
 
 
 class Arguments:
@@ -157,9 +157,9 @@ class Command:
     def load(self) -> Callable[..., Awaitable[Any]]:
         """Import the command's function."""
         module, _, function = self.runs.partition(":")
-        found = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
-        assert callable(found)
-        return found  # type: ignore[no-any-return]
+        result = getattr(importlib.import_module(f"raftmq.mqadmin.{module}"), function)
+        assert callable(result)
+        return result  # type: ignore[no-any-return]
 
 
 class CommandError(Exception):

@@ -27,13 +27,13 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageExt, MessageQueue
 from raftmq.remoting.codes import ResponseCode
 
-from .command import Arguments, CommandError, Part, Table
+from .command import Arguments, CommandError, Section, Table
 from .copy_definitions import is_own
-from .targets import nobody_leads
+from .targets import no_leader
 
 OFFSET, KEY, BODY = "offset", "key", "body"
 MISSING, DOUBLED, CHANGED, MORE = "missing", "doubled", "changed", "more"
-PARTS = 256
+PARTITIONS = 256
 HELD_BYTES_MAX = 16 << 20
 PULL_COUNT = 256
 QUEUES_AT_ONCE = 16  # per side
@@ -63,30 +63,32 @@ class Rows:
     directory: Path
     queues: list[tuple[str, MessageQueue]] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)  # by queue
-    _parts: list[bytearray] = field(default_factory=lambda: [bytearray() for _ in range(PARTS)])
+    _partitions: list[bytearray] = field(
+        default_factory=lambda: [bytearray() for _ in range(PARTITIONS)]
+    )
     _held_bytes: int = 0
 
     def add(self, identity: int, content: int, queue: int, offset: int) -> None:
         """Add a message. Raises OSError."""
-        self._parts[identity % PARTS] += _ROW.pack(identity, content, queue, offset)
+        self._partitions[identity % PARTITIONS] += _ROW.pack(identity, content, queue, offset)
         self.counts[queue] += 1
         self._held_bytes += _ROW.size
         if self._held_bytes >= HELD_BYTES_MAX:
             self._held_bytes = 0
-            for number, part in enumerate(self._parts):
+            for number, partition in enumerate(self._partitions):
                 with (self.directory / str(number)).open("ab") as file:
-                    file.write(part)
-                part.clear()
+                    file.write(partition)
+                partition.clear()
 
-    def part(self, number: int) -> np.ndarray:
+    def partition(self, number: int) -> np.ndarray:
         """Return the sorted rows of a partition. Raises OSError."""
         path = self.directory / str(number)
         stored = path.read_bytes() if path.exists() else b""
-        rows = np.frombuffer(stored + self._parts[number], _ROWS)
+        rows = np.frombuffer(stored + self._partitions[number], _ROWS)
         return np.sort(rows, order=("identity", "content", "queue", "offset"))
 
 
-async def compare(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def compare(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     """Compare the messages of two clusters, groups or brokers, topic by topic."""
     info = await admin.cluster.info()
     sides = [_side(info, arguments.text(name)) for name in ("from", "to")]
@@ -101,24 +103,28 @@ async def compare(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     for topic in topics:
         with tempfile.TemporaryDirectory(prefix="mqadmin-compare-") as directory:
             by, read = await _read_both(admin, topic, sides, arguments.text("by"), Path(directory))
-            found = Counter[str]()
-            for number in range(PARTS):
-                for what, side, row in differences(read[0].part(number), read[1].part(number)):
-                    found[what] += 1
-                    if found.total() <= SHOWN_MAX:
+            result = Counter[str]()
+            for number in range(PARTITIONS):
+                for subject, side, row in differences(
+                    read[0].partition(number), read[1].partition(number)
+                ):
+                    result[subject] += 1
+                    if result.total() <= SHOWN_MAX:
                         address, queue = read[side].queues[row[2]]
-                        shown.append(await _shown(admin, what, address, queue, row[3]))
-        totals = {name: one.counts.total() for name, one in zip(("from", "to"), read, strict=True)}
-        kinds = {what: found[what] for what in (MISSING, CHANGED, DOUBLED, MORE)}
+                        shown.append(await _shown(admin, subject, address, queue, row[3]))
+        totals = {
+            name: item.counts.total() for name, item in zip(("from", "to"), read, strict=True)
+        }
+        kinds = {subject: result[subject] for subject in (MISSING, CHANGED, DOUBLED, MORE)}
         rows.append({"topic": topic, "by": by, **totals, **kinds})
         queues += _queue_rows(read)
-    bad = sum(row[what] for row in rows for what in (MISSING, CHANGED, DOUBLED))
+    bad = sum(row[subject] for row in rows for subject in (MISSING, CHANGED, DOUBLED))
     columns = ("topic", "by", "from", "to", MISSING, CHANGED, DOUBLED, MORE)
-    parts = [
+    tables = [
         Table(queues, "queues", ("topic", "broker", "queue", "from", "to")),
         Table(rows, "topics", columns, complete=not bad),
     ]
-    return [*parts, Table(shown, "differences")] if shown else parts
+    return [*tables, Table(shown, "differences")] if shown else tables
 
 
 def differences(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[str, int, Row]]:
@@ -148,7 +154,7 @@ def _side(info: ClusterInfo, name: str) -> Side:
     leaders = info.leaders
     groups = info.clusters.get(name) or ((name,) if name in info.brokers else ())
     if without := sorted(group for group in groups if group not in leaders):
-        raise CommandError(nobody_leads(without))
+        raise CommandError(no_leader(without))
     if not groups and ":" not in name:
         known = ", ".join(sorted({*info.clusters, *info.brokers})) or "none"
         raise CommandError(f"{name!r} is no broker's address, group or cluster; known: {known}")
@@ -156,10 +162,10 @@ def _side(info: ClusterInfo, name: str) -> Side:
 
 
 async def _topics(admin: Admin, side: Side, own: set[str]) -> list[str]:
-    found: set[str] = set()
+    result: set[str] = set()
     for address in side.addresses:
-        found |= (await admin.topic.configs(address)).keys()
-    return sorted(topic for topic in found if not is_own(topic, own, derived=False))
+        result |= (await admin.topic.configs(address)).keys()
+    return sorted(topic for topic in result if not is_own(topic, own, derived=False))
 
 
 async def _read_both(
@@ -167,23 +173,23 @@ async def _read_both(
 ) -> tuple[str, list[Rows]]:
     """Read a topic at both sides; also return the name of the common identity."""
     known = [await _queues(admin, topic, side) for side in sides]
-    ends = [{queue: offset.max_offset for (_, queue), offset in one.items()} for one in known]
+    ends = [{queue: offset.max_offset for (_, queue), offset in item.items()} for item in known]
     by = by or (OFFSET if ends[0] == ends[1] else KEY)
     read = []
     for number, queues in enumerate(known):
-        place = directory / str(number)
-        place.mkdir()
-        read.append(Rows(place, sorted(queues)))
+        position = directory / str(number)
+        position.mkdir()
+        read.append(Rows(position, sorted(queues)))
     turns = [asyncio.Semaphore(QUEUES_AT_ONCE) for _ in sides]
     async with asyncio.TaskGroup() as group:
         for rows, queues, turn in zip(read, known, turns, strict=True):
-            for number, one in enumerate(rows.queues):
-                group.create_task(_read(admin, by, rows, number, queues[one], turn))
+            for number, item in enumerate(rows.queues):
+                group.create_task(_read(admin, by, rows, number, queues[item], turn))
     return by, read
 
 
 async def _queues(admin: Admin, topic: str, side: Side) -> Queues:
-    found: Queues = {}
+    result: Queues = {}
     for address in side.addresses:
         try:
             queues = await admin.topic.offsets_at(address, topic)
@@ -191,8 +197,8 @@ async def _queues(admin: Admin, topic: str, side: Side) -> Queues:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
             continue
-        found |= {(address, queue): offset for queue, offset in queues.items()}
-    return found
+        result |= {(address, queue): offset for queue, offset in queues.items()}
+    return result
 
 
 async def _read(
@@ -203,13 +209,13 @@ async def _read(
     offset, tries, why = span.min_offset, 0, "nothing"
     async with turn:
         while offset < span.max_offset:
-            found: list[MessageExt] = []
+            result: list[MessageExt] = []
             following = offset
             try:
-                found, following = await admin.message.pull_at(address, queue, offset, PULL_COUNT)
+                result, following = await admin.message.pull_at(address, queue, offset, PULL_COUNT)
             except ClientError as error:
                 why = error.message
-            for message in found:
+            for message in result:
                 if offset <= message.queue_offset < span.max_offset:
                     rows.add(*_identified(by, message), number, message.queue_offset)
             tries = 0 if following > offset else tries + 1
@@ -224,8 +230,8 @@ def _identified(by: str, message: MessageExt) -> tuple[int, int]:
     """Return a message's identity and the checksum of its content."""
     key = message.properties.get("UNIQ_KEY", "").encode()
     if by == OFFSET:
-        place = f"{message.broker_name} {message.queue_id} {message.queue_offset}"
-        return _digest(place.encode()), crc32(message.body, crc32(key))
+        position = f"{message.broker_name} {message.queue_id} {message.queue_offset}"
+        return _digest(position.encode()), crc32(message.body, crc32(key))
     if by == KEY and key:
         return _digest(key), crc32(message.body)
     return _digest(message.body), 0
@@ -236,12 +242,12 @@ def _digest(data: bytes) -> int:
 
 
 async def _shown(
-    admin: Admin, what: str, address: str, queue: MessageQueue, offset: int
+    admin: Admin, subject: str, address: str, queue: MessageQueue, offset: int
 ) -> dict[str, Any]:
     """Return a difference as a row, with the message's id if the message still exists."""
-    found, _ = await admin.message.pull_at(address, queue, offset, 1)
-    message_id = found[0].msg_id if found and found[0].queue_offset == offset else ""
-    where = {"topic": queue.topic, "what": what, "at": address, "queue": queue.queue_id}
+    result, _ = await admin.message.pull_at(address, queue, offset, 1)
+    message_id = result[0].msg_id if result and result[0].queue_offset == offset else ""
+    where = {"topic": queue.topic, "what": subject, "at": address, "queue": queue.queue_id}
     return {**where, "offset": offset, "msgId": message_id}
 
 
@@ -252,6 +258,6 @@ def _queue_rows(read: Sequence[Rows]) -> Iterator[dict[str, Any]]:
         for number, (_, queue) in enumerate(rows.queues):
             of_queue = counts.setdefault(queue, {})
             of_queue[name] = of_queue.get(name, 0) + rows.counts[number]
-    for queue, found in sorted(counts.items()):
-        place = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
-        yield place | {name: found.get(name) for name in ("from", "to")}
+    for queue, result in sorted(counts.items()):
+        position = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
+        yield position | {name: result.get(name) for name in ("from", "to")}

@@ -38,12 +38,12 @@ def completion_command(shell: str, install: bool) -> None:
         click.echo("\n".join(scripts(shell).values()), nl=False)
         return
     try:
-        said = install_for(shell, os.environ)
+        reported = install_for(shell, os.environ)
     except OSError as error:
         click.echo(f"mqadmin: {error.filename}: {error.strerror}", err=True)
         sys.exit(FAILED)
-    for words in said:
-        click.echo(words)
+    for text in reported:
+        click.echo(text)
 
 
 def scripts(shell: str) -> dict[str, str]:
@@ -54,12 +54,12 @@ def scripts(shell: str) -> dict[str, str]:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    found = {}
+    result = {}
     for name in COMMANDS:
         # Not `source()`, which asks the installed bash for its version.
-        one = kind(click.Command(name), {}, name, f"_{name.upper()}_COMPLETE")
-        found[name] = one.source_template % one.source_vars()
-    return found
+        item = kind(click.Command(name), {}, name, f"_{name.upper()}_COMPLETE")
+        result[name] = item.source_template % item.source_vars()
+    return result
 
 
 def install_for(shell: str, environment: Mapping[str, str]) -> list[str]:
@@ -77,12 +77,12 @@ def install_for(shell: str, environment: Mapping[str, str]) -> list[str]:
     quoted = "'" + str(file).replace("'", "'\\''") + "'"
     line = f"[ -r {quoted} ] && source {quoted}  {MARK}"
     before = start.read_text() if start.exists() else ""
-    said = [f"wrote {file}"]
+    reported = [f"wrote {file}"]
     if line not in before.splitlines():
         with start.open("a") as rc:
             rc.write(("" if before.endswith("\n") or not before else "\n") + line + "\n")
-        said.append(f"added to {start}: {line}")
-    return [*said, f"new {shell} sessions complete"]
+        reported.append(f"added to {start}: {line}")
+    return [*reported, f"new {shell} sessions complete"]
 
 
 def _base(environment: Mapping[str, str], variable: str, usual: str) -> Path:

@@ -32,13 +32,13 @@ SHORT_WAIT_MS = 500  # the same, for a queue with messages
 FOLLOWED_MAX = 4  # pulls waiting to be printed
 TRIES_MAX = 20  # successive pulls without progress in a non-empty queue
 PAUSE_S = 1.0  # before a retry after a missing answer
-LOOK_S = 30.0  # between two checks for new queues
+CHECK_S = 30.0  # between two checks for new queues
 POLL_MS = 1_000
 FIRST, LAST = "first", "last"
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class Start:
     """The start position, which is `from_ms` (a time), or `back` messages before each queue's end,
     or the first message (None)."""
 
@@ -47,12 +47,12 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """The messages to print."""
 
     topic: str
     queues: Sequence[str]
-    begin: Begin
+    start: Start
     expression: str
     expression_type: str
     follow: bool
@@ -92,25 +92,25 @@ class Printer:
 
 
 async def consume(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
-    wanted = wanted_of(arguments, time.time_ns() // 1_000_000)
+    selection = selection_of(arguments, time.time_ns() // 1_000_000)
     form, template = arguments.text("format"), arguments.exact("template")
     show = show_as(form, template, terminal=terminal.is_terminal)
-    printer = Printer(terminal, show, wanted.count)
+    printer = Printer(terminal, show, selection.count)
     group = arguments.text("group")
     try:
         if group:
-            await _consume_in(group, admin, wanted, printer)
+            await _consume_in(group, admin, selection, printer)
         else:
-            await _read(admin, wanted, printer, terminal)
+            await _read(admin, selection, printer, terminal)
     except asyncio.CancelledError:  # Ctrl-C
-        if not wanted.follow and not group:
+        if not selection.follow and not group:
             raise
     finally:
         terminal.end_progress()
     return 0
 
 
-def wanted_of(arguments: Arguments, now_ms: int) -> Wanted:
+def selection_of(arguments: Arguments, now_ms: int) -> Selection:
     """Return the messages that the flags select. Raises CommandError."""
     tag, sql = arguments.text("tag"), arguments.text("sql")
     if tag and sql:
@@ -123,13 +123,13 @@ def wanted_of(arguments: Arguments, now_ms: int) -> Wanted:
         raise CommandError("--count is at least 1", usage=True)
     text = arguments.text("from") or (LAST if follow else FIRST)
     try:
-        begin = parse_begin(text, now_ms)
+        start = parse_start(text, now_ms)
     except ValueError as error:
         raise CommandError(f"--from: {error}", usage=True) from error
-    return Wanted(
+    return Selection(
         arguments.text("topic"),
         queues,
-        begin,
+        start,
         sql or tag or "*",
         "SQL92" if sql else "TAG",
         follow,
@@ -137,19 +137,19 @@ def wanted_of(arguments: Arguments, now_ms: int) -> Wanted:
     )
 
 
-def parse_begin(text: str, now_ms: int) -> Begin:
+def parse_start(text: str, now_ms: int) -> Start:
     """Parse the value of --from. Raises ValueError."""
     if text == FIRST:
-        return Begin()
+        return Start()
     if text == LAST:
-        return Begin(back=0)
+        return Start(back=0)
     if text.startswith("-") and text[1:].isdigit():
-        return Begin(back=int(text[1:]))
+        return Start(back=int(text[1:]))
     try:
-        return Begin(from_ms=now_ms - parse_duration_ms(text))
+        return Start(from_ms=now_ms - parse_duration_ms(text))
     except ValueError:
         try:
-            return Begin(from_ms=parse_time(text, now_ms))
+            return Start(from_ms=parse_time(text, now_ms))
         except ValueError as error:
             raise ValueError(f"first, last, -N, how long ago (15m), or a time; {error}") from None
 
@@ -161,13 +161,13 @@ class Cursor:
     """Reads a queue from `offset` on; `end` is the queue's end at the start."""
 
     def __init__(
-        self, admin: Admin, queue: MessageQueue, wanted: Wanted, offset: int, end: int
+        self, admin: Admin, queue: MessageQueue, selection: Selection, offset: int, end: int
     ) -> None:
         self.queue = queue
         self.end = end
         self.waiting: deque[MessageExt] = deque()
         self._admin = admin
-        self._wanted = wanted
+        self._selection = selection
         self._offset = offset
 
     async def next(self) -> MessageExt | None:
@@ -175,8 +175,8 @@ class Cursor:
         tries = 0
         while not self.waiting and self._offset < self.end:
             before = self._offset
-            found = await self.pull(SHORT_WAIT_MS)
-            self.waiting.extend(message for message in found if message.queue_offset < self.end)
+            result = await self.pull(SHORT_WAIT_MS)
+            self.waiting.extend(message for message in result if message.queue_offset < self.end)
             tries = 0 if self._offset > before else tries + 1
             if tries == TRIES_MAX:
                 name = f"{self.queue.broker_name}:{self.queue.queue_id}"
@@ -185,29 +185,31 @@ class Cursor:
 
     async def pull(self, wait_ms: int) -> list[MessageExt]:
         """Pull messages at the offset, and advance it."""
-        wanted, offset = self._wanted, self._offset
-        found, following = await self._admin.message.pull(
-            self.queue, offset, PULL_COUNT, wanted.expression, wanted.expression_type, wait_ms
+        selection, offset = self._selection, self._offset
+        result, following = await self._admin.message.pull(
+            self.queue, offset, PULL_COUNT, selection.expression, selection.expression_type, wait_ms
         )
         # A lagging replica may return a smaller offset.
         self._offset = max(offset, following)
-        return [m for m in found if m.queue_offset >= offset and wanted.lets_pass(m)]
+        return [m for m in result if m.queue_offset >= offset and selection.lets_pass(m)]
 
 
-async def _read(admin: Admin, wanted: Wanted, printer: Printer, terminal: Terminal) -> None:
-    queues = chosen((await admin.cluster.route(wanted.topic)).read_queues(wanted.topic), wanted)
-    cursors = await asyncio.gather(*(_cursor(admin, queue, wanted) for queue in queues))
+async def _read(admin: Admin, selection: Selection, printer: Printer, terminal: Terminal) -> None:
+    queues = chosen(
+        (await admin.cluster.route(selection.topic)).read_queues(selection.topic), selection
+    )
+    cursors = await asyncio.gather(*(_cursor(admin, queue, selection) for queue in queues))
     await _print_past(cursors, printer)
-    if wanted.follow and not printer.full:
-        await _Follower(admin, wanted, printer, terminal).follow(cursors)
+    if selection.follow and not printer.full:
+        await _Follower(admin, selection, printer, terminal).follow(cursors)
 
 
-def chosen(queues: Sequence[MessageQueue], wanted: Wanted) -> list[MessageQueue]:
+def chosen(queues: Sequence[MessageQueue], selection: Selection) -> list[MessageQueue]:
     """Return the selected queues. Raises CommandError."""
-    if not wanted.queues:
+    if not selection.queues:
         return sorted(queues)
-    found: set[MessageQueue] = set()
-    for text in wanted.queues:
+    result: set[MessageQueue] = set()
+    for text in selection.queues:
         broker, _, number = text.rpartition(":")
         named = [
             queue
@@ -215,20 +217,20 @@ def chosen(queues: Sequence[MessageQueue], wanted: Wanted) -> list[MessageQueue]
             if str(queue.queue_id) == number and broker in ("", queue.broker_name)
         ]
         if not named:
-            there = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in sorted(queues))
-            raise CommandError(f"topic {wanted.topic} has no queue {text}; there are {there}")
-        found.update(named)
-    return sorted(found)
+            known = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in sorted(queues))
+            raise CommandError(f"topic {selection.topic} has no queue {text}; there are {known}")
+        result.update(named)
+    return sorted(result)
 
 
-async def _cursor(admin: Admin, queue: MessageQueue, wanted: Wanted) -> Cursor:
+async def _cursor(admin: Admin, queue: MessageQueue, selection: Selection) -> Cursor:
     end, first = await admin.offset.max(queue), await admin.offset.min(queue)
-    begin = wanted.begin
-    if begin.from_ms is not None:
-        first = await admin.offset.search(queue, begin.from_ms)
-    elif begin.back is not None:
-        first = max(first, end - begin.back)
-    return Cursor(admin, queue, wanted, first, end)
+    start = selection.start
+    if start.from_ms is not None:
+        first = await admin.offset.search(queue, start.from_ms)
+    elif start.back is not None:
+        first = max(first, end - start.back)
+    return Cursor(admin, queue, selection, first, end)
 
 
 async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
@@ -238,8 +240,8 @@ async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
     async def put(cursor: Cursor) -> None:
         message = await cursor.next()
         if message is not None:
-            place = (message.store_timestamp_ms, cursor.queue, message.queue_offset)
-            heapq.heappush(heap, (*place, message, cursor))
+            position = (message.store_timestamp_ms, cursor.queue, message.queue_offset)
+            heapq.heappush(heap, (*position, message, cursor))
 
     await asyncio.gather(*(put(cursor) for cursor in cursors))
     while heap and not printer.full:
@@ -254,9 +256,11 @@ async def _print_past(cursors: Sequence[Cursor], printer: Printer) -> None:
 class _Follower:
     """Prints new messages of all queues."""
 
-    def __init__(self, admin: Admin, wanted: Wanted, printer: Printer, terminal: Terminal) -> None:
+    def __init__(
+        self, admin: Admin, selection: Selection, printer: Printer, terminal: Terminal
+    ) -> None:
         self._admin = admin
-        self._wanted = wanted
+        self._selection = selection
         self._printer = printer
         self._terminal = terminal
         self._came: asyncio.Queue[list[MessageExt] | BaseException] = asyncio.Queue(FOLLOWED_MAX)
@@ -265,7 +269,7 @@ class _Follower:
         """Print up to the requested count. Raises ClientError for permanent errors."""
         known = {cursor.queue for cursor in cursors}
         tasks = [asyncio.create_task(self._pull(cursor)) for cursor in cursors]
-        tasks.append(asyncio.create_task(self._look(known, tasks)))
+        tasks.append(asyncio.create_task(self._find_queues(known, tasks)))
         try:
             while not self._printer.full:
                 came = await self._came.get()
@@ -283,7 +287,7 @@ class _Follower:
         silent = False
         while True:
             try:
-                found = await cursor.pull(WAIT_MS)
+                result = await cursor.pull(WAIT_MS)
                 silent = False
             except ClientError as error:
                 if not error.retriable:
@@ -297,18 +301,18 @@ class _Follower:
             except Exception as error:  # a bug, which ends the command
                 await self._came.put(error)
                 return
-            if found:
-                await self._came.put(found)
+            if result:
+                await self._came.put(result)
 
-    async def _look(self, known: set[MessageQueue], tasks: list[asyncio.Task[None]]) -> None:
+    async def _find_queues(self, known: set[MessageQueue], tasks: list[asyncio.Task[None]]) -> None:
         """Find new queues, and read them from their first message."""
-        while not self._wanted.queues:
-            await asyncio.sleep(LOOK_S)
+        while not self._selection.queues:
+            await asyncio.sleep(CHECK_S)
             try:
-                route = await self._admin.cluster.route(self._wanted.topic)
-                for queue in sorted(set(route.read_queues(self._wanted.topic)) - known):
+                route = await self._admin.cluster.route(self._selection.topic)
+                for queue in sorted(set(route.read_queues(self._selection.topic)) - known):
                     first = await self._admin.offset.min(queue)
-                    cursor = Cursor(self._admin, queue, self._wanted, first, first)
+                    cursor = Cursor(self._admin, queue, self._selection, first, first)
                     tasks.append(asyncio.create_task(self._pull(cursor)))
                     known.add(queue)
             except ClientError:  # the next check repeats it
@@ -318,13 +322,13 @@ class _Follower:
 # ---- with a group
 
 
-async def _consume_in(group: str, admin: Admin, wanted: Wanted, printer: Printer) -> None:
-    begin, consume_from, from_ms = wanted.begin, ConsumeFrom.FIRST_OFFSET, 0
-    if begin.from_ms is not None:
-        consume_from, from_ms = ConsumeFrom.TIMESTAMP, begin.from_ms
-    elif begin.back == 0:
+async def _consume_in(group: str, admin: Admin, selection: Selection, printer: Printer) -> None:
+    start, consume_from, from_ms = selection.start, ConsumeFrom.FIRST_OFFSET, 0
+    if start.from_ms is not None:
+        consume_from, from_ms = ConsumeFrom.TIMESTAMP, start.from_ms
+    elif start.back == 0:
         consume_from = ConsumeFrom.LAST_OFFSET
-    elif begin.back is not None:
+    elif start.back is not None:
         raise CommandError("--from -N is for reading without --group", usage=True)
     config = LitePullConfig(
         auto_commit_interval_ms=1_000,
@@ -337,13 +341,13 @@ async def _consume_in(group: str, admin: Admin, wanted: Wanted, printer: Printer
         config=config,
         instance_config=admin.instance_config,
     )
-    await admin.cluster.route(wanted.topic)  # a missing topic is reported at once
-    consumer.subscribe(wanted.topic, wanted.expression, wanted.expression_type)
+    await admin.cluster.route(selection.topic)  # a missing topic is reported at once
+    consumer.subscribe(selection.topic, selection.expression, selection.expression_type)
     async with consumer:
         # Each poll, and the consumer's stop, commit the earlier polls, which were printed.
         # Unprinted messages are not committed.
         while not printer.full:
-            left = PULL_COUNT if wanted.count is None else wanted.count - printer.count
+            left = PULL_COUNT if selection.count is None else selection.count - printer.count
             for message in await consumer.poll(POLL_MS, min(left, PULL_COUNT)):
                 printer.print(message)
             printer.flush()

@@ -94,7 +94,7 @@ def add(
     from raftmq.remoting.contexts import ContextError, check_name
     from raftmq.remoting.errors import ConnectError
 
-    with _told():
+    with _context_errors():
         check_name(name)
         try:
             for address in (addresses := parse_address_list(namesrv)):
@@ -154,7 +154,7 @@ def list_contexts(output: str, as_json: bool) -> None:
 @NAME
 def use_context(name: str) -> None:
     """Make NAME the default context."""
-    with _told(), _changing() as contexts:
+    with _context_errors(), _changing() as contexts:
         contexts.get(name)
         contexts.current = name
     click.echo(f"using context {name}")
@@ -172,21 +172,21 @@ def show(name: str | None, output: str, as_json: bool, secrets: bool) -> None:
     from .command import Fields
     from .output import write
 
-    with _told():
+    with _context_errors():
         contexts = _read()
-        wanted = name or _chosen(contexts)
-        if not wanted:
+        requested = name or _chosen(contexts)
+        if not requested:
             raise ContextError("no context is in use")
-        fields = contexts.get(wanted)
+        fields = contexts.get(requested)
     shown = {k: HIDDEN if k in SECRETS and not secrets else v for k, v in fields.items()}
-    write([Fields({"name": wanted, **shown})], "json" if as_json else output)
+    write([Fields({"name": requested, **shown})], "json" if as_json else output)
 
 
 @context_group.command("remove")
 @NAME
 def remove(name: str) -> None:
     """Delete the context NAME."""
-    with _told(), _changing() as contexts:
+    with _context_errors(), _changing() as contexts:
         contexts.get(name)
         del contexts.by_name[name]
         if contexts.current == name:
@@ -201,7 +201,7 @@ def rename(name: str, new: str) -> None:
     """Rename the context NAME to NEW."""
     from raftmq.remoting.contexts import ContextError, check_name
 
-    with _told():
+    with _context_errors():
         check_name(new)
         with _changing() as contexts:
             fields = contexts.get(name)
@@ -217,7 +217,7 @@ def rename(name: str, new: str) -> None:
 def _read() -> Contexts:
     from raftmq.remoting.contexts import path_of, read
 
-    with _told():
+    with _context_errors():
         return read(path_of(os.environ))
 
 
@@ -242,7 +242,7 @@ def _ask_secret() -> str:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _context_errors() -> Iterator[None]:
     """Print a ContextError as a line, with exit status 2."""
     from raftmq.remoting.contexts import ContextError
 

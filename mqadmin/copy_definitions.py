@@ -12,7 +12,7 @@ from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from raftmq.remoting.topic_attributes import MESSAGE_TYPE
 
-from .command import Arguments, CommandError, Part, Table
+from .command import Arguments, CommandError, Section, Table
 
 READ = 4
 PERMS = (2, READ, 6)
@@ -38,7 +38,7 @@ class Step:
     bean: Mapping[str, Any]
 
 
-async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     """Copy the topics and consumer groups of a broker group."""
     old, new = arguments.text("from"), arguments.text("to")
     perm = arguments.integer("perm")
@@ -53,13 +53,13 @@ async def copy_definitions(admin: Admin, arguments: Arguments) -> Sequence[Part]
     if perm not in (None, *PERMS):
         raise CommandError(f"--perm {perm}: expected 2, 4 or 6", usage=True)
     own = {*leaders, *info.clusters}
-    here, there = leaders[new], leaders[old]
+    target, source = leaders[new], leaders[old]
     steps = [
-        *_topics(await admin.topic.configs(there), await admin.topic.configs(here), own),
-        *_groups(await admin.group.configs(there), await admin.group.configs(here)),
+        *_topics(await admin.topic.configs(source), await admin.topic.configs(target), own),
+        *_groups(await admin.group.configs(source), await admin.group.configs(target)),
     ]
     if not arguments.on("dryRun"):
-        await _carry_out(admin, here, steps, READ if perm is None else perm)
+        await _carry_out(admin, target, steps, READ if perm is None else perm)
     rows = [
         {"kind": step.kind, "name": step.name, "outcome": step.what, "why": step.why}
         for step in steps
@@ -89,15 +89,15 @@ def _topics(
         if is_own(name, own):
             continue
         strange = strange_attributes(bean)
-        found = new.get(name)
+        result = new.get(name)
         if strange:
-            what, why = REFUSED, f"brokers here do not act by {', '.join(strange)}"
-        elif found is None:
-            what, why = MADE, ""
+            subject, why = REFUSED, f"brokers here do not act by {', '.join(strange)}"
+        elif result is None:
+            subject, why = MADE, ""
         else:
-            why = "; ".join(_differences(bean, found))
-            what = DIFFERS if why else THERE
-        yield Step("topic", name, what, why, bean)
+            why = "; ".join(_differences(bean, result))
+            subject = DIFFERS if why else THERE
+        yield Step("topic", name, subject, why, bean)
 
 
 def _groups(
@@ -108,12 +108,12 @@ def _groups(
     for name, bean in sorted(old.items()):
         if name.startswith(OWN_PREFIXES):
             continue
-        found = new.get(name)
-        if found is None:
+        result = new.get(name)
+        if result is None:
             yield Step("group", name, MADE, "", bean)
             continue
-        both = sorted(bean.keys() & found.keys())
-        why = "; ".join(f"{key} was {found[key]}" for key in both if bean[key] != found[key])
+        both = sorted(bean.keys() & result.keys())
+        why = "; ".join(f"{key} was {result[key]}" for key in both if bean[key] != result[key])
         yield Step("group", name, CHANGED if why else THERE, why, bean)
 
 
@@ -145,8 +145,8 @@ async def _carry_out(admin: Admin, address: str, steps: Sequence[Step], perm: in
             elif step.kind == "group" and step.what in (MADE, CHANGED):
                 await admin.group.put(address, step.bean)
         except BrokerRefused as error:
-            words = f"{step.kind} {step.name}: {error}; {done} of {len(steps)} were looked after"
-            raise CommandError(words) from error
+            text = f"{step.kind} {step.name}: {error}; {done} of {len(steps)} were looked after"
+            raise CommandError(text) from error
 
 
 def _header(step: Step, perm: int) -> TopicHeader:

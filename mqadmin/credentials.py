@@ -15,7 +15,7 @@ TOOLS_FILE = Path("conf") / "tools.yml"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CredentialFlags:
     """The credentials on the command line, "" if missing."""
 
     access_key: str = ""
@@ -24,7 +24,7 @@ class Given:
     tools_file: str = ""
 
 
-def find(given: Given, environment: Mapping[str, str]) -> Credentials | None:
+def find(given: CredentialFlags, environment: Mapping[str, str]) -> Credentials | None:
     """Return the first credentials found, or None. Blocking. Raises ValueError without a secret in
     its text."""
     if given.access_key or given.secret_key:
@@ -32,9 +32,9 @@ def find(given: Given, environment: Mapping[str, str]) -> Credentials | None:
         return Credentials(given.access_key, given.secret_key, token)
     if given.tools_file:
         return _read(Path(given.tools_file))
-    found = credentials_of_environment(environment)
-    if found is not None:
-        return found
+    result = credentials_of_environment(environment)
+    if result is not None:
+        return result
     home = environment.get(HOME)
     path = Path(home) / TOOLS_FILE if home else TOOLS_FILE
     return _read(path) if path.exists() else None

@@ -26,12 +26,12 @@ from .command import (
     Done,
     Fields,
     Kind,
-    Part,
+    Section,
     Table,
     show_time,
 )
 from .commands import GROUP_SETTINGS
-from .targets import nobody_leads, writable
+from .targets import no_leader, writable
 
 ABSENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR)  # without clients
 
@@ -40,7 +40,7 @@ RENAMED = {"notifyConsumerIdsChanged": "notifyConsumerIdsChangedEnable"}  # flag
 DEFAULTS = {"consumeBroadcastEnable": False, "consumeFromMinEnable": False}  # of Apache's tool
 
 
-async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name = arguments.text("groupName")
     bean: dict[str, Any] = {"groupName": name, **DEFAULTS}
     for flag in GROUP_SETTINGS:
@@ -61,20 +61,20 @@ async def update_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 
 def _attributes(text: str) -> dict[str, str]:
     """Parse `+a=b,-c`; the keys keep their signs, as brokers expect. Raises CommandError."""
-    found = {}
+    result = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
         if key[:1] not in ("+", "-"):
             raise CommandError(f"--attributes: {part!r} begins with neither + nor -", usage=True)
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
-async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     name, offsets = arguments.text("groupName"), bool(arguments.boolean("removeOffset"))
     addresses = await writable(admin, arguments)
-    there = [name in await admin.group.configs(address) for address in addresses]
-    if not offsets and not any(there):  # a deleted group may have left offsets
+    exists = [name in await admin.group.configs(address) for address in addresses]
+    if not offsets and not any(exists):  # a deleted group may have left offsets
         raise CommandError(f"there is no group {name} at {', '.join(addresses)}")
 
     async def delete(address: str) -> None:
@@ -90,7 +90,7 @@ async def delete_group(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Done(f"group {name} deleted at {', '.join(addresses)}", {"group": name})]
 
 
-async def set_mode(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def set_mode(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     group, topic = arguments.text("groupName"), arguments.text("topicName")
     mode, share = arguments.text("mode"), arguments.integer("popShareQueueNum") or 0
     addresses = await writable(admin, arguments)
@@ -103,15 +103,15 @@ async def set_mode(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 # ---- progress
 
 
-async def progress(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def progress(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     group = arguments.text("groupName")
     if group:
         return await _progress_of(admin, arguments, group)
     rows, complete = [], True
     for name in groups_with_retries(await admin.cluster.topics()):
-        row, whole = await _summary(admin, name)
+        row, entire = await _summary(admin, name)
         rows.append(row)
-        complete = complete and whole
+        complete = complete and entire
     columns = ("group", "count", "version", "type", "model", "tps", "diff")
     return [Table(rows, columns=columns, complete=complete)]
 
@@ -146,12 +146,12 @@ async def _summary(admin: Admin, group: str) -> tuple[dict[str, Any], bool]:
     except ClientError as error:
         return row | {"tps": None, "diff": error.message}, isinstance(error, BrokerRefused)
     if stats.headless:
-        return row | {"tps": None, "diff": nobody_leads(stats.headless)}, False
+        return row | {"tps": None, "diff": no_leader(stats.headless)}, False
     diff = sum(part.behind for part in stats.queues.values())
     return row | {"tps": stats.tps, "diff": diff}, True
 
 
-async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequence[Part]:
+async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequence[Section]:
     topic = arguments.text("topicName")
     stats = await admin.group.stats(group, topic)
     clients: Mapping[MessageQueue, str] = {}
@@ -180,7 +180,7 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
         row |= {"brokerOffset": None, "consumerOffset": None}
         if with_clients:
             row["client"] = ""
-        rows.append(row | {"diff": nobody_leads([name]), "inflight": None, "lastTime": ""})
+        rows.append(row | {"diff": no_leader([name]), "inflight": None, "lastTime": ""})
     totals: dict[str, Any] = {
         "consumeTps": stats.tps,
         "diffTotal": sum(at.behind for at in stats.queues.values()),
@@ -193,15 +193,15 @@ async def _progress_of(admin: Admin, arguments: Arguments, group: str) -> Sequen
 
 async def _who_has(admin: Admin, group: str) -> dict[MessageQueue, str]:
     """Return the current consumer's address by queue."""
-    found = {}
+    result = {}
     for address in (await admin.cluster.leaders()).values():
         connection = await _if_any(admin.group.connection(address, group))
         for member in connection.get("connectionSet") or []:
             info = await admin.group.running_info(address, group, str(member["clientId"]))
             for queue in info.get("mqTable") or {}:
                 if isinstance(queue, MessageQueue):
-                    found[queue] = str(member.get("clientAddr", "")).rpartition(":")[0]
-    return found
+                    result[queue] = str(member.get("clientAddr", "")).rpartition(":")[0]
+    return result
 
 
 # ---- clients
@@ -226,7 +226,7 @@ async def _connection(admin: Admin, group: str, address: str = "") -> dict[str, 
     return {}
 
 
-async def consumer_connection(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def consumer_connection(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     group = arguments.text("consumerGroup")
     connection = await _connection(admin, group, arguments.text("brokerAddr"))
     if not connection:
@@ -259,7 +259,7 @@ def _members(connection: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-async def producer_connection(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def producer_connection(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     group, topic = arguments.text("producerGroup"), arguments.text("topic")
     rows: dict[str, dict[str, Any]] = {}
     for address in (await admin.cluster.leaders_of(topic)).values():
@@ -270,8 +270,8 @@ async def producer_connection(admin: Admin, arguments: Arguments) -> Sequence[Pa
     return [Table(list(rows.values()))]
 
 
-async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    group, wanted = arguments.text("consumerGroup"), arguments.text("clientId")
+async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
+    group, requested = arguments.text("consumerGroup"), arguments.text("clientId")
     address = arguments.text("brokerAddr")
     stack = arguments.on("jstack")
     addresses = [address] if address else list((await admin.cluster.leaders()).values())
@@ -281,30 +281,30 @@ async def consumer_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
         connection = await _if_any(admin.group.connection(candidate, group))
         for row in _members(connection):
             client_id = str(row["clientId"])
-            if wanted in ("", client_id) and client_id not in infos:
+            if requested in ("", client_id) and client_id not in infos:
                 members[client_id] = row
                 infos[client_id] = await admin.group.running_info(
                     candidate, group, client_id, stack=stack
                 )
     if not infos:
-        who = f"client {wanted} of group" if wanted else "consumer of group"
-        raise CommandError(f"no {who} {group} is connected")
-    parts: list[Part] = [Table([members[c] for c in sorted(members)], "clients")]
+        missing = f"client {requested} of group" if requested else "consumer of group"
+        raise CommandError(f"no {missing} {group} is connected")
+    sections: list[Section] = [Table([members[c] for c in sorted(members)], "clients")]
     for client_id in sorted(infos):
-        parts += _running(client_id, infos[client_id], alone=len(infos) == 1)
+        sections += _running(client_id, infos[client_id], alone=len(infos) == 1)
     differing = differences({client: _wishes(info) for client, info in infos.items()})
-    parts.append(Fields({"same": not differing}, "subscriptions"))
+    sections.append(Fields({"same": not differing}, "subscriptions"))
     if differing:
         rows = [
-            {"clientId": client, **one._asdict()}
-            for client, found in differing.items()
-            for one in found
+            {"clientId": client, **item._asdict()}
+            for client, result in differing.items()
+            for item in result
         ]
-        parts.append(Table(rows, "differences"))
-    return parts
+        sections.append(Table(rows, "differences"))
+    return sections
 
 
-def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Part]:
+def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Section]:
     prefix = "" if alone else f"{client_id} "
     queues = [
         {
@@ -320,19 +320,19 @@ def _running(client_id: str, info: Mapping[str, Any], *, alone: bool) -> list[Pa
         }
         for queue, state in sorted((info.get("mqTable") or {}).items())
     ]
-    parts: list[Part] = [
+    sections: list[Section] = [
         Fields(dict(sorted((info.get("properties") or {}).items())), f"{prefix}properties"),
         Table(queues, f"{prefix}queues"),
     ]
     if info.get("jstack"):
-        parts.append(Fields({"jstack": info["jstack"]}, f"{prefix}stack"))
-    return parts
+        sections.append(Fields({"jstack": info["jstack"]}, f"{prefix}stack"))
+    return sections
 
 
 def _wishes(info: Mapping[str, Any]) -> Wishes:
     """Return a client's subscriptions in comparable form. Different subscriptions within a group
     lose messages."""
     return wishes(
-        (str(one.get("topic")), str(one.get("expressionType") or ""), str(one.get("subString")))
-        for one in info.get("subscriptionSet") or []
+        (str(item.get("topic")), str(item.get("expressionType") or ""), str(item.get("subString")))
+        for item in info.get("subscriptionSet") or []
     )

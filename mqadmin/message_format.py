@@ -43,7 +43,7 @@ def show_as(form: str, template: str, *, terminal: bool) -> Show:
 
 def plain(message: MessageExt) -> dict[str, Any]:
     """Return a message as JSON, which `produce --format json` accepts."""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.broker_name,
         "queue": message.queue_id,
@@ -59,10 +59,10 @@ def plain(message: MessageExt) -> dict[str, Any]:
         "reconsumeTimes": message.reconsume_times,
     }
     try:
-        found["body"] = message.body.decode()
+        result["body"] = message.body.decode()
     except UnicodeDecodeError:
-        found["bodyBase64"] = base64.b64encode(message.body).decode()
-    return found
+        result["bodyBase64"] = base64.b64encode(message.body).decode()
+    return result
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -87,8 +87,8 @@ def _text_for_terminal(message: MessageExt) -> bytes:
 
 
 def _line(message: MessageExt) -> bytes:
-    place = f"{message.broker_name}:{message.queue_id}@{message.queue_offset}"
-    parts = [show_time(message.store_timestamp_ms), place]
+    position = f"{message.broker_name}:{message.queue_id}@{message.queue_offset}"
+    parts = [show_time(message.store_timestamp_ms), position]
     if message.tags:
         parts.append(f"[{escaped(message.tags)}]")
     if message.keys:
@@ -104,16 +104,16 @@ def _body(message: MessageExt) -> str:
 
 
 def _hex(message: MessageExt) -> bytes:
-    place = f"{message.broker_name}:{message.queue_id}@{message.queue_offset}"
-    lines = [f"{place}  {len(message.body)} bytes", *_rows(message.body), ""]
+    position = f"{message.broker_name}:{message.queue_id}@{message.queue_offset}"
+    lines = [f"{position}  {len(message.body)} bytes", *_rows(message.body), ""]
     return "\n".join(lines).encode() + b"\n"
 
 
 def _rows(body: bytes) -> Iterator[str]:
-    for begin in range(0, len(body), HEX_COLUMNS):
-        part = body[begin : begin + HEX_COLUMNS]
+    for start in range(0, len(body), HEX_COLUMNS):
+        part = body[start : start + HEX_COLUMNS]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        yield f"{begin:08x}  {part.hex(' '):<{HEX_COLUMNS * 3}} {text}"
+        yield f"{start:08x}  {part.hex(' '):<{HEX_COLUMNS * 3}} {text}"
 
 
 # ---- templates

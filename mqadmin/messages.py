@@ -24,7 +24,7 @@ from .command import (
     CommandError,
     Done,
     Fields,
-    Part,
+    Section,
     Table,
     show_time,
 )
@@ -37,32 +37,32 @@ PULL_COUNT = 32
 # ---- single messages
 
 
-async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    parts: list[Part] = []
+async def by_id(admin: Admin, arguments: Arguments) -> Sequence[Section]:
+    sections: list[Section] = []
     several = "," in arguments.text("msgId")
     for msg_id in filter(None, (i.strip() for i in arguments.text("msgId").split(","))):
-        message = await _look_up(admin, arguments.text("topic"), msg_id)
+        message = await _find(admin, arguments.text("topic"), msg_id)
         if message is None:
             raise CommandError(f"no message {msg_id}")
         if arguments.boolean("sendMessage"):
-            parts.append(await _resend(admin, message))
+            sections.append(await _resend(admin, message))
             continue
-        found = await _told(admin, arguments, message)
-        parts += [Fields(p.values, f"{msg_id} {p.title}") for p in found] if several else found
-    return parts
+        result = await _told(admin, arguments, message)
+        sections += [Fields(p.values, f"{msg_id} {p.title}") for p in result] if several else result
+    return sections
 
 
-async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def by_unique_key(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, key = arguments.text("topic"), arguments.text("msgId")
-    found = await admin.message.query(topic, key, 32, unique_key=True)
-    if not found:
+    result = await admin.message.query(topic, key, 32, unique_key=True)
+    if not result:
         raise CommandError(f"no message {key} in topic {topic}")
     if arguments.on("showAll"):
-        return [Table([_row(message) for message in found])]
-    return list(await _told(admin, arguments, found[0]))
+        return [Table([_row(message) for message in result])]
+    return list(await _told(admin, arguments, result[0]))
 
 
-async def _look_up(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
+async def _find(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
     """Find a message by its offset message id, which holds the broker's address, or by its
     UNIQ_KEY."""
     try:
@@ -71,8 +71,8 @@ async def _look_up(admin: Admin, topic: str, msg_id: str) -> MessageExt | None:
             return message
     except ClientError:  # a UNIQ_KEY has the same form, but no valid broker
         pass
-    found = await admin.message.query(topic, msg_id, 32, unique_key=True)
-    return found[0] if found else None
+    result = await admin.message.query(topic, msg_id, 32, unique_key=True)
+    return result[0] if result else None
 
 
 async def _told(admin: Admin, arguments: Arguments, message: MessageExt) -> list[Fields]:
@@ -128,33 +128,33 @@ async def _track(admin: Admin, group: str, message: MessageExt) -> str:
     return "UNKNOWN"
 
 
-async def by_key(admin: Admin, arguments: Arguments) -> Sequence[Part]:
-    begin, end = arguments.integer("beginTimestamp"), arguments.integer("endTimestamp")
-    found = await admin.message.query(
+async def by_key(admin: Admin, arguments: Arguments) -> Sequence[Section]:
+    start, end = arguments.integer("beginTimestamp"), arguments.integer("endTimestamp")
+    result = await admin.message.query(
         arguments.text("topic"),
         arguments.text("msgKey"),
         arguments.integer("maxNum") or 64,
-        begin or 0,
+        start or 0,
         TIME_MS_MAX if end is None else end,
     )
     rows = [
         {"msgId": m.msg_id, "broker": m.broker_name, "queue": m.queue_id, "offset": m.queue_offset}
-        for m in found
+        for m in result
     ]
     return [Table(rows, columns=("msgId", "broker", "queue", "offset"))]
 
 
-async def by_offset(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def by_offset(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     queue_id, offset = arguments.integer("queueId"), arguments.integer("offset")
     assert queue_id is not None and offset is not None  # required
     queue = MessageQueue(arguments.text("topic"), arguments.text("brokerName"), queue_id)
-    found, _ = await admin.message.pull(queue, offset, 1)
-    if not found or found[0].queue_offset != offset:
+    result, _ = await admin.message.pull(queue, offset, 1)
+    if not result or result[0].queue_offset != offset:
         raise CommandError(f"there is no message at offset {offset} of {_named(queue)}")
-    return [Fields(_whole(found[0], arguments.text("bodyFormat")))]
+    return [Fields(_whole(result[0], arguments.text("bodyFormat")))]
 
 
-async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, queue_id = arguments.text("topic"), arguments.integer("queue")
     index, count = arguments.integer("index"), arguments.integer("count")
     assert queue_id is not None and index is not None  # required
@@ -187,7 +187,7 @@ async def queue_units(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 # ---- ranges of messages
 
 
-async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic = arguments.text("topic")
     queues = (await admin.cluster.route(topic)).read_queues(topic)
     with_body = arguments.boolean("printBody") is not False
@@ -199,7 +199,7 @@ async def print_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Table(rows, columns=("msgId", "queue", "offset"))]
 
 
-async def consume(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def consume(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, name = arguments.text("topic"), arguments.text("brokerName")
     queue_id, offset = arguments.integer("queueId"), arguments.integer("offset")
     if (queue_id is not None and not name) or (offset is not None and queue_id is None):
@@ -222,21 +222,21 @@ async def _read(
     arguments: Arguments,
     count_max: int,
     shown: Callable[[MessageExt], dict[str, Any]],
-    begin: int | None = None,
+    start: int | None = None,
     expression: str = "*",
 ) -> list[dict[str, Any]]:
-    """Return the queues' first messages as `shown` formats them, from offset `begin` or the flags'
+    """Return the queues' first messages as `shown` formats them, from offset `start` or the flags'
     time on."""
-    wanted = {tag.strip() for tag in expression.split("||")} - {"*", ""}
+    requested = {tag.strip() for tag in expression.split("||")} - {"*", ""}
     rows: list[dict[str, Any]] = []
     for queue in queues:
         offset, end = await _span(admin, queue, arguments)
-        offset = offset if begin is None else begin
+        offset = offset if start is None else start
         while offset < end:
-            found, following = await admin.message.pull(queue, offset, PULL_COUNT, expression)
-            for message in found:
+            result, following = await admin.message.pull(queue, offset, PULL_COUNT, expression)
+            for message in result:
                 # Brokers compare only the tag's hash.
-                if message.queue_offset < end and (not wanted or message.tags in wanted):
+                if message.queue_offset < end and (not requested or message.tags in requested):
                     rows.append(shown(message))
                     if len(rows) == count_max:
                         return rows
@@ -251,12 +251,12 @@ async def _span(admin: Admin, queue: MessageQueue, arguments: Arguments) -> tupl
     begin_ms = arguments.integer("beginTimestamp")
     end_ms = arguments.integer("endTimestamp")
     offsets = admin.offset
-    begin = await (offsets.min(queue) if begin_ms is None else offsets.search(queue, begin_ms))
+    start = await (offsets.min(queue) if begin_ms is None else offsets.search(queue, begin_ms))
     end = await (offsets.max(queue) if end_ms is None else offsets.search(queue, end_ms))
-    return begin, end
+    return start, end
 
 
-async def send(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def send(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     if arguments.boolean("msgTraceEnable"):
         raise CommandError("-m true: message traces are not written by this tool", usage=True)
     topic, name = arguments.text("topic"), arguments.text("broker")

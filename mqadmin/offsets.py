@@ -17,11 +17,11 @@ from raftmq.client.errors import BrokerRefused, ClientError
 from raftmq.client.message import MessageQueue
 from raftmq.remoting.codes import ResponseCode
 
-from .command import Arguments, CommandError, Done, Part, Table
+from .command import Arguments, CommandError, Done, Section, Table
 from .targets import leaders_of
 
 
-async def reset(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def reset(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     queue_id, offset = arguments.integer("queue"), arguments.integer("offset")
     if offset is not None and (queue_id is None or not arguments.text("broker")):
         raise CommandError("-o OFFSET is of one queue: give -b BROKER and -q QUEUE", usage=True)
@@ -30,13 +30,13 @@ async def reset(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return await _move(admin, arguments, timestamp_ms, -1 if queue_id is None else queue_id, offset)
 
 
-async def skip(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def skip(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     return await _move(admin, arguments, TO_END, -1, None)
 
 
 async def _move(
     admin: Admin, arguments: Arguments, timestamp_ms: int, queue_id: int, offset: int | None
-) -> Sequence[Part]:
+) -> Sequence[Section]:
     group, topic = arguments.text("group"), arguments.text("topic")
     force = arguments.boolean("force")
     address = arguments.text("broker")
@@ -109,7 +109,7 @@ async def _commit(
     return moved
 
 
-async def clone(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def clone(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     source, target = arguments.text("srcGroup"), arguments.text("destGroup")
     topic = arguments.text("topic")
     leaders = await leaders_of(admin, topic)

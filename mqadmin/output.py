@@ -18,57 +18,57 @@ from rich.text import Text
 
 from raftmq.ops.console import PipedConsole
 
-from .command import Done, Fields, Part, Table
+from .command import Done, Fields, Section, Table
 from .message_format import escaped
 
 PIPE_COLUMNS = 240  # for files and pipes; nothing is truncated there
 
 
-def write(parts: Sequence[Part], form: str, *, repeated: bool = False) -> None:
+def write(sections: Sequence[Section], form: str, *, repeated: bool = False) -> None:
     """Print an answer to standard output as `form`, which is table, json or yaml. A repeated answer
     (`repeated`) is a line of JSON or a YAML document."""
     if form == "table":
-        show(parts, make_console())
+        show(sections, make_console())
         if repeated:
             print(flush=True)
         return
     if form == "json":
-        text = as_json(parts, indent=not repeated) + b"\n"
+        text = as_json(sections, indent=not repeated) + b"\n"
     else:
-        text = (b"---\n" if repeated else b"") + as_yaml(parts)
+        text = (b"---\n" if repeated else b"") + as_yaml(sections)
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
 
 
-def as_json(parts: Sequence[Part], *, indent: bool = True) -> bytes:
+def as_json(sections: Sequence[Section], *, indent: bool = True) -> bytes:
     """Encode an answer as its data, or as an object by title if it has several items."""
     indented = orjson.OPT_INDENT_2 if indent else 0
-    return orjson.dumps(_value(parts), option=indented | orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(_value(sections), option=indented | orjson.OPT_NON_STR_KEYS)
 
 
-def as_yaml(parts: Sequence[Part]) -> bytes:
+def as_yaml(sections: Sequence[Section]) -> bytes:
     """Encode the same data as YAML."""
     import yaml
 
-    value = orjson.loads(as_json(parts))  # as plain data, without tuples and with text keys
+    value = orjson.loads(as_json(sections))  # as plain data, without tuples and with text keys
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
     return text.encode()
 
 
-def _value(parts: Sequence[Part]) -> Any:
-    values = [(_key(part, n), _data(part)) for n, part in enumerate(parts)]
+def _value(sections: Sequence[Section]) -> Any:
+    values = [(_key(section, n), _data(section)) for n, section in enumerate(sections)]
     return values[0][1] if len(values) == 1 else dict(values)
 
 
-def show(parts: Sequence[Part], console: Console) -> None:
+def show(sections: Sequence[Section], console: Console) -> None:
     """Print an answer for people."""
-    for number, part in enumerate(parts):
+    for number, section in enumerate(sections):
         if number:
             console.print()
-        if isinstance(part, Done):
-            console.print(Text(_shown(part.sentence)), soft_wrap=True)
+        if isinstance(section, Done):
+            console.print(Text(_shown(section.sentence)), soft_wrap=True)
         else:
-            _show_part(part, console)
+            _show_section(section, console)
 
 
 def make_console() -> Console:
@@ -78,30 +78,30 @@ def make_console() -> Console:
     return console
 
 
-def _show_part(part: Table | Fields, console: Console) -> None:
-    if part.title:
-        console.print(Text(_shown(part.title), style="bold"))
-    if isinstance(part, Fields):
-        width = max(map(len, part.values), default=0)
-        for key, value in part.values.items():
+def _show_section(section: Table | Fields, console: Console) -> None:
+    if section.title:
+        console.print(Text(_shown(section.title), style="bold"))
+    if isinstance(section, Fields):
+        width = max(map(len, section.values), default=0)
+        for key, value in section.values.items():
             text = f"{_shown(key):<{width}}  {_shown(_cell(value))}"
             console.print(Text(text), soft_wrap=True)
         return
-    if part.rows or part.columns:
-        console.print(rich_table(part))
-    if not part.rows:
+    if section.rows or section.columns:
+        console.print(rich_table(section))
+    if not section.rows:
         console.print("(none)")
 
 
-def rich_table(part: Table) -> RichTable:
+def rich_table(section: Table) -> RichTable:
     """Return a table for rich."""
-    columns = list(part.rows[0]) if part.rows else list(part.columns)
+    columns = list(section.rows[0]) if section.rows else list(section.columns)
     table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        numbers = all(isinstance(row.get(column), int | float | None) for row in part.rows)
-        right = numbers and any(row.get(column) is not None for row in part.rows)
+        numbers = all(isinstance(row.get(column), int | float | None) for row in section.rows)
+        right = numbers and any(row.get(column) is not None for row in section.rows)
         table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in part.rows:
+    for row in section.rows:
         table.add_row(*(Text(_shown(_cell(row.get(column)))) for column in columns))
     return table
 
@@ -118,20 +118,20 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
     if isinstance(value, Mapping):
-        return " ".join(f"{key}={_cell(part)}" for key, part in value.items())
+        return " ".join(f"{key}={_cell(section)}" for key, section in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_cell(part) for part in value)
+        return ", ".join(_cell(section) for section in value)
     return str(value)
 
 
-def _key(part: Part, number: int) -> str:
-    title = part.title if isinstance(part, Table | Fields) else ""
+def _key(section: Section, number: int) -> str:
+    title = section.title if isinstance(section, Table | Fields) else ""
     return title or f"part{number + 1}"
 
 
-def _data(part: Part) -> Any:
-    if isinstance(part, Table):
-        return [dict(row) for row in part.rows]
-    if isinstance(part, Fields):
-        return dict(part.values)
-    return {"done": part.sentence, **part.values}
+def _data(section: Section) -> Any:
+    if isinstance(section, Table):
+        return [dict(row) for row in section.rows]
+    if isinstance(section, Fields):
+        return dict(section.values)
+    return {"done": section.sentence, **section.values}

@@ -39,7 +39,7 @@ from .terminal import Terminal
 REFUSED, UNKNOWN, INTERRUPTED = 1, 4, 130
 IN_FLIGHT_BYTES_MAX = 16 * 1024 * 1024
 WINDOW_MAX = 10_000
-SAID_MAX = 20  # reported failures; further failures are counted
+REPORTED_MAX = 20  # reported failures; further failures are counted
 
 Make = Callable[[bytes], Message]
 
@@ -116,11 +116,11 @@ class Sending:
         """Send all messages of the source, and wait for the outcomes. Raises CommandError and
         OSError after that."""
         try:
-            async for place, body in source:
+            async for position, body in source:
                 await self._wait(lambda: self._has_room)
                 if self.tally.bad and not self._settings.keep_going:
                     break
-                self._send(place, body, make)
+                self._send(position, body, make)
         except asyncio.CancelledError:  # messages in flight are awaited
             self.tally.interrupted = True
         finally:
@@ -137,28 +137,28 @@ class Sending:
             self._room.clear()
             await self._room.wait()
 
-    def _send(self, place: str, body: bytes, make: Make) -> None:
+    def _send(self, position: str, body: bytes, make: Make) -> None:
         settings = self._settings
         try:
             message = make(body)
             size_bytes = len(message.body)
-            done = partial(self._done, place, size_bytes)
+            done = partial(self._done, position, size_bytes)
             self._producer.send_nowait(message, done, settings.timeout_ms, settings.queue)
         except (ClientError, ValueError) as error:
-            self._bad(place, error)
+            self._bad(position, error)
             return
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
 
     def _done(
-        self, place: str, size_bytes: int, result: SendResult | None, error: ClientError | None
+        self, position: str, size_bytes: int, result: SendResult | None, error: ClientError | None
     ) -> None:
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
         if error is None:
             self.tally.acknowledged += 1
         else:
-            self._bad(place, error)
+            self._bad(position, error)
         tally = self.tally
         bad = f", {tally.bad:,} not" if tally.bad else ""
         self._terminal.progress(
@@ -167,16 +167,16 @@ class Sending:
         )
         self._room.set()
 
-    def _bad(self, place: str, error: ClientError | ValueError) -> None:
+    def _bad(self, position: str, error: ClientError | ValueError) -> None:
         unknown = isinstance(error, ClientError) and error.outcome_unknown
         if unknown:
             self.tally.unknown += 1
         else:
             self.tally.refused += 1
-        if self.tally.bad <= SAID_MAX:
-            what = "it is unknown whether it is stored" if unknown else "not stored"
-            self._terminal.say(f"mqadmin: {place}: {what}: {error}")
-        if self.tally.bad == SAID_MAX:
+        if self.tally.bad <= REPORTED_MAX:
+            subject = "it is unknown whether it is stored" if unknown else "not stored"
+            self._terminal.say(f"mqadmin: {position}: {subject}: {error}")
+        if self.tally.bad == REPORTED_MAX:
             self._terminal.say("mqadmin: others are counted only")
 
 
@@ -197,7 +197,7 @@ def template_of(arguments: Arguments) -> Template:
 
 
 def _properties(texts: tuple[str, ...]) -> Mapping[str, str]:
-    found = {}
+    result = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
@@ -206,8 +206,8 @@ def _properties(texts: tuple[str, ...]) -> Mapping[str, str]:
             raise CommandError(
                 f"--property: {name} has a flag, or is set by clients and brokers alone", usage=True
             )
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def settings_of(arguments: Arguments) -> Settings:
@@ -250,8 +250,8 @@ def _tell(topic: str, tally: Tally, terminal: Terminal, *, as_json: bool) -> Non
         }
         terminal.write(orjson.dumps(figures, option=orjson.OPT_APPEND_NEWLINE))
     else:
-        words = f"{tally.acknowledged:,} messages acknowledged in topic {topic}"
+        text = f"{tally.acknowledged:,} messages acknowledged in topic {topic}"
         if tally.bad:
-            words += f", {tally.refused:,} refused, {tally.unknown:,} of unknown outcome"
-        terminal.write(f"{words} ({tally.per_s:,.0f}/s)\n".encode())
+            text += f", {tally.refused:,} refused, {tally.unknown:,} of unknown outcome"
+        terminal.write(f"{text} ({tally.per_s:,.0f}/s)\n".encode())
     terminal.flush()

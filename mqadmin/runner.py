@@ -30,8 +30,8 @@ from raftmq.remoting.key_file import load_registration_keys
 from raftmq.remoting.tls_file import client_tls_of
 
 from . import output
-from .command import Arguments, Command, CommandError, Manner, Part, Table
-from .credentials import Given, find
+from .command import Arguments, Command, CommandError, Manner, Section, Table
+from .credentials import CredentialFlags, find
 from .message_format import escaped
 from .terminal import Terminal
 
@@ -65,7 +65,7 @@ def run(command: Command, values: dict[str, Any], given: Mapping[str, str]) -> i
     servers = values.pop("namesrvAddr", None)
     try:
         environment = resolve(os.environ, context, servers_given=bool(servers))
-        credentials = find(Given(**account), environment)
+        credentials = find(CredentialFlags(**account), environment)
         name_servers = name_servers_of(servers, environment)
     except ValueError as error:
         return _complain(str(error), USAGE)
@@ -74,13 +74,13 @@ def run(command: Command, values: dict[str, Any], given: Mapping[str, str]) -> i
 
 def name_servers_of(given: str | None, environment: Mapping[str, str]) -> list[str]:
     """Return the name servers of `-n` or of the environment. Raises ValueError."""
-    found = given or environment.get(NAME_SERVERS)
-    if not found:
+    result = given or environment.get(NAME_SERVERS)
+    if not result:
         raise ValueError(
             "which name server? Give -n HOST:PORT, set NAMESRV_ADDR, or save a context "
             "(mqadmin context add)"
         )
-    name_servers = parse_address_list(found)
+    name_servers = parse_address_list(result)
     try:
         for address in name_servers:
             parse_address(address)
@@ -123,48 +123,48 @@ async def _guarded(
                 return status
             if printing.every_s > 0:
                 return await _watch(command, admin, arguments, printing)
-            answer: Sequence[Part] = await command.load()(admin, arguments)
+            answer: Sequence[Section] = await command.load()(admin, arguments)
             output.write(answer, printing.form)
-            return max((_status(part) for part in answer), default=0)
+            return max((_status(section) for section in answer), default=0)
     except Exception as error:
-        found = said_of(error, command.manner)
-        if found is None:
+        result = describe(error, command.manner)
+        if result is None:
             raise
-        words, status = found
+        text, status = result
         try:
             sys.stdout.flush()
         except OSError:
             _discard_output()
-        return _complain("; ".join([words, *getattr(error, "__notes__", [])]), status)
+        return _complain("; ".join([text, *getattr(error, "__notes__", [])]), status)
 
 
-def _status(part: Part) -> int:
-    if not isinstance(part, Table):
+def _status(section: Section) -> int:
+    if not isinstance(section, Table):
         return 0
-    return UNKNOWN if part.unknown else 0 if part.complete else REFUSED
+    return UNKNOWN if section.unknown else 0 if section.complete else REFUSED
 
 
 async def _watch(command: Command, admin: Admin, arguments: Arguments, printing: Printing) -> int:
     """Print the answer repeatedly; a failed request is reported and repeated."""
     clears = printing.form == "table" and sys.stdout.isatty()
-    what = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    subject = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     while True:
         try:
-            parts: Sequence[Part] = await command.load()(admin, arguments)
+            sections: Sequence[Section] = await command.load()(admin, arguments)
         except Exception as error:
-            found = said_of(error, command.manner)
-            if found is None or found[1] == USAGE:
+            result = describe(error, command.manner)
+            if result is None or result[1] == USAGE:
                 raise
-            _complain(*found)
+            _complain(*result)
         else:
             if clears:
                 now = f"{datetime.now():%H:%M:%S}"
-                click.echo(f"{CLEAR_SCREEN}every {printing.every_s:g} s: {what}   {now}\n")
-            output.write(parts, printing.form, repeated=True)
+                click.echo(f"{CLEAR_SCREEN}every {printing.every_s:g} s: {subject}   {now}\n")
+            output.write(sections, printing.form, repeated=True)
         await asyncio.sleep(printing.every_s)
 
 
-def said_of(error: Exception, manner: Manner) -> tuple[str, int] | None:
+def describe(error: Exception, manner: Manner) -> tuple[str, int] | None:
     """Return the message and the exit status of an operating error, or None for a bug."""
     if isinstance(error, CommandError):
         return str(error), USAGE if error.usage else REFUSED
@@ -175,8 +175,8 @@ def said_of(error: Exception, manner: Manner) -> tuple[str, int] | None:
             return f"it is unknown whether this was done: {error}", UNKNOWN
         nobody = isinstance(error, NameServerUnreachable | BrokerUnreachable)
         hint = "; topicList shows the topics, updateTopic makes one"
-        words = f"{error}{hint if isinstance(error, NoRoute) else ''}"
-        return words, UNREACHABLE if nobody else REFUSED
+        text = f"{error}{hint if isinstance(error, NoRoute) else ''}"
+        return text, UNREACHABLE if nobody else REFUSED
     if isinstance(error, RemotingError):  # an invalid answer
         return str(error), REFUSED
     if isinstance(error, BrokenPipeError):

@@ -43,13 +43,13 @@ async def leaders(admin: Admin, cluster: str = "") -> list[Replica]:
     """Return the leader of each broker group. Raises CommandError if a group has none, because the
     command would be incomplete."""
     everybody = replicas(await admin.cluster.info(), cluster)
-    found = [replica for replica in everybody if replica.broker_id == LEADER_ID]
-    without = {r.broker_name for r in everybody} - {r.broker_name for r in found}
+    result = [replica for replica in everybody if replica.broker_id == LEADER_ID]
+    without = {r.broker_name for r in everybody} - {r.broker_name for r in result}
     if without:
-        raise CommandError(nobody_leads(sorted(without)))
-    if not found:
+        raise CommandError(no_leader(sorted(without)))
+    if not result:
         raise CommandError("the name server knows no broker")
-    return found
+    return result
 
 
 async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:
@@ -57,11 +57,11 @@ async def leaders_of(admin: Admin, topic: str) -> dict[str, str]:
     if a group has no leader."""
     groups = await admin.cluster.groups_of(topic)
     if without := headless(groups):
-        raise CommandError(nobody_leads(without))
+        raise CommandError(no_leader(without))
     return leaders_in(groups)
 
 
-def nobody_leads(names: Sequence[str]) -> str:
+def no_leader(names: Sequence[str]) -> str:
     return f"nobody leads {', '.join(names)} at the moment"
 
 
@@ -96,7 +96,7 @@ def _named(arguments: Arguments) -> tuple[str, str]:
 
 
 async def runtime_infos(
-    admin: Admin, asked: Sequence[Replica], *, one_answers: bool = True
+    admin: Admin, requested: Sequence[Replica], *, one_answers: bool = True
 ) -> list[dict[str, str]]:
     """Return each replica's runtime information (28), in order, or {"error": reason}. Raises
     ClientError if no replica answers, unless `one_answers` is False."""
@@ -112,7 +112,7 @@ async def runtime_infos(
                 silent = "" if isinstance(error, BrokerRefused) else "no answer: "
                 return {"error": f"{silent}{error.message}"}
 
-    found = await asyncio.gather(*(figures(replica) for replica in asked))
-    if one_answers and asked and len(failures) == len(asked):
+    result = await asyncio.gather(*(figures(replica) for replica in requested))
+    if one_answers and requested and len(failures) == len(requested):
         raise failures[0]
-    return list(found)
+    return list(result)

@@ -37,19 +37,19 @@ class Terminal:
         """Flush standard output."""
         self._out.flush()
 
-    def progress(self, words: str, *, now: bool = False) -> None:
+    def progress(self, text: str, *, now: bool = False) -> None:
         """Update the progress line, at most a few times per second unless `now` is set."""
         at_s = time.monotonic()
         if self._shows and (now or at_s >= self._next_s):
-            self._err.write(_CLEAR_LINE + words)
+            self._err.write(_CLEAR_LINE + text)
             self._err.flush()
             self._shown = True
             self._next_s = at_s + PROGRESS_PAUSE_S
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Print a line on standard error, over the progress line."""
         self.end_progress()
-        self._err.write(words + "\n")
+        self._err.write(text + "\n")
         self._err.flush()
 
     def end_progress(self) -> None:

@@ -14,10 +14,10 @@ from raftmq.client.admin import Admin
 from raftmq.client.errors import ClientError
 from raftmq.ops.console import PipedConsole
 
-from .command import Arguments, CommandError, Fields, Part, Table
+from .command import Arguments, CommandError, Fields, Section, Table
 from .output import as_json, make_console, rich_table, show
 from .terminal import Terminal
-from .top_data import Look, Scope, broker_rows, group_rows, look, topic_rows
+from .top_data import Sample, Scope, broker_rows, group_rows, take_sample, topic_rows
 
 INTERVAL_S_MIN = 0.2
 
@@ -29,7 +29,7 @@ async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
         raise CommandError(f"--interval is {INTERVAL_S_MIN} or more", usage=True)
     scope = Scope(arguments.text("topic"), arguments.text("group"), arguments.on("all"))
     rows_max = arguments.integer("rows") or 0
-    before = await look(admin, scope)
+    before = await take_sample(admin, scope)
     try:
         if arguments.on("once"):
             await asyncio.sleep(interval_s)
@@ -53,66 +53,68 @@ async def top(admin: Admin, arguments: Arguments, terminal: Terminal) -> int:
 async def _print(
     admin: Admin,
     scope: Scope,
-    before: Look,
+    before: Sample,
     rows_max: int,
     arguments: Arguments,
     terminal: Terminal,
-) -> Look:
+) -> Sample:
     """Print a sample, and return it."""
-    now = await look(admin, scope)
-    parts = parts_of(now, before, 0 if arguments.on("json") else rows_max)
+    now = await take_sample(admin, scope)
+    sections = sections_of(now, before, 0 if arguments.on("json") else rows_max)
     if arguments.on("json"):
         about = Fields({"atMs": now.at_ms, "seconds": round(now.at_s - before.at_s, 3)}, "look")
-        terminal.write(as_json([about, *parts], indent=arguments.on("once")) + b"\n")
+        terminal.write(as_json([about, *sections], indent=arguments.on("once")) + b"\n")
         terminal.flush()
     else:
         console = make_console()
         console.print(Text(_time(now)))
-        show(parts, console)
+        show(sections, console)
         console.print()
     return now
 
 
-async def _live(admin: Admin, scope: Scope, before: Look, rows_max: int, interval_s: float) -> None:
-    parts = parts_of(before, None, rows_max)
+async def _live(
+    admin: Admin, scope: Scope, before: Sample, rows_max: int, interval_s: float
+) -> None:
+    sections = sections_of(before, None, rows_max)
     with Live(
-        _screen(before, parts, ""), console=PipedConsole(), screen=True, auto_refresh=False
+        _screen(before, sections, ""), console=PipedConsole(), screen=True, auto_refresh=False
     ) as on:
         while True:
             await asyncio.sleep(interval_s)
             wrong = ""
             try:
-                now = await look(admin, scope)
-                parts, before = parts_of(now, before, rows_max), now
+                now = await take_sample(admin, scope)
+                sections, before = sections_of(now, before, rows_max), now
             except ClientError as error:
                 wrong = error.message
-            on.update(_screen(before, parts, wrong), refresh=True)
+            on.update(_screen(before, sections, wrong), refresh=True)
 
 
-def parts_of(now: Look, before: Look | None, rows_max: int) -> list[Part]:
+def sections_of(now: Sample, before: Sample | None, rows_max: int) -> list[Section]:
     """Return the tables, with at most as many rows each (0 for all)."""
-    found: list[Part] = []
+    result: list[Section] = []
     for title, rows in (
         ("brokers", broker_rows(now, before)),
         ("topics", topic_rows(now, before)),
         ("groups", group_rows(now, before)),
     ):
         shown = rows[:rows_max] if rows_max > 0 else rows
-        words = title if len(shown) == len(rows) else f"{title}, {len(shown)} of {len(rows)}"
-        found.append(Table(shown, words))
-    return found
+        text = title if len(shown) == len(rows) else f"{title}, {len(shown)} of {len(rows)}"
+        result.append(Table(shown, text))
+    return result
 
 
-def _screen(now: Look, parts: Sequence[Part], wrong: str) -> Group:
+def _screen(now: Sample, sections: Sequence[Section], wrong: str) -> Group:
     lines: list[RenderableType] = [Text(f"{_time(now)}   Ctrl-C ends")]
     if wrong:
         lines.append(Text(f"cannot look: {wrong}", style="red"))
-    for part in parts:
-        if isinstance(part, Table):
-            lines += [Text(""), Text(part.title, style="bold")]
-            lines.append(rich_table(part) if part.rows else Text("(none)"))
+    for section in sections:
+        if isinstance(section, Table):
+            lines += [Text(""), Text(section.title, style="bold")]
+            lines.append(rich_table(section) if section.rows else Text("(none)"))
     return Group(*lines)
 
 
-def _time(now: Look) -> str:
+def _time(now: Sample) -> str:
     return f"{datetime.fromtimestamp(now.at_ms / 1000):%Y-%m-%d %H:%M:%S}"

@@ -24,7 +24,7 @@ from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import RETRY_PREFIX
 
 from .copy_definitions import is_own
-from .targets import AT_ONCE_MAX, Replica, nobody_leads, replicas, runtime_infos
+from .targets import AT_ONCE_MAX, Replica, no_leader, replicas, runtime_infos
 
 SYSTEM_GROUPS = ("CID_", "TOOLS_", "SELF_TEST", "FILTERSRV", "%")
 
@@ -39,7 +39,7 @@ class Scope:
 
 
 @dataclass(slots=True)
-class Place:
+class GroupProgress:
     """A group's progress in a topic, over all queues of a broker group."""
 
     consumed: int = 0
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Look:
+class Sample:
     """The figures of a point in time (monotonic, and epoch ms)."""
 
     at_s: float
@@ -61,7 +61,7 @@ class Look:
     # By topic and broker group, the number of queues and of all messages.
     stored: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     # By group and topic, and by broker group.
-    places: dict[tuple[str, str], dict[str, Place]] = field(default_factory=dict)
+    progress: dict[tuple[str, str], dict[str, GroupProgress]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -75,10 +75,10 @@ class Look:
         return "; ".join(self.silent[name] for name in names)
 
 
-async def look(admin: Admin, scope: Scope) -> Look:
+async def take_sample(admin: Admin, scope: Scope) -> Sample:
     """Take a sample. Raises ClientError if no name server or no broker answers; silent brokers are
     shown as such."""
-    found = Look(time.monotonic(), time.time_ns() // 1_000_000)
+    result = Sample(time.monotonic(), time.time_ns() // 1_000_000)
     info = await admin.cluster.info()
     everybody = replicas(info)
     turn = asyncio.Semaphore(AT_ONCE_MAX)
@@ -86,11 +86,11 @@ async def look(admin: Admin, scope: Scope) -> Look:
     async def progress(replica: Replica) -> None:
         async with turn:
             try:
-                told = await admin.broker.consume_stats(replica.address)
+                stats = await admin.broker.consume_stats(replica.address)
             except ClientError as error:
-                found.silent[replica.broker_name] = _why(replica.broker_name, error)
+                result.silent[replica.broker_name] = _why(replica.broker_name, error)
             else:
-                _add_places(found, scope, replica.broker_name, told)
+                _add_progress(result, scope, replica.broker_name, stats)
 
     async def offsets(topic: str) -> None:
         async with turn:
@@ -104,24 +104,24 @@ async def look(admin: Admin, scope: Scope) -> Look:
                     queues = await admin.topic.offsets_at(leader, topic)
                 except ClientError as error:
                     if error.code != ResponseCode.TOPIC_NOT_EXIST:
-                        found.unseen.add(topic)
+                        result.unseen.add(topic)
                     continue
                 stored[name] = len(queues), sum(offset.max_offset for offset in queues.values())
             if headless(groups):
-                found.unseen.add(topic)
-            found.brokers[topic], found.stored[topic] = tuple(sorted(groups)), stored
+                result.unseen.add(topic)
+            result.brokers[topic], result.stored[topic] = tuple(sorted(groups)), stored
 
     own = {*info.brokers, *info.clusters}
     topics = [t for t in await admin.cluster.topics() if _shown(t, own, scope)]
     leading = [replica for replica in everybody if replica.broker_id == LEADER_ID]
-    found.silent.update((name, nobody_leads([name])) for name in headless(info.brokers))
-    said, *_ = await asyncio.gather(
+    result.silent.update((name, no_leader([name])) for name in headless(info.brokers))
+    reported, *_ = await asyncio.gather(
         runtime_infos(admin, everybody),
         asyncio.gather(*(progress(replica) for replica in leading)),
         asyncio.gather(*(offsets(topic) for topic in topics)),
     )
-    found.replicas = list(zip(everybody, said, strict=True))
-    return found
+    result.replicas = list(zip(everybody, reported, strict=True))
+    return result
 
 
 def _why(broker_name: str, error: ClientError) -> str:
@@ -136,57 +136,59 @@ def _shown(topic: str, own: set[str], scope: Scope) -> bool:
     return not is_own(topic, own)
 
 
-def _add_places(
-    found: Look, scope: Scope, broker_name: str, told: Mapping[str, Sequence[Any]]
+def _add_progress(
+    result: Sample, scope: Scope, broker_name: str, reported: Mapping[str, Sequence[Any]]
 ) -> None:
-    for group, parts in told.items():
-        wanted = group == scope.group if scope.group else True
-        if not wanted or (group.startswith(SYSTEM_GROUPS) and not scope.system and not scope.group):
+    for group, parts in reported.items():
+        requested = group == scope.group if scope.group else True
+        if not requested or (
+            group.startswith(SYSTEM_GROUPS) and not scope.system and not scope.group
+        ):
             continue
         for part in parts:
             for queue, progress in part.queues.items():
                 if scope.topic not in ("", queue.topic):
                     continue
-                places = found.places.setdefault((group, queue.topic), {})
-                place = places.setdefault(broker_name, Place())
-                place.consumed += progress.consumer_offset
-                place.behind += progress.behind
-                place.in_flight += max(0, progress.pull_offset - progress.consumer_offset)
+                by_broker = result.progress.setdefault((group, queue.topic), {})
+                total = by_broker.setdefault(broker_name, GroupProgress())
+                total.consumed += progress.consumer_offset
+                total.behind += progress.behind
+                total.in_flight += max(0, progress.pull_offset - progress.consumer_offset)
 
 
 # ---- rows
 
 
-def broker_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
+def broker_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
     """Return a row for each replica."""
-    earlier = {} if before is None else {r.address: said for r, said in before.replicas}
+    earlier = {} if before is None else {r.address: reported for r, reported in before.replicas}
     rows = []
-    for replica, said in now.replicas:
+    for replica, reported in now.replicas:
         then = earlier.get(replica.address, {})
-        role = said.get("raftRole") or {"0": "master"}.get(str(replica.broker_id), "slave")
+        role = reported.get("raftRole") or {"0": "master"}.get(str(replica.broker_id), "slave")
         rows.append(
             {
                 "broker": replica.broker_name,
-                "node": said.get("raftSelfId") or str(replica.broker_id),
+                "node": reported.get("raftSelfId") or str(replica.broker_id),
                 "address": replica.address,
-                "role": "no answer" if "error" in said else role,
-                "term": _number(said.get("raftTerm")),
-                "leader": said.get("raftLeader", ""),
-                "inTps": _rate(now, before, said, then, "msgPutTotalTodayNow"),
-                "outTps": _rate(now, before, said, then, "msgGetTotalTodayNow"),
-                "behind": _number(said.get("raftBehindBytes")),
-                "disk": _share(said.get("commitLogDiskRatio")),
+                "role": "no answer" if "error" in reported else role,
+                "term": _number(reported.get("raftTerm")),
+                "leader": reported.get("raftLeader", ""),
+                "inTps": _rate(now, before, reported, then, "msgPutTotalTodayNow"),
+                "outTps": _rate(now, before, reported, then, "msgGetTotalTodayNow"),
+                "behind": _number(reported.get("raftBehindBytes")),
+                "disk": _share(reported.get("commitLogDiskRatio")),
             }
         )
     return rows
 
 
-def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
+def topic_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
     """Return a row for each topic, in descending order of rate."""
     rows = []
     for topic, stored in now.stored.items():
         then = {} if before is None else before.stored.get(topic, {})
-        behind = [_behind(places) for (_, of), places in now.places.items() if of == topic]
+        behind = [_behind(progress) for (_, of), progress in now.progress.items() if of == topic]
         missing, unseen = now.missing(topic), topic in now.unseen
         rows.append(
             {
@@ -201,40 +203,43 @@ def topic_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-(row["inTps"] or 0), row["topic"]))
 
 
-def group_rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
+def group_rows(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
     """Return a row for each group and topic, in descending order of lag."""
     rows = []
-    for (group, topic), places in now.places.items():
-        behind, in_flight = _behind(places), sum(place.in_flight for place in places.values())
+    for (group, topic), progress in now.progress.items():
+        behind, in_flight = (
+            _behind(progress),
+            sum(position.in_flight for position in progress.values()),
+        )
         if topic.startswith(RETRY_PREFIX) and not behind and not in_flight:
             continue  # every group has a retry topic
-        then = {} if before is None else before.places.get((group, topic), {})
+        then = {} if before is None else before.progress.get((group, topic), {})
         missing = now.missing(topic)
         row: dict[str, Any] = {
             "group": group,
             "topic": topic,
-            "outTps": _rate_of_both(now, before, _consumed(places), _consumed(then)),
+            "outTps": _rate_of_both(now, before, _consumed(progress), _consumed(then)),
             "lag": missing or behind,
             "inFlight": None if missing else in_flight,
         }
         rows.append((-behind, -(row["outTps"] or 0), group, row))
-    return [row for *_, row in sorted(rows, key=lambda one: one[:3])]
+    return [row for *_, row in sorted(rows, key=lambda item: item[:3])]
 
 
 def _messages(stored: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     return {name: messages for name, (_, messages) in stored.items()}
 
 
-def _consumed(places: Mapping[str, Place]) -> dict[str, int]:
-    return {name: place.consumed for name, place in places.items()}
+def _consumed(progress: Mapping[str, GroupProgress]) -> dict[str, int]:
+    return {name: position.consumed for name, position in progress.items()}
 
 
-def _behind(places: Mapping[str, Place]) -> int:
-    return sum(place.behind for place in places.values())
+def _behind(progress: Mapping[str, GroupProgress]) -> int:
+    return sum(position.behind for position in progress.values())
 
 
 def _rate_of_both(
-    now: Look, before: Look | None, counts: Mapping[str, int], then: Mapping[str, int]
+    now: Sample, before: Sample | None, counts: Mapping[str, int], then: Mapping[str, int]
 ) -> float | None:
     """Return the rate over the broker groups in both samples. None without common groups, or after
     a reset of a count."""
@@ -246,13 +251,17 @@ def _rate_of_both(
 
 
 def _rate(
-    now: Look, before: Look | None, said: Mapping[str, str], then: Mapping[str, str], name: str
+    now: Sample,
+    before: Sample | None,
+    reported: Mapping[str, str],
+    then: Mapping[str, str],
+    name: str,
 ) -> float | None:
-    count, earlier = _number(said.get(name)), _number(then.get(name))
+    count, earlier = _number(reported.get(name)), _number(then.get(name))
     return None if count is None else _per_s(now, before, count, earlier)
 
 
-def _per_s(now: Look, before: Look | None, count: int, then: int | None) -> float | None:
+def _per_s(now: Sample, before: Sample | None, count: int, then: int | None) -> float | None:
     """Return the rate between two samples. None for a new or a reset count."""
     if before is None or then is None or count < then:
         return None

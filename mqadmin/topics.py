@@ -20,18 +20,18 @@ from .command import (
     Arguments,
     CommandError,
     Done,
-    Part,
+    Section,
     Table,
     show_time,
 )
-from .targets import leaders, leaders_of, nobody_leads, writable
+from .targets import leaders, leaders_of, no_leader, writable
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # of topicSysFlag
 PERM_TEXT = {0: "-", 2: "W", 4: "R", 6: "RW"}
 
 
-async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topics = sorted(await admin.cluster.topics())
     if not arguments.on("clusterModel"):
         return [Table([{"topic": topic} for topic in topics], columns=("topic",))]
@@ -48,7 +48,7 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             groups |= set(await admin.topic.groups(leader, topic))
         named = sorted(groups)
         if without := headless(brokers):
-            named.append(nobody_leads(without))
+            named.append(no_leader(without))
             complete = False
         for cluster in sorted({broker.cluster for broker in brokers.values()}):
             rows += [
@@ -57,9 +57,9 @@ async def topic_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Table(rows, columns=("cluster", "topic", "group"), complete=complete)]
 
 
-async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic = arguments.text("topic")
-    found = await admin.topic.offsets(topic)
+    result = await admin.topic.offsets(topic)
     rows: list[dict[str, Any]] = [
         {
             "broker": queue.broker_name,
@@ -68,18 +68,18 @@ async def topic_status(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             "maxOffset": offset.max_offset,
             "lastUpdated": show_time(offset.last_update_ms),
         }
-        for queue, offset in sorted(found.items())
+        for queue, offset in sorted(result.items())
     ]
     without = headless(await admin.cluster.groups_of(topic))
     rows += [
-        {"broker": name, "queue": None, "minOffset": None, "maxOffset": nobody_leads([name]),
+        {"broker": name, "queue": None, "minOffset": None, "maxOffset": no_leader([name]),
          "lastUpdated": ""}
         for name in without
     ]  # fmt: skip
     return [Table(rows, complete=not without)]
 
 
-async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     route = await admin.cluster.route(arguments.text("topic"))
     brokers = {broker.broker_name: broker for broker in route.brokers}
     queues: list[dict[str, Any]] = []
@@ -104,13 +104,13 @@ async def topic_route(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Table(queues, "queues"), Table(addresses, "brokers")]
 
 
-async def topic_cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def topic_cluster_list(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     route = await admin.cluster.route(arguments.text("topic"))
     clusters = sorted({broker.cluster for broker in route.brokers})
     return [Table([{"cluster": cluster} for cluster in clusters])]
 
 
-async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic = arguments.text("topic")
     order = bool(arguments.boolean("order"))
     read, write = arguments.integer("readQueueNums"), arguments.integer("writeQueueNums")
@@ -139,7 +139,7 @@ async def update_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Done(f"topic {topic} is as wanted at {', '.join(addresses)}", values)]
 
 
-async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, perm = arguments.text("topic"), arguments.integer("perm")
     assert perm is not None  # required
     addresses = await writable(admin, arguments)
@@ -153,7 +153,7 @@ async def update_perm(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Table(list((await at_each(addresses, change)).values()))]
 
 
-async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, cluster = arguments.text("topic"), arguments.text("clusterName")
     addresses = [replica.address for replica in await leaders(admin, cluster)]
     if not await _is_anywhere(admin, topic, addresses):
@@ -165,7 +165,7 @@ async def delete_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Done(f"topic {topic} deleted from cluster {cluster}", values)]
 
 
-async def empty_topic(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def empty_topic(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, cluster = arguments.text("topic"), arguments.text("clusterName")
     addresses = [replica.address for replica in await leaders(admin, cluster)]
     if not await _is_anywhere(admin, topic, addresses):
@@ -186,24 +186,24 @@ async def _is_anywhere(admin: Admin, topic: str, addresses: Sequence[str]) -> bo
     return topic in await admin.cluster.topics()
 
 
-async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def writers(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic = arguments.text("topic")
     rows = [
         {
-            "broker": found["broker"],
-            "writer": found["writer"],
-            "epoch": found["epoch"],
-            "lastTime": show_time(found["lastTimeMs"]),
+            "broker": result["broker"],
+            "writer": result["writer"],
+            "epoch": result["epoch"],
+            "lastTime": show_time(result["lastTimeMs"]),
             "queue": queue,
             "batch": batch,
             "sequence": sequence,
         }
-        for found in await admin.topic.writers(topic)
-        for queue, (batch, sequence) in (found["watermarks"] or {"": ("", "")}).items()
+        for result in await admin.topic.writers(topic)
+        for queue, (batch, sequence) in (result["watermarks"] or {"": ("", "")}).items()
     ]
     without = headless(await admin.cluster.groups_of(topic))
     rows += [
-        {"broker": name, "writer": "", "epoch": None, "lastTime": nobody_leads([name]),
+        {"broker": name, "writer": "", "epoch": None, "lastTime": no_leader([name]),
          "queue": "", "batch": "", "sequence": ""}
         for name in without
     ]  # fmt: skip
@@ -211,10 +211,10 @@ async def writers(admin: Admin, arguments: Arguments) -> Sequence[Part]:
     return [Table(rows, columns=columns, complete=not without)]
 
 
-async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     topic, writer = arguments.text("topic"), arguments.text("writer")
     await leaders_of(admin, topic)  # either all broker groups delete it or none
-    if not any(found["writer"] == writer for found in await admin.topic.writers(topic)):
+    if not any(result["writer"] == writer for result in await admin.topic.writers(topic)):
         raise CommandError(f"topic {topic} has no writer {writer}")
     await admin.topic.delete_writer(topic, writer)
     values = {"topic": topic, "writer": writer}
@@ -224,7 +224,7 @@ async def delete_writer(admin: Admin, arguments: Arguments) -> Sequence[Part]:
 # ---- rates
 
 
-async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
+async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Section]:
     only, active = arguments.text("topic"), arguments.on("activeTopic")
     rows, complete = [], True
     for topic in sorted(await admin.cluster.topics()):
@@ -247,7 +247,7 @@ async def stats_all(admin: Admin, arguments: Arguments) -> Sequence[Part]:
             row = {"topic": topic, "group": group, "inTps": came, "in24h": came_day}
             row |= await _taken(admin, addresses, topic, group)
             if without:
-                row["behind"] = nobody_leads(without)
+                row["behind"] = no_leader(without)
             if not active or without or came_day or row["out24h"]:
                 rows.append(row)
     if only and not rows and not active:
@@ -267,7 +267,7 @@ async def _taken(admin: Admin, addresses: Sequence[str], topic: str, group: str)
         pass
     tps, day = 0.0, 0
     for address in addresses:
-        found = await admin.broker.stats(address, "GROUP_GET_NUMS", f"{topic}@{group}")
-        if found is not None:
-            tps, day = tps + found.minute.tps, day + found.day.total
+        result = await admin.broker.stats(address, "GROUP_GET_NUMS", f"{topic}@{group}")
+        if result is not None:
+            tps, day = tps + result.minute.tps, day + result.day.total
     return {"behind": behind, "outTps": tps, "out24h": day}

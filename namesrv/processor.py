@@ -269,7 +269,7 @@ class NameServerProcessor:
     ) -> RemotingCommand:
         """322: tell whether the broker's topics differ from those known, and keep it alive."""
         header = BrokerHeader.parse(request.ext)
-        asked = DataVersion.decode(request.body)
+        requested = DataVersion.decode(request.body)
         known = self.table.version_known(
             header.broker_address, header.broker_name, header.broker_id
         )
@@ -280,7 +280,7 @@ class NameServerProcessor:
             self._now_ms(),
             signed=self.proofs.is_proven(connection, request),
         )
-        ext = {"changed": from_boolean(known != asked)}
+        ext = {"changed": from_boolean(known != requested)}
         return _answer(request, ext=ext, body=known.encode() if known is not None else b"")
 
     def broker_heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -389,16 +389,16 @@ class NameServerProcessor:
     def _registering_topic(
         self, topic: str, request: RemotingCommand, signed: bool
     ) -> Steps[RemotingCommand]:
-        wanted = [
+        requested = [
             (broker_name, TopicConfig(topic, *queues))
             for broker_name, queues in decode_queue_datas(request.body).items()
         ]
-        for number, (broker_name, config) in enumerate(wanted):
+        for number, (broker_name, config) in enumerate(requested):
             if problem := name_problem("brokerName", broker_name) or topic_problem(config):
                 return _answer(request, ResponseCode.INVALID_PARAMETER, problem)
             if number % ITEMS_PER_STEP == ITEMS_PER_STEP - 1:
                 yield
-        for number, (broker_name, config) in enumerate(wanted):
+        for number, (broker_name, config) in enumerate(requested):
             self.table.put_queues(broker_name, config, signed)
             if number % ITEMS_PER_STEP == ITEMS_PER_STEP - 1:
                 yield
@@ -585,8 +585,8 @@ def _check_length(request: RemotingCommand, bytes_max: int) -> None:
 def route_changed(changes: Changes) -> RemotingCommand:
     """Build ROUTE_CHANGED (30004, one-way): what a client that watches routes should ask again."""
     ext = {"everything": from_boolean(changes.everything)}
-    told = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
-    return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(told))
+    reported = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
+    return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(reported))
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:

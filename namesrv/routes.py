@@ -345,20 +345,20 @@ class RouteTable:
 
     def channel_closed(self, channel: Hashable, now_ms: int) -> list[LiveBroker]:
         """Drop and return the brokers whose current channel this is."""
-        gone = [self._live[address] for address in self._channels.get(channel, ())]
-        for live in gone:
+        removed = [self._live[address] for address in self._channels.get(channel, ())]
+        for live in removed:
             self._remove(live, now_ms)
-        return gone
+        return removed
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
         """Drop and return brokers that were silent for too long, at most EXPIRED_MAX."""
         silent = (b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms)
-        gone = list(islice(silent, EXPIRED_MAX))
-        for live in gone:
+        removed = list(islice(silent, EXPIRED_MAX))
+        for live in removed:
             self._remove(live, now_ms)
         for group in self._groups.values():
             self._forget_claim(group, now_ms)
-        return gone
+        return removed
 
     # --- from administrators
 
@@ -523,9 +523,9 @@ class RouteTable:
         if takes or known:
             return group
         leader = group.addresses.get(LEADER_ID, "")
-        said = f"is of group id {claim.group_id}" if claim.group_id else "knows no group id"
+        reported = f"is of group id {claim.group_id}" if claim.group_id else "knows no group id"
         text = (
-            f"[OTHER_GROUP] {claim.address} {said}; "
+            f"[OTHER_GROUP] {claim.address} {reported}; "
             f"{leader or next(self.brokers(group.name)).address} holds the name {group.name} for "
             f"group id {group.group_id}: two groups must not share a brokerName, give one of them "
             "another"
@@ -643,7 +643,7 @@ class RouteTable:
         limits, group = self._limits, self._groups.get(claim.broker_name)
         topics = list(claim.topics)
         own = group.topics if group is not None else {}
-        for names, used, count_max, what in (
+        for names, used, count_max, subject in (
             (self._queues, len(self._queues), limits.topics_max, "topics"),
             (own, self.place_count, limits.places_max, "topics of groups"),
         ):
@@ -652,7 +652,7 @@ class RouteTable:
                 held = sum(len(group.topics) for group in self._groups.values() if group.signed)
                 room = count_max - held
             if len(topics) > room and sum(t.topic not in names for t in topics) > room:
-                raise _full(count_max, what)
+                raise _full(count_max, subject)
         return topics
 
     def _place(self, claim: Registration, now_ms: int) -> bool:
@@ -792,18 +792,20 @@ class RouteTable:
 
     def _replacing(self, group: BrokerGroup, topics: Sequence[TopicConfig]) -> Steps[bool]:
         changed = yield from self._putting(group, topics)
-        kept: set[str] = set()
+        retained: set[str] = set()
         for start in range(0, len(topics), NAMES_PER_STEP):
-            kept.update(config.topic for config in topics[start : start + NAMES_PER_STEP])
+            retained.update(config.topic for config in topics[start : start + NAMES_PER_STEP])
             yield
-        if len(kept) == len(group.topics):
+        if len(retained) == len(group.topics):
             return changed
-        names, gone = list(group.topics), list[str]()
+        names, removed = list(group.topics), list[str]()
         for start in range(0, len(names), NAMES_PER_STEP):
-            gone += [topic for topic in names[start : start + NAMES_PER_STEP] if topic not in kept]
+            removed += [
+                topic for topic in names[start : start + NAMES_PER_STEP] if topic not in retained
+            ]
             yield
-        yield from self._dropping(group, gone)
-        return changed or bool(gone)
+        yield from self._dropping(group, removed)
+        return changed or bool(removed)
 
     def _merging(self, group: BrokerGroup, topics: Sequence[TopicConfig]) -> Steps[bool]:
         dead = [t.topic for t in topics if not t.read_queue_count and not t.write_queue_count]
@@ -886,8 +888,8 @@ def _advance(change: TopicChange, steps: int) -> bool:
     return False
 
 
-def _full(count_max: int, what: str) -> RegistrationRefused:
-    text = f"[TABLE_FULL] the limit of {count_max} {what} would be passed"
+def _full(count_max: int, subject: str) -> RegistrationRefused:
+    text = f"[TABLE_FULL] the limit of {count_max} {subject} would be passed"
     return RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
 
 

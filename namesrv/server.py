@@ -157,13 +157,13 @@ class NameServer:
 
     def _server_limits(self) -> ServerLimits:
         """Return the bounds of the port for clients; log if descriptors lower them."""
-        wanted, shares = ServerLimits().connections_max, self._shares
-        allowed = min(wanted, shares.clients())
-        warn_if_limited(allowed, wanted, shares.limit)
+        requested, shares = ServerLimits().connections_max, self._shares
+        allowed = min(requested, shares.clients())
+        warn_if_limited(allowed, requested, shares.limit)
         return ServerLimits(connections_max=allowed, backlog=shares.accepted_at_once)
 
-    def _push_soon(self, wanted: bool) -> None:
-        if wanted and self._push is None:
+    def _push_soon(self, requested: bool) -> None:
+        if requested and self._push is None:
             loop = asyncio.get_running_loop()
             self._push = loop.call_later(PUSH_DELAY_S, self._push_now)
 
@@ -191,9 +191,9 @@ class NameServer:
         while True:
             await asyncio.sleep(SCAN_INTERVAL_S)
             await asyncio.to_thread(self.access.look_at_file)
-            while gone := self.table.expire(_now_ms()):
-                log_gone(gone, "silent")
-                for broker in gone:
+            while removed := self.table.expire(_now_ms()):
+                log_gone(removed, "silent")
+                for broker in removed:
                     if isinstance(broker.channel, Connection):
                         broker.channel.close("broker was silent")  # it should reconnect
                 await asyncio.sleep(0)

@@ -29,8 +29,8 @@ class Settings:
         """Apply properties, all of them or none. Raises ConfigError."""
         settings = parse_properties(text, "the request")
         values, _ = parse_settings(OPTIONS, settings)
-        found = [find(OPTIONS, setting) for setting in settings]
-        fixed = sorted(one.key for one in found if one is not None and not one.live)
+        result = [find(OPTIONS, setting) for setting in settings]
+        fixed = sorted(item.key for item in result if item is not None and not item.live)
         if fixed:
             raise ConfigError(f"{', '.join(fixed)}: not while the name server runs")
         for name, value in values.items():

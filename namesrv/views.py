@@ -79,11 +79,11 @@ def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
 def all_topics_body(table: RouteTable) -> Steps[bytes]:
     """Return TopicList of all topics."""
     names = table.names()
-    found: list[str] = []
+    result: list[str] = []
     for start in range(0, len(names), NAMES_PER_STEP):
-        found += filter(table.has_topic, names[start : start + NAMES_PER_STEP])
+        result += filter(table.has_topic, names[start : start + NAMES_PER_STEP])
         yield
-    return (yield from topic_list_body(found))
+    return (yield from topic_list_body(result))
 
 
 def topic_list_body(topics: Sequence[str], broker_address: str = "") -> Steps[bytes]:
@@ -109,29 +109,29 @@ def system_topics_body(table: RouteTable) -> Steps[bytes]:
 
 def cluster_topics_body(table: RouteTable, cluster: str) -> Steps[bytes]:
     """Return TopicList of one cluster."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for group in [group for group in table.groups() if group.cluster == cluster]:
         topics = list(group.topics)
         for start in range(0, len(topics), NAMES_PER_STEP):
-            found.update(dict.fromkeys(topics[start : start + NAMES_PER_STEP]))
+            result.update(dict.fromkeys(topics[start : start + NAMES_PER_STEP]))
             yield
-    return (yield from topic_list_body(list(found)))
+    return (yield from topic_list_body(list(result)))
 
 
-def unit_topics_body(table: RouteTable, wanted: int, refused: int = 0) -> Steps[bytes]:
-    """Return TopicList of topics with `wanted` and without `refused` flags on some group."""
-    found, seen = [], 0
+def unit_topics_body(table: RouteTable, requested: int, refused: int = 0) -> Steps[bytes]:
+    """Return TopicList of topics with `requested` and without `refused` flags on some group."""
+    result, seen = [], 0
     for topic in table.names():
         seen += 1
         for _, data in table.places(topic):
             seen += 1
-            if data.sys_flag & wanted and not data.sys_flag & refused:
-                found.append(topic)
+            if data.sys_flag & requested and not data.sys_flag & refused:
+                result.append(topic)
                 break
         if seen > NAMES_PER_STEP:
             seen = 0
             yield
-    return (yield from topic_list_body(found))
+    return (yield from topic_list_body(result))
 
 
 def _broker_data(group: BrokerGroup) -> dict[str, Any]:

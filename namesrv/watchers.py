@@ -49,8 +49,8 @@ class _Watcher:
 class RouteWatchers(Generic[C]):
     """The watching connections, of any hashable type, and the changes pending for each."""
 
-    def __init__(self, kept: Allowance) -> None:
-        self._kept = kept
+    def __init__(self, retained: Allowance) -> None:
+        self._kept = retained
         self._watchers: dict[C, _Watcher] = {}
         self._by_topic: dict[str, dict[C, None]] = {}  # connections in the order they asked
         self._by_group: dict[str, dict[C, None]] = {}
@@ -138,7 +138,7 @@ class RouteWatchers(Generic[C]):
             watcher = self._watchers.get(connection)
             if watcher is not None and watcher.more and changes.groups:
                 changes.everything = True  # one of its topics, not kept here, may live there
-        return [one for one in pending.items() if one[0] in self._watchers]
+        return [item for item in pending.items() if item[0] in self._watchers]
 
 
 def _note(changes: Changes, name: str, *, is_group: bool) -> None:

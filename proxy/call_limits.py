@@ -42,5 +42,5 @@ class CallLimit:
 
     def refuse(self, peer: str) -> None:
         self.refused_count += 1
-        words = "call_bound kind=%s limit=%d total=%d peer=%s"
-        log.warning(words, self.kind, self.limit, self.refused_count, peer, extra=FROM_PEER)
+        text = "call_bound kind=%s limit=%d total=%d peer=%s"
+        log.warning(text, self.kind, self.limit, self.refused_count, peer, extra=FROM_PEER)

@@ -31,8 +31,8 @@ Write = Callable[[TelemetryCommand], Awaitable[None]]
 class CommandQueue:
     """The commands to be written to an open Telemetry stream."""
 
-    def __init__(self, kept: Share) -> None:
-        self._kept = kept
+    def __init__(self, retained: Share) -> None:
+        self._kept = retained
         # None ends the stream.
         self._waiting: asyncio.Queue[tuple[TelemetryCommand, int] | None] = asyncio.Queue(QUEUE_MAX)
 
@@ -96,12 +96,12 @@ class Client:
         "version",
     )
 
-    def __init__(self, client_id: str, owner: str, now_s: float, kept: Share) -> None:
+    def __init__(self, client_id: str, owner: str, now_s: float, retained: Share) -> None:
         self.client_id = client_id
         self.owner = owner  # the account of the client; all its calls need the same account
         self.access_key = ""  # of the caller that opened the stream, with its host
         self.host = ""
-        self.kept = kept
+        self.kept = retained
         self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group = ""
         self.namespace = ""
@@ -142,8 +142,8 @@ class Client:
 
     def _take(self, size: int) -> None:
         if not self.kept.take(size):
-            words = "there is no room for what this client, or all clients, say of themselves"
-            raise StatusError(Code.TOO_MANY_REQUESTS, words)
+            text = "there is no room for what this client, or all clients, say of themselves"
+            raise StatusError(Code.TOO_MANY_REQUESTS, text)
 
 
 class Clients:
@@ -153,13 +153,13 @@ class Clients:
         self,
         clients_max: int,
         now_s: Callable[[], float],
-        kept: Allowance,
+        retained: Allowance,
         *,
         queue_bytes_max: int,
     ) -> None:
         self._clients_max = clients_max
         self._now_s = now_s
-        self._kept = kept
+        self._kept = retained
         self._queue_bytes_max = queue_bytes_max
         self._known: dict[str, Client] = {}
         self._turn = 0
@@ -180,14 +180,14 @@ class Clients:
         now_s = self._now_s()
         if client is None:
             if len(self._known) >= self._clients_max:
-                words = f"{self._clients_max} clients are known already"
-                raise StatusError(Code.TOO_MANY_REQUESTS, words)
-            kept = Share(self._kept, CLIENT_BYTES_MAX)
-            if not kept.take(CLIENT_BYTES):
+                text = f"{self._clients_max} clients are known already"
+                raise StatusError(Code.TOO_MANY_REQUESTS, text)
+            retained = Share(self._kept, CLIENT_BYTES_MAX)
+            if not retained.take(CLIENT_BYTES):
                 raise StatusError(
                     Code.TOO_MANY_REQUESTS, "clients say too much of themselves already"
                 )
-            client = self._known[client_id] = Client(client_id, owner, now_s, kept)
+            client = self._known[client_id] = Client(client_id, owner, now_s, retained)
         if client.owner != owner:
             raise StatusError(Code.FORBIDDEN, f"{client_id} is the client of another account")
         client.active_s = now_s
@@ -230,7 +230,7 @@ class Clients:
 
     def producer_of(self, topic: str, may: Callable[[Client], bool]) -> Client | None:
         """Return a producer of the topic with an open stream and the right to send, in rotation."""
-        found = [
+        result = [
             client
             for client in self._known.values()
             if client.is_producer
@@ -238,10 +238,10 @@ class Clients:
             and topic in client.topics
             and may(client)
         ]
-        if not found:
+        if not result:
             return None
         self._turn += 1
-        return found[self._turn % len(found)]
+        return result[self._turn % len(result)]
 
 
 def _size(text: str) -> int:

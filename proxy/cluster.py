@@ -76,8 +76,8 @@ class Brokers:
             return
         route = await self._in_time(caller, topic, self._instance.directory.refresh)
         if not any(broker.broker_name == broker_name for broker in route.brokers):
-            words = f"{topic} has no broker {broker_name[:100]}"
-            raise StatusError(Code.INVALID_RECEIPT_HANDLE, words)
+            text = f"{topic} has no broker {broker_name[:100]}"
+            raise StatusError(Code.INVALID_RECEIPT_HANDLE, text)
 
     async def _in_time(
         self, caller: Caller, topic: str, ask: Callable[[str], Awaitable[TopicRouteData]]
@@ -93,12 +93,12 @@ class Brokers:
     def addresses(self, topics: set[str]) -> tuple[str, ...]:
         """Return the known replicas of all broker groups of these topics."""
         directory = self._instance.directory
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         for topic in topics:
             route = directory.route_if_known(topic)
             for broker in () if route is None else route.brokers:
-                found.update(dict.fromkeys(directory.group(broker.broker_name).addresses))
-        return tuple(found)
+                result.update(dict.fromkeys(directory.group(broker.broker_name).addresses))
+        return tuple(result)
 
     def broker_at(self, topic: str, address: str) -> str | None:
         """Return the name of the topic's broker group that has a replica at this address."""
@@ -281,7 +281,7 @@ class Brokers:
         None if the name is missing in all groups that answer. Raises StatusError if no group
         answers."""
         route = await self.route(caller, topic)
-        names = sorted((one.broker_name for one in route.brokers), key=lambda name: name != first)
+        names = sorted((item.broker_name for item in route.brokers), key=lambda name: name != first)
         loop = asyncio.get_running_loop()
         requests: list[asyncio.Task[dict[str, Any] | None]] = []
         open_asks: set[asyncio.Task[dict[str, Any] | None]] = set()
@@ -338,8 +338,8 @@ class Brokers:
 
 def _type_of(bean: Mapping[str, Any]) -> str:
     attributes = bean.get("attributes")
-    found = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
-    return str(found or NORMAL)
+    result = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
+    return str(result or NORMAL)
 
 
 def _settings_of(bean: Mapping[str, Any]) -> GroupSettings:

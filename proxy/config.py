@@ -121,16 +121,16 @@ class ProxyConfig(TlsOptions):
     @property
     def reached_at(self) -> dict[str, str]:
         """Return `brokerAddressMap` as a table. Raises ValueError."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for entry in parse_address_list(self.broker_address_map):
-            told, equals, reached = (part.strip() for part in entry.partition("="))
+            reported, equals, reached = (part.strip() for part in entry.partition("="))
             if not equals:
                 raise ValueError(f"not of the form told=reached: {entry}")
-            for address in (told, reached):
+            for address in (reported, reached):
                 if problem := address_problem("address", address):
                     raise ValueError(problem)
-            found[format_address(*parse_address(told))] = reached
-        return found
+            result[format_address(*parse_address(reported))] = reached
+        return result
 
     def wrong(self) -> tuple[str, str] | None:
         """Return a field that contradicts the rest and the reason, or None."""

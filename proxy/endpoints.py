@@ -107,8 +107,8 @@ class Receipt(NamedTuple):
     def decode(cls, text: str) -> Receipt:
         """Parse a handle. Raises StatusError."""
         if len(text) > HANDLE_SIZE_MAX:
-            words = f"the receipt handle has more than {HANDLE_SIZE_MAX} characters"
-            raise StatusError(Code.INVALID_RECEIPT_HANDLE, words)
+            message = f"the receipt handle has more than {HANDLE_SIZE_MAX} characters"
+            raise StatusError(Code.INVALID_RECEIPT_HANDLE, message)
         try:
             handle = Handle.decode(text)
             parts = text.split(" ")
@@ -148,5 +148,5 @@ class TransactionId(NamedTuple):
             )
             return cls(broker_name, int(half_offset), int(position), key)
         except ValueError as error:
-            words = f"not a transaction id of this cluster: {text[:100]!r}"
-            raise StatusError(Code.INVALID_TRANSACTION_ID, words) from error
+            message = f"not a transaction id of this cluster: {text[:100]!r}"
+            raise StatusError(Code.INVALID_TRANSACTION_ID, message) from error

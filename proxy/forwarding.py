@@ -65,8 +65,8 @@ class Forwarder:
         host, port = address[:2] if address else ("", 0)  # already disconnected
         if not self._shared.take(host):
             self.refused_count += 1
-            words = "connection_bound limit=%d total=%d peer=%s"
-            log.warning(words, self._shared.limit, self.refused_count, host, extra=FROM_PEER)
+            text = "connection_bound limit=%d total=%d peer=%s"
+            log.warning(text, self._shared.limit, self.refused_count, host, extra=FROM_PEER)
             client.transport.abort()
             return
         client.lost.add_done_callback(lambda _: self._shared.give_back(host))

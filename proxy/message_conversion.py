@@ -90,8 +90,8 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
     if not message.body:
         raise StatusError(Code.MESSAGE_BODY_EMPTY, "the message has no body")
     if len(message.body) > size_max:
-        words = f"a body of {len(message.body)} bytes; the most are {size_max}"
-        raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, words)
+        reason = f"a body of {len(message.body)} bytes; the most are {size_max}"
+        raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, reason)
     if not system.message_id.strip():
         raise StatusError(Code.ILLEGAL_MESSAGE_ID, "the message has no id")
     id_of(system.message_id, "the message's id", Code.ILLEGAL_MESSAGE_ID)
@@ -101,16 +101,16 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
     if system.HasField("delivery_timestamp"):
         deliver_ms = _deliver_ms(system)
         if deliver_ms - now_ms > config.delay_ms_max > 0:
-            words = f"a message is delivered at most {config.delay_ms_max} ms after it was sent"
-            raise StatusError(Code.ILLEGAL_DELIVERY_TIME, f"{words} (maxDelayTimeMills)")
+            reason = f"a message is delivered at most {config.delay_ms_max} ms after it was sent"
+            raise StatusError(Code.ILLEGAL_DELIVERY_TIME, f"{reason} (maxDelayTimeMills)")
         properties[DELIVER_TIME] = str(deliver_ms)
     if transactional:
         properties |= {TRAN_MSG: "true", "PGROUP": topic}
         if system.HasField("orphaned_transaction_recovery_duration"):
             seconds = ms_of(system.orphaned_transaction_recovery_duration) // 1000
             if seconds > RECOVERY_S_MAX:
-                words = f"a transaction is asked about after at most {RECOVERY_S_MAX} s"
-                raise StatusError(Code.BAD_REQUEST, f"{words}, not {seconds}")
+                reason = f"a transaction is asked about after at most {RECOVERY_S_MAX} s"
+                raise StatusError(Code.BAD_REQUEST, f"{reason}, not {seconds}")
             properties[IMMUNITY] = str(max(1, seconds))
     sys_flag = SYS_COMPRESSED if system.body_encoding == Encoding.GZIP else 0
     if transactional:
@@ -120,8 +120,8 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
     except ValueError as error:
         raise StatusError(Code.BAD_REQUEST, str(error)) from error
     if len(text.encode()) > PROPERTIES_BYTES_MAX:
-        words = f"the properties take more than {PROPERTIES_BYTES_MAX} bytes"
-        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
+        reason = f"the properties take more than {PROPERTIES_BYTES_MAX} bytes"
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
     born_ms = ms_of(system.born_timestamp) if system.HasField("born_timestamp") else 0
     return Outbound(
         topic,
@@ -137,24 +137,24 @@ def outbound(message: Message, peer_host: str, config: ProxyConfig, now_ms: int)
 
 
 def _user_properties(message: Message) -> dict[str, str]:
-    found = dict(message.user_properties)
-    if len(found) > PROPERTIES_MAX:
-        words = f"{len(found)} properties; the most are {PROPERTIES_MAX}"
-        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
-    for name, value in found.items():
+    result = dict(message.user_properties)
+    if len(result) > PROPERTIES_MAX:
+        reason = f"{len(result)} properties; the most are {PROPERTIES_MAX}"
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+    for name, value in result.items():
         if name in RESERVED or not name or not _is_plain(name):
-            words = f"{name[:100]!r} is no name of a property"
-            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+            reason = f"{name[:100]!r} is no name of a property"
+            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
         if not value or not _is_plain(value):
-            words = f"the property {name[:100]!r} is empty, or has control characters"
-            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, words)
+            reason = f"the property {name[:100]!r} is empty, or has control characters"
+            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
     system = message.system_properties
-    texts = (*found.keys(), *found.values(), system.tag, *system.keys)
+    texts = (*result.keys(), *result.values(), system.tag, *system.keys)
     size = sum(len(text.encode()) for text in texts)
     if size > USER_BYTES_MAX:
-        words = f"properties, tag and keys have {size} bytes; the most are {USER_BYTES_MAX}"
-        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, words)
-    return found
+        reason = f"properties, tag and keys have {size} bytes; the most are {USER_BYTES_MAX}"
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+    return result
 
 
 def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, str]:
@@ -172,9 +172,9 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
     if group:
         size = len(group.encode())
         if group.isspace() or size > MESSAGE_GROUP_BYTES_MAX or not _is_plain(group):
-            words = f"{group[:100]!r} is no message group: blank, with control characters, or with"
-            words += f" more than {MESSAGE_GROUP_BYTES_MAX} bytes"
-            raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, words)
+            text = f"{group[:100]!r} is no message group: blank, with control characters, or with"
+            text += f" more than {MESSAGE_GROUP_BYTES_MAX} bytes"
+            raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, text)
         properties[SHARDING_KEY] = group
     elif system.message_type == MessageType.FIFO:
         raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message without a message group")
@@ -193,8 +193,8 @@ def _system_properties(system: SystemProperties, peer_host: str) -> dict[str, st
 
 def _deliver_ms(system: SystemProperties) -> int:
     if system.message_group:
-        words = "a message has a message group or a delivery time, not both"
-        raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, words)
+        text = "a message has a message group or a delivery time, not both"
+        raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
     deliver_ms = ms_of(system.delivery_timestamp)
     if deliver_ms <= 0:
         raise StatusError(Code.ILLEGAL_DELIVERY_TIME, "the delivery time is none")
@@ -245,8 +245,8 @@ def inbound(
     if deliver.isdecimal() and len(deliver) < 15:
         system.delivery_timestamp.FromMilliseconds(int(deliver))
     if origin := properties.get(DLQ_TOPIC):
-        told = DeadLetterQueue(topic=origin, message_id=properties.get(DLQ_MESSAGE_ID, ""))
-        system.dead_letter_queue.CopyFrom(told)
+        reported = DeadLetterQueue(topic=origin, message_id=properties.get(DLQ_MESSAGE_ID, ""))
+        system.dead_letter_queue.CopyFrom(reported)
     if (seconds := properties.get(IMMUNITY, "")).isdecimal() and len(seconds) < 10:
         system.orphaned_transaction_recovery_duration.FromSeconds(int(seconds))
     if receipt is not None:

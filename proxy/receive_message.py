@@ -126,16 +126,18 @@ class ReceiveHandlers:
         settings = await self._brokers.group_settings(caller, topic, group, named)
         header = self._header(caller, request, topic, group, orderly=settings.orderly)
         broker_name = await self._broker(caller, topic, named)
-        found = await self._popped(caller, broker_name, header)
-        deliverable, filtered = _by_tag(found, request.filter_expression)
-        for one in filtered:
-            self._spawn(self._drop(caller, topic, group, one), "silent ack")
+        result = await self._popped(caller, broker_name, header)
+        deliverable, filtered = _by_tag(result, request.filter_expression)
+        for item in filtered:
+            self._spawn(self._drop(caller, topic, group, item), "silent ack")
         dead = [
-            one for one in deliverable if settings.orderly and one.times > settings.retry_times_max
+            item
+            for item in deliverable
+            if settings.orderly and item.times > settings.retry_times_max
         ]
-        for one in dead:
-            self._spawn(self._bury(caller, topic, group, one), "dead letter")
-            deliverable.remove(one)
+        for item in dead:
+            self._spawn(self._bury(caller, topic, group, item), "dead letter")
+            deliverable.remove(item)
         if not deliverable:
             raise StatusError(Code.MESSAGE_NOT_FOUND, "no new message")
         return await self._write(caller, topic, group, deliverable, write)
@@ -176,11 +178,11 @@ class ReceiveHandlers:
         """Return a duration in ms. Raises StatusError with the text that clients' tests expect."""
         invisible_ms, high = ms_of(duration), self._config.invisible_ms_max
         if invisible_ms < low:
-            words = f"the invisibleTime is too small: {invisible_ms} ms, the least is {low} ms"
-            raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, words)
+            text = f"the invisibleTime is too small: {invisible_ms} ms, the least is {low} ms"
+            raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, text)
         if invisible_ms > high:
-            words = f"the invisibleTime is too large: {invisible_ms} ms, the most is {high} ms"
-            raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, words)
+            text = f"the invisibleTime is too large: {invisible_ms} ms, the most is {high} ms"
+            raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, text)
         return invisible_ms
 
     def _poll_ms(self, caller: Caller, request: ReceiveMessageRequest) -> int:
@@ -194,8 +196,8 @@ class ReceiveHandlers:
         poll_ms = min(max(requested_ms, low), high)
         if poll_ms > left_ms:
             if left_ms < low:
-                words = f"the call's deadline leaves {left_ms} ms; a receive takes {low}"
-                raise StatusError(Code.ILLEGAL_POLLING_TIME, words)
+                text = f"the call's deadline leaves {left_ms} ms; a receive takes {low}"
+                raise StatusError(Code.ILLEGAL_POLLING_TIME, text)
             poll_ms = left_ms
         return poll_ms
 
@@ -220,9 +222,9 @@ class ReceiveHandlers:
         try:
             await asyncio.wait((pop, stop), timeout=max(0.0, left_s), return_when=first)
             if pop.done():
-                found: list[Popped] = pop.result()
+                results: list[Popped] = pop.result()
                 returned = True
-                return found
+                return results
         finally:
             stop.cancel()
             if not returned:  # the pop may complete in the turn of the cancellation
@@ -246,18 +248,18 @@ class ReceiveHandlers:
             raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from error
 
     async def _write(
-        self, caller: Caller, topic: str, group: str, found: list[Popped], write: Write
+        self, caller: Caller, topic: str, group: str, result: list[Popped], write: Write
     ) -> int:
         """Write the messages; return their count. Unwritten messages become visible again, except
         those that cannot be converted, which would be popped again at once. Raises Unread;
         StatusError if there is no capacity and nothing was written."""
-        key, size = _key_of(caller), sum(len(one.record.body) for one in found)
+        key, size = _key_of(caller), sum(len(item.record.body) for item in result)
         if not self._limit.take(key, size):
-            self._make_visible(caller, topic, group, found, CROWDED_MS)
+            self._make_visible(caller, topic, group, result, CROWDED_MS)
             raise StatusError(Code.TOO_MANY_REQUESTS, CROWDED)
         loop = asyncio.get_running_loop()
         writer = ResponseWriter(
-            found, lambda one: _client_message_or_none(one, topic, caller.namespace), write
+            result, lambda item: _client_message_or_none(item, topic, caller.namespace), write
         )
         writing = loop.create_task(writer.run(), name="write")
         left: Sequence[Popped] = ()
@@ -270,7 +272,7 @@ class ReceiveHandlers:
                 writer.end()
                 left = writer.left
                 self._make_visible(caller, topic, group, left)
-                held = sum(len(one.record.body) for one in left[:1])
+                held = sum(len(item.record.body) for item in left[:1])
                 self._limit.release(key, size - held)
                 size = held
             await writing
@@ -295,22 +297,22 @@ class ReceiveHandlers:
         caller: Caller,
         topic: str,
         group: str,
-        found: Sequence[Popped],
+        result: Sequence[Popped],
         after_ms: int = RETURNED_MS,
     ) -> None:
-        self.returned_count += len(found)
-        log.info("given_back client=%s count=%d", caller.client_id, len(found))
+        self.returned_count += len(result)
+        log.info("given_back client=%s count=%d", caller.client_id, len(result))
         late = self._later(caller)
-        for one in found:
-            work = self._change(late, topic, group, one.receipt, after_ms)
+        for item in result:
+            work = self._change(late, topic, group, item.receipt, after_ms)
             self._spawn(_quietly(work), "give back")
 
-    async def _drop(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
-        await _quietly(self._ack(self._later(caller), topic, group, one.receipt))
+    async def _drop(self, caller: Caller, topic: str, group: str, item: Popped) -> None:
+        await _quietly(self._ack(self._later(caller), topic, group, item.receipt))
 
-    async def _bury(self, caller: Caller, topic: str, group: str, one: Popped) -> None:
-        message_id = decode_properties(one.record.properties).get("UNIQ_KEY", "")
-        work = self._to_dead_letters(self._later(caller), topic, group, one.receipt, message_id)
+    async def _bury(self, caller: Caller, topic: str, group: str, item: Popped) -> None:
+        message_id = decode_properties(item.record.properties).get("UNIQ_KEY", "")
+        work = self._to_dead_letters(self._later(caller), topic, group, item.receipt, message_id)
         await _quietly(work)
 
     def _later(self, caller: Caller) -> Caller:
@@ -415,11 +417,11 @@ class ReceiveHandlers:
         handle = receipt.handle
         record = await self._brokers.stored_at(caller, handle.broker_name, receipt.position)
         if record is not None:
-            found = (record.topic, record.queue_id, record.queue_offset)
-            if found == (receipt.stored_in(topic, group), handle.queue_id, handle.offset):
+            result = (record.topic, record.queue_id, record.queue_offset)
+            if result == (receipt.stored_in(topic, group), handle.queue_id, handle.offset):
                 return
-        words = "the receipt handle does not say where the message is"
-        raise StatusError(Code.INVALID_RECEIPT_HANDLE, words)
+        text = "the receipt handle does not say where the message is"
+        raise StatusError(Code.INVALID_RECEIPT_HANDLE, text)
 
     async def _to_dead_letters(
         self, caller: Caller, topic: str, group: str, receipt: Receipt, message_id: str
@@ -447,7 +449,7 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
     head = PopResponseHeader.parse(response.ext)
     starts = by_queue(head.starts)
     times = _times(head.order_counts)
-    found: list[Popped] = []
+    result: list[Popped] = []
     body = response.body
     at = 0
     while at < len(body):
@@ -469,19 +471,19 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
             )
         before = times.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
         receipt = Receipt(handle, record.physical_offset)
-        found.append(Popped(record, receipt, before, head.invisible_ms))
-    return found
+        result.append(Popped(record, receipt, before, head.invisible_ms))
+    return result
 
 
-def client_message(one: Popped, topic: str, namespace: str) -> Message:
+def client_message(item: Popped, topic: str, namespace: str) -> Message:
     """Return a popped message for its client."""
     return inbound(
-        one.record,
+        item.record,
         topic,
         namespace,
-        one.receipt,
-        times=one.times,
-        invisible_ms=one.invisible_ms,
+        item.receipt,
+        times=item.times,
+        invisible_ms=item.invisible_ms,
     )
 
 
@@ -489,36 +491,36 @@ def _key_of(caller: Caller) -> ClientKey:
     return caller.owner, caller.client_id
 
 
-def _client_message_or_none(one: Popped, topic: str, namespace: str) -> Message | None:
+def _client_message_or_none(item: Popped, topic: str, namespace: str) -> Message | None:
     try:
-        return client_message(one, topic, namespace)
+        return client_message(item, topic, namespace)
     except Exception as error:  # a message that cannot be converted must not block the rest
-        log.info("not_told topic=%s position=%d: %r", topic, one.receipt.position, error)
+        log.info("not_told topic=%s position=%d: %r", topic, item.receipt.position, error)
         return None
 
 
 def _times(text: str) -> dict[str, int]:
     """Return how often each message of an ordered pop was popped before."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for part in text.split(";") if text else ():
         fields = part.split(" ")
         if len(fields) == 3 and fields[2].isdecimal():
-            found[fields[1]] = int(fields[2])
-    return found
+            result[fields[1]] = int(fields[2])
+    return result
 
 
-def _by_tag(found: list[Popped], filter_: FilterExpression) -> tuple[list[Popped], list[Popped]]:
+def _by_tag(result: list[Popped], filter_: FilterExpression) -> tuple[list[Popped], list[Popped]]:
     """Split messages by whether their tag matches."""
     expression = filter_.expression or EVERYTHING
     if filter_.type == FilterType.SQL or expression == EVERYTHING:
-        return list(found), []
+        return list(result), []
     tags = {tag.strip() for tag in expression.split("||")}
     matching: list[Popped] = []
-    others: list[Popped] = []
-    for one in found:
-        tag = decode_properties(one.record.properties).get("TAGS")
-        (matching if tag in tags else others).append(one)
-    return matching, others
+    rest: list[Popped] = []
+    for item in result:
+        tag = decode_properties(item.record.properties).get("TAGS")
+        (matching if tag in tags else rest).append(item)
+    return matching, rest
 
 
 async def _quietly(work: Awaitable[Any]) -> None:

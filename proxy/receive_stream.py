@@ -61,10 +61,10 @@ class ResponseWriter(Generic[T]):
     counts messages."""
 
     def __init__(
-        self, found: Sequence[T], convert: Callable[[T], Message | None], write: Write
+        self, result: Sequence[T], convert: Callable[[T], Message | None], write: Write
     ) -> None:
         self.written = 0
-        self._found = found
+        self._found = result
         self._convert = convert
         self._write = write
         self._passed = 0  # were written or skipped
@@ -82,10 +82,10 @@ class ResponseWriter(Generic[T]):
     async def run(self) -> None:
         """Write all messages. Raises Unread after `end`."""
         await self._write(ReceiveMessageResponse(status=status_of(Code.OK)))
-        for one in self._found:
+        for item in self._found:
             if self._ended:
                 raise Unread("the client did not read its messages in time")
-            message = self._convert(one)
+            message = self._convert(item)
             if message is not None:
                 await self._write(ReceiveMessageResponse(message=message))
                 self.written += 1

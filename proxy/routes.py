@@ -80,17 +80,17 @@ class RouteHandlers:
         settings = await self._brokers.group_settings(caller, topic, group)
         self._clients.add_topic(caller.client_id, caller.owner, topic)
         shown = resource_of(topic, caller.namespace)
-        found: list[Assignment] = []
+        result: list[Assignment] = []
         for data in sorted(route.queues, key=lambda data: data.broker_name):
             if not data.perm & PERM_READ or not data.read_count:
                 continue
             numbers = range(data.read_count) if settings.orderly else (ALL_QUEUES,)
             for number in numbers:
                 queue = _queue(data, number, _permission(data.perm), shown, request.endpoints)
-                found.append(Assignment(message_queue=queue))
-        if not found:
+                result.append(Assignment(message_queue=queue))
+        if not result:
             raise StatusError(Code.FORBIDDEN, f"{topic} has no queue that may be read")
-        return QueryAssignmentResponse(status=status_of(Code.OK), assignments=found)
+        return QueryAssignmentResponse(status=status_of(Code.OK), assignments=result)
 
 
 def _queues(

@@ -209,8 +209,8 @@ class Service:
                 await self._end(name, context, refusal)
             raise
         if not self._calls.take(self._peer(context), caller.access_key or caller.host):
-            words = f"{self._calls.count} of {self._calls.limit} calls are in progress already"
-            await self._end(name, context, StatusError(pb.Code.TOO_MANY_REQUESTS, words))
+            text = f"{self._calls.count} of {self._calls.limit} calls are in progress already"
+            await self._end(name, context, StatusError(pb.Code.TOO_MANY_REQUESTS, text))
         return caller
 
     async def _read_request(
@@ -225,8 +225,8 @@ class Service:
             self._unfinished_count += 1
             peer = self._peer(context)
             log.warning("call_unfinished call=%s peer=%s", name, peer, extra=FROM_PEER)
-            words = f"the message did not arrive within {MESSAGE_S:g} s"
-            await self._end(name, context, StatusError(pb.Code.PROXY_TIMEOUT, words))
+            text = f"the message did not arrive within {MESSAGE_S:g} s"
+            await self._end(name, context, StatusError(pb.Code.PROXY_TIMEOUT, text))
         if message is grpc.aio.EOF:
             await self._end(name, context, StatusError(pb.Code.BAD_REQUEST, "there is no message"))
         try:
@@ -254,15 +254,15 @@ class Service:
             loop = asyncio.get_running_loop()
             began_s = loop.time()
             try:
-                found = await act(caller, request)
+                result = await act(caller, request)
             except StatusError as refusal:
                 self._log(name, context, refusal)
-                found = answer(status=refusal.status)
+                result = answer(status=refusal.status)
             except Exception:
                 log.exception("call_failed call=%s", name, extra=FROM_PEER)
-                found = answer(status=status_of(pb.Code.INTERNAL_ERROR))
-            self._counts.answered(name, found.status.code, loop.time() - began_s)
-            return found
+                result = answer(status=status_of(pb.Code.INTERNAL_ERROR))
+            self._counts.answered(name, result.status.code, loop.time() - began_s)
+            return result
 
         return call
 
@@ -367,23 +367,23 @@ class Service:
         if command.WhichOneof("command") != "settings":
             return True  # results of requests that the proxy never makes
         if command.settings.WhichOneof("pub_sub") is None:
-            words = "the settings say neither publishing nor subscription"
-            raise StatusError(pb.Code.BAD_REQUEST, words)
+            text = "the settings say neither publishing nor subscription"
+            raise StatusError(pb.Code.BAD_REQUEST, text)
         caller = replace(caller, deadline_s=asyncio.get_running_loop().time() + SETTINGS_S)
         answer = await self._presence.settings(caller, command.settings)
         client = self._clients.find(caller.client_id)
         if client is not None:
             client.queue = queue
         if not queue.put(answer):
-            words = "the client does not read its stream, or all clients are told too much"
-            raise StatusError(pb.Code.TOO_MANY_REQUESTS, words)
+            text = "the client does not read its stream, or all clients are told too much"
+            raise StatusError(pb.Code.TOO_MANY_REQUESTS, text)
         return True
 
     async def _health(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         peer = self._peer(context)
         if not self._checks.take(peer, host_of(peer)):
-            words = f"{self._checks.count} health checks are in progress already"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+            text = f"{self._checks.count} health checks are in progress already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         return NOT_SERVING if self._stopping.is_set() else SERVING
 
     def _log(self, name: str, context: Context, refusal: StatusError) -> None:

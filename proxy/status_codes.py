@@ -76,8 +76,8 @@ def status_error_of(error: ClientError) -> StatusError:
         return _refused(error.code, error.remark)
     if isinstance(error, NoRoute):
         # The form of Java's exceptions, which clients' tests expect.
-        words = f"CODE: {ResponseCode.TOPIC_NOT_EXIST:d}  DESC: {error.reason}"
-        return StatusError(Code.TOPIC_NOT_FOUND, words)
+        text = f"CODE: {ResponseCode.TOPIC_NOT_EXIST:d}  DESC: {error.reason}"
+        return StatusError(Code.TOPIC_NOT_FOUND, text)
     if isinstance(error, NameServerUnreachable):
         return StatusError(Code.PROXY_TIMEOUT, error.message)
     if error.outcome_unknown:
@@ -94,5 +94,7 @@ def _refused(code: int, remark: str) -> StatusError:
         return StatusError(Code.FORBIDDEN, remark)
     if remark.startswith(UNKNOWN):
         return StatusError(Code.MASTER_PERSISTENCE_TIMEOUT, remark)
-    found = _BY_CODE.get(ResponseCode(code)) if code in set(ResponseCode) else None
-    return StatusError(found or Code.INTERNAL_SERVER_ERROR, remark or f"the broker answered {code}")
+    result = _BY_CODE.get(ResponseCode(code)) if code in set(ResponseCode) else None
+    return StatusError(
+        result or Code.INTERNAL_SERVER_ERROR, remark or f"the broker answered {code}"
+    )

@@ -152,8 +152,8 @@ class TelemetryHandlers:
         if client.kind == ClientType.CLIENT_TYPE_UNSPECIFIED:
             # The client was connected to a different proxy, and sends its settings on request.
             if request.client_type == ClientType.CLIENT_TYPE_UNSPECIFIED:
-                words = "neither this heartbeat nor settings say what the client is"
-                raise StatusError(Code.UNRECOGNIZED_CLIENT_TYPE, words)
+                text = "neither this heartbeat nor settings say what the client is"
+                raise StatusError(Code.UNRECOGNIZED_CLIENT_TYPE, text)
             client.kind = request.client_type
         if request.HasField("group") and not client.is_producer:
             client.group = group_of(request.group)

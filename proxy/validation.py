@@ -27,16 +27,16 @@ def expression_of(expression: FilterExpression) -> tuple[str, str]:
     """Return a filter's broker-side kind and its text. Raises StatusError."""
     text = expression.expression
     if len(text) > EXPRESSION_CHARS_MAX:
-        words = f"the expression has {len(text)} characters, allowed are {EXPRESSION_CHARS_MAX}"
-        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, words)
+        message = f"the expression has {len(text)} characters, allowed are {EXPRESSION_CHARS_MAX}"
+        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, message)
     return ("SQL92" if expression.type == FilterType.SQL else "TAG"), text or "*"
 
 
-def id_of(text: str, what: str, code: Code = Code.BAD_REQUEST) -> str:
+def id_of(text: str, subject: str, code: Code = Code.BAD_REQUEST) -> str:
     """Return an id or a similar name. Raises StatusError with `code`."""
     if len(text) > ID_CHARS_MAX or not text.isprintable():
         raise StatusError(
-            code, f"{what} is longer than {ID_CHARS_MAX} characters, or not printable"
+            code, f"{subject} is longer than {ID_CHARS_MAX} characters, or not printable"
         )
     return text
 
@@ -45,11 +45,11 @@ def check_settings(settings: Settings) -> None:
     """Raise StatusError for settings above the limits."""
     size, count = settings.ByteSize(), len(settings.subscription.subscriptions)
     if size > SETTINGS_BYTES_MAX:
-        words = f"the settings have {size} bytes; the most are {SETTINGS_BYTES_MAX}"
-        raise StatusError(Code.PAYLOAD_TOO_LARGE, words)
+        text = f"the settings have {size} bytes; the most are {SETTINGS_BYTES_MAX}"
+        raise StatusError(Code.PAYLOAD_TOO_LARGE, text)
     if count > SUBSCRIPTIONS_MAX:
-        words = f"{count} subscriptions; the most are {SUBSCRIPTIONS_MAX}"
-        raise StatusError(Code.BAD_REQUEST, words)
+        text = f"{count} subscriptions; the most are {SUBSCRIPTIONS_MAX}"
+        raise StatusError(Code.BAD_REQUEST, text)
 
 
 def check_endpoints(endpoints: Endpoints) -> None:
@@ -58,5 +58,5 @@ def check_endpoints(endpoints: Endpoints) -> None:
         raise StatusError(Code.ILLEGAL_ACCESS_POINT, "the endpoints have no address")
     size = endpoints.ByteSize()
     if size > ENDPOINTS_BYTES_MAX:
-        words = f"the endpoints have {size} bytes; the most are {ENDPOINTS_BYTES_MAX}"
-        raise StatusError(Code.ILLEGAL_ACCESS_POINT, words)
+        text = f"the endpoints have {size} bytes; the most are {ENDPOINTS_BYTES_MAX}"
+        raise StatusError(Code.ILLEGAL_ACCESS_POINT, text)

@@ -51,8 +51,8 @@ def page(name: str, command: click.Command) -> str:
         *commands(context, ".SH COMMANDS"),
         ".SH SEE ALSO",
     ]
-    *others, last = (f".BR {other} (1)" for other in COMMANDS if other != name)
-    lines += [*(f"{other} ," for other in others), last]
+    *rest, last = (f".BR {other} (1)" for other in COMMANDS if other != name)
+    lines += [*(f"{other} ," for other in rest), last]
     return "\n".join(lines) + "\n"
 
 
@@ -108,13 +108,13 @@ def described(text: str | None) -> list[str]:
     """Return a help text's paragraphs."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
-        words = paragraph.split("\n")
+        message = paragraph.split("\n")
         if lines:
             lines.append(".PP")
-        if words[0].strip() == AS_IT_IS:
-            lines += [".nf", *map(escaped, words[1:]), ".fi"]
+        if message[0].strip() == AS_IT_IS:
+            lines += [".nf", *map(escaped, message[1:]), ".fi"]
         else:
-            lines.append(escaped(" ".join(word.strip() for word in words)))
+            lines.append(escaped(" ".join(word.strip() for word in message)))
     return lines
 
 

@@ -117,21 +117,21 @@ class Leaders:
             except NodeSilent as silent:
                 return group, None, silent.words
 
-        found: dict[str, tuple[Any, str]] = {}
+        result: dict[str, tuple[Any, str]] = {}
         errors = []
         for group, answer, error in await asyncio.gather(*(one(name) for name in names)):
             if error:
                 errors.append({"group": group, "error": error})
             elif answer is not None:
-                found[group] = answer
-        return found, errors
+                result[group] = answer
+        return result, errors
 
     async def views(
         self, path: str, query: Query | None = None, only: str = "", kind: Any = Object
     ) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """Return `answers` without their versions."""
-        found, errors = await self.answers(path, query, only, kind)
-        return {group: value for group, (value, _) in found.items()}, errors
+        result, errors = await self.answers(path, query, only, kind)
+        return {group: value for group, (value, _) in result.items()}, errors
 
     async def change(
         self,
@@ -173,17 +173,17 @@ def is_unknown(answer: Answer) -> bool:
     return answer.status == GATEWAY_TIMEOUT or _code(answer) == OUTCOME_UNKNOWN
 
 
-def problem_of(who: str, silent: NodeSilent) -> ApiProblem:
+def problem_of(owner: str, silent: NodeSilent) -> ApiProblem:
     if isinstance(silent, WrongAnswer):
-        words = f"{who} gives a wrong answer: {silent.words}"
+        text = f"{owner} gives a wrong answer: {silent.words}"
         if silent.sent:
-            words += "; the change may have been made: look before you repeat it"
-            return ApiProblem(502, "OUTCOME_UNKNOWN", words)
-        return ApiProblem(502, "WRONG_ANSWER", words)
-    words = f"{who} does not answer: {silent.words}"
+            text += "; the change may have been made: look before you repeat it"
+            return ApiProblem(502, "OUTCOME_UNKNOWN", text)
+        return ApiProblem(502, "WRONG_ANSWER", text)
+    text = f"{owner} does not answer: {silent.words}"
     if silent.sent:
-        return outcome_unknown(f"{words}; it may have been done: look before trying again")
-    return unavailable(words, "NODE_SILENT")
+        return outcome_unknown(f"{text}; it may have been done: look before trying again")
+    return unavailable(text, "NODE_SILENT")
 
 
 def relayed(answer: Answer, group: str) -> ApiProblem:

@@ -41,9 +41,9 @@ STATUSES = frozenset(map(int, HTTPStatus))
 class NodeSilent(Exception):
     """No answer came. `sent`: the request may have arrived and had an effect."""
 
-    def __init__(self, words: str, *, sent: bool) -> None:
-        super().__init__(words)
-        self.words = words
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.words = text
         self.sent = sent
 
 
@@ -97,10 +97,10 @@ class Answer:
     def words(self) -> str:
         """Put a problem into words."""
         problem = self.problem()
-        said = self.body[:200].decode("utf-8", "replace")
+        reported = self.body[:200].decode("utf-8", "replace")
         if problem is not None:
-            said = str(problem.get("detail") or problem.get("title") or "")
-        return f"{self.status} {said}" if said else str(self.status)
+            reported = str(problem.get("detail") or problem.get("title") or "")
+        return f"{self.status} {reported}" if reported else str(self.status)
 
 
 class Nodes:
@@ -164,15 +164,15 @@ class Nodes:
         contact = self._contact(http_address)
         if contact.refused:
             raise NodeSilent(f"it is not asked: {contact.refused}", sent=False)
-        wanted = {**(headers or {}), **self._token.headers(url, http_address)}
+        requested = {**(headers or {}), **self._token.headers(url, http_address)}
         if body is not None:
-            wanted.setdefault("Content-Type", JSON)
+            requested.setdefault("Content-Type", JSON)
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         sent = False
         try:
             async with asyncio.timeout(timeout_s), self._slots:
                 request = self._session.request(
-                    method, _at(contact, url), data=body, headers=wanted | _named(contact, url),
+                    method, _at(contact, url), data=body, headers=requested | _named(contact, url),
                     timeout=limit, allow_redirects=False, ssl=self._tls() or True,
                     server_hostname=_name(contact, url),
                 )  # fmt: skip
@@ -215,12 +215,12 @@ class Nodes:
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S
         )
         url = url_of(http_address, path)
-        wanted = {**headers, **self._token.headers(url, http_address)}
+        requested = {**headers, **self._token.headers(url, http_address)}
         contact = self._contact(http_address)
         if contact.refused:
             raise aiohttp.ClientConnectionError(f"it is not asked: {contact.refused}")
         async with self._session.get(
-            _at(contact, url), headers=wanted | _named(contact, url), timeout=limit,
+            _at(contact, url), headers=requested | _named(contact, url), timeout=limit,
             allow_redirects=False, ssl=self._tls() or True, server_hostname=_name(contact, url),
         ) as response:  # fmt: skip
             _check_plain(response)

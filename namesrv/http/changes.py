@@ -246,8 +246,8 @@ class Changes:
 def _queried(call: Call) -> dict[str, str] | None:
     """Return the query parameters that are the brokers' to know."""
     names = {"offsets": "offsets", "last_administrator": "lastAdministrator"}
-    told = {key: "true" for name, key in names.items() if getattr(call.query, name, False)}
-    return told or None
+    reported = {key: "true" for name, key in names.items() if getattr(call.query, name, False)}
+    return reported or None
 
 
 def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
@@ -260,16 +260,16 @@ def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapp
         return {group: {"If-Match": "*"} for group in groups}
     if not condition.versions:
         return {group: {} for group in groups}
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     parts = [split_version(version) for version in condition.versions]
     for group in groups:
         tags = [part[group] for part in parts if group in part]
         if not tags and any(parts):
-            found[group] = {"If-None-Match": "*"}
+            result[group] = {"If-None-Match": "*"}
         else:
             shown = tags or condition.versions
-            found[group] = {"If-Match": ", ".join(f'"{tag}"' for tag in shown)}
-    return found
+            result[group] = {"If-Match": ", ".join(f'"{tag}"' for tag in shown)}
+    return result
 
 
 def reply_of(results: Sequence[GroupResult]) -> Reply:
@@ -278,8 +278,8 @@ def reply_of(results: Sequence[GroupResult]) -> Reply:
     fields = [result.as_fields() for result in results]
     if status < 400:
         return Reply({"results": fields}, status=status)
-    told = "; ".join(f"{result.group}: {result.error}" for result in results)
+    reported = "; ".join(f"{result.group}: {result.error}" for result in results)
     code = {504: "OUTCOME_UNKNOWN", 412: "VERSION_MISMATCH"}.get(status, "CHANGE_FAILED")
     raise ApiProblem(
-        status, code, f"done in no group for certain. {told}", more={"results": fields}
+        status, code, f"done in no group for certain. {reported}", more={"results": fields}
     )

@@ -77,20 +77,20 @@ class ClientAccess:
         ]  # fmt: skip
 
     async def accounts(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(
+        result, errors = await self._leaders.views(
             "/api/v1/accounts", only=call.query.group, kind=Accounts
         )
         by_key: dict[str, list[Item]] = {}
-        for group in sorted(found):
-            for item in with_group(group, items_of(found[group])):
+        for group in sorted(result):
+            for item in with_group(group, items_of(result[group])):
                 by_key.setdefault(str(item["accessKey"]), []).append(item)
         groups = [
             {
                 "group": group,
-                "enabled": bool(found[group].get("enabled")),
-                "whiteAddresses": list(found[group].get("whiteAddresses") or ()),
+                "enabled": bool(result[group].get("enabled")),
+                "whiteAddresses": list(result[group].get("whiteAddresses") or ()),
             }
-            for group in sorted(found)
+            for group in sorted(result)
         ]
         items = [{"accessKey": key, "groups": by_key[key]} for key in sorted(by_key)]
         return {"items": items, "next": None, "groups": groups, "errors": errors}
@@ -107,13 +107,13 @@ class ClientAccess:
                 raise unavailable(f"the leader of {group} is not sent a secret: {why}", "DISTRUST")
 
     async def modes(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(filled(MODES, call), kind=Items)
-        if not found:
+        result, errors = await self._leaders.views(filled(MODES, call), kind=Items)
+        if not result:
             raise none_has("consumer group", errors)
         items = [
             {**item, "brokerGroup": group}
-            for group in sorted(found)
-            for item in items_of(found[group])
+            for group in sorted(result)
+            for item in items_of(result[group])
         ]
         return {"items": items, "next": None, "errors": errors}
 

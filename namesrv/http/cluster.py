@@ -69,28 +69,28 @@ class ClusterView:
     def known(self) -> list[Known]:
         return self._directory.look(_wall_ms())
 
-    def find(self, group: str, who: str) -> Known | None:
+    def find(self, group: str, reference: str) -> Known | None:
         """Find a broker by broker id, address, or the name that the replica calls itself."""
         known = self.known()
-        named = [k for k in known if k.group == group and self._names.get(k.address) == who]
-        return find(known, group, who) or (named[0] if named else None)
+        named = [k for k in known if k.group == group and self._names.get(k.address) == reference]
+        return find(known, group, reference) or (named[0] if named else None)
 
     def group_of(self, address: str) -> str:
         """Return the group that has a broker at `address`; if none is known, the only group there
         is (the broker has left, and its group has the log), else ""."""
         known = self.known()
-        groups = {one.group for one in known}
-        found = next((one.group for one in known if one.address == address), "")
-        return found or (groups.pop() if len(groups) == 1 else "")
+        groups = {item.group for item in known}
+        result = next((item.group for item in known if item.address == address), "")
+        return result or (groups.pop() if len(groups) == 1 else "")
 
     def forget(self, group: str, address: str) -> bool:
         return self._directory.forget(group, address)
 
     def leaders(self, only: str = "") -> dict[str, str]:
         """Return group → its leader's HTTP address, "" if unknown; `only`: of one group."""
-        groups = by_group(one for one in self.known() if only in ("", one.group))
-        found = {name: leader_of(members, name) for name, members in groups.items()}
-        return {name: one.http_address if one else "" for name, one in found.items()}
+        groups = by_group(item for item in self.known() if only in ("", item.group))
+        result = {name: leader_of(members, name) for name, members in groups.items()}
+        return {name: item.http_address if item else "" for name, item in result.items()}
 
     def groups_with(self, topic: str) -> list[str]:
         """Return the groups that a change of a topic concerns: those that have it, and those of
@@ -99,8 +99,8 @@ class ClusterView:
         having = self.table.queues(topic)
         if not having:
             return []
-        gone = [name for name in self.leaders() if self.table.group(name) is None]
-        return [*having, *gone]
+        removed = [name for name in self.leaders() if self.table.group(name) is None]
+        return [*having, *removed]
 
     # --- the look
 
@@ -114,15 +114,15 @@ class ClusterView:
     async def _look(self) -> Item:
         known = self.known()
         room = Allowance(LOOK_BYTES_MAX)
-        brokers = await asyncio.gather(*(self._broker(one, room) for one in known))
+        brokers = await asyncio.gather(*(self._broker(item, room) for item in known))
         members: dict[str, list[Item]] = {}
-        for one, broker in zip(known, brokers, strict=True):
-            members.setdefault(one.group, []).append(broker)
-        groups, found = [], []
+        for item, broker in zip(known, brokers, strict=True):
+            members.setdefault(item.group, []).append(broker)
+        groups, result = [], []
         for number, (name, of_group) in enumerate(by_group(known).items(), 1):
             group, findings = self._group(name, members[name], of_group)
             groups.append(group)
-            found += findings
+            result += findings
             if number % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return {
@@ -130,8 +130,8 @@ class ClusterView:
             "at": _wall_ms(),
             "topicCount": self.table.topic_count,
             "groups": groups,
-            "differences": [finding.words for finding in found],
-            "findings": [asdict(finding) for finding in found],
+            "differences": [finding.words for finding in result],
+            "findings": [asdict(finding) for finding in result],
         }
 
     async def _broker(self, known: Known, room: Allowance) -> Item:
@@ -181,8 +181,8 @@ class ClusterView:
             "brokers": brokers,
             "lastFailover": failovers.last_of(self.failovers(name)),
         }
-        found = differences.findings(name, brokers, routed.address if routed else "")
-        return group, found
+        result = differences.findings(name, brokers, routed.address if routed else "")
+        return group, result
 
     # --- events
 
@@ -241,9 +241,9 @@ class ClusterView:
     async def _follow_forever(self) -> None:
         while True:
             known = self.known()
-            self._streams.follow(one.http_address for one in known)
-            self._events.keep_only({one.group for one in known})
-            addresses = {one.address for one in known}
+            self._streams.follow(item.http_address for item in known)
+            self._events.keep_only({item.group for item in known})
+            addresses = {item.address for item in known}
             for address in set(self._names).difference(addresses):
                 del self._names[address]
             self._changed.clear()

@@ -37,19 +37,19 @@ def findings(
     node: view | None, error}; `route_leader`: the address that this name server sends clients to,
     "" while it knows none."""
     views = [(b, b["node"]) for b in brokers if b.get("node")]
-    found = [*_silent(group, brokers)]
+    result = [*_silent(group, brokers)]
     nodes = [view for _, view in views]
-    found += _leaders(group, nodes)
+    result += _leaders(group, nodes)
     if len({view.get("mode") for view in nodes}) == 1 and nodes[0].get("mode") != "classic":
-        found += _terms(group, nodes)
-        found += _followed(group, nodes)
-        found += _apart(group, nodes)
-        found += _members(group, nodes)
-    found += _route(group, views, route_leader)
+        result += _terms(group, nodes)
+        result += _followed(group, nodes)
+        result += _apart(group, nodes)
+        result += _members(group, nodes)
+    result += _route(group, views, route_leader)
     for view in nodes:
-        found += _health(group, view)
-    found += _versions(group, nodes)
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+        result += _health(group, view)
+    result += _versions(group, nodes)
+    return sorted(result, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def leads(view: View) -> bool:
@@ -64,8 +64,8 @@ def _silent(group: str, brokers: Sequence[Mapping[str, Any]]) -> Iterator[Findin
     for broker in brokers:
         if broker.get("node") is None:
             name = str(broker.get("name") or broker["address"])
-            words = f"{group}: {name} does not answer ({broker.get('error') or 'no reason known'})"
-            yield Finding(group, "critical", "error", (name,), words)
+            text = f"{group}: {name} does not answer ({broker.get('error') or 'no reason known'})"
+            yield Finding(group, "critical", "error", (name,), text)
 
 
 def _leaders(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
@@ -75,23 +75,23 @@ def _leaders(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
         by_term.setdefault(_number(view, "term"), []).append(name_of(view))
     for term, names in by_term.items():
         if len(names) > 1:
-            words = f"{group}: {_and(names)} both say that they lead in term {term}"
-            yield Finding(group, "critical", "role", tuple(names), words)
+            text = f"{group}: {_and(names)} both say that they lead in term {term}"
+            yield Finding(group, "critical", "role", tuple(names), text)
     if len(by_term) > 1:
         newest = max(by_term)
         for term, names in sorted(by_term.items()):
             if term != newest:
-                words = (
+                text = (
                     f"{group}: {_and(names)} still takes itself for the leader of term {term}; "
                     f"{_and(by_term[newest])} leads in term {newest}"
                 )
-                yield Finding(group, "warning", "role", tuple(names), words)
+                yield Finding(group, "warning", "role", tuple(names), text)
     if nodes and not leaders:
         yield Finding(group, "critical", "role", (), f"{group}: no replica says that it leads")
     for view in leaders:
         if view.get("leaderReady") is False and view.get("mode") != "classic":
-            words = f"{group}: {name_of(view)} leads but is not ready: sends have to wait"
-            yield Finding(group, "warning", "leaderReady", (name_of(view),), words)
+            text = f"{group}: {name_of(view)} leads but is not ready: sends have to wait"
+            yield Finding(group, "warning", "leaderReady", (name_of(view),), text)
 
 
 def _terms(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
@@ -99,13 +99,15 @@ def _terms(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
 
 
 def _followed(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
-    told = [view for view in nodes if view.get("leader")]
-    if len({view["leader"] for view in told}) > 1:
-        yield from _unequal(group, told, "leader", "replicas follow different leaders", "warning")
+    reported = [view for view in nodes if view.get("leader")]
+    if len({view["leader"] for view in reported}) > 1:
+        yield from _unequal(
+            group, reported, "leader", "replicas follow different leaders", "warning"
+        )
     for view in nodes:
         if not view.get("leader") and not leads(view):
-            words = f"{group}: {name_of(view)} knows of no leader"
-            yield Finding(group, "warning", "leader", (name_of(view),), words)
+            text = f"{group}: {name_of(view)} knows of no leader"
+            yield Finding(group, "warning", "leader", (name_of(view),), text)
 
 
 def _apart(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
@@ -113,13 +115,13 @@ def _apart(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
     for view in nodes:
         commit, applied = _number(view, "commitIndex"), _number(view, "appliedIndex")
         if most - commit > FRAMES_APART_MAX:
-            words = f"{group}: {name_of(view)}'s commit is {most - commit:,} frames behind"
-            yield Finding(group, "warning", "commitIndex", (name_of(view),), words)
+            text = f"{group}: {name_of(view)}'s commit is {most - commit:,} frames behind"
+            yield Finding(group, "warning", "commitIndex", (name_of(view),), text)
         if commit - applied > FRAMES_APART_MAX:
-            words = (
+            text = (
                 f"{group}: {name_of(view)} has {commit - applied:,} committed frames still to apply"
             )
-            yield Finding(group, "warning", "appliedIndex", (name_of(view),), words)
+            yield Finding(group, "warning", "appliedIndex", (name_of(view),), text)
 
 
 def _members(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
@@ -130,11 +132,11 @@ def _members(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
             key = tuple(sorted(f"{m.get('id')} ({m.get('role') or 'voter'})" for m in members))
             sets.setdefault(key, []).append(name_of(view))
     if len(sets) > 1:
-        said = "; ".join(f"{_and(names)}: {', '.join(key)}" for key, names in sets.items())
+        reported = "; ".join(f"{_and(names)}: {', '.join(key)}" for key, names in sets.items())
         usual = max(sets, key=lambda key: len(sets[key]))
         odd = [name for key, names in sets.items() if key != usual for name in names]
-        words = f"{group}: replicas know different members. {said}"
-        yield Finding(group, "warning", "members", tuple(odd), words)
+        text = f"{group}: replicas know different members. {reported}"
+        yield Finding(group, "warning", "members", tuple(odd), text)
 
 
 def _route(
@@ -150,8 +152,8 @@ def _route(
     broker, view = max(ready, key=lambda pair: _number(pair[1], "term"))
     if route_leader != broker["address"]:
         known = f"sends clients to {route_leader}" if route_leader else "knows no leader"
-        words = f"{group}: {name_of(view)} leads, but this name server {known}"
-        yield Finding(group, "warning", "route", (name_of(view),), words)
+        text = f"{group}: {name_of(view)} leads, but this name server {known}"
+        yield Finding(group, "warning", "route", (name_of(view),), text)
 
 
 def _health(group: str, view: View) -> Iterator[Finding]:
@@ -159,21 +161,21 @@ def _health(group: str, view: View) -> Iterator[Finding]:
     state = disk.get("state") or "ok"
     if state != "ok":
         reason = f": {disk['reason']}" if disk.get("reason") else ""
-        words = f"{group}: the disk of {name} is {state}{reason}"
+        text = f"{group}: the disk of {name} is {state}{reason}"
         severity = "critical" if state in ("failed", "full") else "warning"
-        yield Finding(group, severity, "disk", (name,), words)
+        yield Finding(group, severity, "disk", (name,), text)
     full_in_ms = disk.get("fullInMs")
     if isinstance(full_in_ms, int) and full_in_ms < FULL_SOON_MS:
         by = f"in {full_in_ms // 3_600_000} h {full_in_ms // 60_000 % 60} min"
-        words = f"{group}: the disk of {name} is full {by} at this rate"
-        yield Finding(group, "warning", "disk", (name,), words)
+        text = f"{group}: the disk of {name} is full {by} at this rate"
+        yield Finding(group, "warning", "disk", (name,), text)
     if view.get("clockContradiction"):
-        words = f"{group}: {name}: {view['clockContradiction']}"
-        yield Finding(group, "warning", "clock", (name,), words)
+        text = f"{group}: {name}: {view['clockContradiction']}"
+        yield Finding(group, "warning", "clock", (name,), text)
     if view.get("recovered", view.get("whole")) is False:  # "whole": from a broker before 0.2
         reason = f": {view['recovering']}" if view.get("recovering") else ""
-        words = f"{group}: {name} may have lost promises and does not vote{reason}"
-        yield Finding(group, "warning", "recovered", (name,), words)
+        text = f"{group}: {name} may have lost promises and does not vote{reason}"
+        yield Finding(group, "warning", "recovered", (name,), text)
 
 
 def _versions(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
@@ -182,16 +184,16 @@ def _versions(group: str, nodes: Sequence[View]) -> Iterator[Finding]:
 
 
 def _unequal(
-    group: str, nodes: Sequence[View], field: str, what: str, severity: str
+    group: str, nodes: Sequence[View], field: str, subject: str, severity: str
 ) -> Iterator[Finding]:
-    said: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for view in nodes:
-        said.setdefault(str(view.get(field)), []).append(name_of(view))
-    if len(said) > 1:
-        usual = max(said, key=lambda value: len(said[value]))
-        odd = [name for value, names in said.items() if value != usual for name in names]
-        each = ", ".join(f"{_and(names)} {value}" for value, names in said.items())
-        yield Finding(group, severity, field, tuple(odd), f"{group}: {what} ({each})")
+        reported.setdefault(str(view.get(field)), []).append(name_of(view))
+    if len(reported) > 1:
+        usual = max(reported, key=lambda value: len(reported[value]))
+        odd = [name for value, names in reported.items() if value != usual for name in names]
+        each = ", ".join(f"{_and(names)} {value}" for value, names in reported.items())
+        yield Finding(group, severity, field, tuple(odd), f"{group}: {subject} ({each})")
 
 
 def _number(view: View, field: str) -> int:

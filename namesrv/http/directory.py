@@ -85,46 +85,48 @@ class Directory:
     def _live(self) -> dict[tuple[str, str], Known]:
         groups = list(self._table.groups())
         signed = ((group, b) for group in groups if group.signed for b in group.live.values())
-        others = ((group, b) for group in groups if not group.signed for b in group.live.values())
-        found: dict[tuple[str, str], Known] = {}
-        for group, broker in islice(chain(signed, others), LIVE_MAX):
+        rest = ((group, b) for group in groups if not group.signed for b in group.live.values())
+        result: dict[tuple[str, str], Known] = {}
+        for group, broker in islice(chain(signed, rest), LIVE_MAX):
             listed = group.addresses.get(broker.broker_id) == broker.address
             known = Known(
                 group.name, group.cluster, broker.address, broker.broker_id if listed else None,
                 broker.http_address, broker.peer, broker.signed,
             )  # fmt: skip
-            found[known.key] = known
-        return found
+            result[known.key] = known
+        return result
 
     def _forget_oldest(self) -> None:
-        gone = [known for known in self._seen.values() if known.gone_since_ms is not None]
-        gone.sort(key=lambda known: known.gone_since_ms or 0)
-        for known in gone[: max(0, len(gone) - self._gone_max)]:
+        removed = [known for known in self._seen.values() if known.gone_since_ms is not None]
+        removed.sort(key=lambda known: known.gone_since_ms or 0)
+        for known in removed[: max(0, len(removed) - self._gone_max)]:
             del self._seen[known.key]
 
 
 def by_group(known: Iterable[Known]) -> dict[str, list[Known]]:
     """Return the brokers of each group."""
-    found: dict[str, list[Known]] = {}
-    for one in known:
-        found.setdefault(one.group, []).append(one)
-    return found
+    result: dict[str, list[Known]] = {}
+    for item in known:
+        result.setdefault(item.group, []).append(item)
+    return result
 
 
 def leader_of(known: list[Known], group: str) -> Known | None:
     """Return the broker that clients are told to send to; None if no leader is registered."""
-    for one in known:
-        if one.group == group and one.broker_id == LEADER_ID and one.gone_since_ms is None:
-            return one
+    for item in known:
+        if item.group == group and item.broker_id == LEADER_ID and item.gone_since_ms is None:
+            return item
     return None
 
 
-def find(known: list[Known], group: str, who: str) -> Known | None:
-    """Return the broker of `group` that `who` names: by a broker id, or by an address, which stays
-    the same when leadership moves. A registered broker comes before one that is gone."""
-    mine = [one for one in known if one.group == group]
-    mine.sort(key=lambda one: one.gone_since_ms is not None)
-    for one in mine:
-        if who == one.address or (one.broker_id is not None and who == str(one.broker_id)):
-            return one
+def find(known: list[Known], group: str, reference: str) -> Known | None:
+    """Return the broker of `group` by its id or its address. A registered broker wins over a broker
+    that has left."""
+    mine = [item for item in known if item.group == group]
+    mine.sort(key=lambda item: item.gone_since_ms is not None)
+    for item in mine:
+        if reference == item.address or (
+            item.broker_id is not None and reference == str(item.broker_id)
+        ):
+            return item
     return None

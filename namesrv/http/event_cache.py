@@ -38,27 +38,27 @@ class RememberedEvents:
 
     def of(self, group: str) -> Iterator[Event]:
         """Yield a group's events, oldest first."""
-        kept = self._groups.get(group)
-        return iter(()) if kept is None else (event for event, _ in kept.events)
+        retained = self._groups.get(group)
+        return iter(()) if retained is None else (event for event, _ in retained.events)
 
     def add(self, group: str, event: Event) -> None:
         """Remember an event."""
         size = len(orjson.dumps(event))
-        kept = self._groups.setdefault(group, _Kept())
-        kept.events.append((event, size))
-        kept.size_bytes += size
+        retained = self._groups.setdefault(group, _Kept())
+        retained.events.append((event, size))
+        retained.size_bytes += size
         self.size_bytes += size
-        if len(kept.events) > EVENTS_MAX:
-            self._drop_oldest(kept)
+        if len(retained.events) > EVENTS_MAX:
+            self._drop_oldest(retained)
         while self.size_bytes > self._bytes_max:
-            self._drop_oldest(max(self._groups.values(), key=lambda one: one.size_bytes))
+            self._drop_oldest(max(self._groups.values(), key=lambda item: item.size_bytes))
 
     def keep_only(self, groups: Set[str]) -> None:
         """Forget the events of all other groups."""
         for name in self._groups.keys() - groups:
             self.size_bytes -= self._groups.pop(name).size_bytes
 
-    def _drop_oldest(self, kept: _Kept) -> None:
-        _, size = kept.events.popleft()
-        kept.size_bytes -= size
+    def _drop_oldest(self, retained: _Kept) -> None:
+        _, size = retained.events.popleft()
+        retained.size_bytes -= size
         self.size_bytes -= size

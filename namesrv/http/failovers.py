@@ -95,7 +95,7 @@ class _Reader:
 
     def take(self, event: Event) -> None:
         kind, detail = event.get("kind"), event.get("detail")
-        told = detail if isinstance(detail, Mapping) else {}
+        reported = detail if isinstance(detail, Mapping) else {}
         last = self.found[-1] if self.found else None
         if kind == "transfer":
             self._mark(self._open(start=True, planned=True), "transfer", event)
@@ -103,18 +103,18 @@ class _Reader:
             if last is None or _term(event) > last.term:  # else a late candidate
                 self._mark(self._open(start=True), "electionStarted", event)
         elif kind == "roleChanged":
-            self._role(event, told)
+            self._role(event, reported)
         elif kind == "routeChanged":
-            addresses = told.get("addresses")
+            addresses = reported.get("addresses")
             listed = addresses.values() if isinstance(addresses, Mapping) else ()
-            self._route(event, str(told.get("leader") or ""), self.leader_address in listed)
+            self._route(event, str(reported.get("leader") or ""), self.leader_address in listed)
 
-    def _role(self, event: Event, told: Mapping[str, Any]) -> None:
-        role = told.get("role") or told.get("to")
+    def _role(self, event: Event, reported: Mapping[str, Any]) -> None:
+        role = reported.get("role") or reported.get("to")
         node = str(event.get("node") or "")
         if role not in ("leader", "master"):
             return
-        ready = bool(told.get("ready") or told.get("leaderReady"))
+        ready = bool(reported.get("ready") or reported.get("leaderReady"))
         term = _term(event)
         last = self.found[-1] if self.found else None
         if last is not None and last.term == term and last.new_leader == node:
@@ -153,17 +153,17 @@ class _Reader:
         self.found.append(Failover(self.group, planned, self.leader or self.leader_address))
         return self.found[-1]
 
-    def _mark(self, failover: Failover, what: str, event: Event, node: str = "") -> None:
+    def _mark(self, failover: Failover, subject: str, event: Event, node: str = "") -> None:
         if len(failover.marks) < MARKS_MAX:
             node = node or str(event.get("node") or "")
-            failover.marks.append(Mark(what, _at_ms(event), node, _term(event)))
+            failover.marks.append(Mark(subject, _at_ms(event), node, _term(event)))
 
 
 _LOST = "leaderLost"
 
 
-def _has(failover: Failover, what: str) -> bool:
-    return any(mark.what == what for mark in failover.marks)
+def _has(failover: Failover, subject: str) -> bool:
+    return any(mark.what == subject for mark in failover.marks)
 
 
 def _at_ms(event: Event) -> int:
@@ -176,5 +176,5 @@ def _term(event: Event) -> int:
     return value if type(value) is int else 0
 
 
-def last_of(found: Sequence[Failover]) -> dict[str, Any] | None:
-    return found[-1].as_fields() if found else None
+def last_of(result: Sequence[Failover]) -> dict[str, Any] | None:
+    return result[-1].as_fields() if result else None

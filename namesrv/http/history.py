@@ -66,37 +66,43 @@ class Histories:
             self._leaders.check_group(query.group)
         now_ms = time.time_ns() // 1_000_000
         since_ms, until_ms = span_of(query.since_ms, query.until_ms, now_ms)
-        asked = {"sinceMs": str(since_ms), "untilMs": str(until_ms), "points": str(query.points)}
+        requested = {
+            "sinceMs": str(since_ms),
+            "untilMs": str(until_ms),
+            "points": str(query.points),
+        }
         if query.topic is not None:
-            asked["topic"] = query.topic
+            requested["topic"] = query.topic
         if query.consumer_group is not None:
-            asked["consumerGroup"] = query.consumer_group
+            requested["consumerGroup"] = query.consumer_group
         replicas: dict[str, list[str]] = {}
-        for one in self._cluster.known():
-            if not query.group or one.group == query.group:
-                addresses = replicas.setdefault(one.group, [])
-                if one.http_address and one.gone_since_ms is None:
-                    addresses.append(one.http_address)
+        for item in self._cluster.known():
+            if not query.group or item.group == query.group:
+                addresses = replicas.setdefault(item.group, [])
+                if item.http_address and item.gone_since_ms is None:
+                    addresses.append(item.http_address)
         names = sorted(replicas)
-        found = await asyncio.gather(*(self._of_group(replicas[name], asked) for name in names))
-        times = sorted({at for answers, _ in found for one in answers for at in one["times"]})
-        whole = query.topic is None and query.consumer_group is None
+        result = await asyncio.gather(
+            *(self._of_group(replicas[name], requested) for name in names)
+        )
+        times = sorted({at for answers, _ in result for item in answers for at in item["times"]})
+        complete = query.topic is None and query.consumer_group is None
         return {
             "times": times,
             "groups": [
-                {"group": name, "series": merged(answers, times, SUMMED if whole else ())}
-                for name, (answers, _) in zip(names, found, strict=True)
+                {"group": name, "series": merged(answers, times, SUMMED if complete else ())}
+                for name, (answers, _) in zip(names, result, strict=True)
                 if answers
             ],
             "errors": [
                 {"group": name, "error": error or "no replica with an HTTP address is registered"}
-                for name, (answers, error) in zip(names, found, strict=True)
+                for name, (answers, error) in zip(names, result, strict=True)
                 if not answers
             ],
         }
 
     async def _of_group(
-        self, addresses: Sequence[str], asked: Mapping[str, str]
+        self, addresses: Sequence[str], requested: Mapping[str, str]
     ) -> tuple[list[Answer], str]:
         """Return the answers of those replicas that gave one, and an error of another."""
         answers: list[Answer] = []
@@ -106,7 +112,7 @@ class Histories:
             nonlocal error
             try:
                 answer = await self._cluster.nodes.ask(
-                    address, "GET", PATH, query=asked, timeout_s=VIEW_TIMEOUT_S
+                    address, "GET", PATH, query=requested, timeout_s=VIEW_TIMEOUT_S
                 )
                 if answer.ok:
                     answers.append(answer.json(History))
@@ -145,9 +151,9 @@ def _place(item: tuple[tuple[str, str | None], Any]) -> tuple[str, str]:
     return topic or "", name
 
 
-def _one_of(told: Sequence[tuple[bool, float]], is_summed: bool) -> Value:
-    if not told:
+def _one_of(reported: Sequence[tuple[bool, float]], is_summed: bool) -> Value:
+    if not reported:
         return None
     if is_summed:
-        return round(sum(value for _, value in told), 3)
-    return max(told)[1]  # a leader's comes last
+        return round(sum(value for _, value in reported), 3)
+    return max(reported)[1]  # a leader's comes last

@@ -62,7 +62,7 @@ class Exchanges:
         if self._under_way.total() < EXCHANGES_MAX:
             self._under_way[address] += 1
             return
-        if sum(who == address for who, _ in self._waiting) >= WAITING_MAX:
+        if sum(owner == address for owner, _ in self._waiting) >= WAITING_MAX:
             raise NoExchange(f"{WAITING_MAX} logins of {address} wait already", for_now=True)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waits = (address, turn)
@@ -83,9 +83,9 @@ class Exchanges:
         """Give the place to whoever is next."""
         self._under_way[address] -= 1
         self._under_way += Counter()  # without those that have none
-        waiting = [one for one in self._waiting if not one[1].done()]
+        waiting = [item for item in self._waiting if not item[1].done()]
         if waiting:
-            first = min(waiting, key=lambda one: self._under_way[one[0]])
+            first = min(waiting, key=lambda item: self._under_way[item[0]])
             self._waiting.remove(first)
             self._under_way[first[0]] += 1
             first[1].set_result(None)

@@ -45,18 +45,18 @@ def page_of(
     A group's page with `next` says nothing about items after its last one. So the merged page ends
     at the smallest of these last keys.
     """
-    found: dict[str, list[tuple[str, Item]]] = {}
+    result: dict[str, list[tuple[str, Item]]] = {}
     bounds = []
     for group, page in pages.items():
         items = page.get("items") or []
         for item in items:
-            found.setdefault(key(item), []).append((group, item))
+            result.setdefault(key(item), []).append((group, item))
         if page.get("next") and items:
             bounds.append(max(key(item) for item in items))
-    keys = [k for k in found if not bounds or k <= min(bounds)]
+    keys = [k for k in result if not bounds or k <= min(bounds)]
     chosen = heapq.nsmallest(limit, keys)
     more = bool(bounds) or len(keys) > len(chosen)
-    return [(k, found[k]) for k in chosen], (chosen[-1] if more and chosen else None)
+    return [(k, result[k]) for k in chosen], (chosen[-1] if more and chosen else None)
 
 
 def with_group(group: str, items: Iterable[Mapping[str, Any]]) -> list[Item]:

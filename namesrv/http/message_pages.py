@@ -28,7 +28,7 @@ async def pages_of(
     leaders: Leaders,
     groups: Sequence[str],
     path: str,
-    wanted: Mapping[str, str],
+    selected: Mapping[str, str],
     marks: Mapping[str, int],
     name: str,
 ) -> tuple[dict[str, Item], list[dict[str, str]]]:
@@ -39,9 +39,9 @@ async def pages_of(
         mark = marks.get(group)
         if mark == END:
             return group, None, ""
-        asked = wanted if mark is None else {**wanted, name: str(mark)}
+        requested = selected if mark is None else {**selected, name: str(mark)}
         try:
-            answer = await leaders.ask(group, "GET", path, query=asked)
+            answer = await leaders.ask(group, "GET", path, query=requested)
             if answer.ok:
                 return group, answer.json(Messages), ""
             return group, None, "" if answer.status == 404 else answer.words()
@@ -58,12 +58,12 @@ def marks_of(cursor: str, name: str) -> dict[str, int]:
     if not cursor:
         return {}
     try:
-        found = orjson.loads(decode_cursor(cursor))
+        result = orjson.loads(decode_cursor(cursor))
     except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict) or not all(type(mark) is int for mark in found.values()):
+        result = None
+    if not isinstance(result, dict) or not all(type(mark) is int for mark in result.values()):
         raise invalid([(name, "is none that this API gave")])
-    return found
+    return result
 
 
 def merged_newest(
@@ -89,8 +89,8 @@ def merged_oldest(
     from behind it, so no later message of another group is shown."""
     cut = [page["items"] for page in pages.values() if page.get("next") is not None]
     end = min((_time_of(items[-1]) for items in cut if items), default=INTEGER_MAX)
-    found = [item for item in _items_of(pages) if _time_of(item) <= end]
-    shown = sorted(found, key=_time_of)[:limit]
+    result = [item for item in _items_of(pages) if _time_of(item) <= end]
+    shown = sorted(result, key=_time_of)[:limit]
     return shown, _cursor(pages, marks, shown, 1, errors)
 
 

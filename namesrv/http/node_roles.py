@@ -57,14 +57,14 @@ OPERATORS = (
 def role_at(method: str, path: str) -> Role:
     """Return the role for a request at `path`, percent-encoded, without /api/v1/ before it."""
     parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
-    asked = f"{method} {'/'.join(parts)}"
-    if _VIEWERS.fullmatch(asked):
+    requested = f"{method} {'/'.join(parts)}"
+    if _VIEWERS.fullmatch(requested):
         return Role.VIEWER
-    return Role.OPERATOR if _OPERATORS.fullmatch(asked) else Role.ADMIN
+    return Role.OPERATOR if _OPERATORS.fullmatch(requested) else Role.ADMIN
 
 
 def _any_of(operations: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(one).replace(r"\{\}", "[^/]+") for one in operations))
+    return re.compile("|".join(re.escape(item).replace(r"\{\}", "[^/]+") for item in operations))
 
 
 _VIEWERS, _OPERATORS = _any_of(VIEWERS), _any_of(OPERATORS)

@@ -116,34 +116,34 @@ class OidcSettings:
 
 def roles_of(text: str) -> tuple[tuple[str, Role], ...]:
     """Read `oidcRoles`: `role=value`, separated by semicolons. Raises WebConfigError."""
-    found = []
+    result = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         role, _, value = part.partition("=")
         if role.strip() not in ROLES or not value.strip():
             raise WebConfigError(f"oidcRoles: {part!r} is not viewer=…, operator=… or admin=…")
-        found.append((value.strip(), ROLES[role.strip()]))
-    if not found:
+        result.append((value.strip(), ROLES[role.strip()]))
+    if not result:
         raise WebConfigError("oidcIssuer needs oidcRoles, e.g. admin=platform;viewer=*")
-    return tuple(found)
+    return tuple(result)
 
 
 def caller_of(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
     """Return whom the claims of an ID token make a caller. Raises LoginFailed."""
-    found: Any = claims.get(settings.roles_claim)  # Auth0's is a URL
+    result: Any = claims.get(settings.roles_claim)  # Auth0's is a URL
     if settings.roles_claim not in claims:
-        found = claims
+        result = claims
         for name in settings.roles_claim.split("."):  # Keycloak's realm_access.roles
-            found = found.get(name) if isinstance(found, Mapping) else None
-    values = list(found) if isinstance(found, list | Mapping) else [found]  # Zitadel's: keys
-    told = claims.get(settings.name_claim)
-    is_name = isinstance(told, str) and told.isprintable() and told.strip()
-    name = str(told if is_name else claims["sub"])
+            result = result.get(name) if isinstance(result, Mapping) else None
+    values = list(result) if isinstance(result, list | Mapping) else [result]  # Zitadel's: keys
+    reported = claims.get(settings.name_claim)
+    is_name = isinstance(reported, str) and reported.isprintable() and reported.strip()
+    name = str(reported if is_name else claims["sub"])
     role = max(
         (role for value, role in settings.roles if value == EVERYBODY or value in values),
         default=None,
     )
     if role is None:
-        raise LoginFailed("role", f"{name!r} has no role by {settings.roles_claim}={found!r:.200}")
+        raise LoginFailed("role", f"{name!r} has no role by {settings.roles_claim}={result!r:.200}")
     return Caller(NAME_PREFIX + name[:NAME_LENGTH_MAX], role)
 
 
@@ -171,7 +171,7 @@ class Provider:
     async def url_for(self, **parameters: str) -> str:
         """Return the provider's page for a login. Raises LoginFailed."""
         about = await self._known()
-        asked = {
+        requested = {
             "response_type": "code",
             "client_id": self._settings.client_id,
             "scope": self._settings.scopes,
@@ -179,7 +179,7 @@ class Provider:
             **parameters,
         }
         page = str(about["authorization_endpoint"])
-        return f"{page}{'&' if '?' in page else '?'}{urlencode(asked)}"
+        return f"{page}{'&' if '?' in page else '?'}{urlencode(requested)}"
 
     async def claims(self, code: str, verifier: str, redirect_uri: str, nonce: str) -> Any:
         """Give the code for an ID token, and return its claims, verified. Raises LoginFailed."""
@@ -243,8 +243,8 @@ class Provider:
             age = time.monotonic() - self._keys_at
             if age >= KNOWN_FOR_S or (key_id not in self._keys and age >= KEYS_AGAIN_S):
                 keys = (await self._ask("GET", url)).get("keys")
-                found = [one for one in keys if isinstance(one, dict)] if keys else []
-                self._keys = {str(one.get("kid", "")): one for one in found}
+                result = [item for item in keys if isinstance(item, dict)] if keys else []
+                self._keys = {str(item.get("kid", "")): item for item in result}
                 self._keys_at = time.monotonic()
             return self._keys[key_id]
 
@@ -258,14 +258,14 @@ class Provider:
                 method, url, allow_redirects=False, ssl=self._tls, **more
             ) as answer:
                 data = await read_within(answer, ANSWER_BYTES_MAX)
-            said = orjson.loads(data)
+            reported = orjson.loads(data)
         except (aiohttp.ClientError, orjson.JSONDecodeError) as error:
-            words = " ".join(str(error).split())[:200]
-            raise LoginFailed("provider", f"{url}: {type(error).__name__} {words}") from error
-        if answer.status != 200 or not isinstance(said, dict):
-            why = str(said.get("error", ""))[:100] if isinstance(said, dict) else ""
+            text = " ".join(str(error).split())[:200]
+            raise LoginFailed("provider", f"{url}: {type(error).__name__} {text}") from error
+        if answer.status != 200 or not isinstance(reported, dict):
+            why = str(reported.get("error", ""))[:100] if isinstance(reported, dict) else ""
             raise LoginFailed("provider", f"{url} answers {answer.status} {why}")
-        return said
+        return reported
 
 
 class OidcLogin:
@@ -327,8 +327,8 @@ class OidcLogin:
         if query.get("iss", self._settings.issuer) != self._settings.issuer:  # RFC 9207
             raise LoginFailed("token", f"the answer is of the issuer {query['iss']!r:.200}")
         if "error" in query:
-            said = f"{query['error']} {query.get('error_description', '')}"
-            raise LoginFailed("refused", f"the provider refuses: {said!r:.200}")
+            reported = f"{query['error']} {query.get('error_description', '')}"
+            raise LoginFailed("refused", f"the provider refuses: {reported!r:.200}")
         redirect_uri = self._redirect_uri(request)
         try:
             async with self._exchanges.one(state, request.remote or ""), _in_time():
@@ -367,8 +367,8 @@ def _nobody(_: web.Request) -> None:
     """Return the role that a login needs: none."""
 
 
-def _sent_to(place: str, *cookies: str) -> web.StreamResponse:
-    response = web.Response(status=302, headers={"Location": place, "Cache-Control": "no-store"})
+def _sent_to(position: str, *cookies: str) -> web.StreamResponse:
+    response = web.Response(status=302, headers={"Location": position, "Cache-Control": "no-store"})
     for cookie in cookies:
         response.headers.add("Set-Cookie", cookie)
     return response

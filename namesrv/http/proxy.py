@@ -81,8 +81,8 @@ class Proxy:
     def _check_secret_is_safe(self, known: Known) -> None:
         why = self._cluster.nodes.distrusted(known.http_address) if known.http_address else ""
         if why:
-            words = f"{known.address} of {known.group} is not sent a secret: {why}"
-            raise unavailable(words, "DISTRUST")
+            text = f"{known.address} of {known.group} is not sent a secret: {why}"
+            raise unavailable(text, "DISTRUST")
 
     async def _known(self, request: web.Request) -> Known:
         group, broker = request.match_info["group"], request.match_info["broker"]

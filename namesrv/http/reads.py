@@ -173,9 +173,9 @@ class Reads:
 
     async def failovers(self, call: Call) -> Item:
         names = [call.query.group] if call.query.group else list(self._cluster.leaders())
-        found = [one.as_fields() for name in names for one in self._cluster.failovers(name)]
-        found.sort(key=lambda one: one["startedAt"], reverse=True)
-        return {"items": found[: call.query.limit], "next": None}
+        result = [item.as_fields() for name in names for item in self._cluster.failovers(name)]
+        result.sort(key=lambda item: item["startedAt"], reverse=True)
+        return {"items": result[: call.query.limit], "next": None}
 
     # --- topics
 
@@ -183,10 +183,10 @@ class Reads:
         table, query = self._cluster.table, call.query
         if query.group:
             self._leaders.check_group(query.group)
-        wanted, reserved = query.q.lower(), self._reserved()
+        requested, reserved = query.q.lower(), self._reserved()
 
         def fits(topic: str) -> bool:
-            if wanted not in topic.lower():
+            if requested not in topic.lower():
                 return False
             if query.kind and kind_of(topic, reserved) != query.kind:
                 return False
@@ -201,7 +201,7 @@ class Reads:
     def _reserved(self) -> set[str]:
         """Return the names that brokers register for themselves: theirs, and their clusters'."""
         known = self._cluster.known()
-        return {one.group for one in known} | {one.cluster for one in known}
+        return {item.group for item in known} | {item.cluster for item in known}
 
     def _topic_item(self, topic: str, reserved: Set[str]) -> Item:
         by_group = self._cluster.table.queues(topic) or {}
@@ -221,24 +221,24 @@ class Reads:
         return await self._resource("topic", filled(TOPIC, call))
 
     async def queues(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(
+        result, errors = await self._leaders.views(
             filled(QUEUES, call), only=call.query.group, kind=Items
         )
-        if not found and not errors:
+        if not result and not errors:
             raise not_found(f"no group has topic {call.parameters.topic!r}")
         items = [
             item
-            for group in sorted(found)
-            for item in merging.with_group(group, items_of(found[group]))
+            for group in sorted(result)
+            for item in merging.with_group(group, items_of(result[group]))
         ]
         return {"items": items, "next": None, "errors": errors}
 
     async def queue_messages(self, call: Call) -> Item:
         query = call.query
         group = query.group or self._only_group_of(call.parameters.topic)
-        asked = asked_of(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
+        requested = asked_of(limit=query.limit, offset=query.offset, timeMs=query.time_ms)
         path = filled(QUEUE_MESSAGES, call)
-        value, _ = await self._leaders.relay(group, "GET", path, Items, query=asked)
+        value, _ = await self._leaders.relay(group, "GET", path, Items, query=requested)
         return {**value, "items": merging.with_group(group, items_of(value))}
 
     def _only_group_of(self, topic: str) -> str:
@@ -261,36 +261,36 @@ class Reads:
         return await self._named("/api/v1/consumer-groups", call.query)
 
     async def consumer_group(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(filled(CONSUMERS, call), kind=ConsumerSeen)
-        if not found:
+        result, errors = await self._leaders.views(filled(CONSUMERS, call), kind=ConsumerSeen)
+        if not result:
             raise none_has("consumer group", errors)
-        return tracing.merged_consumers(call.parameters.name, found) | {"errors": errors}
+        return tracing.merged_consumers(call.parameters.name, result) | {"errors": errors}
 
     async def _named(self, path: str, query: Any) -> Item:
         """Return the named things of all groups as one list; every group may have its own."""
-        wanted, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
+        selected, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
-            asked = asked_of(limit=query.limit, cursor=encode_cursor(after))
-            found, errors = await self._leaders.views(path, asked, query.group, Items)
-            rows, behind = merging.page_of(found, tracing.name_of, query.limit)
+            requested = asked_of(limit=query.limit, cursor=encode_cursor(after))
+            result, errors = await self._leaders.views(path, requested, query.group, Items)
+            rows, behind = merging.page_of(result, tracing.name_of, query.limit)
             items = [
                 {"name": name, "groups": [{"group": group, **item} for group, item in each]}
                 for name, each in rows
-                if wanted in name.lower()
+                if selected in name.lower()
             ]
             if items or behind is None:
                 following = encode_cursor(behind) if behind else None
                 return {"items": items, "next": following, "errors": errors}
             after = behind  # nothing on this page matches: try the next one, within the time limit
 
-    async def _resource(self, what: str, path: str) -> Reply:
+    async def _resource(self, subject: str, path: str) -> Reply:
         """Return a resource as every group has it, with one joined version."""
-        found, errors = await self._leaders.answers(path)
-        if not found:
-            raise none_has(what, errors)
-        versions = {group: version for group, (_, version) in found.items()}
+        result, errors = await self._leaders.answers(path)
+        if not result:
+            raise none_has(subject, errors)
+        versions = {group: version for group, (_, version) in result.items()}
         value = {
-            "groups": [{"group": group, **found[group][0]} for group in sorted(found)],
+            "groups": [{"group": group, **result[group][0]} for group in sorted(result)],
             "errors": errors,
         }
         return Reply(value, version=merging.joined_version(versions))
@@ -299,7 +299,7 @@ class Reads:
 
     async def messages(self, call: Call) -> Item:
         query = call.query
-        asked = asked_of(
+        requested = asked_of(
             topic=query.topic,
             limit=query.limit,
             key=query.key,
@@ -308,10 +308,10 @@ class Reads:
             endMs=query.end_ms,
         )
         if query.key or query.unique_key:
-            found, errors = await self._leaders.views(MESSAGES, asked, query.group, Messages)
+            result, errors = await self._leaders.views(MESSAGES, requested, query.group, Messages)
             items = [
                 m
-                for group, value in found.items()
+                for group, value in result.items()
                 for m in merging.with_group(group, items_of(value))
             ]
             items.sort(key=lambda m: m.get("storeTimestamp") or 0, reverse=True)
@@ -319,9 +319,11 @@ class Reads:
         else:
             marks = marks_of(query.cursor, "cursor")
             groups = self._leaders.names(query.group)
-            found, errors = await pages_of(self._leaders, groups, MESSAGES, asked, marks, "cursor")
-            items, following = merged_oldest(found, marks, query.limit, errors)
-        if not found and errors:
+            result, errors = await pages_of(
+                self._leaders, groups, MESSAGES, requested, marks, "cursor"
+            )
+            items, following = merged_oldest(result, marks, query.limit, errors)
+        if not result and errors:
             raise none_has("message", errors)
         return {"items": items, "next": following, "errors": errors}
 
@@ -346,9 +348,9 @@ class Reads:
 
     async def _replicas_of(self, group: str, message: Item) -> list[Item]:
         end = tracing.end_offset(message)
-        for found in (await self._cluster.look())["groups"]:
-            if found["name"] == group:
-                return [tracing.on_replica(broker, end) for broker in found["brokers"]]
+        for result in (await self._cluster.look())["groups"]:
+            if result["name"] == group:
+                return [tracing.on_replica(broker, end) for broker in result["brokers"]]
         return []
 
     async def _consumers_of(self, group: str, message: Item) -> Item:
@@ -359,7 +361,7 @@ class Reads:
             names = [tracing.name_of(item) for item in items_of(answer.json(Items))]
         except (NodeSilent, ApiProblem) as error:
             return {"consumers": [], "consumersError": str(error)}
-        asked = names[: tracing.CONSUMER_GROUPS_MAX]
+        requested = names[: tracing.CONSUMER_GROUPS_MAX]
 
         async def one(name: str) -> Item | None:
             try:
@@ -372,29 +374,29 @@ class Reads:
             except (NodeSilent, ApiProblem) as error:
                 return {"name": name, "state": "unknown", "error": str(error)}
 
-        found = await asyncio.gather(*(one(name) for name in asked))
+        result = await asyncio.gather(*(one(name) for name in requested))
         return {
-            "consumers": [item for item in found if item is not None],
-            "consumersLeftOut": len(names) - len(asked),
+            "consumers": [item for item in result if item is not None],
+            "consumersLeftOut": len(names) - len(requested),
         }
 
     # --- clients
 
     async def connections(self, call: Call) -> Item:
-        found, errors = await self._leaders.views(
+        result, errors = await self._leaders.views(
             "/api/v1/connections", only=call.query.group, kind=Connections
         )
         merged: Item = {"producers": [], "consumers": [], "errors": errors}
-        for group, value in found.items():
+        for group, value in result.items():
             for kind in ("producers", "consumers"):
                 merged[kind] += merging.with_group(group, value.get(kind) or [])
         return merged
 
 
-def none_has(what: str, errors: list[dict[str, str]]) -> ApiProblem:
+def none_has(subject: str, errors: list[dict[str, str]]) -> ApiProblem:
     if errors:
-        told = "; ".join(f"{error['group']}: {error['error']}" for error in errors)
-        problem = unavailable(f"no group could answer. {told}")
+        reported = "; ".join(f"{error['group']}: {error['error']}" for error in errors)
+        problem = unavailable(f"no group could answer. {reported}")
         problem.more["errors"] = errors
         return problem
-    return not_found(f"no group has this {what}")
+    return not_found(f"no group has this {subject}")

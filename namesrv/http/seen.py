@@ -78,6 +78,6 @@ class History(View, frozen=True):
     series: list[SeriesSeen]
 
     def __post_init__(self) -> None:
-        lengths = {len(self.leading), *(len(one.values) for one in self.series)}
+        lengths = {len(self.leading), *(len(item.values) for item in self.series)}
         if lengths - {len(self.times)}:
             raise ValueError("a series has another length than the times")

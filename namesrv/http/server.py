@@ -250,16 +250,16 @@ def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:
 
 def pages() -> list[Page]:
     """Read the dashboard's files once: `/` and `/dashboard/NAME`."""
-    found = []
+    result = []
     for file in sorted(resources.files(__package__).joinpath(DASHBOARD).iterdir(), key=_name):
         media = MEDIA.get(Path(file.name).suffix)
         if media is None:
             continue
         content = file.read_bytes()
-        found.append(Page(f"/{DASHBOARD}/{file.name}", media, content, POLICY))
+        result.append(Page(f"/{DASHBOARD}/{file.name}", media, content, POLICY))
         if file.name == "index.html":
-            found.append(Page("/", media, content, POLICY))
-    return found
+            result.append(Page("/", media, content, POLICY))
+    return result
 
 
 def _name(file: Any) -> str:

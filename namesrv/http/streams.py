@@ -38,13 +38,13 @@ class Streams:
 
     def follow(self, http_addresses: Iterable[str]) -> None:
         """Follow these brokers from now on and no others. Streams that go on are not touched."""
-        wanted = sorted({address for address in http_addresses if address})[:STREAMS_MAX]
-        for address in set(self._tasks).difference(wanted):
+        requested = sorted({address for address in http_addresses if address})[:STREAMS_MAX]
+        for address in set(self._tasks).difference(requested):
             task = self._tasks.pop(address)
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             task.cancel()
-        for address in wanted:
+        for address in requested:
             if address not in self._tasks:
                 self._tasks[address] = asyncio.create_task(self._keep(address))
 

@@ -65,7 +65,7 @@ class TopicMessages:
         marks = marks_of(query.before, "before")
         path = filled(TOPIC_MESSAGES, call)
         names = self._leaders.names(query.group)
-        wanted = asked_of(
+        requested = asked_of(
             limit=query.limit,
             sinceMs=query.since_ms or None,
             tag=query.tag,
@@ -73,7 +73,7 @@ class TopicMessages:
             property=query.property,
             text=query.text,
         )
-        pages, errors = await pages_of(self._leaders, names, path, wanted, marks, "before")
+        pages, errors = await pages_of(self._leaders, names, path, requested, marks, "before")
         if not pages and not (marks and not errors):
             raise none_has("topic", errors)
         items, following = merged_newest(pages, marks, query.limit, errors)
@@ -92,8 +92,8 @@ class TopicMessages:
             if group:
                 by_group.setdefault(group, []).append(message_id)
             else:
-                words = "no group is known to have stored it"
-                unplaced.append({"messageId": message_id, "outcome": FAILED, "error": words})
+                text = "no group is known to have stored it"
+                unplaced.append({"messageId": message_id, "outcome": FAILED, "error": text})
 
         async def one(group: str, ids: Sequence[str]) -> list[Item]:
             try:
@@ -108,14 +108,14 @@ class TopicMessages:
                 return _all_of(ids, UNKNOWN if sent else FAILED, str(error))
             return _all_of(ids, UNKNOWN if is_unknown(answer) else FAILED, answer.words())
 
-        found = await asyncio.gather(*(one(group, ids) for group, ids in by_group.items()))
+        result = await asyncio.gather(*(one(group, ids) for group, ids in by_group.items()))
         items = [
             item
-            for group, each in zip(by_group, found, strict=True)
+            for group, each in zip(by_group, result, strict=True)
             for item in with_group(group, each)
         ]
         return {"items": items + unplaced, "next": None}
 
 
 def _all_of(ids: Sequence[str], outcome: str, error: str) -> list[Any]:
-    return [{"messageId": one, "outcome": outcome, "error": error} for one in ids]
+    return [{"messageId": item, "outcome": outcome, "error": error} for item in ids]

@@ -49,16 +49,16 @@ def on_replica(broker: Mapping[str, Any], end: int | None) -> Item:
     """Return whether a broker (an entry of GET /cluster) has the message that ends at `end`."""
     node = broker.get("node") or {}
     log = node.get("commitLog") or {}
-    found: Item = {"name": broker["name"], "address": broker["address"], "role": node.get("role")}
+    result: Item = {"name": broker["name"], "address": broker["address"], "role": node.get("role")}
     reached, durable = log.get("maxOffset"), log.get("durableOffset")
     if not node or end is None or type(reached) is not int:
-        return found | {"state": "unknown", "error": broker.get("error")}
+        return result | {"state": "unknown", "error": broker.get("error")}
     if end > reached:
-        return found | {"state": "missing", "behindBytes": end - reached}
+        return result | {"state": "missing", "behindBytes": end - reached}
     if type(log.get("minOffset")) is int and end <= log["minOffset"]:
-        return found | {"state": "deleted"}
+        return result | {"state": "deleted"}
     is_durable = type(durable) is int and durable >= end
-    return found | {"state": "durable" if is_durable else "written"}
+    return result | {"state": "durable" if is_durable else "written"}
 
 
 def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) -> Item | None:
@@ -95,8 +95,8 @@ def takes(view: Mapping[str, Any], topic: str, tag: Any) -> bool:
     kind = (view.get("expressionTypes") or {}).get(topic, "TAG")
     if not isinstance(expression, str) or kind != "TAG":
         return True
-    wanted = {part.strip() for part in expression.split("||")} - {""}
-    return not wanted or "*" in wanted or tag in wanted
+    requested = {part.strip() for part in expression.split("||")} - {""}
+    return not requested or "*" in requested or tag in requested
 
 
 MERGED = ("clients", "queues", "lag", "inFlight")  # of the groups' views

@@ -127,8 +127,8 @@ def test_one_of_many_is_found_by_offset(tmp_path, change, found) -> None:
     assert by == "offset"
     seen = [
         (what, row[3])
-        for number in range(compare.PARTS)
-        for what, _, row in compare.differences(first.part(number), second.part(number))
+        for number in range(compare.PARTITIONS)
+        for what, _, row in compare.differences(first.partition(number), second.partition(number))
     ]
     assert sorted(seen) == found
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raftmq.mqadmin.command import CommandError
-from raftmq.mqadmin.consume import Begin, parse_begin
+from raftmq.mqadmin.consume import Start, parse_start
 from raftmq.mqadmin.durations import parse_duration_ms
 from raftmq.mqadmin.message_format import show_as
 from tests.client.test_log_rate_limit import message
@@ -299,12 +299,12 @@ def test_no_durations(text: str) -> None:
 
 def test_beginnings() -> None:
     now = 1_800_000_000_000
-    assert parse_begin("first", now) == Begin()
-    assert parse_begin("last", now) == Begin(back=0)
-    assert parse_begin("-12", now) == Begin(back=12)
-    assert parse_begin("2m", now) == Begin(now - 120_000)
-    assert parse_begin("now", now) == Begin(now)
-    assert parse_begin("1700000000000", now) == Begin(1_700_000_000_000)
+    assert parse_start("first", now) == Start()
+    assert parse_start("last", now) == Start(back=0)
+    assert parse_start("-12", now) == Start(back=12)
+    assert parse_start("2m", now) == Start(now - 120_000)
+    assert parse_start("now", now) == Start(now)
+    assert parse_start("1700000000000", now) == Start(1_700_000_000_000)
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:

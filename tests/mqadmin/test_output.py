@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from raftmq.mqadmin.command import Done, Fields, Part, Table
+from raftmq.mqadmin.command import Done, Fields, Section, Table
 from raftmq.mqadmin.output import as_json, show
 
 EVIL = "a\x1b[2J\x07b\x9bc\u202ed\r\ne\tf"
@@ -23,7 +23,7 @@ SHOWN = "a\\x1b[2J\\x07b\\x9bc\\u202ed\\r"
         Done(EVIL),
     ],
 )
-def test_control_characters_are_shown_and_not_obeyed(part: Part) -> None:
+def test_control_characters_are_shown_and_not_obeyed(part: Section) -> None:
     out = io.StringIO()
     show([part], Console(file=out, force_terminal=True, width=200, highlight=False))
     printed = out.getvalue()

@@ -19,7 +19,7 @@ FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"
 GROUPS = {name: BrokerData("c", name, {0: a}) for name, a in (("a", FIRST), ("b", SECOND))}
 
 
-class Part:
+class Section:
     """Does whatever it is asked, except at the second broker."""
 
     def __getattr__(self, name: str) -> Any:
@@ -62,7 +62,7 @@ async def test_an_error_says_where_the_change_was_made(
     command: str, values: dict[str, object]
 ) -> None:
     (wanted,) = (one for one in COMMANDS if one.name == command)
-    parts = dict.fromkeys(("topic", "group", "broker", "offset", "name_server"), Part())
+    parts = dict.fromkeys(("topic", "group", "broker", "offset", "name_server"), Section())
     admin = cast(Admin, SimpleNamespace(cluster=Cluster(), **parts))
     with pytest.raises(BrokerRefused) as caught:
         await wanted.load()(admin, Arguments({"clusterName": "c"} | values))
@@ -71,5 +71,5 @@ async def test_an_error_says_where_the_change_was_made(
 
 async def test_nothing_is_said_where_nothing_was_changed() -> None:
     with pytest.raises(BrokerRefused) as caught:
-        await at_each([SECOND, FIRST], Part().put)
+        await at_each([SECOND, FIRST], Section().put)
     assert not hasattr(caught.value, "__notes__")

@@ -7,36 +7,36 @@ from pathlib import Path
 
 from raftmq.mqadmin.command import Table
 from raftmq.mqadmin.targets import Replica
-from raftmq.mqadmin.top import parts_of
-from raftmq.mqadmin.top_data import Look, Place, broker_rows, group_rows, topic_rows
+from raftmq.mqadmin.top import sections_of
+from raftmq.mqadmin.top_data import GroupProgress, Sample, broker_rows, group_rows, topic_rows
 from tests.mqadmin.conftest import Small
 
 ONE = Replica("C", "broker-a", 0, "h:1")
 
 
-def made(at_s: float, stored: int, consumed: int, put: int) -> Look:
-    look = Look(at_s, 0)
+def made(at_s: float, stored: int, consumed: int, put: int) -> Sample:
+    look = Sample(at_s, 0)
     said = {"msgPutTotalTodayNow": str(put), "raftRole": "leader", "raftTerm": "3"}
     look.replicas = [(ONE, said)]
     look.brokers = {"quiet": ("a",), "busy": ("a",)}
     look.stored = {"quiet": {"a": (1, 7)}, "busy": {"a": (4, stored)}}
-    look.places = {
-        ("g", "busy"): {"a": Place(consumed, stored - consumed, 2)},
-        ("h", "busy"): {"a": Place(stored, 0, 0)},
-        ("h", "%RETRY%h"): {"a": Place(3, 0, 0)},
+    look.progress = {
+        ("g", "busy"): {"a": GroupProgress(consumed, stored - consumed, 2)},
+        ("h", "busy"): {"a": GroupProgress(stored, 0, 0)},
+        ("h", "%RETRY%h"): {"a": GroupProgress(3, 0, 0)},
     }
     return look
 
 
-def add_second(look: Look, stored: int, consumed: int) -> Look:
+def add_second(look: Sample, stored: int, consumed: int) -> Sample:
     """Have another broker group answer for the busy topic."""
     look.brokers["busy"] = ("a", "b")
     look.stored["busy"]["b"] = (4, stored)
-    look.places["g", "busy"]["b"] = Place(consumed, stored - consumed, 1)
+    look.progress["g", "busy"]["b"] = GroupProgress(consumed, stored - consumed, 1)
     return look
 
 
-def without_second(look: Look) -> Look:
+def without_second(look: Sample) -> Sample:
     """Have the other one be silent."""
     look.brokers["busy"] = ("a", "b")
     look.silent["b"] = "no answer from b"
@@ -62,7 +62,7 @@ def test_what_was_not_there_before_or_counts_anew_has_no_rate() -> None:
     now = made(12.0, 300, 60, 900)
     assert broker_rows(now, None)[0]["inTps"] is None
     assert broker_rows(now, made(10.0, 1, 1, 901))[0]["inTps"] is None  # started again
-    assert topic_rows(now, Look(10.0, 0))[0]["inTps"] is None
+    assert topic_rows(now, Sample(10.0, 0))[0]["inTps"] is None
     now.replicas = [(ONE, {"error": "no answer"})]
     assert broker_rows(now, None)[0]["role"] == "no answer"
 
@@ -86,7 +86,7 @@ def test_where_a_broker_group_is_silent_there_is_no_sum() -> None:
         assert (row["lag"], row["inFlight"]) == ("no answer from b", None)
     assert group_rows(now, before)[0]["outTps"] == 10.0
     now.stored["busy"] = {"b": (4, 1)}
-    assert topic_rows(now, Look(10.0, 0, stored={"busy": {"a": (4, 1)}}))[0]["inTps"] is None
+    assert topic_rows(now, Sample(10.0, 0, stored={"busy": {"a": (4, 1)}}))[0]["inTps"] is None
 
 
 def test_a_broker_group_may_tell_its_queues_and_no_progress() -> None:
@@ -103,7 +103,7 @@ def test_a_broker_group_may_tell_its_queues_and_no_progress() -> None:
 
 
 def test_tables_are_cut_and_say_so() -> None:
-    parts = parts_of(made(1.0, 1, 1, 1), None, 1)
+    parts = sections_of(made(1.0, 1, 1, 1), None, 1)
     titles = [part.title for part in parts if isinstance(part, Table)]
     assert titles == ["brokers", "topics, 1 of 2", "groups, 1 of 2"]
 

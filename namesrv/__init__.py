@@ -1,4 +1,1 @@
-"""The name server: it knows which brokers have which topics, because brokers register them.
-
-Core (pure): routes, kv, views. Shell: processor, server, cli.
-"""
+"""The name server, which brokers register with and clients ask for routes."""

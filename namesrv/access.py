@@ -1,8 +1,8 @@
-"""Access control of a name server (aclEnable): who may register brokers and change routes or
-configuration, and, if so configured, who may ask.
+"""Access control of a name server (aclEnable).
 
-The accounts come from the name server's own file only. Changes of accounts that admins make at
-brokers are not known here.
+It protects registrations and changes of routes and configuration, and with aclReadsNeedAccount also
+queries. The accounts are those of the name server's own file, without changes that admins make at
+brokers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG = logging.getLogger("raftmq.namesrv.acl")
 
 
 class Access:
-    """Guards the handlers of one name server; does nothing unless aclEnable is set."""
+    """Checks requests before their handlers; inactive without aclEnable."""
 
     def __init__(self, config: NameServerConfig) -> None:
         self.enabled = config.acl_enable
@@ -40,12 +40,12 @@ class Access:
             self._file.read()
 
     def look_at_file(self) -> None:
-        """Read the accounts again if their file has changed. Blocking; called periodically."""
+        """Read the accounts again if their file has changed. Blocking."""
         if self.enabled:
             self._file.read_if_changed()
 
     def guarding(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Return the handlers, wrapped so that each request is checked first."""
+        """Return the handlers, wrapped with a check of each request."""
         if not self.enabled:
             return dict(handlers)
         return {code: self._around(code, handler) for code, handler in handlers.items()}
@@ -65,7 +65,7 @@ class Access:
         return guarded
 
     def _noting(self, handler: Handler) -> Handler:
-        """Return the handler of what anybody may ask; who shows an account is no stranger."""
+        """Return a handler for public requests; a valid account marks the connection as known."""
 
         def noting(connection: Connection, request: RemotingCommand) -> Answer:
             if not connection.has_account and ACCESS_KEY in (request.ext or {}):

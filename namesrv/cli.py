@@ -1,6 +1,6 @@
-"""The command line of `mqnamesrv`: what it can do, and with which options.
+"""The command line of `mqnamesrv`.
 
-The server is imported when it is to run (namesrv.process): `--help` imports little.
+The server is imported only to run (namesrv.process), so `--help` is fast.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
 )  # fmt: skip
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:
-    """Run a name server: the phone book of a RocketMQ cluster.
+    """Run a name server, the directory of a RocketMQ cluster.
 
-    Brokers register here and say which topics they have; producers and consumers ask here where
-    a topic lives. Give every broker and client the addresses of all name servers, as
-    "host1:9876;host2:9876": name servers do not know each other.
+    Brokers register their topics here, and producers and consumers look up the brokers of a topic.
+    Give every broker and client the addresses of all name servers, as "host1:9876;host2:9876",
+    because name servers do not communicate.
 
-    Environment variables override the file: RAFTMQ_LISTEN_PORT=9877 is listenPort, and so on.
-    Options override both. Ends in order on SIGTERM or Ctrl-C.
+    Environment variables override the file (RAFTMQ_LISTEN_PORT=9877 sets listenPort), and options
+    override both. SIGTERM and Ctrl-C stop the name server in order.
     """
     from raftmq.ops.permissions import keep_from_others
 

@@ -1,6 +1,6 @@
-"""The name server's configuration: declared once, read from TOML or Java properties.
+"""The name server's configuration, from TOML or Java properties.
 
-As in broker.config: one frozen object per process, built at the edge by `load` and handed down.
+A frozen object per process, built at the edge by `load`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .http.reach import host_problem
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "NameServerConfig", "load"]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-HEADER_BYTES_MAX = 2 << 20  # of a request: room beside the largest registration
+HEADER_BYTES_MAX = 2 << 20  # of a request, added to the largest registration
 
 
 @dataclass(frozen=True, slots=True)
 class NameServerConfig(TlsOptions):
-    """Every setting of a name server. Units are those of the declarations."""
+    """All settings of a name server; the declarations have the units."""
 
     # fmt: off
 
@@ -140,7 +140,7 @@ class NameServerConfig(TlsOptions):
 
     @property
     def frame_size_max(self) -> int:
-        """Return the size of the largest request: a registration and its header."""
+        """Return the size of the largest request, a registration with its header."""
         return self.registration_bytes_max + HEADER_BYTES_MAX
 
     @property
@@ -165,8 +165,8 @@ def load(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Loaded[NameServerConfig]:
-    """Build the configuration from the defaults, the file at `path`, RAFTMQ_ variables of
-    `environment` and `key=value` overrides; later ones win. Raises ConfigError."""
+    """Build the configuration. Command-line overrides win over `environment` (RAFTMQ_…), the file
+    at `path` and the defaults, in this order. Raises ConfigError."""
     settings = gather(OPTIONS, path, overrides, environment)
     parted = separate(OPTIONS, settings, APACHE_KEYS)
     values, places = parse_settings(OPTIONS, parted.own, parted.refused)

@@ -1,7 +1,7 @@
-"""`mqnamesrv health`: exit status 0 if a name server answers, or 1 with the reason.
+"""`mqnamesrv health`, with exit status 0 for a name server that answers.
 
-What is wrong with one that answers is printed, too, and changes no exit status. Containers run it
-every few seconds as `python -m raftmq.namesrv.health`, so it imports little.
+Warnings are printed and do not change the exit status. Containers run `python -m
+raftmq.namesrv.health` every few seconds, so it imports little.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ PORT_VARIABLE = "RAFTMQ_LISTEN_PORT"
 @click.option("--address", metavar="HOST:PORT", help="The name server. [this machine's listenPort]")
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds.")
 def health(address: str | None, timeout_s: float) -> None:
-    """Say whether a name server answers; exit status 1 if not.
+    """Check whether a name server answers; exit status 1 if it does not.
 
-    Where it takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the file that says how.
+    For a name server that takes TLS only, the variable RAFTMQ_TLS_CONFIG_FILE names the client's
+    TLS configuration file.
     """
     from raftmq.remoting.acl.signature import credentials_of_environment
     from raftmq.remoting.blocking_request import WARNINGS, complaint

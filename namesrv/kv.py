@@ -1,7 +1,7 @@
-"""Key-value configuration in namespaces (100, 101, 102, 219), with its file form. Pure.
+"""Key-value configuration in namespaces (100, 101, 102, 219), with its file format.
 
-The file is Apache's kvConfig.json: `{"configTable":{namespace:{key:value}}}`. The namespace
-ORDER_TOPIC_CONFIG says on which queues ordered topics live; routes and registrations quote it.
+The file is Apache's kvConfig.json, `{"configTable":{namespace:{key:value}}}`. Routes and
+registrations quote the namespace ORDER_TOPIC_CONFIG, which lists the queues of ordered topics.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from raftmq.remoting.fast_json import loads_object
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 SIZE_BYTES_MAX = 4 * 1024 * 1024  # of all namespaces, keys and values
-VALUES_MAX = 100_000  # each takes memory besides its bytes
+VALUES_MAX = 100_000  # each needs memory besides its bytes
 VALUE_BYTES_MAX = 64 * 1024  # the order configuration of some thousand broker groups
 
 
 class KvConfigFull(RemotingError):
-    """With this value the table would exceed one of its limits."""
+    """The value would exceed a limit of the table."""
 
 
 class KvConfig:
-    """The table of values. It is not durable: the process writes `encode()` to a file."""
+    """The table of values. The process persists `encode()` in a file."""
 
     def __init__(self, size_bytes_max: int = SIZE_BYTES_MAX, values_max: int = VALUES_MAX) -> None:
         self._table: dict[str, dict[str, str]] = {}
@@ -36,7 +36,7 @@ class KvConfig:
         self._values = 0
 
     def copy(self) -> KvConfig:
-        """Return a table of its own with the same values."""
+        """Return an independent copy."""
         twin = KvConfig(self._size_bytes_max, self._values_max)
         twin._table = {namespace: dict(keys) for namespace, keys in self._table.items()}
         twin._size_bytes, twin._values = self._size_bytes, self._values
@@ -77,7 +77,7 @@ class KvConfig:
 
     @classmethod
     def decode(cls, data: bytes) -> KvConfig:
-        """Read the file's form. Raises BodyError, KvConfigFull."""
+        """Decode the file. Raises BodyError, KvConfigFull."""
         config = cls()
         table: Any = loads_object(data).get("configTable") or {}
         if not isinstance(table, dict):

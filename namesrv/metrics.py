@@ -1,7 +1,7 @@
-"""The name server's /metrics: registrations, routes, brokers by state, requests by code.
+"""The name server's /metrics.
 
-All but the answers, which are counted as they happen, is read from the route table at each scrape.
-At most GROUPS_MAX groups are shown one by one; the number left out is a metric, too.
+Answers are counted as they happen; all further figures are read from the route table at each
+scrape. At most GROUPS_MAX groups have their own series; a metric counts the omitted groups.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from raftmq.remoting.tls_metrics import tell
 from .routes import LEADER_ID, RouteTable
 
 GROUPS_MAX = 1_000
-LATER = "LATER"  # answered by a task; its response code is not counted
+LATER = "LATER"  # answered by a task, without a response code
 
 
 class NameServerMetrics:
-    """The metrics of one name server. Call `start` once it listens."""
+    """The metrics of a name server. Call `start` after the start of the server."""
 
     def __init__(self, table: RouteTable) -> None:
-        self.answers: dict[tuple[int, int | None], int] = {}  # (request code, response code)
+        # (request code, response code) → count
+        self.answers: dict[tuple[int, int | None], int] = {}
         self._table = table
         self._server: RemotingServer | None = None
         self._tls: ProcessTls | None = None
@@ -39,7 +40,7 @@ class NameServerMetrics:
         self._exposition = Exposition(self._collect)
 
     def counted(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Return `handlers`, wrapped so that their answers are counted."""
+        """Return `handlers`, wrapped with a counter of their answers."""
         return {int(code): self._counted(handler) for code, handler in handlers.items()}
 
     def start(self, server: RemotingServer, tls: ProcessTls) -> None:

@@ -1,4 +1,4 @@
-"""One name server, from its configuration to its exit status: until SIGTERM or SIGINT."""
+"""A name server process, from its configuration to its exit status."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .server import NameServer
 
 LOG = logging.getLogger("raftmq.namesrv")
 
-# Routes are tables without cycles. A search for cycles in a million of them stops the loop for half
-# a second, so old objects are searched rarely, and those of the start never.
+# Routes have no reference cycles. A full garbage collection of a million routes blocks the loop for
+# half a second, so old objects are collected rarely and the objects of the start never.
 GC_THRESHOLDS = (50_000, 50, 1_000)
 
 
@@ -39,7 +39,7 @@ def serve(
     log_level: str | None,
     settings: tuple[str, ...],
 ) -> int:
-    """Run the name server that the options of `mqnamesrv` describe; return the exit status."""
+    """Run the name server with the options of `mqnamesrv`; return the exit status."""
     own = {
         "listenPort": listen_port,
         "bindAddress": bind,
@@ -71,7 +71,7 @@ def serve(
 
 
 async def run(config: NameServerConfig) -> int:
-    """Run the name server until it is told to stop; return the process's exit status."""
+    """Run the name server until SIGTERM or SIGINT; return the exit status."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
 
@@ -82,7 +82,7 @@ async def run(config: NameServerConfig) -> int:
     def broken(running: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         running.default_exception_handler(context)
         if isinstance(context.get("exception"), AssertionError):
-            end(70)  # a broken invariant: wrong is worse than down
+            end(70)  # a broken invariant
 
     loop.set_exception_handler(broken)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,14 +1,13 @@
-"""The handlers of the name server's requests. The clock, and the writer of the key-value
-configuration's file, are handed in.
+"""Request handlers of the name server.
 
-A handler is a plain function `(connection, request) -> response`. Those that change the key-value
-configuration answer once it is on disk. Work whose size the sender or the table decides is a
-generator of steps: a few are made at once, more of them in turns (remoting.fair_scheduling), so
-that a route is answered meanwhile.
+A handler is a function `(connection, request) -> response`. Changes of the key-value configuration
+are answered after they are on disk. Work whose size depends on the sender or the table is a
+generator of steps. A few steps run at once and further steps in turns (remoting.fair_scheduling),
+so that routes are answered in between.
 
-A registration is checked by its header first. The body is hashed (in a thread if it is large),
-proven, and only then decoded. Large unsigned ones are decoded one after the other, so that signed
-brokers have at least every other turn.
+A registration's header is checked first. The body is then hashed (in a thread if it is large),
+authenticated, and decoded. Large unsigned bodies are decoded in sequence, so signed brokers have at
+least every second turn.
 """
 
 from __future__ import annotations
@@ -65,22 +64,20 @@ from .watchers import Changes, RouteWatchers
 
 LOG = logging.getLogger("raftmq.namesrv")
 
-TIMEOUT_MS_MIN = 1_000  # shortest expiry a broker may ask for
+TIMEOUT_MS_MIN = 1_000  # smallest timeout of a heartbeat
 TIMEOUT_MS_MAX = 600_000
 UNIT, UNIT_SUB = 1, 2  # topicSysFlag
-STEPS_AT_ONCE = 4  # together some 2 ms; what needs more goes on in turns
+STEPS_AT_ONCE = 4  # about 2 ms; further steps run in turns
 HASHED_AT_ONCE_BYTES = 256 * 1024  # larger bodies are hashed in a thread, without the interpreter
-CONFIG_BYTES_MAX = 2 * 1024  # each line with an unknown key costs a search for similar ones
+CONFIG_BYTES_MAX = 2 * 1024  # each line with an unknown key costs a search for similar keys
 ITEMS_PER_STEP = 64
 FAQ = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _answer = RemotingCommand.response_to
 
 
 class NameServerProcessor:
-    """Answers requests from a RouteTable and a KvConfig.
-
-    `now_ms()` is a monotonic clock; `save_kv(bytes)` returns when the bytes are durable.
-    """
+    """Answers requests from a RouteTable and a KvConfig. `now_ms()` is a monotonic clock;
+    `save_kv(bytes)` returns when the bytes are durable."""
 
     def __init__(
         self,
@@ -97,8 +94,8 @@ class NameServerProcessor:
         body_limits: BodyLimits,
         warnings: Callable[[], list[str]],
     ) -> None:
-        """`admins_only`: requests for changes were checked for an admin's signature. `warnings()`
-        returns what somebody should look at although it serves."""
+        """`admins_only` means that requests for changes have a checked admin's signature.
+        `warnings()` returns problems of a name server that still serves."""
         self.table = table
         self.kv = kv
         self._now_ms = now_ms
@@ -107,14 +104,14 @@ class NameServerProcessor:
         self._settings = settings
         self.proofs = proofs
         self._turns = turns
-        self._strangers = asyncio.Lock()  # held by the unsigned registration in work
+        self._strangers = asyncio.Lock()  # serializes unsigned registrations
         self._admins_only = admins_only
         self._body_limits = body_limits
         self._warnings = warnings
         self._watchers = watchers
-        self._topic_list = b""  # encoded, of version:
+        self._topic_list = b""  # encoded, of version
         self._topic_list_version = -1
-        self._order = b""  # encoded, of the configuration:
+        self._order = b""  # encoded, of configuration
         self._order_of: KvConfig | None = None
 
     def handlers(self) -> dict[int, Handler]:
@@ -151,12 +148,12 @@ class NameServerProcessor:
     def registration_nonce(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """30005: return the nonce for this connection's signatures; nothing without a key."""
+        """30005: return the nonce for this connection's signatures, or "" without a key."""
         nonce = self.proofs.nonce(connection)
         return _answer(request, ext={NONCE: nonce} if nonce else {})
 
     def register_broker(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """103: register a broker with its topics; RegistrationRefused becomes the answer's code."""
+        """103: register a broker with its topics. RegistrationRefused sets the answer's code."""
         header = RegisterBrokerHeader.parse(request.ext)
         try:
             self.proofs.check_header(connection, request)
@@ -203,8 +200,8 @@ class NameServerProcessor:
         self, connection: Connection, header: RegisterBrokerHeader, request: RemotingCommand,
         crc: int, digest: bytes, signed: bool,
     ) -> Steps[tuple[RemotingCommand, TopicChange | None]]:  # fmt: skip
-        """Decode the topics, if the table wants them, and register. Return the answer, and the
-        change of topics after which it is sent."""
+        """Decode the topics if the table needs them, and register. Return the answer, and the
+        change of topics that must precede it."""
         if header.body_crc and header.body_crc != crc:
             return _answer(request, ResponseCode.SYSTEM_ERROR, "crc32 not match"), None
         body = request.body
@@ -221,7 +218,8 @@ class NameServerProcessor:
             result = self.table.register(claim, self._now_ms())
         except RegistrationRefused as refused:
             return _refusal(header, request, refused), None
-        connection.has_account = True  # it is kept: with it the broker's routes would go
+        # Protects the connection, which the broker's routes depend on
+        connection.has_account = True
         if result.group_id_before:
             LOG.warning(
                 "group_founded_anew broker=%s address=%s id=%s before=%s: if nobody meant it, the"
@@ -244,7 +242,7 @@ class NameServerProcessor:
         return _answer(request, ext=ext, body=self._order_body()), result.topics
 
     def _order_body(self) -> bytes:
-        """Return the configuration of ordered topics; encoded once for each change."""
+        """Return the configuration of ordered topics, encoded once per change."""
         if self._order_of is not self.kv:
             order = self.kv.namespace(ORDER_TOPIC_CONFIG)
             self._order = orjson.dumps({"table": order}) if order else b""
@@ -254,7 +252,7 @@ class NameServerProcessor:
     def unregister_broker(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """104: forget a broker that is closing."""
+        """104: unregister a broker that stops."""
         header = BrokerHeader.parse(request.ext)
         signed = self.proofs.is_proven(connection, request)
         if self.table.unregister(header.broker_address, header.broker_name, self._now_ms(), signed):
@@ -267,7 +265,7 @@ class NameServerProcessor:
     def query_data_version(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand:
-        """322: tell whether the broker's topics differ from those known, and keep it alive."""
+        """322: return whether the broker's topics differ, and refresh its liveness."""
         header = BrokerHeader.parse(request.ext)
         requested = DataVersion.decode(request.body)
         known = self.table.version_known(
@@ -284,7 +282,7 @@ class NameServerProcessor:
         return _answer(request, ext=ext, body=known.encode() if known is not None else b"")
 
     def broker_heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """904: keep a broker alive; `needFull` asks it to register with all of its topics."""
+        """904: refresh a broker's liveness; `needFull` requests a registration with all topics."""
         header = BrokerHeader.parse(request.ext)
         known = self.table.refresh(
             header.broker_address,
@@ -297,7 +295,7 @@ class NameServerProcessor:
         return _answer(request, ext={} if known else {"needFull": "true"})
 
     def channel_closed(self, connection: Connection, reason: str) -> None:
-        """Forget the brokers that registered over this connection."""
+        """Drop the brokers that registered over this connection."""
         self._watchers.closed(connection)
         self.proofs.closed(connection)
         log_gone(self.table.channel_closed(connection, self._now_ms()), f"channel {reason}")
@@ -305,7 +303,7 @@ class NameServerProcessor:
     # --- routes
 
     def route(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """105: answer a topic's route; with `watchRoutes` the client is told when it changes."""
+        """105: return a topic's route; `watchRoutes` subscribes to its changes."""
         topic = _name(request, "topic")
         if boolean_or(request.ext, "watchRoutes", False):
             self._watchers.asked(connection, topic, (g.name for g, _ in self.table.places(topic)))
@@ -320,18 +318,18 @@ class NameServerProcessor:
         return _answer(request, body=body)
 
     def cluster_info(self, _: Connection, request: RemotingCommand) -> Answer:
-        """106: answer all brokers by cluster and name; warnings, for who asks after its health."""
+        """106: return all brokers by cluster and name, with warnings for health checks."""
         warnings = self._warnings()
         ext = {WARNINGS: "\n".join(warnings)} if warnings else {}
         return self._listing(request, views.cluster_body(self.table), ext)
 
     def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """901: answer the members of one broker group."""
+        """901: return the members of a broker group."""
         cluster, name = _name(request, "clusterName"), _name(request, "brokerName")
         return _answer(request, body=views.member_body(self.table, cluster, name))
 
     def topic_list(self, _: Connection, request: RemotingCommand) -> Answer:
-        """206: answer the names of all topics; encoded once for each version of the table."""
+        """206: return all topics, encoded once per version of the table."""
         return self._listing(request, self._all_topics())
 
     def _all_topics(self) -> Steps[bytes]:
@@ -342,24 +340,24 @@ class NameServerProcessor:
         return self._topic_list
 
     def topics_by_cluster(self, _: Connection, request: RemotingCommand) -> Answer:
-        """224: answer the names of a cluster's topics."""
+        """224: return the topics of a cluster."""
         cluster = _name(request, "cluster")
         return self._listing(request, views.cluster_topics_body(self.table, cluster))
 
     def system_topics(self, _: Connection, request: RemotingCommand) -> Answer:
-        """304: answer the names of clusters and brokers, which are topics to Apache's tools."""
+        """304: return the names of clusters and brokers, which Apache's tools count as topics."""
         return self._listing(request, views.system_topics_body(self.table))
 
     def unit_topics(self, _: Connection, request: RemotingCommand) -> Answer:
-        """311: answer the topics of a unit."""
+        """311: return the topics of a unit."""
         return self._listing(request, views.unit_topics_body(self.table, UNIT))
 
     def unit_sub_topics(self, _: Connection, request: RemotingCommand) -> Answer:
-        """312: answer the topics with subscriptions of a unit."""
+        """312: return the topics with unit subscriptions."""
         return self._listing(request, views.unit_topics_body(self.table, UNIT_SUB))
 
     def unit_sub_only_topics(self, _: Connection, request: RemotingCommand) -> Answer:
-        """313: answer the topics with subscriptions of a unit that are of none themselves."""
+        """313: return the topics with unit subscriptions that are not of a unit."""
         return self._listing(request, views.unit_topics_body(self.table, UNIT_SUB, UNIT))
 
     def _listing(
@@ -371,7 +369,7 @@ class NameServerProcessor:
         return self._in_turns(steps())
 
     def _in_turns(self, steps: Steps[RemotingCommand]) -> Answer:
-        """Answer at once if a few steps do it, else when the others were made in turns."""
+        """Answer at once if a few steps suffice, otherwise after steps in turns."""
         for _ in range(STEPS_AT_ONCE):
             try:
                 next(steps)
@@ -381,7 +379,7 @@ class NameServerProcessor:
         return self._turns.run(steps)
 
     def register_topic(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """217: set queues of a topic on registered groups, until these register otherwise."""
+        """217: set a topic's queues on registered groups, until their next registration."""
         topic = _name(request, "topic")
         signed = self._may_change(connection, request)
         return self._in_turns(self._registering_topic(topic, request, signed))
@@ -406,8 +404,8 @@ class NameServerProcessor:
         return _answer(request)
 
     def delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """216: delete a topic. Held groups register their topics themselves, so a tool that deleted
-        the topic at the brokers first, as all do, need not know the key."""
+        """216: delete a topic. Signed groups register their topics themselves, so a tool needs no
+        key after it has deleted the topic at the brokers."""
         topic = _name(request, "topic")
         cluster = _name(request, "clusterName") if text_or(request.ext, "clusterName") else ""
         signed = self._may_change(connection, request)
@@ -416,22 +414,22 @@ class NameServerProcessor:
         return _answer(request)
 
     def wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """205: let clients write to none of a broker's topics."""
+        """205: make all topics of a broker read-only for clients."""
         return self._set_writable(connection, request, False, "wipeTopicCount")
 
     def add_write_perm(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """327: let clients write to a broker's topics again."""
+        """327: make a broker's topics writable again."""
         return self._set_writable(connection, request, True, "addTopicCount")
 
     def _may_change(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Return whether the sender may change what signed brokers said: it has the key, or is an
+        """Return whether the sender may change signed brokers' routes, with the key or as an
         admin."""
         return self.proofs.is_proven(connection, request) or self._admins_only
 
     def _set_writable(
         self, connection: Connection, request: RemotingCommand, writable: bool, count_name: str
     ) -> Answer:
-        """Set the write permission of a broker's topics; answer their number."""
+        """Set the write permission of a broker's topics; return their number."""
         name = _name(request, "brokerName")
         count = self.table.set_writable(name, writable, self._may_change(connection, request))
         LOG.info("write_perm_set broker=%s writable=%s topics=%d", name, writable, count)
@@ -454,21 +452,21 @@ class NameServerProcessor:
     async def _change_kv(
         self, request: RemotingCommand, change: Callable[[KvConfig, str, str], None]
     ) -> RemotingCommand:
-        """Change a copy, write it, and only then let it be in force: what could not be written is
-        told as an error and must not be seen."""
+        """Change a copy, write it, and then activate it. After a failed write the change is not
+        visible."""
         namespace, key = _name(request, "namespace"), _name(request, "key")
         async with self._kv_changes:
             changed = self.kv.copy()
             change(changed, namespace, key)
-            await asyncio.sleep(0)  # copying and encoding 100,000 values are a turn each
+            await asyncio.sleep(0)  # copying and encoding 100,000 values are separate turns
             await self._save_kv(changed.encode())
             self.kv = changed
-        if namespace == ORDER_TOPIC_CONFIG:  # it is a part of the topic's route
+        if namespace == ORDER_TOPIC_CONFIG:  # routes contain it
             self.table.topic_changed(key)
         return _answer(request)
 
     def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """101: answer a key's value; QUERY_NOT_FOUND without one."""
+        """101: return a key's value, or QUERY_NOT_FOUND."""
         namespace, key = _name(request, "namespace"), _name(request, "key")
         value = self.kv.get(namespace, key)
         if value is None:
@@ -477,7 +475,7 @@ class NameServerProcessor:
         return _answer(request, ext={"value": value})
 
     def kv_list(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """219: answer all keys of a namespace."""
+        """219: return all keys of a namespace."""
         namespace = _name(request, "namespace")
         keys = self.kv.namespace(namespace)
         if keys is None:
@@ -486,11 +484,11 @@ class NameServerProcessor:
         return _answer(request, body=orjson.dumps({"table": keys}))
 
     def show_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """319: answer the configuration as properties, without secrets."""
+        """319: return the configuration as properties, without secrets."""
         return _answer(request, body=self._settings.text().encode())
 
     def update_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """318: change keys that may change while the server runs."""
+        """318: change live keys."""
         _check_length(request, CONFIG_BYTES_MAX)
         try:
             self._settings.change(request.body.decode())
@@ -509,7 +507,7 @@ def _claim(
     *,
     signed: bool,
 ) -> Registration:
-    """Return what a registration claims. `topics` None: the table does not want them."""
+    """Return the claim of a registration. `topics` is None if the table does not need them."""
     return Registration(
         cluster=header.cluster,
         broker_name=header.broker_name,
@@ -518,7 +516,7 @@ def _claim(
         ha_address=header.ha_address,
         version=version or DataVersion(),
         topics=topics,
-        # A delta that names no base builds on nothing we can have: it needs the full table.
+        # A delta without a base cannot be merged, so the full table is requested.
         delta_base=(header.delta_base or DataVersion(-1)) if header.topic_delta else None,
         whole=header.topic_delta is not None,
         term=header.raft_term or 0,
@@ -536,9 +534,9 @@ def _claim(
 
 
 def _peer(connection: Connection) -> str:
-    """Return the host at the other end; THIS_MACHINE if it is this one."""
+    """Return the peer's host, or THIS_MACHINE."""
     if not connection.peer_address or not connection.local_address:
-        return ""  # it has gone already
+        return ""  # already disconnected
     host, _ = parse_address(connection.peer_address)
     own, _ = parse_address(connection.local_address)
     return THIS_MACHINE if host == own or is_loopback(host) else host
@@ -553,12 +551,12 @@ def _refusal(
 
 
 def _sums(body: bytes) -> tuple[int, bytes]:
-    """Return a body's CRC and SHA-256; both leave the interpreter to other threads."""
+    """Return a body's CRC and SHA-256; both release the GIL."""
     return body_crc(body), sha256(body).digest()
 
 
 def _when_made(answer: RemotingCommand, change: TopicChange | None) -> Answer:
-    """Answer when a change of topics has been made."""
+    """Answer after a change of topics."""
     if change is None or change.done:
         return answer
 
@@ -570,7 +568,7 @@ def _when_made(answer: RemotingCommand, change: TopicChange | None) -> Answer:
 
 
 async def _made(change: TopicChange) -> None:
-    """Wait until a change of topics has been made."""
+    """Wait for a change of topics."""
     if not change.done:
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         change.whenever_done.append(lambda: None if made.done() else made.set_result(None))
@@ -583,14 +581,15 @@ def _check_length(request: RemotingCommand, bytes_max: int) -> None:
 
 
 def route_changed(changes: Changes) -> RemotingCommand:
-    """Build ROUTE_CHANGED (30004, one-way): what a client that watches routes should ask again."""
+    """Build ROUTE_CHANGED (30004, one-way), the groups and topics whose routes a client should
+    request again."""
     ext = {"everything": from_boolean(changes.everything)}
     reported = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
     return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(reported))
 
 
 def log_gone(brokers: list[LiveBroker], reason: str) -> None:
-    """Log the brokers that were dropped."""
+    """Log the dropped brokers."""
     for broker in brokers:
         LOG.warning(
             "broker_gone address=%s broker=%s id=%d reason=%s",
@@ -599,7 +598,7 @@ def log_gone(brokers: list[LiveBroker], reason: str) -> None:
 
 
 def _name(request: RemotingCommand, field: str) -> str:
-    """Return a field that is a name of whatever kind. Raises HeaderError."""
+    """Return a field that is a valid name. Raises HeaderError."""
     name = text(request.ext, field)
     if problem := name_problem(field, name):
         raise HeaderError(problem)
@@ -607,5 +606,5 @@ def _name(request: RemotingCommand, field: str) -> str:
 
 
 def _timeout(asked_ms: int | None) -> int | None:
-    """Return a heartbeat's time-out within our bounds; None if none was asked for."""
+    """Return a heartbeat's timeout within our limits, or None."""
     return min(max(asked_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX) if asked_ms else None

@@ -1,9 +1,8 @@
-"""Checks which requests are signed with the cluster's key: the name server's side of signed
-registrations.
+"""Verifies the signatures of registrations.
 
-Each connection has one challenge, which goes with it. Without keys no challenge is given and
-signatures count for nothing. With keys, a wrong signature refuses the request instead of letting it
-count as unsigned: its sender should learn that its key differs.
+Each connection has a challenge of its own. Without keys there are no challenges, and signatures are
+ignored. With keys, a wrong signature is rejected rather than treated as missing, so that the sender
+notices a different key.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from .routes import RegistrationRefused
 
 
 class Proofs:
-    """The challenges and keys of one name server."""
+    """The challenges and keys of a name server."""
 
     def __init__(self, keys: Sequence[bytes] = (), *, signed_only: bool = False) -> None:
-        """`signed_only`: registrations without a signature are refused."""
+        """`signed_only` rejects registrations without a signature."""
         self._keys = tuple(keys)
         self._signed_only = signed_only
         self._challenges: dict[Connection, RegistrationChallenge] = {}
         self.wrong_count = 0
 
     def nonce(self, connection: Connection) -> str:
-        """Return a new nonce for this connection, replacing an earlier one; "" without keys."""
+        """Return a new nonce for this connection, or "" without keys."""
         if not self._keys:
             return ""
         challenge = RegistrationChallenge(secrets.token_bytes(NONCE_BYTES))
@@ -43,9 +42,8 @@ class Proofs:
         return challenge.nonce.hex()
 
     def check_header(self, connection: Connection, request: RemotingCommand) -> None:
-        """Refuse a registration from its header, before anything is done with its body. Raises
-        RegistrationRefused if it is not signed and has to be, or if its signature cannot be right
-        on this connection."""
+        """Check a registration's header before its body. Raises RegistrationRefused for a missing
+        but required signature, and for a signature that cannot be valid on this connection."""
         if self._signed_only and not is_signed(request):
             raise RegistrationRefused(
                 "[SIGNED] only signed registrations are taken (registrationsMustBeSigned)",
@@ -57,14 +55,14 @@ class Proofs:
                 raise self._wrong()
 
     def may_be_signed(self, request: RemotingCommand) -> bool:
-        """Return whether there are keys and it has a signature, right or wrong."""
+        """Return whether there are keys and a signature, valid or not."""
         return bool(self._keys) and is_signed(request)
 
     def is_proven(
         self, connection: Connection, request: RemotingCommand, digest: bytes = b""
     ) -> bool:
-        """Return whether it is signed. `digest`: SHA-256 of the body, if it is known. Raises
-        RegistrationRefused if it is signed wrong."""
+        """Return whether the signature is valid. `digest` is the body's SHA-256 if known. Raises
+        RegistrationRefused for a wrong signature."""
         if not self._keys or not is_signed(request):
             return False
         challenge = self._challenges.get(connection)

@@ -1,62 +1,56 @@
-"""The route table: which broker groups have which topics, and at which addresses. Pure.
+"""The route table of broker groups, their addresses and their topics.
 
-Time is handed in (`now_ms`, any clock that does not go back); channels are opaque tokens.
+Callers pass the time (`now_ms` of any monotonic clock); channels are opaque tokens.
 
 Rules of registration (103):
-- Id 0 is the master or leader, the only address clients write to. A broker that registers as 0
-  replaces the address that was 0; an address is listed under one id only, so a node that changes
-  its id is not listed twice. The replaced node stays unlisted until it registers again (the answer
-  to 322 tells it to).
-- Masters say no term, so a second one of a name is refused while the first is there: sends would go
-  to both in turns, and each would have a part of the messages. One that is listed under another id
-  takes over, as in Apache's DLedger groups. One that moves gets in when the first's channel is
-  closed, or it was silent for its time-out. A higher `stateVersion` replaces at once: that is the
-  epoch of a master that Apache's controller has chosen.
-- Raft groups say their `term`. The highest term that claimed id 0 is kept; a claim with a lower
-  term, or with the same term from another address while the first is listed, is refused
-  (`RegistrationRefused`), and so is any registration older than what the same node said before. The
-  term is forgotten with the group, when its last address goes, and CLAIM_MS after its claimant is
-  gone: a claim outlives its connection by no more than that.
-- A replica takes no id from another address that is there while it knows no leader, or said a lower
-  term: two processes have one dLegerSelfId, and the one that no leader reaches is the stray. A
-  leader says which id it has otherwise (`own_id`); that one is not free, either. A replica that
-  moved gets in as soon as it follows its leader, or when its old connection is closed.
-- Raft groups say their id, too. The first id that comes with a name holds it, for as long as a
-  broker of that name is there. Brokers of another id are refused, whatever their term, and what
-  such a broker's address registered before is dropped. Those that say no id are refused, too,
-  unless they change no address (the id was found just now), or are of a version that tells none
-  (`any_group`): these may be of the group, since a rolling upgrade mixes both kinds. A signed claim
-  to lead takes the name from unsigned brokers, whatever their id. An id is no secret and proves
-  nothing: it keeps apart groups that have one name by mistake. Who forges one gets no more than a
-  forged term or address gave him; signatures, which cover it, are what helps against him.
-- The last id of a name is remembered when all of its brokers are gone, and a registration with
-  another one is taken in and told of (`Registered.group_id_before`): a group may have been founded
-  anew at empty stores, without its messages, while nobody meant it.
-- A claim may be `signed` (remoting.registration_proof). From the first signed claim to id 0 on the
-  name is held: only signed registrations and signed change requests count for it; unsigned earlier
-  registrations are dropped, whatever term they claimed. A name is held while its claim lasts or a
-  signed broker of it is there. No other broker can take the address of a signed one. Names without
-  signed claims follow the rules above, unless the table is `signed_only`.
-- The table of topics is kept per group. The broker that registers as 0 replaces it; a follower's is
-  taken only while the group has none (a name server that restarted during an election).
-- A leader may send only what changed: a delta. It names the DataVersion it builds on (`base`); the
-  body carries the version after it. If the group's version equals `base`, the delta is merged (a
-  topic with no read and no write queues is removed from the group). If the group's version already
-  equals the new one, the delta is a repetition and ignored. Otherwise liveness and ids count, the
-  topics do not, and the answer says `need_full`: the broker sends the full table. Always sending
-  full tables is correct, too.
-- An Apache broker of version 5 sends its whole table and, when a topic was made, that one alone,
-  without saying which it is. Its topics are added and changed, never dropped, as in Apache; and no
-  version is kept for it, so that it is asked for the whole table again and again.
+- Id 0 is the master or leader, the only address to which clients write. A broker that registers as
+  0 replaces the address at 0. An address is listed under a single id, so a node that changes its id
+  is not listed twice. The replaced node stays unlisted until it registers again, as the answer to
+  322 demands.
+- Masters have no term, so a second master of a name is rejected while the first is connected;
+  otherwise sends would alternate between both. A broker that is listed under a different id takes
+  over, as in Apache's DLedger groups. A moved master registers after its old channel has closed or
+  its timeout has passed. A higher `stateVersion`, the epoch of Apache's controller, replaces the
+  master at once.
+- Raft groups send their `term`. The table keeps the highest term that claimed id 0. It rejects
+  (`RegistrationRefused`) claims with a lower term, claims with the same term from a second address
+  while the first is listed, and registrations older than the node's last. The term is dropped with
+  the group's last address, and CLAIM_MS after the loss of its claimant.
+- A replica without a leader, or with a lower term, does not take the id of a connected address. Two
+  processes then share a dLegerSelfId, and no leader reaches this replica. A leader also reserves
+  its follower id (`own_id`). A moved replica registers when it follows its leader, or when its old
+  connection has closed.
+- Raft groups also send their group id. The first id reserves the name while a broker of that name
+  is connected. Brokers with a different id are rejected, whatever their term, and their earlier
+  registration under the same address is dropped. Brokers without an id are rejected unless they
+  change no address, or their engine has no ids (`any_group`). A signed claim to lead takes the name
+  from unsigned brokers. An id is no secret. It separates groups that share a name by mistake, and
+  only signatures, which cover it, protect against forgery.
+- The last id of a name outlives its brokers. A registration with a new id is accepted and reported
+  (`Registered.group_id_before`), because the group may have been created again with empty stores.
+- A claim may be `signed` (remoting.registration_proof). The first signed claim to id 0 reserves the
+  name for signed registrations and signed change requests, and drops unsigned registrations,
+  whatever their term. The reservation lasts while its claim lasts or a signed broker of the name is
+  connected. No second broker can take a signed broker's address. With `signed_only` the table
+  rejects all unsigned registrations.
+- Topics are stored per group. The broker that registers as 0 replaces them. A follower's topics are
+  accepted only while the group has none, as after a name server's restart during an election.
+- A leader may send a delta. It names the DataVersion that it is based on (`base`), and the body has
+  the version after it. The delta is merged if the group has version `base`; a topic without queues
+  is removed. It is ignored as a repetition if the group already has the new version. Otherwise only
+  liveness and ids are recorded, and the answer requests the full table (`need_full`). Full tables
+  are always allowed.
+- An Apache broker of version 5 sends its full table and, after the creation of a topic, that topic
+  alone, without a distinction. So its topics are added and changed, never dropped, as at Apache's
+  name server, and no version is stored, so that the full table is requested every time.
 
-Liveness: a broker that says nothing for its time-out (120 s unless it names another) is dropped by
-`expire`, and at once when the channel it last spoke on closes; the end of an older channel means
-nothing.
+`expire` drops a broker after its timeout (120 s by default). A broker is dropped at once when the
+channel of its last registration closes; older channels are irrelevant.
 
-Costs: a repeated registration of an unchanged table does not touch topics (`wants_topics` is asked
-before the body is even read; a table without a version is compared by the body's digest). Sizes are
-bounded by `RouteLimits`. Addresses and leadership change at once. Many topics change in steps, also
-those of a group that goes (`run_with`); changes of one group are made in their order.
+A repeated registration of an unchanged table does not touch topics. `wants_topics` is asked before
+the body is read, and a table without a version is compared by the body's digest. `RouteLimits`
+limits all sizes. Addresses and leadership change at once. Large changes of topics are made in steps
+(`run_with`), in order per group.
 """
 
 from __future__ import annotations
@@ -82,14 +76,14 @@ PERM_WRITE = 2
 TOPICS_PER_STEP = 64  # changed in a step; some .2 ms
 NAMES_PER_STEP = 4_096  # looked at in a step
 STEPS_AT_ONCE = 6  # smaller changes are made before their registration returns
-EXPIRED_MAX = 200  # brokers dropped by one call of `expire`
+EXPIRED_MAX = 200  # dropped per call of `expire`
 NO_VERSION = DataVersion()
 THIS_MACHINE = "localhost"  # the peer of a broker on the name server's own machine
 
 
 class QueueData(NamedTuple):
-    """A topic's queues on one group. perm bits: 4 read, 2 write, 1 inherit. `message_type`: the
-    kind of messages that it is for; "" if the group named none."""
+    """A topic's queues on a group. Permission bits are 4 (read), 2 (write) and 1 (inherit).
+    `message_type` is "" if the group sent none."""
 
     read_queue_count: int
     write_queue_count: int
@@ -100,16 +94,16 @@ class QueueData(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """The bounds of the table; a registration that would exceed one is refused as a whole."""
+    """Limits of the table; a registration above a limit is rejected."""
 
     brokers_max: int = 10_000  # addresses
     topics_max: int = 1_000_000  # names, over all groups
-    places_max: int = 5_000_000  # the same, each counted for every group that has it
+    places_max: int = 5_000_000  # pairs of topic and group
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One broker's registration. `topics` None: not read, because `wants_topics` said no."""
+    """A broker's registration. `topics` is None if `wants_topics` returned False."""
 
     cluster: str
     broker_name: str
@@ -119,34 +113,35 @@ class Registration:
     version: DataVersion = NO_VERSION
     topics: Iterable[TopicConfig] | None = None
     delta_base: DataVersion | None = None  # the topics are a delta on this version
-    whole: bool = True  # False, and no delta: the topics may be all there are, or some
-    term: int = 0  # 0: not a Raft group
-    group_id: str = ""  # of its Raft group, in hex; "": it said none
-    any_group: bool = False  # it cannot say an id, and may be of the group that holds the name
-    follows: bool = True  # False: it says that it knows no leader
-    own_id: int = 0  # of a Raft leader, when it does not lead; 0: not said
+    whole: bool = True  # False if there may be further topics, without a delta
+    term: int = 0  # 0 without Raft
+    group_id: str = ""  # of its Raft group, in hex; "" if missing
+    # Without group ids, so it may belong to the group that reserves the name
+    any_group: bool = False
+    follows: bool = True  # False for a replica without a leader
+    own_id: int = 0  # of a Raft leader, its id as a follower; 0 if missing
     timeout_ms: int = EXPIRY_MS
     channel: Hashable = None
     http_address: str = ""  # of the broker's node API
-    peer: str = ""  # host that it was sent from, or THIS_MACHINE
-    digest: bytes = b""  # of the body that had the topics
+    peer: str = ""  # the sender's host, or THIS_MACHINE
+    digest: bytes = b""  # of the body with the topics
     signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The result of a registration. Leader fields are "" while no leader is listed."""
+    """The result of a registration. Leader fields are "" if no leader is listed."""
 
     leader_address: str
     leader_ha_address: str
-    need_full: bool  # send the full topic table
-    changed: bool  # clients see another route now, or will when the topics have changed
-    group_id_before: str = ""  # of the name, if this registration brought another one
-    topics: TopicChange | None = None  # under way; None: made
+    need_full: bool  # request the full topic table
+    changed: bool  # the route has changed, or will with the topics
+    group_id_before: str = ""  # of the name, if this registration brought a new id
+    topics: TopicChange | None = None  # in progress, or None
 
 
 class RegistrationRefused(RemotingError):
-    """The registration contradicts what is known; nothing was changed."""
+    """The registration contradicts the table, which is unchanged."""
 
     def __init__(self, message: str, code: int, leader_address: str = "", term: int = 0) -> None:
         super().__init__(message, code=code)
@@ -156,7 +151,7 @@ class RegistrationRefused(RemotingError):
 
 @dataclass(slots=True)
 class LiveBroker:
-    """One address and when it was last heard of."""
+    """An address and the time of its last registration or heartbeat."""
 
     address: str
     broker_name: str
@@ -175,7 +170,7 @@ class LiveBroker:
 
 @dataclass(slots=True)
 class TopicChange:
-    """A change of a group's topics that may take many steps."""
+    """A change of a group's topics in steps."""
 
     steps: Steps[bool]
     changed: bool = False
@@ -191,51 +186,51 @@ class TopicChange:
 
 @dataclass(slots=True, eq=False)
 class BrokerGroup:
-    """One broker name: its addresses by id, and its topics. When the last broker is gone, the group
-    is, too; the next broker of that name founds another."""
+    """A broker name with its addresses by id and its topics. It ends with its last broker; the next
+    broker of that name creates a new group."""
 
     name: str
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
-    group_id: str = ""  # of the Raft group that holds the name; "": none was said
-    term: int = 0  # highest that claimed LEADER_ID
-    claimant: str = ""  # address that claimed it
-    claim_ends_ms: int | None = None  # None: its claimant is there
-    signed: bool = False  # the claim, or one before it, was signed
-    version: DataVersion | None = None  # of the topics; None: no table yet
-    version_author: str = ""  # address that sent them
-    digest: bytes = b""  # of the body that had all of them; b"": they were changed since
-    topics: dict[str, None] = field(default_factory=dict)  # in an order that repeats
-    raft: bool = False  # its brokers say terms: any of them may come to lead
-    live: dict[str, LiveBroker] = field(default_factory=dict)  # listed under an id or not
-    gone: bool = False  # its topics are no routes any more
-    changes: deque[TopicChange] = field(default_factory=deque)  # of its topics, to be made
+    group_id: str = ""  # of the Raft group that reserves the name, or ""
+    term: int = 0  # the highest term that claimed LEADER_ID
+    claimant: str = ""  # the address of that claim
+    claim_ends_ms: int | None = None  # None while its claimant is connected
+    signed: bool = False  # the claim, or an earlier claim, was signed
+    version: DataVersion | None = None  # of the topics; None without a table
+    version_author: str = ""  # the address that sent the version
+    digest: bytes = b""  # of the last full body; b"" after a change
+    topics: dict[str, None] = field(default_factory=dict)  # in a repeatable order
+    raft: bool = False  # its brokers send terms, so any of them may become leader
+    live: dict[str, LiveBroker] = field(default_factory=dict)  # including unlisted brokers
+    gone: bool = False  # its topics are removed from the routes
+    changes: deque[TopicChange] = field(default_factory=deque)  # pending, of its topics
 
 
 class RouteTable:
-    """The route table; the module's docstring has its rules. Not thread-safe; one loop owns it."""
+    """The route table; the module's docstring has its rules. Not thread-safe."""
 
     def __init__(self, limits: RouteLimits | None = None, *, signed_only: bool = False) -> None:
         self._limits = limits or RouteLimits()
         self._signed_only = signed_only
         self._live: dict[str, LiveBroker] = {}
         self._groups: dict[str, BrokerGroup] = {}
-        self._queues: dict[str, dict[BrokerGroup, QueueData]] = {}  # also of groups that are gone
+        self._queues: dict[str, dict[BrokerGroup, QueueData]] = {}  # including removed groups
         self._place_count = 0
-        self._changing: deque[BrokerGroup] = deque()  # those with changes
+        self._changing: deque[BrokerGroup] = deque()  # groups with pending changes
         self._run: Callable[[Steps[None]], None] | None = None
         self._is_running = False
         self._channels: dict[Hashable, set[str]] = {}
         self._watchers: list[Callable[[BrokerGroup], None]] = []
         self._topic_watchers: list[Callable[[str], None]] = []
-        self._group_ids: dict[str, str] = {}  # the last one of each broker name
-        self.registered_count = 0  # registrations that were taken
-        self.founded_anew_count = 0  # registrations that brought a name another group id
-        self.topics_version = 0  # grows when a topic name appears or goes; for caches
+        self._group_ids: dict[str, str] = {}  # broker name → last group id
+        self.registered_count = 0  # accepted registrations
+        self.founded_anew_count = 0  # registrations with a new group id
+        self.topics_version = 0  # increases with each added or removed topic, for caches
 
     def run_with(self, run: Callable[[Steps[None]], None]) -> None:
-        """Have large changes of topics made by `run(steps)`, which returns at once; without it they
-        are made before the call that causes them returns."""
+        """Run large changes of topics by `run(steps)`, which returns at once. By default they are
+        made synchronously."""
         self._run = run
 
     # --- from brokers
@@ -249,8 +244,7 @@ class RouteTable:
         signed: bool = False,
         digest: bytes = b"",
     ) -> bool:
-        """Return whether the topics in a registration of this version, or of a body with this
-        digest, would be read."""
+        """Return whether the topics of a registration with this version or digest are needed."""
         group = self._groups.get(broker_name)
         if group is None or (signed and not group.signed):
             return True
@@ -262,7 +256,8 @@ class RouteTable:
         return broker_id == LEADER_ID and (group.version != version or not is_same_author)
 
     def check(self, claim: Registration, now_ms: int) -> None:
-        """Raises RegistrationRefused for much that `register` refuses whatever the topics are."""
+        """Raise RegistrationRefused if `register` would reject the claim, as far as that is known
+        without the topics."""
         group = self._groups.get(claim.broker_name)
         if group is not None:
             self._forget_claim(group, now_ms)
@@ -270,8 +265,8 @@ class RouteTable:
         self._check_brokers(claim)
 
     def register(self, claim: Registration, now_ms: int) -> Registered:
-        """Take in one registration. Raises RegistrationRefused, and then changes nothing, unless
-        its address was registered here as of another group: then it is not any more."""
+        """Apply a registration. Raises RegistrationRefused without a change, except that an earlier
+        registration of the address under a different group is dropped."""
         if claim.broker_id < 0:
             text = f"brokerId {claim.broker_id} is negative"
             raise RegistrationRefused(text, ResponseCode.INVALID_PARAMETER)
@@ -313,8 +308,8 @@ class RouteTable:
         self, address: str, broker_name: str, channel: Hashable, now_ms: int,
         timeout_ms: int | None = None, signed: bool = False,
     ) -> bool:  # fmt: skip
-        """Note a sign of life (322, 904). Return False if the broker must register: it is unknown,
-        or registered signed and this request is not."""
+        """Record a heartbeat (322, 904). Return False if the broker must register because it is
+        unknown, or because it is signed and this request is not."""
         live = self._live.get(address)
         if live is None or live.broker_name != broker_name or (live.signed and not signed):
             return False
@@ -325,8 +320,7 @@ class RouteTable:
         return True
 
     def version_known(self, address: str, broker_name: str, broker_id: int) -> DataVersion | None:
-        """Return the version of the broker's topics that this table holds; None if the broker must
-        register (again)."""
+        """Return the stored version of the broker's topics; None if the broker must register."""
         live, group = self._live.get(address), self._groups.get(broker_name)
         if live is None or group is None or group.addresses.get(broker_id) != address:
             return None
@@ -344,14 +338,14 @@ class RouteTable:
         return True
 
     def channel_closed(self, channel: Hashable, now_ms: int) -> list[LiveBroker]:
-        """Drop and return the brokers whose current channel this is."""
+        """Drop and return the brokers of a closed channel."""
         removed = [self._live[address] for address in self._channels.get(channel, ())]
         for live in removed:
             self._remove(live, now_ms)
         return removed
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
-        """Drop and return brokers that were silent for too long, at most EXPIRED_MAX."""
+        """Drop and return silent brokers, at most EXPIRED_MAX."""
         silent = (b for b in self._live.values() if now_ms - b.last_seen_ms > b.timeout_ms)
         removed = list(islice(silent, EXPIRED_MAX))
         for live in removed:
@@ -363,10 +357,10 @@ class RouteTable:
     # --- from administrators
 
     def delete_topic(self, topic: str, cluster: str = "", signed: bool = False) -> int:
-        """Forget a topic, on one cluster or everywhere; return how many groups had it. Held groups
-        are left out unless this is `signed`: they say themselves which topics they have.
+        """Delete a topic on a cluster or everywhere; return the number of its groups.
 
-        A group that registers its whole table, or this topic changed, brings it back.
+        Signed groups keep the topic unless this is `signed`, because they register their topics
+        themselves. The topic returns with a full registration or with a changed topic in a delta.
         """
         groups = [
             group
@@ -381,11 +375,9 @@ class RouteTable:
         return len(groups)
 
     def put_queues(self, broker_name: str, config: TopicConfig, signed: bool = False) -> None:
-        """Give a topic queues on a group; nothing if the group is not known. Raises
-        RegistrationRefused at the limit of topics, and for a held group unless this is `signed`.
-
-        Lasts until the group registers its whole table.
-        """
+        """Set a topic's queues on a known group, until its next full registration. Raises
+        RegistrationRefused at the limit of topics, and for a signed group unless this is
+        `signed`."""
         group = self._groups.get(broker_name)
         if group is None:
             return
@@ -399,11 +391,10 @@ class RouteTable:
         finish(self._putting(group, [config]))
 
     def set_writable(self, broker_name: str, writable: bool, signed: bool = False) -> int:
-        """Give or take the write permission of all topics of a group; return how many topics it
-        has. Raises RegistrationRefused for a held group unless this is `signed`.
+        """Set the write permission of all topics of a group; return their number.
 
-        Lasts until the group registers its whole table; for a single topic, until it is registered
-        changed.
+        Lasts until the next full registration, or for a single topic until its next change. Raises
+        RegistrationRefused for a signed group unless this is `signed`.
         """
         group = self._groups.get(broker_name)
         if group is None:
@@ -414,7 +405,7 @@ class RouteTable:
         return len(group.topics)
 
     def under_way(self, broker_name: str) -> TopicChange | None:
-        """Return the last change of a group's topics that is not made yet; None if all are."""
+        """Return the last pending change of a group's topics, or None."""
         group = self._groups.get(broker_name)
         return group.changes[-1] if group is not None and group.changes else None
 
@@ -425,39 +416,39 @@ class RouteTable:
         return {group.name: data for group, data in self.places(topic)} or None
 
     def places(self, topic: str) -> Iterator[tuple[BrokerGroup, QueueData]]:
-        """Yield the groups that have a topic, and its queues there."""
+        """Yield the groups of a topic and its queues there."""
         by_group = self._queues.get(topic, {})
         return ((group, data) for group, data in by_group.items() if not group.gone)
 
     def group(self, broker_name: str) -> BrokerGroup | None:
-        """Return the group, not to be changed; None if it is unknown."""
+        """Return the group, which must not be changed, or None."""
         return self._groups.get(broker_name)
 
     def groups(self) -> Iterator[BrokerGroup]:
         return iter(self._groups.values())
 
     def brokers(self, broker_name: str) -> Iterator[LiveBroker]:
-        """Yield every live address of a group, listed under an id or not; not to be changed."""
+        """Yield all addresses of a group, including unlisted brokers."""
         group = self._groups.get(broker_name)
         return iter(group.live.values() if group is not None else ())
 
     def is_signed_http(self, http_address: str) -> bool:
-        """Return whether a live broker has registered this node API, signed."""
+        """Return whether a signed broker has registered this node API."""
         return any(o.signed and o.http_address == http_address for o in self._live.values())
 
     def watch(self, watcher: Callable[[BrokerGroup], None]) -> None:
-        """Have `watcher(group)` called whenever the addresses of a group have changed."""
+        """Call `watcher(group)` after each change of a group's addresses."""
         self._watchers.append(watcher)
 
     def watch_topics(self, watcher: Callable[[str], None]) -> None:
-        """Have `watcher(topic)` called whenever a topic came, went, or has other queues."""
+        """Call `watcher(topic)` after each added, removed or changed topic."""
         self._topic_watchers.append(watcher)
 
     def topics(self) -> Iterator[str]:
         return filter(self.has_topic, self.names())
 
     def names(self) -> list[str]:
-        """Return the names of all topics, and of some that have just gone (`has_topic`)."""
+        """Return all topics, and some that were just removed (`has_topic`)."""
         return list(self._queues)
 
     def has_topic(self, topic: str) -> bool:
@@ -469,7 +460,7 @@ class RouteTable:
 
     @property
     def place_count(self) -> int:
-        """Return how many topics there are if each is counted for every group that has it."""
+        """Return the number of pairs of topic and group."""
         return self._place_count
 
     @property
@@ -480,15 +471,15 @@ class RouteTable:
     def signed_broker_count(self) -> int:
         return sum(live.signed for live in self._live.values())
 
-    # --- inside
+    # --- internal
 
     def _remember(self, claim: Registration) -> str:
-        """Remember the group id that came with the name; return the one before if it is another."""
+        """Store the group id of the name; return the previous id if it differs."""
         if not claim.group_id:
             return ""
         before = self._group_ids.pop(claim.broker_name, "")
         if len(self._group_ids) >= GROUP_IDS_MAX:
-            del self._group_ids[next(iter(self._group_ids))]  # which was named longest ago
+            del self._group_ids[next(iter(self._group_ids))]  # the name whose id is oldest
         self._group_ids[claim.broker_name] = claim.group_id
         if before in ("", claim.group_id):
             return ""
@@ -509,13 +500,13 @@ class RouteTable:
     def _check_group(
         self, claim: Registration, group: BrokerGroup | None, now_ms: int
     ) -> BrokerGroup | None:
-        """Refuse a broker of another group than the one that holds the name. Return the name's
-        group, None if the claim's address was the last of it, as a broker of another id."""
+        """Reject a broker whose group id is not the reserved id. Return the name's group; None if
+        the claim's address was the last of it, under a different id."""
         if group is None or group.group_id in ("", claim.group_id) or claim.any_group:
             return group
         live = self._live.get(claim.address)
         if claim.group_id and live is not None and live.broker_name == group.name:
-            self._remove(live, now_ms - CLAIM_MS)  # its claim to lead is void at once
+            self._remove(live, now_ms - CLAIM_MS)  # its claim to lead ends at once
             if group.name not in self._groups:
                 return None
         takes = claim.signed and not group.signed and claim.broker_id == LEADER_ID
@@ -537,16 +528,16 @@ class RouteTable:
             raise _unsigned(f"the name {group.name} is held by signed brokers")
 
     def _forget_claim(self, group: BrokerGroup, now_ms: int) -> None:
-        """Forget the group's term if its claimant is gone for long enough, and that the name is
-        held if no signed broker of it is there either."""
+        """Drop the group's term CLAIM_MS after the loss of its claimant, and the reservation of the
+        name without a signed broker."""
         if group.claim_ends_ms is None or now_ms < group.claim_ends_ms:
             return
         group.term, group.claimant, group.claim_ends_ms = 0, "", None
         group.signed = any(live.signed for live in group.live.values())
 
     def _hold(self, group: BrokerGroup, now_ms: int) -> bool:
-        """Hold the name after its first signed claim: drop what unsigned brokers registered in it.
-        Return True if clients see another route now."""
+        """Reserve the name after its first signed claim, and drop its unsigned brokers. Return True
+        if the route changed."""
         group.signed = True
         strangers = [live for live in group.live.values() if not live.signed]
         for live in strangers:
@@ -576,14 +567,14 @@ class RouteTable:
             raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
     def _check_master(self, claim: Registration, group: BrokerGroup | None, now_ms: int) -> None:
-        """Refuse a master while another one of its name is there."""
+        """Reject a master while a second master of the name is connected."""
         if group is None or claim.broker_id != LEADER_ID or claim.term or group.term:
             return
         master = self._live.get(group.addresses.get(LEADER_ID, claim.address))
         if master is None or master.address == claim.address or claim.signed > master.signed:
             return
         if claim.address in group.addresses.values():
-            return  # one of its slaves, or of Apache's DLedger group, takes over
+            return  # a slave, or a member of Apache's DLedger group, takes over
         silent = now_ms - master.last_seen_ms > master.timeout_ms
         if silent or claim.version.state_version > master.version.state_version:
             return
@@ -595,8 +586,7 @@ class RouteTable:
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, master.address)
 
     def _check_replica(self, claim: Registration, group: BrokerGroup | None, now_ms: int) -> None:
-        """Refuse a replica that has the id of another one, which is there, and that no leader, or
-        an earlier one, has reached."""
+        """Reject a replica without a current leader whose id belongs to a connected replica."""
         if group is None or claim.broker_id == LEADER_ID:
             return
         leader = group.addresses.get(LEADER_ID, "")
@@ -617,7 +607,7 @@ class RouteTable:
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, leader, group.term)
 
     def _check_brokers(self, claim: Registration) -> None:
-        """Check the limits of brokers. Unsigned claims take no room of signed ones."""
+        """Check the limits of brokers. Unsigned claims do not count against signed claims."""
         limits = self._limits
         count = len(self._live) if not claim.signed else self.signed_broker_count
         if claim.address not in self._live and count >= limits.brokers_max:
@@ -637,7 +627,8 @@ class RouteTable:
             raise RegistrationRefused(text, ResponseCode.SYSTEM_BUSY)
 
     def _check_topics(self, claim: Registration) -> list[TopicConfig] | None:
-        """Check the limits of topics; return them. Unsigned claims take no room of signed ones."""
+        """Check the limits of topics and return them. Unsigned claims do not count against signed
+        claims."""
         if claim.topics is None:
             return None
         limits, group = self._limits, self._groups.get(claim.broker_name)
@@ -656,10 +647,10 @@ class RouteTable:
         return topics
 
     def _place(self, claim: Registration, now_ms: int) -> bool:
-        """List the address under its id, and no other. Return True if that changed anything."""
+        """List the address under its id only. Return True if the list changed."""
         live = self._live.get(claim.address)
         if live is not None and live.broker_name != claim.broker_name:
-            self._remove(live, now_ms)  # the node moved to another group
+            self._remove(live, now_ms)  # the node moved to a different group
             live = None
         if live is None:
             live = self._live[claim.address] = LiveBroker(claim.address, claim.broker_name)
@@ -689,7 +680,7 @@ class RouteTable:
         before = dict(group.addresses)
         addresses = {i: a for i, a in before.items() if a != claim.address}
         if live.own_id:
-            addresses.pop(live.own_id, None)  # its double's
+            addresses.pop(live.own_id, None)  # of its duplicate
         addresses[claim.broker_id] = claim.address
         group.addresses = addresses
         if addresses != before:
@@ -725,7 +716,7 @@ class RouteTable:
         self._tell(group)
 
     def _end(self, group: BrokerGroup) -> None:
-        """Take a group without brokers out of the routes at once, and its topics in steps."""
+        """Remove a group without brokers from the routes, and its topics in steps."""
         del self._groups[group.name]
         group.gone = True
         self.topics_version += 1
@@ -739,14 +730,14 @@ class RouteTable:
             watcher(group)
 
     def topic_changed(self, topic: str) -> None:
-        """Tell the watchers that a part of the route kept elsewhere has changed."""
+        """Notify the watchers of a change of the topic's order configuration."""
         for watcher in self._topic_watchers:
             watcher(topic)
 
     # --- topics, in steps
 
     def _change(self, group: BrokerGroup, steps: Steps[bool]) -> TopicChange:
-        """Make a change behind those of the group that are under way: at once if it is small."""
+        """Queue a change behind the group's pending changes; apply a small change at once."""
         change = TopicChange(steps)
         if not group.changes and _advance(change, STEPS_AT_ONCE):
             return change
@@ -761,7 +752,7 @@ class RouteTable:
         return change
 
     def _making_changes(self) -> Steps[None]:
-        """Make all changes that there are, a step of each group in turn."""
+        """Apply all pending changes, a step per group in turn."""
         try:
             while self._changing:
                 group = self._changing.popleft()
@@ -817,7 +808,8 @@ class RouteTable:
 
     def _putting(self, group: BrokerGroup, topics: Sequence[TopicConfig]) -> Steps[bool]:
         changed = False
-        shared: dict[QueueData, QueueData] = {}  # most topics are alike: keep one object of a kind
+        # Shares equal objects, because most topics are alike
+        shared: dict[QueueData, QueueData] = {}
         for number, config in enumerate(topics, 1):
             data = QueueData(
                 config.read_queue_count,
@@ -878,7 +870,7 @@ class RouteTable:
 
 
 def _advance(change: TopicChange, steps: int) -> bool:
-    """Make some steps of a change; return whether it is made."""
+    """Run some steps of a change; return whether it is complete."""
     for _ in range(steps):
         try:
             next(change.steps)

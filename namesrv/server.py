@@ -1,4 +1,4 @@
-"""A running name server: listener, scan timer, file of the key-value configuration. Shell."""
+"""The name server with its listener, timers and configuration file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .watchers import RouteWatchers
 __all__ = ["KV_FILE_NAME", "NameServer", "NameServerConfig"]
 
 SCAN_INTERVAL_S = 5.0
-PUSH_DELAY_S = 0.01  # route changes are gathered this long before clients are told
+PUSH_DELAY_S = 0.01  # route changes are collected for this time before a push
 KV_FILE_NAME = "kvConfig.json"
 
 
@@ -47,7 +47,7 @@ START_READ_ERRORS = (AclError, KeyFileError, TlsError, WebConfigError)
 
 
 def start_reads(config: NameServerConfig) -> Iterator[Callable[[], object]]:
-    """Yield the reads of a start. Each raises START_READ_ERRORS if a start would fail."""
+    """Yield the reads of a start, which raise START_READ_ERRORS."""
     yield Access(config).prepare
     yield ProcessTls(config).load
     yield partial(load_registration_keys, config.registration_key_file)
@@ -56,7 +56,7 @@ def start_reads(config: NameServerConfig) -> Iterator[Callable[[], object]]:
 
 
 class NameServer:
-    """A running name server: `async with NameServer(config) as server:`, or `start` and `stop`."""
+    """A name server, as `async with NameServer(config) as server:` or with `start` and `stop`."""
 
     def __init__(self, config: NameServerConfig, limits: RouteLimits | None = None) -> None:
         self._config = config
@@ -76,8 +76,8 @@ class NameServer:
         self._server: RemotingServer | None = None
         self._scan: asyncio.Task[None] | None = None
         self._push: asyncio.TimerHandle | None = None
-        self.processor: NameServerProcessor | None = None  # until it is started
-        self.http: ClusterApi | None = None  # None: not started, or httpEnable=false
+        self.processor: NameServerProcessor | None = None  # None before the start
+        self.http: ClusterApi | None = None  # None before the start, and if httpEnable=false
 
     @property
     def port(self) -> int:
@@ -89,10 +89,9 @@ class NameServer:
         return f"{self._config.bind}:{self.port}"
 
     async def start(self) -> None:
-        """Start serving. Raises OSError if a port is taken or the store unusable; BodyError if the
-        store's file is damaged (a name server that forgot its configuration would mislead);
-        WebConfigError for an HTTP API open to everybody; TlsError; AclError for unreadable
-        accounts; KeyFileError for a key."""
+        """Start serving. Raises OSError for a port in use or an unusable store; BodyError for a
+        damaged store, since an empty configuration would mislead; WebConfigError for an open HTTP
+        API; TlsError; AclError for unreadable accounts; KeyFileError."""
         await asyncio.to_thread(self.access.prepare)
         await asyncio.to_thread(self.tls.load)
         kv = await asyncio.to_thread(self._load_kv)
@@ -156,7 +155,7 @@ class NameServer:
         await self.stop()
 
     def _server_limits(self) -> ServerLimits:
-        """Return the bounds of the port for clients; log if descriptors lower them."""
+        """Return the limits of the client port; log if descriptors lower them."""
         requested, shares = ServerLimits().connections_max, self._shares
         allowed = min(requested, shares.clients())
         warn_if_limited(allowed, requested, shares.limit)
@@ -172,17 +171,17 @@ class NameServer:
         self._in_turns(self._pushing())
 
     def _pushing(self) -> Steps[None]:
-        """Send the watching clients the names of what has changed."""
+        """Push pending changes to the watching clients."""
         changed = yield from self._watchers.taking()
         for connection, changes in changed:
             try:
                 connection.invoke_oneway(route_changed(changes))
-            except RemotingError as error:  # it asks by itself, every 30 seconds
+            except RemotingError as error:  # it polls every 30 s
                 LOG.info("route_change_not_told peer=%s: %s", connection.peer_address, error)
             yield
 
     def _in_turns(self, steps: Steps[None]) -> None:
-        """Have work of many steps done in turns."""
+        """Run a generator of steps in turns."""
         task = asyncio.get_running_loop().create_task(self._turns.run(steps))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -195,7 +194,7 @@ class NameServer:
                 log_gone(removed, "silent")
                 for broker in removed:
                     if isinstance(broker.channel, Connection):
-                        broker.channel.close("broker was silent")  # it should reconnect
+                        broker.channel.close("broker was silent")  # a live broker reconnects
                 await asyncio.sleep(0)
 
     def _load_kv(self) -> KvConfig:
@@ -212,7 +211,7 @@ class NameServer:
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    """Replace a file durably and atomically: new file, fsync, rename, fsync of the directory."""
+    """Replace a file atomically by writing a new file, with fsync of the file and its directory."""
     fresh = path.with_suffix(".tmp")
     with fresh.open("wb") as file:
         file.write(data)
@@ -227,7 +226,7 @@ def _replace_file(path: Path, data: bytes) -> None:
 
 
 def ports_of(config: NameServerConfig) -> Ports:
-    """Return the ports besides that for clients, for the shares of descriptors."""
+    """Return the ports besides the client port, for the shares of descriptors."""
     http = int(config.http_enable) * (2 if config.http_health_port else 1)
     tls = int(config.tls_server_mode != TlsMode.DISABLED)
     tls += int(config.http_enable and config.http_tls_mode != TlsMode.DISABLED)

@@ -1,8 +1,7 @@
-"""The name server's answers as bodies: plain data in Apache's shapes, encoded as JSON. Pure.
+"""The name server's answers as JSON bodies in Apache's formats.
 
-Bodies that grow with the table are made in steps (remoting.fair_scheduling).
-
-Broker ids are quoted keys everywhere; every fastjson version reads those.
+Bodies that grow with the table are built in steps (remoting.fair_scheduling). Broker ids are quoted
+keys, which every version of fastjson accepts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ GROUPS_PER_STEP, NAMES_PER_STEP = 64, 2_000
 
 
 def route_body(table: RouteTable, topic: str, order_config: str | None) -> Steps[bytes | None]:
-    """Return TopicRouteData of a topic; None if no group with addresses has it."""
+    """Return a topic's TopicRouteData; None without a group with addresses."""
     queue_datas: list[dict[str, Any]] = []
     broker_datas: list[dict[str, Any]] = []
     for number, (group, data) in enumerate(list(table.places(topic)), 1):
@@ -33,7 +32,7 @@ def route_body(table: RouteTable, topic: str, order_config: str | None) -> Steps
                 "brokerName": group.name,
                 "perm": data.perm,
                 "readQueueNums": data.read_queue_count,
-                "topicSynFlag": data.sys_flag,  # how clients before 4.9 spell it
+                "topicSynFlag": data.sys_flag,  # the spelling of clients before 4.9
                 "topicSysFlag": data.sys_flag,
                 "writeQueueNums": data.write_queue_count,
             }
@@ -52,7 +51,7 @@ def route_body(table: RouteTable, topic: str, order_config: str | None) -> Steps
 
 
 def cluster_body(table: RouteTable) -> Steps[bytes]:
-    """Return ClusterInfo: all groups, and their names by cluster."""
+    """Return ClusterInfo, all groups and their names by cluster."""
     brokers: dict[str, Any] = {}
     clusters: dict[str, list[str]] = {}
     for number, group in enumerate(list(table.groups()), 1):
@@ -65,7 +64,7 @@ def cluster_body(table: RouteTable) -> Steps[bytes]:
 
 
 def member_body(table: RouteTable, cluster: str, broker_name: str) -> bytes:
-    """Return BrokerMemberGroup; without addresses for an unknown group."""
+    """Return BrokerMemberGroup, without addresses for an unknown group."""
     group = table.group(broker_name)
     known = group is not None and group.cluster == cluster
     member = {
@@ -97,8 +96,8 @@ def topic_list_body(topics: Sequence[str], broker_address: str = "") -> Steps[by
 
 
 def system_topics_body(table: RouteTable) -> Steps[bytes]:
-    """Return the names that Apache counts as system topics here: of clusters and of brokers."""
-    names: dict[str, None] = {}  # ordered, without repeats
+    """Return the names of clusters and brokers, which are system topics at Apache's."""
+    names: dict[str, None] = {}  # ordered, without duplicates
     some_address = ""
     for group in table.groups():
         names[group.cluster] = None
@@ -108,7 +107,7 @@ def system_topics_body(table: RouteTable) -> Steps[bytes]:
 
 
 def cluster_topics_body(table: RouteTable, cluster: str) -> Steps[bytes]:
-    """Return TopicList of one cluster."""
+    """Return TopicList of a cluster."""
     result: dict[str, None] = {}
     for group in [group for group in table.groups() if group.cluster == cluster]:
         topics = list(group.topics)
@@ -141,7 +140,7 @@ def _broker_data(group: BrokerGroup) -> dict[str, Any]:
         "cluster": group.cluster,
         "enableActingMaster": False,
     }
-    # For our client, which sends to other replicas than id 0 only there; Apache's do not look.
+    # Our client sends to replicas besides id 0 only with this flag; Apache's clients ignore it.
     return data | {"raftGroup": True} if group.raft else data
 
 

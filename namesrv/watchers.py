@@ -1,15 +1,14 @@
-"""Keeps the clients that want to be told when a route changes, and the changes to tell them. Pure.
+"""Clients that watch routes, and the changes to push to them.
 
-A client opts in with `watchRoutes`=true when it asks for a route (105). From then on ROUTE_CHANGED
-(30004, one-way) is sent over its connection when a topic that it asked for, known or not, was
-added, removed or changed, or when the addresses of a broker group with such a topic have changed.
-The message names what changed but not the new route, for which the client asks. Changes are
-gathered for a moment (`take`), so a group that changes twice is told once. Apache's clients do not
-opt in and are not sent this.
+A client subscribes with `watchRoutes`=true in its request for a route (105). Its connection then
+gets ROUTE_CHANGED (30004, one-way) after each change of such a topic, known or not, and of the
+addresses of its broker groups. The message names the changes, and the client requests the new
+routes. Changes are collected for a short time (`take`), so a group that changes twice is pushed
+once. Apache's clients do not subscribe.
 
-Bounds: CONNECTION_BYTES_MAX for the names of one connection, an allowance for those of all, given
-back when connections end, and CHANGES_MAX changes gathered. Beyond, a connection is told that
-anything may have changed (neither names nor topics); what it was not told it asks for by itself.
+Limits: CONNECTION_BYTES_MAX for the names of a connection, and an allowance for all connections.
+Topics above the limits are polled. Above CHANGES_MAX collected changes a message without names
+means that any route may have changed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Generic, TypeVar
 from raftmq.remoting.fair_scheduling import Steps, finish
 from raftmq.remoting.memory_limits import Allowance, Share
 
-CONNECTION_BYTES_MAX = 3 << 20  # some 10,000 topics
-NAME_BYTES = 200  # of one name in the sets and tables here, besides its characters
+CONNECTION_BYTES_MAX = 3 << 20  # about 10,000 topics
+NAME_BYTES = 200  # per name in the sets and tables here, besides its characters
 CHANGES_MAX = 1_000
 NOTES_PER_STEP = 500
 
@@ -31,7 +30,7 @@ C = TypeVar("C", bound=Hashable)
 
 @dataclass(slots=True)
 class Changes:
-    """The changes to tell one connection. `everything`: there are too many to name or to keep."""
+    """The changes for a connection. `everything` replaces names that exceed the limits."""
 
     groups: set[str] = field(default_factory=set)
     topics: set[str] = field(default_factory=set)
@@ -42,17 +41,17 @@ class Changes:
 class _Watcher:
     kept: Share
     topics: set[str] = field(default_factory=set)
-    groups: set[str] = field(default_factory=set)  # that its topics live on, when it asked
-    more: bool = False  # it asked for more than is kept
+    groups: set[str] = field(default_factory=set)  # the groups of its topics, at its last request
+    more: bool = False  # it requested topics above the limit
 
 
 class RouteWatchers(Generic[C]):
-    """The watching connections, of any hashable type, and the changes pending for each."""
+    """The watching connections, of any hashable type, with their pending changes."""
 
     def __init__(self, retained: Allowance) -> None:
         self._kept = retained
         self._watchers: dict[C, _Watcher] = {}
-        self._by_topic: dict[str, dict[C, None]] = {}  # connections in the order they asked
+        self._by_topic: dict[str, dict[C, None]] = {}  # connections in the order of their requests
         self._by_group: dict[str, dict[C, None]] = {}
         self._changed_topics: dict[str, None] = {}  # since the last `take`
         self._changed_groups: dict[str, None] = {}
@@ -61,7 +60,7 @@ class RouteWatchers(Generic[C]):
         return len(self._watchers)
 
     def asked(self, connection: C, topic: str, groups: Iterable[str]) -> None:
-        """Note that a connection was told a topic's route, on `groups` (none: unknown)."""
+        """Record that a connection got a topic's route, on `groups` (none if unknown)."""
         watcher = self._watchers.get(connection)
         if watcher is None:
             watcher = _Watcher(Share(self._kept, CONNECTION_BYTES_MAX))
@@ -78,7 +77,7 @@ class RouteWatchers(Generic[C]):
         names: set[str],
         table: dict[str, dict[C, None]],
     ) -> None:
-        """Keep a name for a connection if there is room."""
+        """Store a name for a connection within the limits."""
         if name in names:
             return
         if not watcher.kept.take(len(name) + NAME_BYTES):
@@ -88,7 +87,7 @@ class RouteWatchers(Generic[C]):
         table.setdefault(name, {})[connection] = None
 
     def closed(self, connection: C) -> None:
-        """Forget a connection that ended."""
+        """Drop a closed connection."""
         watcher = self._watchers.pop(connection, None)
         if watcher is None:
             return
@@ -100,25 +99,25 @@ class RouteWatchers(Generic[C]):
                     del table[name]
 
     def group_changed(self, name: str) -> bool:
-        """Note that a group's addresses changed. Return True if a connection must be told."""
+        """Record a change of a group's addresses. Return True if a connection watches it."""
         if name not in self._by_group:
             return False
         self._changed_groups[name] = None
         return True
 
     def topic_changed(self, topic: str) -> bool:
-        """Note that a topic came, went or changed. Return True if somebody must be told."""
+        """Record a change of a topic. Return True if a connection watches it."""
         if topic not in self._by_topic:
             return False
         self._changed_topics[topic] = None
         return True
 
     def take(self) -> list[tuple[C, Changes]]:
-        """Return and clear the changes gathered since the last call, by connection."""
+        """Return and clear the pending changes by connection."""
         return finish(self.taking())
 
     def taking(self) -> Steps[list[tuple[C, Changes]]]:
-        """Do as `take`, in steps: many connections may watch many topics."""
+        """As `take`, in steps, because many connections may watch many topics."""
         groups, self._changed_groups = self._changed_groups, {}
         topics, self._changed_topics = self._changed_topics, {}
         pending: dict[C, Changes] = {}
@@ -137,7 +136,7 @@ class RouteWatchers(Generic[C]):
         for connection, changes in pending.items():
             watcher = self._watchers.get(connection)
             if watcher is not None and watcher.more and changes.groups:
-                changes.everything = True  # one of its topics, not kept here, may live there
+                changes.everything = True  # a topic above its limit may be on this group
         return [item for item in pending.items() if item[0] in self._watchers]
 
 

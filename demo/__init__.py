@@ -1,1 +1,1 @@
-"""The main demo: a year of departures through a replicated log, two leader kills, an audit."""
+"""The main demo, with a year of departures, two leader kills and an audit."""

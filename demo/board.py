@@ -1,4 +1,4 @@
-"""Shows the demo's progress: bars on a terminal, plain lines anywhere else."""
+"""The demo's progress, as bars on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN_EVERY = 0.1  # a plain line per tenth of the work
 
 
 class Board:
-    """Lines and counted work. Use `with board:` while bars are wanted."""
+    """Lines and counted work. `with board:` shows the bars."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -53,17 +53,17 @@ class Board:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Print one line, with the seconds since the start."""
+        """Print a line with the seconds since the start."""
         elapsed_s = time.monotonic() - self._begin_s
         self.console.print(f"[dim]{elapsed_s:6.1f} s[/]  {text}", highlight=False)
 
     def count(self, name: str, total: int) -> None:
-        """Begin counted work."""
+        """Start counted work."""
         task = self._progress.add_task(name, total=total, rate="")
         self._work[name] = _Work(task, total)
 
     def advance(self, name: str, done: int) -> None:
-        """Show that `done` of the work called `name` is done by now."""
+        """Set the progress of the work `name` to `done`."""
         work = self._work[name]
         elapsed_s = max(1e-9, time.monotonic() - work.begin_s)
         rate = f"{done / elapsed_s:,.0f}/s"
@@ -74,7 +74,7 @@ class Board:
 
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
-        """Say what begins and, at its end, how long it took."""
+        """Print the start of a phase and, at its end, its duration."""
         begin_s = time.monotonic()
         with self.console.status(text):
             yield

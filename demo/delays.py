@@ -1,4 +1,4 @@
-"""Computes the same figures from the topic: Spark reads a replica's CommitLog as messages."""
+"""Delays per carrier and month, computed by Spark from a replica's CommitLog."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ FLIGHT_SCHEMA = "carrier string, month int, dep_delay bigint"
 
 
 def delays_in_topic(spark: SparkSession, store: Path, topic: str) -> DelayTable:
-    """Return departures and delay per carrier and month of the flights in the topic's message
-    bodies.
-
-    A message that a client's retry stored twice counts once.
-    """
+    """Return departures and delay per carrier and month of the flights in the topic. Messages that
+    a client's retry stored twice count once."""
     flight = F.from_json(F.col("body").cast("string"), FLIGHT_SCHEMA)
     flights = (
         topic_frame(spark, store, topic)
@@ -42,7 +39,7 @@ def delays_in_topic(spark: SparkSession, store: Path, topic: str) -> DelayTable:
 
 
 def differences(expected: DelayTable, result: DelayTable) -> list[str]:
-    """Return, in words, every carrier and month whose figures are not exactly equal."""
+    """Describe every carrier and month with different figures."""
     text = []
     for key in sorted(expected.keys() | result.keys(), key=str):
         if expected.get(key) != result.get(key):

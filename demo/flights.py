@@ -1,11 +1,9 @@
-"""The main demo: `python -m demo.flights` (make demo).
+"""The main demo, `python -m demo.flights` (make demo).
 
-A year of departures is sent, in order of each aircraft, to three replicas; the leader is killed
-with -9 twice; two consumers read along. Then Spark reads what the replicas stored, compares it with
-what the clients were told, and computes the delays of every carrier and month from the topic, which
-must equal the data set's own.
-
-Exit status: 0 if all of it holds, 1 if not, 2 if it could not be run.
+It sends a year of departures, in order per aircraft, to three replicas, kills the leader twice with
+-9, and reads with two consumers. Spark then compares the replicas' stores with the clients' results
+and computes the delays of every carrier and month, which must equal the data set's. Exit status is
+0 if all checks hold, 1 if not, 2 if the demo could not run.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from raftmq.chaos.workloads.load import WINDOW_MAX
 
 EXIT_WRONG = 1
 EXIT_UNUSABLE = 2
-MARKER = ".flights-demo"  # only a directory with this in it is ever removed
+MARKER = ".flights-demo"  # only directories with this file are ever removed
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -123,7 +121,7 @@ def run(config: LoadConfig, data: Path, report_directory: Path, board: Board) ->
 def judge(
     config: LoadConfig, data: Path, load: LoadResult, board: Board, load_s: float
 ) -> Evidence:
-    """Audit, check the history, compute delay figures. One Spark session does all of it."""
+    """Audit the stores, check the history, and compute delays, in a single Spark session."""
     spark_begin_s = time.monotonic()
     first_store = next(iter(load.stores.values()))
     with session() as spark:
@@ -150,14 +148,12 @@ def judge(
 
 
 class RoomTaken(Exception):
-    """The work directory holds something that is not a demo's; it is not touched."""
+    """The work directory has foreign content and is not changed."""
 
 
 def make_room(directory: Path, keep: bool) -> None:
-    """Make an empty work directory. A cluster that an earlier demo left running there is stopped.
-
-    Raises RoomTaken rather than remove a directory that no demo made.
-    """
+    """Create an empty work directory, and stop an earlier demo's cluster there. Raises RoomTaken
+    for a directory that no demo created."""
     if directory.exists() and any(directory.iterdir()):
         if not (directory / MARKER).exists():
             raise RoomTaken(f"{directory} is not empty and not a demo's; name another with --dir")
@@ -190,7 +186,7 @@ def _free_name(directory: Path) -> Path:
 async def _interruptible_load(
     config: LoadConfig, flights: Iterable[Flight], board: Board
 ) -> LoadResult:
-    """Treat SIGTERM like Ctrl-C: the load is cancelled and its cluster stopped."""
+    """Handle SIGTERM like Ctrl-C, by cancelling the load and stopping its cluster."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

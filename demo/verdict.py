@@ -1,4 +1,4 @@
-"""The demo's verdict: audit, history checks and delay figures as one table, a page and JSON."""
+"""The demo's verdict from audit, history checks and delays, as table, page and JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMED = {"missing", "phantom", "duplicate_broker", "duplicate_retry", "replicas"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the verdict. `holds` None: a fact, not a promise."""
+    """A line of the verdict. `holds` is None for a fact without a check."""
 
     name: str
     value: str
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything the verdict rests on."""
+    """The data of the verdict."""
 
     load: LoadResult
     history: History
@@ -52,11 +52,11 @@ class Evidence:
     audit: AuditReport
     expected: DelayTable
     delay_differences: list[str]
-    seconds: Mapping[str, float]  # part of the demo → how long it took
+    seconds: Mapping[str, float]  # phase of the demo → its duration
 
 
 def lines_of(evidence: Evidence) -> list[Line]:
-    """Return the verdict, line by line, in the order a reader wants it."""
+    """Return the lines of the verdict in reading order."""
     audit, figures = evidence.audit, evidence.audit.figures
     failed = [check.name for check in evidence.checks if check.verdict is not Verdict.PASS]
     rest = [check for check in audit.checks if check.name not in NAMED and not check.ok]
@@ -99,12 +99,12 @@ def lines_of(evidence: Evidence) -> list[Line]:
 
 
 def all_hold(lines: Sequence[Line]) -> bool:
-    """Return whether everything holds."""
+    """Return whether all checks hold."""
     return all(line.holds is not False for line in lines)
 
 
 def kill_lines(result: Sequence[Recovery]) -> list[Line]:
-    """Return the time from each kill to the next acknowledged send; every kill must have one."""
+    """Return the time from each kill to the next acknowledged send, which every kill must have."""
     lines = [Line("leaders killed under load", f"{len(result)}", len(result) == len(KILLS_AT))]
     for number, recovery in enumerate(result, 1):
         name = f"kill {number} ({recovery.node}) to the next acknowledged send"
@@ -116,7 +116,7 @@ def kill_lines(result: Sequence[Recovery]) -> list[Line]:
 
 
 def rate_lines(history: History) -> list[Line]:
-    """Return acknowledged messages a second before, between and after the kills."""
+    """Return acknowledged messages per second before, between and after the kills."""
     done = sorted(send.done_ns for send in history.sends if send.outcome is Outcome.OK)
     if not done:
         return []
@@ -132,7 +132,8 @@ def rate_lines(history: History) -> list[Line]:
 
 
 def phase_names(kills: int) -> list[str]:
-    """Return the names of the phases: before, between, after; numbered for more kills than two."""
+    """Return the names of the phases (before, between, after), with numbers for more than two
+    kills."""
     if kills == 0:
         return ["all of it"]
     between = ["between the kills"] if kills == 2 else [f"after kill {n}" for n in range(1, kills)]
@@ -140,7 +141,7 @@ def phase_names(kills: int) -> list[str]:
 
 
 def table_of(lines: Sequence[Line]) -> Table:
-    """Return the verdict as a table for a person."""
+    """Return the verdict as a table."""
     table = Table(title="the verdict", title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
@@ -161,7 +162,7 @@ def write_verdict(evidence: Evidence, lines: Sequence[Line], directory: Path) ->
 
 
 def verdict_data(evidence: Evidence, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return plain data: the lines, and their evidence."""
+    """Return the lines and their evidence as plain data."""
     return {
         "ok": all_hold(lines),
         "lines": [{"name": x.name, "value": x.value, "holds": x.holds} for x in lines],
@@ -178,7 +179,7 @@ def verdict_data(evidence: Evidence, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def page_of(evidence: Evidence, lines: Sequence[Line]) -> Page:
-    """Return the page's words and tables."""
+    """Return the page's texts and tables."""
     rows = tuple(
         Row((x.name, x.value), "" if x.holds is None else "pass" if x.holds else "fail")
         for x in lines
@@ -227,7 +228,7 @@ def _audit_table(checks: Sequence[CheckResult]) -> PageTable:
 
 
 def _delay_table(delays: DelayTable) -> PageTable:
-    """Sum up each carrier's whole year: 180 lines of carrier and month would be too many."""
+    """Sum up each carrier's year."""
     carriers: dict[str, list[int]] = {}
     for (carrier, _), figures in delays.items():
         sums = carriers.setdefault(carrier, [0, 0, 0])

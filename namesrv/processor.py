@@ -1,7 +1,7 @@
 """Request handlers of the name server.
 
 A handler is a function `(connection, request) -> response`. Changes of the key-value configuration
-are answered after they are on disk. Work whose size depends on the sender or the table is a
+are answered after they are on disk. Work of a size that the sender or the table determines is a
 generator of steps. A few steps run at once and further steps in turns (remoting.fair_scheduling),
 so that routes are answered in between.
 
@@ -581,8 +581,7 @@ def _check_length(request: RemotingCommand, bytes_max: int) -> None:
 
 
 def route_changed(changes: Changes) -> RemotingCommand:
-    """Build ROUTE_CHANGED (30004, one-way), the groups and topics whose routes a client should
-    request again."""
+    """Build ROUTE_CHANGED (30004, one-way), with the groups and topics of changed routes."""
     ext = {"everything": from_boolean(changes.everything)}
     reported = {"brokerNames": sorted(changes.groups), "topics": sorted(changes.topics)}
     return RemotingCommand.request(RequestCode.ROUTE_CHANGED, ext, orjson.dumps(reported))

@@ -16,14 +16,14 @@ Rules of registration (103):
   (`RegistrationRefused`) claims with a lower term, claims with the same term from a second address
   while the first is listed, and registrations older than the node's last. The term is dropped with
   the group's last address, and CLAIM_MS after the loss of its claimant.
-- A replica without a leader, or with a lower term, does not take the id of a connected address. Two
+- A replica without a leader, or with a lower term, does not get the id of a connected address. Two
   processes then share a dLegerSelfId, and no leader reaches this replica. A leader also reserves
   its follower id (`own_id`). A moved replica registers when it follows its leader, or when its old
   connection has closed.
 - Raft groups also send their group id. The first id reserves the name while a broker of that name
   is connected. Brokers with a different id are rejected, whatever their term, and their earlier
   registration under the same address is dropped. Brokers without an id are rejected unless they
-  change no address, or their engine has no ids (`any_group`). A signed claim to lead takes the name
+  change no address, or their engine has no ids (`any_group`). A signed claim to lead gets the name
   from unsigned brokers. An id is no secret. It separates groups that share a name by mistake, and
   only signatures, which cover it, protect against forgery.
 - The last id of a name outlives its brokers. A registration with a new id is accepted and reported
@@ -31,7 +31,7 @@ Rules of registration (103):
 - A claim may be `signed` (remoting.registration_proof). The first signed claim to id 0 reserves the
   name for signed registrations and signed change requests, and drops unsigned registrations,
   whatever their term. The reservation lasts while its claim lasts or a signed broker of the name is
-  connected. No second broker can take a signed broker's address. With `signed_only` the table
+  connected. No second broker can get a signed broker's address. With `signed_only` the table
   rejects all unsigned registrations.
 - Topics are stored per group. The broker that registers as 0 replaces them. A follower's topics are
   accepted only while the group has none, as after a name server's restart during an election.
@@ -68,7 +68,7 @@ from raftmq.remoting.registration import DataVersion, TopicConfig
 
 LEADER_ID = 0
 EXPIRY_MS = 120_000  # Apache's; four registrations of 30 s
-CLAIM_MS = 30_000  # how long a claim to lead outlives its claimant: one registration period
+CLAIM_MS = 30_000  # how long a claim to lead outlives its claimant, a registration period
 BROKERS_PER_GROUP_MAX = 128  # listed ones; each event and route of a group names them all
 BROKERS_PER_CHANNEL_MAX = 64  # one process is one broker; a container of Apache's has some
 GROUP_IDS_MAX = 10_000  # remembered, of names that may be gone
@@ -479,7 +479,7 @@ class RouteTable:
             return ""
         before = self._group_ids.pop(claim.broker_name, "")
         if len(self._group_ids) >= GROUP_IDS_MAX:
-            del self._group_ids[next(iter(self._group_ids))]  # the name whose id is oldest
+            del self._group_ids[next(iter(self._group_ids))]  # the name with the oldest id
         self._group_ids[claim.broker_name] = claim.group_id
         if before in ("", claim.group_id):
             return ""
@@ -500,7 +500,7 @@ class RouteTable:
     def _check_group(
         self, claim: Registration, group: BrokerGroup | None, now_ms: int
     ) -> BrokerGroup | None:
-        """Reject a broker whose group id is not the reserved id. Return the name's group; None if
+        """Reject a broker without the reserved group id. Return the name's group; None if
         the claim's address was the last of it, under a different id."""
         if group is None or group.group_id in ("", claim.group_id) or claim.any_group:
             return group
@@ -586,7 +586,7 @@ class RouteTable:
         raise RegistrationRefused(text, ResponseCode.ILLEGAL_OPERATION, master.address)
 
     def _check_replica(self, claim: Registration, group: BrokerGroup | None, now_ms: int) -> None:
-        """Reject a replica without a current leader whose id belongs to a connected replica."""
+        """Reject a replica without a current leader if its id belongs to a connected replica."""
         if group is None or claim.broker_id == LEADER_ID:
             return
         leader = group.addresses.get(LEADER_ID, "")

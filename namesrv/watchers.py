@@ -6,7 +6,7 @@ addresses of its broker groups. The message names the changes, and the client re
 routes. Changes are collected for a short time (`take`), so a group that changes twice is pushed
 once. Apache's clients do not subscribe.
 
-Limits: CONNECTION_BYTES_MAX for the names of a connection, and an allowance for all connections.
+The limits are CONNECTION_BYTES_MAX for a connection's names, and an allowance for all connections.
 Topics above the limits are polled. Above CHANGES_MAX collected changes a message without names
 means that any route may have changed.
 """

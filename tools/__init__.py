@@ -1,1 +1,1 @@
-"""Programs that make what the repository holds, and what builds need."""
+"""Generators of committed files, and hooks of builds."""

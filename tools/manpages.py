@@ -1,7 +1,7 @@
-"""Man pages of all commands, from the parsers that they have: `python -m tools.manpages [DIR]`.
+"""Man pages of all commands, `python -m tools.manpages [DIR]`.
 
-One page a command, its sub-commands as sections. The pages stand in docs/man, come with the wheel
-(share/man/man1), and a test holds that they say what the commands say.
+Each page is generated from a command's parser, with its sub-commands as sections. The pages are in
+docs/man and in the wheel (share/man/man1); a test compares them with the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 from raftmq.commands import COMMANDS
 
 PAGES = Path(__file__).parent.parent / "docs" / "man"
-AS_IT_IS = "\b"  # click's mark of a paragraph whose lines are not to be joined
+AS_IT_IS = "\b"  # click's mark of a preformatted paragraph
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def pages() -> dict[str, str]:
 
 
 def page(name: str, command: click.Command) -> str:
-    """Return a command's page, in man's macros."""
+    """Return a command's page in man's macros."""
     context = context_of(command, name)
     summary = command.get_short_help_str(limit=200).rstrip(".")
     lines = [
@@ -57,13 +57,13 @@ def page(name: str, command: click.Command) -> str:
 
 
 def synopsis(context: click.Context) -> list[str]:
-    """Return the usage line: names in bold, the rest as click has it."""
+    """Return the usage line with names in bold."""
     pieces = escaped(" ".join(context.command.collect_usage_pieces(context)))
     return [f"\\fB{escaped(context.command_path)}\\fR {pieces}"]
 
 
 def commands(context: click.Context, heading: str) -> list[str]:
-    """Return a section for each sub-command, and for theirs."""
+    """Return a section for each sub-command, recursively."""
     lines = []
     for below in sub_contexts(context):
         lines += [
@@ -78,7 +78,7 @@ def commands(context: click.Context, heading: str) -> list[str]:
 
 
 def sub_contexts(context: click.Context) -> Iterator[click.Context]:
-    """Yield a context for each sub-command that is shown."""
+    """Yield a context for each visible sub-command."""
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
             command = context.command.get_command(context, name)
@@ -89,12 +89,12 @@ def sub_contexts(context: click.Context) -> Iterator[click.Context]:
 def context_of(
     command: click.Command, name: str, parent: click.Context | None = None
 ) -> click.Context:
-    """Return the context in which click would call the command."""
+    """Return the context of a call by click."""
     return click.Context(command, parent=parent, info_name=name, **command.context_settings)
 
 
 def options(context: click.Context, heading: str) -> list[str]:
-    """Return all options, each with what it says; --help once, on top."""
+    """Return all options with their descriptions, with a single --help."""
     lines = []
     for parameter in context.command.get_params(context):
         record = parameter.get_help_record(context)
@@ -119,7 +119,7 @@ def described(text: str | None) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Return text as man shows it unchanged."""
+    """Escape text for man."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 

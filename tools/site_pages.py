@@ -1,10 +1,8 @@
-"""Hooks of mkdocs, for the navigation and for diagrams.
+"""Hooks of mkdocs for the navigation and for diagrams.
 
-A page that mkdocs.yml's `nav` does not name stands under "More": its author need not know of the
-navigation, and nobody misses the page.
-
-A page with diagrams loads docs/javascripts/mermaid.tiny.js (MIT; npm's @mermaid-js/tiny 11.17.2, as
-published). Without it the theme would load Mermaid from the network.
+A page without an entry in the `nav` of mkdocs.yml is listed under "More". A page with diagrams
+loads docs/javascripts/mermaid.tiny.js (MIT; npm's @mermaid-js/tiny 11.17.2, unchanged); otherwise
+the theme would load Mermaid from the network.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ MERMAID = "javascripts/mermaid.tiny.js"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Called by mkdocs before it looks at the pages."""
+    """Called by mkdocs before it reads the pages."""
     if config.nav is not None:
         docs = Path(config.docs_dir)
         pages = sorted(page.relative_to(docs).as_posix() for page in docs.rglob("*.md"))
@@ -32,7 +30,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Called by mkdocs with each page's HTML; returns what is written."""
+    """Called by mkdocs with each page's HTML; returns the HTML to write."""
     if 'class="mermaid"' not in output:
         return output
     script = f'<script src="{get_relative_url(MERMAID, page.url)}"></script></head>'
@@ -40,7 +38,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def named(nav: Any) -> Iterator[str]:
-    """Every page in a navigation: texts, lists of such, and mappings of titles to such."""
+    """Return all pages of a navigation, which has texts, nested lists, and mappings of titles."""
     if isinstance(nav, str):
         yield nav
         return

@@ -1,4 +1,4 @@
-"""Requests to the leaders of one, some or all groups, with results by group. Shell."""
+"""Requests to the leaders of broker groups, with results by group."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ Query = Mapping[str, str]
 
 
 def acting_for(call: Call) -> dict[str, str]:
-    """Return the header that tells a broker for whom this name server acts."""
+    """Return the header with the caller that this name server acts for."""
     return {OPERATOR_HEADER: quote(call.caller.name)}
 
 
 class Leaders:
-    """Asks the leaders that the route table names. If a broker answers that it does not lead and
-    names the leader, that one is asked, once: after an election the table lags for a moment."""
+    """Sends requests to the leaders of the route table. After an election the table may lag, so a
+    replica that names a new leader redirects the request, once."""
 
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._nodes = cluster.nodes
 
     def check_group(self, group: str) -> None:
-        """Raises ApiProblem (404) if the group is unknown."""
+        """Raise ApiProblem (404) if the group is unknown."""
         if group not in self._cluster.leaders():
             raise not_found(f"no group {group!r} is known to this name server")
 
     def names(self, only: str = "") -> list[str]:
-        """Return the groups to ask: all, or one. Raises ApiProblem (404) if `only` is unknown."""
+        """Return all groups, or only `only`. Raises ApiProblem (404) for an unknown group."""
         if only:
             self.check_group(only)
         return list(self._cluster.leaders(only))
@@ -73,7 +73,7 @@ class Leaders:
         limit_s = timeout_s or (VIEW_TIMEOUT_S if method == "GET" else WRITE_TIMEOUT_S)
         try:
             data = None if body is None else orjson.dumps(body)
-        except orjson.JSONEncodeError as error:  # a number of more than 64 bits
+        except orjson.JSONEncodeError as error:  # an integer of more than 64 bits
             raise malformed(f"the body cannot be passed on: {error}") from error
         for last in (False, True):
             answer = await self._nodes.ask(
@@ -89,9 +89,8 @@ class Leaders:
     async def relay(
         self, group: str, method: str, path: str, kind: Any = Object, **more: Any
     ) -> tuple[Any, str]:
-        """Do as `ask`, and return the value and its version; an answer without a body is {}. Raises
-        ApiProblem for every failure: with the leader's own problem, or with one that says that it
-        does not answer, or answers wrong."""
+        """As `ask`, but return the value and its version; an empty body is {}. Raises ApiProblem
+        for every failure, with the leader's problem or with the lack of a valid answer."""
         try:
             answer = await self.ask(group, method, path, **more)
             if answer.ok:
@@ -103,9 +102,8 @@ class Leaders:
     async def answers(
         self, path: str, query: Query | None = None, only: str = "", kind: Any = Object
     ) -> tuple[dict[str, tuple[Any, str]], list[dict[str, str]]]:
-        """Ask every leader with GET: (group → (value, version), [{group, error}]). A leader that
-        answers 404 is in neither, since its group has no such thing. Raises ApiProblem for an
-        unknown `only`."""
+        """GET from every leader. Return group → (value, version), and [{group, error}]. A leader's
+        404 leaves its group out of both. Raises ApiProblem for an unknown `only`."""
         names = self.names(only)
 
         async def one(group: str) -> tuple[str, tuple[Any, str] | None, str]:
@@ -129,7 +127,7 @@ class Leaders:
     async def views(
         self, path: str, query: Query | None = None, only: str = "", kind: Any = Object
     ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """Return `answers` without their versions."""
+        """Return `answers` without versions."""
         result, errors = await self.answers(path, query, only, kind)
         return {group: value for group, (value, _) in result.items()}, errors
 
@@ -141,8 +139,8 @@ class Leaders:
         body: Any = None,
         query: Query | None = None,
     ) -> list[GroupResult]:
-        """Make the same change at several groups' leaders at once, each with its own headers.
-        Return one result per group; failures are results, too."""
+        """Make a change at several groups' leaders at once, with headers per group. Return a result
+        per group, including failures."""
 
         async def one(group: str, headers: Mapping[str, str]) -> GroupResult:
             try:
@@ -163,13 +161,13 @@ class Leaders:
         return list(await asyncio.gather(*(one(g, headers) for g, headers in groups.items())))
 
     def _is_of(self, group: str, http_address: str) -> bool:
-        """Return whether a broker of the group registered this address: no other is followed."""
+        """Return whether a broker of the group registered this address; only these are followed."""
         known = self._cluster.known()
         return any(k.group == group and k.http_address == http_address for k in known)
 
 
 def is_unknown(answer: Answer) -> bool:
-    """Return whether the change may have been done."""
+    """Return whether the change may have been made."""
     return answer.status == GATEWAY_TIMEOUT or _code(answer) == OUTCOME_UNKNOWN
 
 
@@ -187,13 +185,13 @@ def problem_of(owner: str, silent: NodeSilent) -> ApiProblem:
 
 
 def relayed(answer: Answer, group: str) -> ApiProblem:
-    """Return a leader's problem as ours: same status, code and further fields."""
+    """Return a leader's problem as ours, with its status, code and further fields."""
     fields = answer.problem() or {}
     own = {"type", "title", "status", "detail", "instance", "code"}
     more = {key: value for key, value in fields.items() if key not in own}
     code, detail = str(fields.get("code") or "UPSTREAM"), str(fields.get("detail") or "")
     status = answer.status
-    if status in (401, 403):  # this name server lacks the right, not the caller
+    if status in (401, 403):  # this name server has no right, independently of the caller
         status, code = 502, "CLUSTER_TOKEN"
         detail = f"the leader refuses this name server (httpClusterTokenFile): {detail}"
     headers = {"ETag": answer.headers["etag"]} if "etag" in answer.headers else {}
@@ -201,7 +199,7 @@ def relayed(answer: Answer, group: str) -> ApiProblem:
 
 
 def _named_leader(answer: Answer) -> str:
-    """Return the leader that a replica without leadership names; "" for every other answer."""
+    """Return the leader that a follower's answer names, or ""."""
     if answer.status != 503 or _code(answer) != NOT_LEADER:
         return ""
     return answer.headers.get("x-leader-http", "")

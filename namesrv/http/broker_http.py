@@ -1,9 +1,9 @@
-"""Sends requests to brokers' HTTP node APIs, bounded in number, time and size. Shell.
+"""HTTP client for brokers' node APIs, limited in number, time and size.
 
-Every failure to get an answer is a `NodeSilent` with words for a person; an error status is an
-`Answer` like any other. An answer that no node API gives, by its status, media type, form or types,
-is a `WrongAnswer`: the fault is the broker's. `clustertoken` decides which brokers are shown the
-cluster's token, `reach` which are asked at all.
+A missing answer is a `NodeSilent` with a readable message; an answer with an error status is an
+`Answer`. `WrongAnswer` is an answer with a status, media type, form or types that no node API has.
+`cluster_token` selects the brokers that may see the cluster's token, and `reach` the brokers that
+get requests at all.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from raftmq.web.problem import MEDIA_TYPE as PROBLEM
 from .cluster_token import ClusterToken
 from .reach import HTTPS, Contact
 
-CONCURRENCY_MAX = 32  # requests in flight at one time
+CONCURRENCY_MAX = 32  # requests in flight
 CONNECT_TIMEOUT_S = 1.0
-VIEW_TIMEOUT_S = 2.0  # for parts of a page: a broker that hangs must not hold it up
-WRITE_TIMEOUT_S = 12.0  # longer than a broker takes to say that an outcome is unknown
-STREAM_SILENCE_S = 60.0  # brokers send a comment line now and then; this long without is dead
+VIEW_TIMEOUT_S = 2.0  # for a section of a page, so that a hanging broker does not block the page
+WRITE_TIMEOUT_S = 12.0  # longer than brokers need to report an unknown outcome
+STREAM_SILENCE_S = 60.0  # brokers send comment lines; a stream without them for this time is dead
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 JSON = "application/json"
 METRICS = ("text/plain", "application/openmetrics-text")  # of /metrics and /health
@@ -39,7 +39,7 @@ STATUSES = frozenset(map(int, HTTPStatus))
 
 
 class NodeSilent(Exception):
-    """No answer came. `sent`: the request may have arrived and had an effect."""
+    """No answer arrived. `sent` means that the request may have had an effect."""
 
     def __init__(self, text: str, *, sent: bool) -> None:
         super().__init__(text)
@@ -48,17 +48,17 @@ class NodeSilent(Exception):
 
 
 class WrongAnswer(NodeSilent):
-    """An answer came that no node API gives. `sent`: to a change, which may have been made."""
+    """An answer that no node API gives. `sent` means that a change may have been made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A broker's answer. `headers` may be asked for in any case."""
+    """A broker's answer. `headers` ignores case."""
 
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    changes: bool = False  # the request may have changed something
+    changes: bool = False  # the request may have changed the broker
 
     @property
     def ok(self) -> bool:
@@ -70,12 +70,11 @@ class Answer:
 
     @property
     def version(self) -> str:
-        """Return the ETag without its quotes; "" without one."""
+        """Return the ETag without quotes, or ""."""
         return self.headers.get("etag", "").removeprefix("W/").strip('"')
 
     def json(self, kind: Any = dict[str, Any]) -> Any:
-        """Decode the body, whose parts have the types of `kind` (namesrv.http.seen). Raises
-        WrongAnswer."""
+        """Decode the body as `kind` (namesrv.http.seen). Raises WrongAnswer."""
         try:
             value = orjson.loads(self.body)
             msgspec.convert(value, kind)
@@ -95,7 +94,7 @@ class Answer:
         return fields if isinstance(fields, dict) else None
 
     def words(self) -> str:
-        """Put a problem into words."""
+        """Describe a problem."""
         problem = self.problem()
         reported = self.body[:200].decode("utf-8", "replace")
         if problem is not None:
@@ -104,7 +103,7 @@ class Answer:
 
 
 class Nodes:
-    """The client of all brokers. `start` and `stop` once each, on the loop that uses it."""
+    """The client for all brokers. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -113,8 +112,8 @@ class Nodes:
         concurrency_max: int = CONCURRENCY_MAX,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """`contact(http_address)`: where it is asked, if at all. `tls()` returns the trust in
-        brokers with HTTPS; None: the system's."""
+        """`contact(http_address)` returns the target of requests. `tls()` returns the trusted CAs
+        for HTTPS, None for the system's."""
         self._tls = tls
         self._contact = contact
         self._token = token
@@ -123,10 +122,11 @@ class Nodes:
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # the slots are the limit, streams apart
+            # CONCURRENCY_MAX limits requests, without streams
+            connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},
-            auto_decompress=False,  # whoever registered decides what arrives
+            auto_decompress=False,  # a broker could otherwise send decompression bombs
         )
 
     async def stop(self) -> None:
@@ -134,7 +134,7 @@ class Nodes:
             await self._session.close()
 
     def distrusted(self, http_address: str) -> str:
-        """Return why a broker is told no secret; "" if it may be."""
+        """Return the reason not to send a broker secrets, or ""."""
         try:
             url = url_of(http_address, "/")
         except aiohttp.InvalidURL:
@@ -152,7 +152,7 @@ class Nodes:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """Send one request; `path` is percent-encoded already. Raises NodeSilent."""
+        """Send a request with a percent-encoded `path`. Raises NodeSilent."""
         timeout_s = timeout_s or VIEW_TIMEOUT_S
         assert self._session is not None, "not started"
         if not http_address:
@@ -197,8 +197,7 @@ class Nodes:
     async def view(
         self, http_address: str, path: str, query: Mapping[str, str] | None = None
     ) -> Any:
-        """Return the JSON of a GET. Raises NodeSilent, also for an error status, then with the
-        problem in words."""
+        """Return the JSON of a GET. Raises NodeSilent, also for an error status."""
         answer = await self.ask(http_address, "GET", path, query=query)
         if not answer.ok:
             raise NodeSilent(answer.words(), sent=False)
@@ -208,8 +207,8 @@ class Nodes:
     async def stream(
         self, http_address: str, path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a stream of events; it takes none of the CONCURRENCY_MAX slots. Raises ClientError,
-        TimeoutError."""
+        """Open a stream of events, which does not count towards CONCURRENCY_MAX. Raises
+        ClientError, TimeoutError."""
         assert self._session is not None, "not started"
         limit = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S
@@ -228,12 +227,12 @@ class Nodes:
 
 
 def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None) -> URL:
-    """Build a URL; `path` stays as encoded. A broker with HTTPS registers an address that begins
-    with https://. Raises InvalidURL, a ClientError: anything may be registered."""
+    """Build a URL with the encoded `path`. A registered address with HTTPS starts with https://.
+    Raises InvalidURL (a ClientError) for an invalid registered address."""
     scheme = "https" if http_address.startswith(HTTPS) else "http"
     try:
         url = URL(f"{scheme}://{http_address.removeprefix(HTTPS)}{path}", encoded=True)
-        if not url.host or not url.port:  # parsed when they are asked for, here
+        if not url.host or not url.port:  # these properties parse the authority
             raise ValueError("no host, or no port")
     except ValueError as error:
         raise aiohttp.InvalidURL(http_address, str(error)) from error
@@ -241,8 +240,8 @@ def url_of(http_address: str, path: str, query: Mapping[str, str] | None = None)
 
 
 def checked(answer: Answer) -> Answer:
-    """Return the answer if a node API can give it. Raises WrongAnswer. An error may have any media
-    type: a proxy between may have made it."""
+    """Return an answer that a node API can give. Raises WrongAnswer. An error may have any media
+    type, because a proxy may have sent it."""
     status, media_type = answer.status, answer.media_type
     text = ""
     if status not in STATUSES or not (200 <= status < 300 or status == 304 or status >= 400):
@@ -259,12 +258,12 @@ def _at(contact: Contact, url: URL) -> URL:
 
 
 def _named(contact: Contact, url: URL) -> dict[str, str]:
-    """Return the header that keeps the registered host in a request to another address."""
+    """Return the Host header for a request to a different address."""
     return {"Host": url.authority} if contact.host else {}
 
 
 def _name(contact: Contact, url: URL) -> str | None:
-    """Return the name that a certificate has to have; None: that of the URL."""
+    """Return the name for the certificate check; None for the URL's."""
     return url.host if contact.host and url.scheme == "https" else None
 
 
@@ -273,14 +272,14 @@ def _no_address(http_address: str) -> str:
 
 
 def _check_plain(response: aiohttp.ClientResponse) -> None:
-    """Raise ClientPayloadError, a ClientError, for an answer that would have to be unpacked."""
+    """Raise ClientPayloadError (a ClientError) for a compressed answer."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise aiohttp.ClientPayloadError(f"it answers in {encoding!r:.40}, unasked")
 
 
 async def read_within(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Return the body of an answer. Raises ClientPayloadError, a ClientError, if it is larger."""
+    """Return the body of an answer. Raises ClientPayloadError (a ClientError) above the limit."""
     parts, size_bytes = [], 0
     async for part in response.content.iter_chunked(256 * 1024):
         size_bytes += len(part)
@@ -291,7 +290,7 @@ async def read_within(response: aiohttp.ClientResponse, bytes_max: int) -> bytes
 
 
 def _plain(error: aiohttp.ClientConnectorError) -> str:
-    """Return the system's words for an error; asyncio's would repeat the address."""
+    """Return the system's error text, without asyncio's repetition of the address."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is refused: {error.certificate_error}"
     number = error.os_error.errno

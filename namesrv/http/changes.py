@@ -1,8 +1,8 @@
-"""The cluster API's changes, which go to the leader of one group, or of every group concerned.
+"""The cluster API's changes, which the leaders of one or more groups make.
 
-The brokers check the bodies, since they alone know their meaning; here a body is just a JSON
-object. The answer to a change of several groups is 200 with `results`, one for each group; 207 if
-it was done in some groups only; and a problem with the same `results` if it was done in none.
+The brokers validate the bodies; here a body is any JSON object. The answer to a change of several
+groups is 200 with a result per group (`results`), 207 after a partial success, and a problem with
+the same `results` if all groups failed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ RESET, PAUSE, RESUME = (f"{CONSUMERS}/{deed}" for deed in ("reset", "pause", "re
 
 
 class OfDeletion(Input, frozen=True):
-    """`offsets`: also delete the offsets that the group committed. `group`: only in this broker
-    group."""
+    """`offsets` also deletes the group's committed offsets. `group` selects a broker group."""
 
     group: OptionalName = ""
     offsets: bool = False
@@ -71,14 +70,14 @@ class OfBroker(Input, frozen=True):
 
 
 class Everywhere:
-    """Makes a change in every group, or in those concerned, or in the one that is asked for."""
+    """Makes a change in all groups, in a resource's groups, or in a selected group."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
         self._leaders = leaders
 
     def at(self, path: str) -> Handler:
-        """Return the handler that makes a change at `path`."""
+        """Return the handler of a change at `path`."""
 
         async def handle(call: Call) -> Reply:
             return await self.change(call, path)
@@ -86,8 +85,8 @@ class Everywhere:
         return handle
 
     async def change(self, call: Call, path: str, having: Sequence[str] = ()) -> Reply:
-        """Make the change in the groups `having`, which are those concerned; (): in all groups.
-        Raises ApiProblem if it was made in none."""
+        """Make the change in the groups `having`, or in all groups if it is empty. Raises
+        ApiProblem if no group made it."""
         only = call.query.group
         if only:
             self._leaders.check_group(only)
@@ -105,7 +104,7 @@ class Everywhere:
 
 
 class Changes:
-    """The handlers of the changes; `operations()` lists them all."""
+    """The handlers of the changes; `operations()` lists them."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders, everywhere: Everywhere) -> None:
         self._cluster = cluster
@@ -185,10 +184,10 @@ class Changes:
                status=204),
         ]  # fmt: skip
 
-    # --- one group
+    # --- single groups
 
     def relay(self, path: str) -> Handler:
-        """Return the handler that passes a change on to the group's leader, at `path`."""
+        """Return the handler that forwards a change to the group's leader at `path`."""
 
         async def handle(call: Call) -> Reply:
             group, sent = call.parameters.group, call.request.headers
@@ -201,7 +200,7 @@ class Changes:
 
         return handle
 
-    # --- every group
+    # --- all groups
 
     async def delete_topic(self, call: Call) -> Reply:
         having = self._cluster.groups_with(call.parameters.topic)
@@ -244,16 +243,15 @@ class Changes:
 
 
 def _queried(call: Call) -> dict[str, str] | None:
-    """Return the query parameters that are the brokers' to know."""
+    """Return the query parameters for brokers."""
     names = {"offsets": "offsets", "last_administrator": "lastAdministrator"}
     reported = {key: "true" for name, key in names.items() if getattr(call.query, name, False)}
     return reported or None
 
 
 def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """Return by group the headers that state `condition` to that group's broker. The condition is
-    about a joined version (merging.joined_version), which says which groups have the resource; in
-    the other groups it must not exist."""
+    """Return headers by group for a condition on a joined version (merging.joined_version). The
+    version lists the groups that have the resource; in all further groups it must not exist."""
     if condition.absent:
         return {group: {"If-None-Match": "*"} for group in groups}
     if ANY in condition.versions:
@@ -273,7 +271,7 @@ def conditions(condition: Condition, groups: Sequence[str]) -> Mapping[str, Mapp
 
 
 def reply_of(results: Sequence[GroupResult]) -> Reply:
-    """Return the reply for these results. Raises ApiProblem if the change was made in no group."""
+    """Return the reply for these results. Raises ApiProblem if no group made the change."""
     status = outcome_of(results)
     fields = [result.as_fields() for result in results]
     if status < 400:

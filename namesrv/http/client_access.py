@@ -1,7 +1,7 @@
-"""Accounts, and consume modes, in all groups.
+"""Accounts and consume modes, in all groups.
 
-The secret of an account goes only where this name server would show the cluster's token: anything
-may register as a broker, and an impostor must not learn it.
+An account's secret is sent only to brokers that may see the cluster's token, because an impostor
+may have registered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cluster as this name server sees it: every replica's own view side by side, events, leaders.
+"""The state of the cluster, with every replica's own view, events and leaders.
 
-One look at the cluster asks all brokers at once. Callers that ask while a look is in flight share
-it, so a hundred open pages cost the brokers as much as one. If a broker does not answer in time,
-the look does not fail: it has an `error` beside the broker's last known route entry.
+A refresh requests the views of all brokers at once. Concurrent callers share a refresh, so a
+hundred open pages cost the brokers no more than a single page. A broker that does not answer in
+time has an `error` and its last route entry.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .event_cache import RememberedEvents
 from .seen import NodeSeen
 from .streams import Event, Streams
 
-LOOK_PERIOD_S = 1.0  # a new broker is followed at the latest after this time
-LOOK_BYTES_MAX = 64 * 1024 * 1024  # of the answers of all brokers to one look
+LOOK_PERIOD_S = 1.0  # maximum delay before a new broker's events are followed
+LOOK_BYTES_MAX = 64 * 1024 * 1024  # of all brokers' answers to a refresh
 NODE_PATH = "/api/v1/node"
 GROUPS_PER_TURN = 20
 
@@ -34,12 +34,13 @@ Item = dict[str, Any]
 
 
 class ClusterView:
-    """The cluster's state. `start` and `stop` once each, on the loop that owns the route table."""
+    """The cluster's state. Call `start` and `stop` once each, on the loop that owns the route
+    table."""
 
     def __init__(
         self, table: RouteTable, directory: Directory, nodes: Nodes, hub: EventHub, name: str
     ) -> None:
-        """`name` is the name of this name server in the answers: its address."""
+        """`name` is this name server's address, its name in answers."""
         self.table = table
         self.nodes = nodes
         self.hub = hub
@@ -48,7 +49,7 @@ class ClusterView:
         self._directory = directory
         self._streams = Streams(nodes, self._take)
         self._events = RememberedEvents()
-        self._names: dict[str, str] = {}  # address → the name its replica last gave itself
+        self._names: dict[str, str] = {}  # address → the replica's last name
         self._looking: asyncio.Task[Item] | None = None
         self._changed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
@@ -70,14 +71,14 @@ class ClusterView:
         return self._directory.look(_wall_ms())
 
     def find(self, group: str, reference: str) -> Known | None:
-        """Find a broker by broker id, address, or the name that the replica calls itself."""
+        """Find a broker by broker id, address, or replica name."""
         known = self.known()
         named = [k for k in known if k.group == group and self._names.get(k.address) == reference]
         return find(known, group, reference) or (named[0] if named else None)
 
     def group_of(self, address: str) -> str:
-        """Return the group that has a broker at `address`; if none is known, the only group there
-        is (the broker has left, and its group has the log), else ""."""
+        """Return the group of a broker. For an unknown address that is the only group, which has
+        the log of brokers that have left; "" if there are several."""
         known = self.known()
         groups = {item.group for item in known}
         result = next((item.group for item in known if item.address == address), "")
@@ -87,26 +88,25 @@ class ClusterView:
         return self._directory.forget(group, address)
 
     def leaders(self, only: str = "") -> dict[str, str]:
-        """Return group → its leader's HTTP address, "" if unknown; `only`: of one group."""
+        """Return group → its leader's HTTP address or "", for all groups or for `only`."""
         groups = by_group(item for item in self.known() if only in ("", item.group))
         result = {name: leader_of(members, name) for name, members in groups.items()}
         return {name: item.http_address if item else "" for name, item in result.items()}
 
     def groups_with(self, topic: str) -> list[str]:
-        """Return the groups that a change of a topic concerns: those that have it, and those of
-        which every broker is gone, since nobody knows what they have; [] if no group is known to
-        have it."""
+        """Return the groups for a change of a topic. These are the topic's groups, and groups
+        without brokers and thus with unknown topics; [] for a topic without groups."""
         having = self.table.queues(topic)
         if not having:
             return []
         removed = [name for name in self.leaders() if self.table.group(name) is None]
         return [*having, *removed]
 
-    # --- the look
+    # --- refresh
 
     async def look(self) -> Item:
-        """Ask all brokers, or join the look in flight: {nameServer, at, groups, differences,
-        findings}."""
+        """Request the views of all brokers, or join the current refresh. Return {nameServer, at,
+        groups, differences, findings}."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
@@ -190,7 +190,7 @@ class ClusterView:
         return failovers.failovers(group, self._events.of(group))
 
     def _take(self, http_address: str, event: Event) -> None:
-        """Keep and publish a broker's event. Its group is the brokerName that it registered."""
+        """Store and publish a broker's event, under the group that it registered."""
         kind = event.get("kind")
         at = event.get("at")
         if not isinstance(kind, str) or kind == GAP or type(at) is not int:
@@ -251,7 +251,7 @@ class ClusterView:
                 async with asyncio.timeout(LOOK_PERIOD_S):
                     await self._changed.wait()
             except TimeoutError:
-                pass  # poll: gone addresses are forgotten by time
+                pass  # forget brokers that have left
 
 
 def _wall_ms() -> int:

@@ -1,14 +1,14 @@
-"""Decides which broker is shown the cluster's token (httpClusterTokenFile). Pure.
+"""Access of brokers to the cluster's token (httpClusterTokenFile).
 
-Anything can register as a broker and name an HTTP address, even an impostor, and whoever sees the
-token can use it at every broker. So it is shown on two conditions:
+Impostors can register as brokers with any HTTP address, and the token gives access to every broker.
+So two conditions must hold before the token is sent.
 
-1. It is proven that the address belongs to a broker of the cluster: the broker signed its
-   registration (remoting/registration_proof.py) or, if this name server has no key for that, has a
-   certificate of the cluster's own CA. CAs that the system trusts give certificates to everybody,
-   so a certificate of theirs proves nothing here.
-2. Nobody can listen in: the connection is HTTPS with a verified certificate, or stays on this
-   machine. `in_the_clear` waives this condition.
+1. The address is proven to belong to a broker of the cluster. The broker signed its registration
+(remoting/registration_proof.py) or, without a key for that, has a certificate of the cluster's own
+CA. Public CAs issue certificates to everybody and prove nothing here.
+
+2. The connection is private, that is HTTPS with a verified certificate, or loopback. `in_the_clear`
+waives this condition.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _nobody(_: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterToken:
-    """The token, and the decision to which broker it is shown. `is_signed(http_address)`: whether a
-    live broker has registered that address with a signature. `tls_verifies`: certificates of HTTPS
-    are checked; `own_ca`: against the cluster's own CA."""
+    """The token and its conditions. `is_signed(http_address)` is true for addresses of signed
+    registrations. `tls_verifies` means that HTTPS certificates are verified, and `own_ca` that the
+    cluster's own CA issued them."""
 
     token: str = ""
     is_signed: Callable[[str], bool] = _nobody
@@ -39,20 +39,20 @@ class ClusterToken:
     in_the_clear: bool = False
 
     def headers(self, url: URL, http_address: str) -> dict[str, str]:
-        """Return the header that shows it to a broker; empty if it is not shown."""
+        """Return the header with the token, or none."""
         if not self.token or self.withheld(url, http_address):
             return {}
         return {"Authorization": f"Bearer {self.token}"}
 
     def distrusted(self, url: URL, http_address: str) -> str:
-        """Return why a broker is told no secret; "" if it may be. Without a token there is only
-        trust in this machine."""
+        """Return the reason not to send a broker secrets, or "". Without a token only this machine
+        is trusted."""
         if self.token or is_loopback(url.host or ""):
             return self.withheld(url, http_address)
         return "this name server has no token for brokers: httpClusterTokenFile"
 
     def withheld(self, url: URL, http_address: str) -> str:
-        """Return why a broker is not shown the token; "" if it is, or if there is none."""
+        """Return the reason not to send a broker the token, or ""."""
         if not self.token:
             return ""
         is_private = url.scheme == "https" and self.tls_verifies

@@ -1,9 +1,8 @@
-"""Find what the replicas of a group believe differently, and put it into words. Pure.
+"""Differences between the states of a group's replicas.
 
-Compares the node views (GET /api/v1/node) of one look with each other and with the name server's
-own route. The views were not taken at one instant, so what moves under load (a few frames of
-commit, a follower that has not heard of a new term for a heartbeat) is reported only beyond the
-limits below.
+The node views (GET /api/v1/node) are compared with each other and with the name server's own route.
+They are not taken at the same instant, so values that change under load (a few committed frames, a
+new term within a heartbeat) are reported only above the limits below.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FRAMES_APART_MAX = 200  # a busy group commits about as many in the time that views lie apart
+FRAMES_APART_MAX = 200  # commits of a busy group in the time between two views
 FULL_SOON_MS = 6 * 3_600_000  # as brokers warn
 SEVERITIES = ("critical", "warning", "notice")
 
@@ -21,7 +20,7 @@ View = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference. `field` is the node view's field it is about, `nodes` those concerned."""
+    """A difference. `field` is its field of the node view, `nodes` are the replicas that differ."""
 
     group: str
     severity: str
@@ -33,9 +32,11 @@ class Finding:
 def findings(
     group: str, brokers: Sequence[Mapping[str, Any]], route_leader: str = ""
 ) -> list[Finding]:
-    """Return the differences, the most severe first. `brokers` as in GET /api/v1/cluster: {address,
-    node: view | None, error}; `route_leader`: the address that this name server sends clients to,
-    "" while it knows none."""
+    """Return the differences in descending order of severity. `brokers` is that of GET
+    /api/v1/cluster, {address, node: view
+
+    None, error}. `route_leader` is the leader in routes, or "".
+    """
     views = [(b, b["node"]) for b in brokers if b.get("node")]
     result = [*_silent(group, brokers)]
     nodes = [view for _, view in views]

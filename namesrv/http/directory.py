@@ -1,8 +1,8 @@
-"""Remembers brokers that have left the route table. Pure.
+"""Brokers of the route table, including brokers that left recently.
 
-A broker's route ends with its connection, so at once when it is killed, which is just when an
-operator wants to see it. So the address of a broker that is gone is kept with its last known entry
-for `FORGET_MS`, or until `forget`. Time is handed in (`now_ms`).
+A broker's route ends with its connection, for example when it is killed, but operators still want
+to see it. So its last entry is kept for FORGET_MS or until `forget`. Callers pass the time
+(`now_ms`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from itertools import chain, islice
 from ..routes import LEADER_ID, RouteTable
 from .reach import Contact, Reach
 
-FORGET_MS = 30 * 60_000  # an operator on call looks within that time
-GONE_MAX = 256  # addresses remembered; the oldest are forgotten first
-LIVE_MAX = 2_000  # brokers shown, those that registered signed first: more would cost each page
+FORGET_MS = 30 * 60_000  # an operator on call responds within that time
+GONE_MAX = 256  # addresses that left; the oldest are dropped first
+LIVE_MAX = 2_000  # brokers shown, signed registrations first, to limit the cost of a page
 NOT_REGISTERED = Contact(refused="no broker has registered it")
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One broker's last known route entry. `broker_id` None: registered, but under no id (a deposed
-    leader until it registers again)."""
+    """A broker's last route entry. `broker_id` is None for a registered but unlisted broker (a
+    former leader before its next registration)."""
 
     group: str
     cluster: str
     address: str
     broker_id: int | None
     http_address: str
-    peer: str = ""  # host that it registered from
+    peer: str = ""  # the host that it registered from
     signed: bool = False
-    gone_since_ms: int | None = None  # None: it is registered now
+    gone_since_ms: int | None = None  # None while it is registered
 
     @property
     def key(self) -> tuple[str, str]:
@@ -40,7 +40,7 @@ class Known:
 
 
 class Directory:
-    """Remembers the table's brokers. `look` reads the table; nothing here changes it."""
+    """Remembers the table's brokers. `look` reads the table without changing it."""
 
     def __init__(
         self, table: RouteTable, reach: Reach | None = None, gone_max: int = GONE_MAX
@@ -51,7 +51,7 @@ class Directory:
         self._seen: dict[tuple[str, str], Known] = {}
 
     def look(self, now_ms: int) -> list[Known]:
-        """Return all brokers by group and address; one that is gone keeps its last entry."""
+        """Return all brokers by group and address; a broker that left keeps its last entry."""
         live = self._live()
         for key, known in list(self._seen.items()):
             if key in live:
@@ -65,7 +65,8 @@ class Directory:
         return sorted(self._seen.values(), key=lambda known: known.key)
 
     def contact(self, http_address: str) -> Contact:
-        """Return where an HTTP address is asked: as any broker that registered it allows."""
+        """Return the target of requests to an HTTP address, as far as any broker that registered it
+        permits."""
         contact = NOT_REGISTERED
         for known in self._seen.values():
             if known.http_address == http_address:
@@ -75,7 +76,7 @@ class Directory:
         return contact
 
     def forget(self, group: str, address: str) -> bool:
-        """Forget a broker that is gone. Return False if none such was remembered."""
+        """Drop a broker that left. Return False if there is none."""
         known = self._seen.get((group, address))
         if known is None or known.gone_since_ms is None:
             return False
@@ -112,7 +113,7 @@ def by_group(known: Iterable[Known]) -> dict[str, list[Known]]:
 
 
 def leader_of(known: list[Known], group: str) -> Known | None:
-    """Return the broker that clients are told to send to; None if no leader is registered."""
+    """Return the leader in clients' routes, or None."""
     for item in known:
         if item.group == group and item.broker_id == LEADER_ID and item.gone_since_ms is None:
             return item
@@ -121,7 +122,7 @@ def leader_of(known: list[Known], group: str) -> Known | None:
 
 def find(known: list[Known], group: str, reference: str) -> Known | None:
     """Return the broker of `group` by its id or its address. A registered broker wins over a broker
-    that has left."""
+    that left."""
     mine = [item for item in known if item.group == group]
     mine.sort(key=lambda item: item.gone_since_ms is not None)
     for item in mine:

@@ -1,7 +1,7 @@
-"""Remembers each group's last events, from which its failovers are derived. Pure.
+"""Recent events of each group, the source of its failovers.
 
-Bounds: EVENTS_MAX events of a group and `bytes_max` of JSON of all. Beyond it the group that takes
-most loses its oldest, so a stranger whose brokers say much pushes out nobody else's events.
+Limits are EVENTS_MAX events per group and `bytes_max` of JSON in total. Above `bytes_max` the
+largest group loses its oldest events, so a stranger's brokers displace only their own events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-EVENTS_MAX = 400  # of one group
+EVENTS_MAX = 400  # per group
 BYTES_MAX = 16 * 1024 * 1024
 
 Event = Mapping[str, Any]
@@ -21,7 +21,7 @@ Event = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Kept:
-    events: deque[tuple[Event, int]] = field(default_factory=deque)  # with its size
+    events: deque[tuple[Event, int]] = field(default_factory=deque)  # with their sizes
     size_bytes: int = 0
 
 
@@ -37,12 +37,12 @@ class RememberedEvents:
         return group in self._groups
 
     def of(self, group: str) -> Iterator[Event]:
-        """Yield a group's events, oldest first."""
+        """Yield a group's events in order."""
         retained = self._groups.get(group)
         return iter(()) if retained is None else (event for event, _ in retained.events)
 
     def add(self, group: str, event: Event) -> None:
-        """Remember an event."""
+        """Store an event."""
         size = len(orjson.dumps(event))
         retained = self._groups.setdefault(group, _Kept())
         retained.events.append((event, size))
@@ -54,7 +54,7 @@ class RememberedEvents:
             self._drop_oldest(max(self._groups.values(), key=lambda item: item.size_bytes))
 
     def keep_only(self, groups: Set[str]) -> None:
-        """Forget the events of all other groups."""
+        """Drop the events of all further groups."""
         for name in self._groups.keys() - groups:
             self.size_bytes -= self._groups.pop(name).size_bytes
 

@@ -1,18 +1,16 @@
-"""Derive failovers from events: leader lost, election, elected, ready, and the times between. Pure.
+"""Failovers of a group, derived from events.
 
-Events are plain maps {kind, node, group, term, at, detail}. They come from several processes, so
-they are sorted by `at` (their wall clocks, ms) first; between machines the milliseconds are only as
-good as the agreement of those clocks. The moments of a failover:
+Events are maps {kind, node, group, term, at, detail} from several processes, sorted by `at` (their
+wall clocks, ms). Times between machines are as exact as these clocks. A failover has these marks:
 
-    leaderLost       routeChanged without a leader: the name server saw its connection end
-    transfer         transfer: somebody asked for another leader (a planned failover)
+    leaderLost       routeChanged without a leader, after the loss of its connection
+    transfer         transfer, a planned failover
     electionStarted  electionStarted
     elected          roleChanged to leader
-    leaderReady      roleChanged to leader with ready: its first frame of the term is committed
-    routeChanged     routeChanged with a leader: clients are told; this ends the failover
+    leaderReady      roleChanged to leader with ready, after its first committed frame of the term
+    routeChanged     routeChanged with a leader, for clients; the end of the failover
 
-A failover is *complete* once its leader is ready or clients are routed to it. Before that it is in
-progress.
+A failover is *complete* when its leader is ready or in routes, and until then in progress.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MARKS_MAX = 40  # elections that split for long repeat themselves
+MARKS_MAX = 40  # long split elections repeat their marks
 KINDS = ("routeChanged", "transfer", "electionStarted", "roleChanged")
 
 Event = Mapping[str, Any]
@@ -29,7 +27,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One moment of a failover."""
+    """A moment of a failover."""
 
     what: str
     at_ms: int
@@ -39,7 +37,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Failover:
-    """One failover. `old_leader` and `new_leader` are names or addresses, "" if unknown."""
+    """A failover. `old_leader` and `new_leader` are names or addresses, or ""."""
 
     group: str
     planned: bool
@@ -76,13 +74,13 @@ class Failover:
 
 
 def failovers(group: str, events: Iterable[Event]) -> list[Failover]:
-    """Return all failovers of `group` in these events, oldest first. The election of a group that
-    had no leader before (its start) counts as one with `old_leader` ""."""
+    """Return all failovers of `group` in these events, in order. A group's first election is a
+    failover with `old_leader` ""."""
     reader = _Reader(group)
     mine = [event for event in events if event.get("group") == group]
     for event in sorted(mine, key=_at_ms):
         reader.take(event)
-    # A leader that only registered (again) was not elected at that time.
+    # A registration of the present leader is no election.
     return [f for f in reader.found if any(mark.what != "routeChanged" for mark in f.marks)]
 
 
@@ -90,8 +88,8 @@ class _Reader:
     def __init__(self, group: str) -> None:
         self.group = group
         self.found: list[Failover] = []
-        self.leader = ""  # the leader according to the events read so far
-        self.leader_address = ""  # the leader that the name server routes to
+        self.leader = ""  # according to the events so far
+        self.leader_address = ""  # the leader in this name server's routes
 
     def take(self, event: Event) -> None:
         kind, detail = event.get("kind"), event.get("detail")
@@ -100,7 +98,7 @@ class _Reader:
         if kind == "transfer":
             self._mark(self._open(start=True, planned=True), "transfer", event)
         elif kind == "electionStarted":
-            if last is None or _term(event) > last.term:  # else a late candidate
+            if last is None or _term(event) > last.term:  # otherwise a late candidate
                 self._mark(self._open(start=True), "electionStarted", event)
         elif kind == "roleChanged":
             self._role(event, reported)
@@ -118,7 +116,7 @@ class _Reader:
         term = _term(event)
         last = self.found[-1] if self.found else None
         if last is not None and last.term == term and last.new_leader == node:
-            failover = last  # it is elected already; perhaps it becomes ready now
+            failover = last  # already elected, and possibly ready now
         else:
             failover = self._open(start=True)
             failover.new_leader, failover.term = node, term
@@ -131,8 +129,8 @@ class _Reader:
     def _route(self, event: Event, leader: str, still_listed: bool) -> None:
         last = self.found[-1] if self.found else None
         if not leader:
-            # An old leader that registers as a follower, once the new one is elected, is no loss.
-            # One that is gone is, also when the election was faster than the name server.
+            # A former leader that registers as a follower of the elected leader is no loss. A
+            # leader that left is a loss, even if the election was faster than the name server.
             elected = last is not None and not last.routed and last.term > 0
             known = last is not None and not last.routed and _has(last, _LOST)
             if self.leader_address and not known and not (elected and still_listed):
@@ -146,7 +144,7 @@ class _Reader:
         self.leader_address = leader
 
     def _open(self, *, start: bool = False, planned: bool = False) -> Failover:
-        """Return the current failover; a new one if there is none, or if this starts another."""
+        """Return the current failover, or a new failover for this event."""
         last = self.found[-1] if self.found else None
         if last is not None and not last.routed and not (start and last.ready):
             return last

@@ -1,5 +1,4 @@
-"""Rates, durations and lag over time, by broker group: merged from what its replicas noted. The
-name server keeps none."""
+"""Rates, durations and lag over time, merged from the replicas of each group."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from .seen import History
 from .views import GroupError
 
 PATH = "/api/v1/history"
-SUMMED = ("messagesInPerS", "messagesOutPerS")  # of a broker: each replica has its own part
+SUMMED = ("messagesInPerS", "messagesOutPerS")  # each replica has its own share
 
 Answer = Mapping[str, Any]
 Value = float | None
 
 
 class HistoryOfGroupsQuery(Input, frozen=True):
-    """As a broker's HistoryQuery. `group`: only that broker group's."""
+    """As a broker's HistoryQuery, with an optional broker group."""
 
     since_ms: TimeMs | None = None
     until_ms: TimeMs | None = None
@@ -39,7 +38,7 @@ class HistoryOfGroupsQuery(Input, frozen=True):
 
 
 class HistoryOfGroups(View, frozen=True, kw_only=True):
-    """`times` (ms) are the ends of equal parts. `errors`: groups of which no replica answered."""
+    """`times` (ms) are the ends of equal intervals. `errors` lists groups without any answer."""
 
     times: list[int]
     groups: list[GroupHistory]
@@ -47,7 +46,7 @@ class HistoryOfGroups(View, frozen=True, kw_only=True):
 
 
 class Histories:
-    """The operation on what was, in all groups."""
+    """The operation for the histories of all groups."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
@@ -104,7 +103,7 @@ class Histories:
     async def _of_group(
         self, addresses: Sequence[str], requested: Mapping[str, str]
     ) -> tuple[list[Answer], str]:
-        """Return the answers of those replicas that gave one, and an error of another."""
+        """Return the answers of a group's replicas, and the error of a silent replica."""
         answers: list[Answer] = []
         error = ""
 
@@ -126,8 +125,8 @@ class Histories:
 
 
 def merged(answers: Sequence[Answer], times: Sequence[int], summed: Sequence[str]) -> list[Item]:
-    """Merge the histories of a group's replicas: of each time the leader's figure, else the largest
-    that any has; the sum of the figures called in `summed`."""
+    """Merge the histories of a group's replicas. At each time this is the leader's value, or
+    otherwise the largest value; series in `summed` are added."""
     figures: dict[tuple[str, str | None], dict[int, list[tuple[bool, float]]]] = {}
     for answer in answers:
         for series in answer["series"]:
@@ -156,4 +155,4 @@ def _one_of(reported: Sequence[tuple[bool, float]], is_summed: bool) -> Value:
         return None
     if is_summed:
         return round(sum(value for _, value in reported), 3)
-    return max(reported)[1]  # a leader's comes last
+    return max(reported)[1]  # the leader's is last

@@ -1,5 +1,4 @@
-"""The parameters that the cluster API takes, and the paths at the brokers that are made of them.
-Pure."""
+"""Query parameters of the cluster API, and the resulting paths at brokers."""
 
 from __future__ import annotations
 
@@ -60,22 +59,22 @@ class OfMessage(Input, frozen=True):
 
 
 class OneGroup(Input, frozen=True):
-    """Only of this broker group."""
+    """An optional broker group."""
 
     group: OptionalName = ""
 
 
 class AccountQuery(Input, frozen=True):
-    """`group`: only in this broker group. `lastAdministrator`: the account of the only
-    administrator may be deleted, or lose that right."""
+    """`group` selects a broker group. `lastAdministrator` permits the deletion or downgrade of the
+    last administrator."""
 
     group: OptionalName = ""
     last_administrator: bool = False
 
 
 class TopicsQuery(Input, frozen=True):
-    """`q`: names that contain it, in any case. `group`: a broker group's only. `kind`: own, retry,
-    dead (dead letters), or system (the brokers' own); "": all."""
+    """`q` is a part of the name, ignoring case. `group` selects a broker group. `kind` is own,
+    retry, dead (dead letters), system (the brokers' own), or "" for all."""
 
     limit: Limit = LIMIT_DEFAULT
     cursor: Cursor = ""
@@ -85,7 +84,7 @@ class TopicsQuery(Input, frozen=True):
 
 
 class SearchPage(Input, frozen=True):
-    """`q`: names that contain it, in any case. `group`: a broker group's only."""
+    """`q` is a part of the name, ignoring case. `group` selects a broker group."""
 
     limit: Limit = LIMIT_DEFAULT
     cursor: Cursor = ""
@@ -99,8 +98,8 @@ class FailoversQuery(Input, frozen=True):
 
 
 class MessagesQuery(Input, frozen=True):
-    """By `key` or `uniqueKey`, the newest first; without either by time alone, the oldest first.
-    `cursor`: `next` of the page before."""
+    """A search by `key` or `uniqueKey`, newest first, or by time alone, oldest first. `cursor` is
+    `next` of the previous page."""
 
     topic: Name
     key: OptionalName = ""
@@ -120,13 +119,13 @@ class QueueMessagesQuery(Input, frozen=True):
 
 
 def filled(path: str, call: Call) -> str:
-    """Return the whole path at a broker, with the call's parameters in their places."""
+    """Return the path at a broker, with the call's parameters."""
     values = msgspec.structs.asdict(call.parameters)
     return "/api/v1" + path.format_map({key: quote(str(v), "") for key, v in values.items()})
 
 
 def asked_of(**values: str | int | None) -> dict[str, str]:
-    """Return query parameters, without those that are not given."""
+    """Return query parameters without missing values."""
     return {key: str(value) for key, value in values.items() if value not in ("", None)}
 
 

@@ -1,4 +1,4 @@
-"""Logging in to the dashboard with a token, and out again (web.sessions). Shell: the clock."""
+"""Login with a token, and logout (web.sessions)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoginBody(Input, frozen=True):
 
 
 class SessionView(View, frozen=True, kw_only=True):
-    """Who logged in, and until when."""
+    """The caller of a session, and its end."""
 
     name: str
     role: str
@@ -29,14 +29,14 @@ class SessionView(View, frozen=True, kw_only=True):
 
 
 class LoginsView(View, frozen=True, kw_only=True):
-    """How one may log in: with a token, with an account of the provider."""
+    """The available logins, with a token or with an account of the provider."""
 
     token: bool
     oidc: bool
 
 
 class Login:
-    """The operations; `oidc`: accounts of a provider may log in (`oidc`)."""
+    """The operations. `oidc` is true if a provider's accounts may log in (`oidc`)."""
 
     def __init__(self, access: Access, *, oidc: bool) -> None:
         self._access = access

@@ -1,9 +1,9 @@
-"""Room for what a provider is asked for logins (namesrv.http.oidc). Shell: the clock.
+"""Limits of token requests to the OpenID provider (namesrv.http.oidc).
 
-Whoever begins a login can have the provider asked, without an account. So a login gets one exchange
-(its state is remembered), EXCHANGES_MAX are under way at a time, and others wait their turn: first
-those of the client addresses that have the fewest under way, in the order in which they came. One
-address cannot keep out another, and a login that finds no room can be tried again.
+Anonymous visitors can trigger requests to the provider. So each login has a single exchange (its
+state is remembered), and at most EXCHANGES_MAX run at a time. Waiting logins run in order of
+arrival, but first those of the client addresses with the fewest running exchanges, so no address
+blocks the rest. A login that finds no capacity can be repeated.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 EXCHANGES_MAX = 16  # at one time
-WAITING_MAX = 64  # of one address; a proxy's is that of all who come by it
+WAITING_MAX = 64  # per client address; clients behind a proxy share an address
 WAIT_S = 5.0
-USED_MAX = 10_000  # beyond, a login may have a second exchange, for which no provider has a code
+USED_MAX = 10_000  # the oldest are evicted; the provider rejects a repeated exchange anyway
 
 
 class NoExchange(Exception):
-    """The login gets no exchange: it had one, or (`for_now`) there is no room."""
+    """The login gets no exchange, because it has had its exchange or, with `for_now`, because of
+    the limits."""
 
     def __init__(self, reason: str, *, for_now: bool) -> None:
         super().__init__(reason)
@@ -29,17 +30,17 @@ class NoExchange(Exception):
 
 
 class Exchanges:
-    """The exchanges of one process. `lasts_s`: how long a login may take."""
+    """The exchanges of a process. `lasts_s` is the time limit of a login."""
 
     def __init__(self, lasts_s: float) -> None:
         self._lasts_s = lasts_s
-        self._used: dict[str, float] = {}  # by state, until when; oldest first
+        self._used: dict[str, float] = {}  # state → expiry; oldest first
         self._under_way: Counter[str] = Counter()  # by address
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # first come first
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # in order of arrival
 
     @asynccontextmanager
     async def one(self, state: str, address: str) -> AsyncIterator[None]:
-        """Wait for room, and keep it during the block. Raises NoExchange."""
+        """Wait for a slot and occupy it during the block. Raises NoExchange."""
         now_s = time.monotonic()
         while self._used and (oldest := next(iter(self._used))):
             if self._used[oldest] > now_s and len(self._used) < USED_MAX:
@@ -51,7 +52,7 @@ class Exchanges:
         try:
             await self._enter(address)
         except BaseException:
-            self._used.pop(state, None)  # it may be tried again
+            self._used.pop(state, None)  # for a repetition
             raise
         try:
             yield
@@ -73,16 +74,16 @@ class Exchanges:
         except BaseException as error:
             if waits in self._waiting:
                 self._waiting.remove(waits)
-            else:  # its turn came at the same time
+            else:  # its slot became free at the same time
                 self._leave(address)
             if isinstance(error, TimeoutError):
                 raise NoExchange(f"no room within {WAIT_S:g} s", for_now=True) from error
             raise
 
     def _leave(self, address: str) -> None:
-        """Give the place to whoever is next."""
+        """Release the slot to the next waiter."""
         self._under_way[address] -= 1
-        self._under_way += Counter()  # without those that have none
+        self._under_way += Counter()  # drops zero counts
         waiting = [item for item in self._waiting if not item[1].done()]
         if waiting:
             first = min(waiting, key=lambda item: self._under_way[item[0]])

@@ -1,8 +1,8 @@
-"""Merge the answers of several groups into one. Pure.
+"""Merges the answers of several groups.
 
-Every list item names its `group`. A group that did not answer is reported beside the items
-(`errors: [{group, error}]`) and does not make the whole request fail. A change to several groups
-has one result for each; `outcome_of` combines them.
+Every item has its `group`. A group that did not answer is listed in `errors` ([{group, error}])
+without failing the request. A change to several groups has a result per group, and `outcome_of`
+combines them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The result of a change in one group. `status` is the leader's HTTP status, 0: no answer."""
+    """The result of a change in a group. `status` is the leader's HTTP status, or 0."""
 
     group: str
-    outcome: str  # OK, FAILED (certainly not done), UNKNOWN (may be done)
+    outcome: str  # OK, FAILED (certainly not made), UNKNOWN (may be made)
     status: int
     value: Any = None
     error: str = ""
@@ -39,11 +39,11 @@ class GroupResult:
 def page_of(
     pages: Mapping[str, Mapping[str, Any]], key: Callable[[Item], str], limit: int
 ) -> tuple[list[tuple[str, list[tuple[str, Item]]]], str | None]:
-    """Merge every group's page for the same cursor into one: [(key, [(group, item), …])] in order
-    of key, and the key to continue after, None at the end.
+    """Merge the groups' pages at a cursor. Return [(key, [(group, item), …])] in order of key, and
+    the key to continue after, or None at the end.
 
-    A group's page with `next` says nothing about items after its last one. So the merged page ends
-    at the smallest of these last keys.
+    A page with `next` is incomplete behind its last item, so the merged page ends at the smallest
+    of these last keys.
     """
     result: dict[str, list[tuple[str, Item]]] = {}
     bounds = []
@@ -64,8 +64,9 @@ def with_group(group: str, items: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def outcome_of(results: Sequence[GroupResult]) -> int:
-    """Return the HTTP status of a change as a whole: 200 done everywhere; 207 done somewhere; 504
-    done nowhere for certain; if it failed everywhere, the groups' common status, else 502."""
+    """Return the HTTP status of a change in several groups. 200 means made in all, 207 made in
+    some, 504 made in none for certain; after failures in all groups it is their common status, or
+    502."""
     outcomes = {result.outcome for result in results}
     if outcomes <= {OK}:
         return 200
@@ -78,12 +79,12 @@ def outcome_of(results: Sequence[GroupResult]) -> int:
 
 
 def joined_version(versions: Mapping[str, str]) -> str:
-    """Join the versions that several groups have of a resource into one: `a=1;b=2`."""
+    """Join several groups' versions of a resource, as `a=1;b=2`."""
     return ";".join(f"{group}={versions[group]}" for group in sorted(versions))
 
 
 def split_version(version: str) -> dict[str, str]:
-    """Split a version made by `joined_version`; return {} for any other."""
+    """Split a version of `joined_version`; return {} for an invalid version."""
     pairs = [part.partition("=") for part in version.split(";")]
     if not all(name and sign and value for name, sign, value in pairs):
         return {}

@@ -1,7 +1,6 @@
-"""Pages of the messages of several groups, merged by the time at which they were stored.
+"""Pages of messages of several groups, merged by store time.
 
-The cursor of such a page has a mark for each group: the CommitLog offset where its own next page
-goes on, or END.
+A cursor has a mark per group, which is the CommitLog offset of the group's next page, or END.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .cluster import Item
 from .merging import with_group
 from .seen import Messages
 
-END = -1  # in a cursor: this group has no more messages
+END = -1  # a cursor's mark of a finished group
 
 
 async def pages_of(
@@ -32,8 +31,8 @@ async def pages_of(
     marks: Mapping[str, int],
     name: str,
 ) -> tuple[dict[str, Item], list[dict[str, str]]]:
-    """Ask the groups' leaders for their pages; the query's field `name` says where to go on. Return
-    (group → page, [{group, error}]); a group that answers 404, or is at its end, is in neither."""
+    """Request the groups' pages; the query's field `name` has the cursor. Return (group → page,
+    [{group, error}]); groups that answer 404 or are finished are in neither."""
 
     async def one(group: str) -> tuple[str, Item | None, str]:
         mark = marks.get(group)
@@ -54,7 +53,7 @@ async def pages_of(
 
 
 def marks_of(cursor: str, name: str) -> dict[str, int]:
-    """Decode a cursor, which the query's field `name` gave. Raises ApiProblem."""
+    """Decode a cursor from the query's field `name`. Raises ApiProblem."""
     if not cursor:
         return {}
     try:
@@ -72,8 +71,8 @@ def merged_newest(
     limit: int,
     errors: Sequence[Mapping[str, str]] = (),
 ) -> tuple[list[Item], str | None]:
-    """Merge the groups' pages: (the newest `limit` messages, the cursor to go on with). A group
-    goes on before the last of its messages that is shown; if all are, where its own page ended."""
+    """Return the newest `limit` messages of the groups' pages, and the next cursor. A group
+    continues before its last shown message, or at its page's end if all are shown."""
     shown = sorted(_items_of(pages), key=_time_of, reverse=True)[:limit]
     return shown, _cursor(pages, marks, shown, 0, errors)
 
@@ -84,9 +83,9 @@ def merged_oldest(
     limit: int,
     errors: Sequence[Mapping[str, str]] = (),
 ) -> tuple[list[Item], str | None]:
-    """Merge the groups' pages: (the oldest `limit` messages, the cursor to go on with). A group
-    goes on behind the last of its messages that is shown. One whose page has a `next` may have more
-    from behind it, so no later message of another group is shown."""
+    """Return the oldest `limit` messages of the groups' pages, and the next cursor. A group
+    continues after its last shown message. A page with `next` is incomplete behind its last
+    message, so later messages of all groups are held back."""
     cut = [page["items"] for page in pages.values() if page.get("next") is not None]
     end = min((_time_of(items[-1]) for items in cut if items), default=INTEGER_MAX)
     result = [item for item in _items_of(pages) if _time_of(item) <= end]
@@ -109,8 +108,8 @@ def _cursor(
     behind: int,
     errors: Sequence[Mapping[str, str]],
 ) -> str | None:
-    """Return the cursor to go on with; a group of which not all is shown goes on `behind` bytes
-    after the begin of its last message that is. One that failed goes on where it was."""
+    """Return the next cursor. A partly shown group continues `behind` bytes after the start of its
+    last shown message; a failed group keeps its mark."""
     left = dict(marks)
     for group, page in pages.items():
         mine = [item for item in shown if item["group"] == group]

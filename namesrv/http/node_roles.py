@@ -1,8 +1,8 @@
-"""The role that each operation of a broker's node API wants of its caller. Pure.
+"""Roles required by the operations of a broker's node API.
 
-The broker sees the cluster's token, so a name server asks its own caller for that role. Whatever is
-not listed here is for admins: a newer broker's operation, or a path that is none. The tests compare
-the lists with what a broker declares (`Operation.role`).
+The broker sees the cluster's token, so the name server checks its caller's role. Operations that
+are not listed need admins, such as those of newer brokers. Tests compare the lists with the
+brokers' declarations (`Operation.role`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OPERATORS = (
 
 
 def role_at(method: str, path: str) -> Role:
-    """Return the role for a request at `path`, percent-encoded, without /api/v1/ before it."""
+    """Return the role for a percent-encoded `path` without /api/v1/."""
     parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
     requested = f"{method} {'/'.join(parts)}"
     if _VIEWERS.fullmatch(requested):

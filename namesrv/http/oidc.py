@@ -1,15 +1,14 @@
-"""Logging in to the dashboard with an account of the company: OpenID Connect (Core 1.0), the
-authorization code flow with PKCE (RFC 7636).
+"""Login to the dashboard with OpenID Connect (Core 1.0).
 
-    GET /api/v1/session/oidc            sends the browser to the provider, with a login's cookie
-    GET /api/v1/session/oidc/callback   the provider sends it back with a code: for that it gives
-                                        an ID token, and the browser gets the cookie of a session
-                                        (web.sessions)
+This is the authorization code flow with PKCE (RFC 7636).
 
-What a login has to remember (state, nonce, verifier) is in its cookie, signed like a session, so
-the way back may end at another name server with the same tokens file. The ID token's signature and
-claims are checked by PyJWT, the nonce here. A login that fails leads back to the page, which says
-why (`?login=CODE`). Shell: HTTP, the clock, the random values.
+    GET /api/v1/session/oidc            redirects to the provider and sets the login's cookie
+    GET /api/v1/session/oidc/callback   exchanges the provider's code for an ID token and sets
+                                        the session's cookie (web.sessions)
+
+The login's state, nonce and verifier are in its signed cookie, so the callback may reach any name
+server with the same tokens file. PyJWT verifies the ID token's signature and claims; the nonce is
+checked here. A failed login redirects to the page with the reason (`?login=CODE`).
 """
 
 from __future__ import annotations
@@ -50,22 +49,22 @@ PATH = "/api/v1/session/oidc"
 LOGIN_COOKIE = "raftmq_oidc"
 LOGIN_LASTS_S = 600
 PURPOSE = "oidc"  # of the login's cookie
-BUSY = "busy"  # the code of a login that may be tried again as it is
-NAME_PREFIX = "oidc:"  # nobody of the provider's is taken for somebody of the tokens file
+BUSY = "busy"  # the code of a login that may be repeated
+NAME_PREFIX = "oidc:"  # separates the provider's names from those of the tokens file
 NAME_LENGTH_MAX = 100
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
               "EdDSA"]  # fmt: skip
 LEEWAY_S = 60  # between the provider's clock and ours
-TIMEOUT_S = 9.0  # for what the provider is asked before one answer to a browser
+TIMEOUT_S = 9.0  # for all requests to the provider within an answer
 ANSWER_BYTES_MAX = 1 << 20
-KNOWN_FOR_S = 3600  # what the provider says of itself
-KEYS_AGAIN_S = 30  # before an unknown key has the keys asked for again
+KNOWN_FOR_S = 3600  # lifetime of the provider's metadata
+KEYS_AGAIN_S = 30  # minimum time between requests for unknown keys
 EVERYBODY = "*"
-METHODS_KEY = "token_endpoint_auth_methods_supported"  # without it: basic (RFC 6749, 2.3.1)
+METHODS_KEY = "token_endpoint_auth_methods_supported"  # basic by default (RFC 6749, 2.3.1)
 
 
 class LoginFailed(Exception):
-    """A login came to nothing; `code` is for the page, the text for the log."""
+    """A failed login, with a `code` for the page and a text for the log."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -74,12 +73,12 @@ class LoginFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OidcSettings:
-    """The configuration keys oidc…, checked."""
+    """The validated configuration keys oidc…."""
 
     issuer: str
     client_id: str
     client_secret: str
-    roles: tuple[tuple[str, Role], ...]  # what the claim has to hold for a role
+    roles: tuple[tuple[str, Role], ...]  # claim value → role
     roles_claim: str
     name_claim: str
     scopes: str
@@ -115,7 +114,7 @@ class OidcSettings:
 
 
 def roles_of(text: str) -> tuple[tuple[str, Role], ...]:
-    """Read `oidcRoles`: `role=value`, separated by semicolons. Raises WebConfigError."""
+    """Parse `oidcRoles`, `role=value` separated by semicolons. Raises WebConfigError."""
     result = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         role, _, value = part.partition("=")
@@ -128,13 +127,13 @@ def roles_of(text: str) -> tuple[tuple[str, Role], ...]:
 
 
 def caller_of(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
-    """Return whom the claims of an ID token make a caller. Raises LoginFailed."""
-    result: Any = claims.get(settings.roles_claim)  # Auth0's is a URL
+    """Return the caller of an ID token's claims. Raises LoginFailed."""
+    result: Any = claims.get(settings.roles_claim)  # a URL at Auth0
     if settings.roles_claim not in claims:
         result = claims
-        for name in settings.roles_claim.split("."):  # Keycloak's realm_access.roles
+        for name in settings.roles_claim.split("."):  # realm_access.roles at Keycloak
             result = result.get(name) if isinstance(result, Mapping) else None
-    values = list(result) if isinstance(result, list | Mapping) else [result]  # Zitadel's: keys
+    values = list(result) if isinstance(result, list | Mapping) else [result]  # keys at Zitadel
     reported = claims.get(settings.name_claim)
     is_name = isinstance(reported, str) and reported.isprintable() and reported.strip()
     name = str(reported if is_name else claims["sub"])
@@ -148,10 +147,10 @@ def caller_of(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
 
 
 class Provider:
-    """The OpenID provider. For one loop; `close` at the end."""
+    """The OpenID provider, for a single loop. Call `close` at the end."""
 
     def __init__(self, settings: OidcSettings) -> None:
-        """Raises WebConfigError if the CA's file cannot be read."""
+        """Raises WebConfigError for an unreadable CA file."""
         self._settings = settings
         try:
             self._tls = ssl.create_default_context(cafile=settings.ca_file or None)
@@ -160,7 +159,7 @@ class Provider:
         self._session: aiohttp.ClientSession | None = None
         self._asking = asyncio.Lock()
         self._about: dict[str, Any] = {}
-        self._about_at = -float(KNOWN_FOR_S)  # by the monotonic clock
+        self._about_at = -float(KNOWN_FOR_S)  # of the monotonic clock
         self._keys: dict[str, Any] = {}  # by key id
         self._keys_at = -float(KNOWN_FOR_S)
 
@@ -169,7 +168,7 @@ class Provider:
             await self._session.close()
 
     async def url_for(self, **parameters: str) -> str:
-        """Return the provider's page for a login. Raises LoginFailed."""
+        """Return the provider's login page. Raises LoginFailed."""
         about = await self._known()
         requested = {
             "response_type": "code",
@@ -182,7 +181,7 @@ class Provider:
         return f"{page}{'&' if '?' in page else '?'}{urlencode(requested)}"
 
     async def claims(self, code: str, verifier: str, redirect_uri: str, nonce: str) -> Any:
-        """Give the code for an ID token, and return its claims, verified. Raises LoginFailed."""
+        """Exchange the code for an ID token and return its verified claims. Raises LoginFailed."""
         about, settings = await self._known(), self._settings
         form = {
             "grant_type": "authorization_code",
@@ -237,7 +236,7 @@ class Provider:
             return about
 
     async def _key(self, key_id: str) -> Any:
-        """Return a key of the provider's, as JWK. Raises KeyError, LoginFailed."""
+        """Return a key of the provider as JWK. Raises KeyError, LoginFailed."""
         url = str((await self._known())["jwks_uri"])
         async with self._asking:
             age = time.monotonic() - self._keys_at
@@ -249,7 +248,7 @@ class Provider:
             return self._keys[key_id]
 
     async def _ask(self, method: str, url: str, **more: Any) -> dict[str, Any]:
-        """Return the JSON object that is answered. Raises LoginFailed."""
+        """Return the JSON object of an answer. Raises LoginFailed."""
         if self._session is None:
             jar = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(cookie_jar=jar, trust_env=True)  # HTTPS_PROXY
@@ -269,7 +268,7 @@ class Provider:
 
 
 class OidcLogin:
-    """The two routes. `cookie`: a session's."""
+    """The two routes. `cookie` is a session's."""
 
     def __init__(self, settings: OidcSettings, sessions: Sessions, cookie: Cookie) -> None:
         """Raises WebConfigError."""
@@ -277,7 +276,7 @@ class OidcLogin:
         self._sessions = sessions
         self._provider = Provider(settings)
         self._scheme = "https" if cookie.is_https else "http"
-        # Lax: the way back is a link from the provider's page.
+        # Lax, because the provider's page links back.
         self._login_cookie = Cookie(LOGIN_COOKIE, LOGIN_LASTS_S, cookie.is_https, PATH, "Lax")
         self._cookie = cookie
         self._exchanges = Exchanges(LOGIN_LASTS_S)
@@ -318,7 +317,7 @@ class OidcLogin:
         return _sent_to("/", self._cookie.holding(value), self._login_cookie.removed())
 
     async def _caller(self, request: web.Request) -> Caller:
-        """Return whose login ends with this request. Raises LoginFailed."""
+        """Return the caller of the login that this request completes. Raises LoginFailed."""
         shown, query = request.cookies.get(LOGIN_COOKIE, ""), request.query
         login = self._sessions.opened(PURPOSE, shown, int(time.time()))
         state = query.get("state", "")
@@ -340,8 +339,7 @@ class OidcLogin:
         return caller_of(claims, self._settings)
 
     def _redirect_uri(self, request: web.Request) -> str:
-        """Return where the provider sends the browser: only to what is registered there. Raises
-        LoginFailed."""
+        """Return the registered target of the provider's redirect. Raises LoginFailed."""
         if not request.host.isascii():
             raise LoginFailed("again", "the Host header is no host")
         return self._settings.redirect_uri or f"{self._scheme}://{request.host}{PATH}/callback"
@@ -355,7 +353,7 @@ class OidcLogin:
 
 @asynccontextmanager
 async def _in_time() -> AsyncIterator[None]:
-    """Raise LoginFailed where the provider takes longer than TIMEOUT_S."""
+    """Raise LoginFailed after TIMEOUT_S."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             yield
@@ -364,7 +362,7 @@ async def _in_time() -> AsyncIterator[None]:
 
 
 def _nobody(_: web.Request) -> None:
-    """Return the role that a login needs: none."""
+    """Return the role that a login needs, which is none."""
 
 
 def _sent_to(position: str, *cookies: str) -> web.StreamResponse:
@@ -375,7 +373,7 @@ def _sent_to(position: str, *cookies: str) -> web.StreamResponse:
 
 
 def _check_url(key: str, url: str) -> None:
-    """Check that a URL keeps secrets. Raises WebConfigError."""
+    """Require a URL with HTTPS, or on loopback. Raises WebConfigError."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme == "https" or is_loopback(parts.hostname or "")

@@ -1,9 +1,9 @@
-"""/api/v1/brokers/{group}/{broker}/…: forwards to one broker's own node API.
+"""Forwards /api/v1/brokers/{group}/{broker}/… to a broker's node API.
 
-`broker` is a broker id (0: the current leader), an address, or a replica's name. The caller's role
-is checked here by the broker's rules; the broker never sees the caller's token, but the cluster's
-if it may, nor an account's secret if it is distrusted (`clustertoken`). Query, body, conditional
-headers and answer pass unchanged; events pass as they come.
+`broker` is a broker id (0 for the current leader), an address, or a replica's name. The caller's
+role is checked by the broker's rules. The broker never sees the caller's token, but the cluster's
+if `cluster_token` permits; an account's secret needs the same permission. Query, body, conditional
+headers, answers and events pass unchanged.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .node_roles import role_at
 PATTERN = "/api/v1/brokers/{group}/{broker}/{tail:.+}"
 REQUEST_HEADERS = ("Content-Type", "If-Match", "If-None-Match", "Accept")
 ANSWER_HEADERS = ("content-type", "etag", "x-leader-http", "retry-after", "allow")
-CHECKED_BYTES_MAX = 1 << 20  # larger JSON is passed on without being decoded
-OUTSIDE = {"health/live", "health/ready", "metrics"}  # of the paths without /api/v1
+CHECKED_BYTES_MAX = 1 << 20  # larger JSON is not decoded
+OUTSIDE = {"health/live", "health/ready", "metrics"}  # paths without /api/v1
 EVENTS = "events"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
@@ -62,7 +62,7 @@ class Proxy:
                 headers=headers, timeout_s=WRITE_TIMEOUT_S,
             )  # fmt: skip
             if answer.body and not (tail in OUTSIDE and answer.media_type in METRICS):
-                # A browser would show a page of another origin as this server's.
+                # A browser would show a broker's page with this server's origin.
                 if answer.media_type not in (JSON, PROBLEM):
                     if not answer.ok:
                         raise relayed(answer, known.group)
@@ -73,7 +73,8 @@ class Proxy:
             raise problem_of(f"{known.address} of {known.group}", silent) from silent
         passed = {h: answer.headers[h] for h in ANSWER_HEADERS if h in answer.headers}
         passed.setdefault("content-type", JSON)
-        if answer.status == 401:  # the broker refused this name server's token, not the caller's
+        # The broker rejects this name server's token, independently of the caller
+        if answer.status == 401:
             raise ApiProblem(502, "CLUSTER_TOKEN", "the broker refuses this name server's token")
         guards = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         return web.Response(status=answer.status, body=answer.body, headers=passed | guards)
@@ -87,7 +88,7 @@ class Proxy:
     async def _known(self, request: web.Request) -> Known:
         group, broker = request.match_info["group"], request.match_info["broker"]
         known = self._cluster.find(group, broker)
-        if known is None:  # a name is known once its replica was asked
+        if known is None:  # replicas report their names in their views
             await self._cluster.look()
             known = self._cluster.find(group, broker)
         if known is None:
@@ -114,20 +115,20 @@ class Proxy:
         except (ClientError, TimeoutError) as error:
             if not response.prepared:
                 raise unavailable(f"{known.address}: {error}", "NODE_SILENT") from error
-        return response  # the broker's stream has ended: the reader comes back by itself
+        return response  # the broker's stream ended, and readers reconnect
 
 
 def role_of(request: web.Request) -> Role:
-    """Return the role a caller needs: the one the broker requires of its own callers."""
+    """Return the required role, by the broker's rules."""
     return role_at(request.method, _tail(request))
 
 
 def _has_secret(method: str, tail: str, body: bytes | None) -> bool:
-    """Return whether a request gives an account its secret."""
+    """Return whether a request sets an account's secret."""
     is_account = method == "PUT" and unquote(tail).startswith("accounts/")
     return is_account and b"secretKey" in (body or b"")
 
 
 def _tail(request: web.Request) -> str:
-    """Return the path after the broker, still percent-encoded."""
+    """Return the percent-encoded path after the broker."""
     return request.rel_url.raw_path.split("/", 6)[6]

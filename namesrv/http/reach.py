@@ -1,13 +1,14 @@
-"""Decides to which brokers a name server sends HTTP requests. Shell: this machine's addresses.
+"""Brokers to which a name server sends HTTP requests.
 
-Whoever reaches a name server can register and name any HTTP address. A request goes to it only if
+Any peer of a name server can register any HTTP address. It gets requests only if
 
-1. the registration was signed; or
-2. the host is in httpBrokerHosts; or
-3. this name server has no registrationKeyFile, and the address is on the host that sent the
-   registration. The request goes to that host's address, whatever the registered name resolves to.
+1. the registration was signed, or
 
-So without a key a stranger can have requests sent to its own host, and to no other.
+2. the host is in httpBrokerHosts, or
+
+3. this name server has no registrationKeyFile, and the address is on the registering host. The
+request goes to that host's address, whatever the registered name resolves to. So without a key a
+stranger can direct requests to its own host only.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Where a broker's HTTP API is asked. `host`: instead of the registered one, which is kept in
-    the request. `refused`: why it is not asked."""
+    """The target of requests to a broker's HTTP API. `host` replaces the registered host, which
+    stays in the request's Host header. `refused` is the reason for no requests."""
 
     host: str = ""
     refused: str = ""
@@ -38,13 +39,14 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The rule. `has_key`: of registrations; `allowed`: hosts and networks (httpBrokerHosts)."""
+    """The rule. `has_key` is that of registrations; `allowed` has hosts and networks
+    (httpBrokerHosts)."""
 
     has_key: bool = False
     allowed: Sequence[str] = ()
 
     def contact(self, http_address: str, peer: str, *, signed: bool) -> Contact:
-        """Return where to ask a broker that was registered from the host `peer`."""
+        """Return the target for a broker that registered from the host `peer`."""
         try:
             host, _ = parse_address(http_address.removeprefix(HTTPS))
         except ConnectError:
@@ -64,7 +66,7 @@ class Reach:
 
 
 def host_problem(text: str) -> str:
-    """Return why an entry of httpBrokerHosts is none; "" if it is one."""
+    """Return the fault of an entry of httpBrokerHosts, or ""."""
     if "/" not in text:
         return ""
     try:
@@ -93,7 +95,7 @@ def _is_literal(host: str) -> bool:
 
 
 def _is_own(host: str) -> bool:
-    """Return whether a host is this machine: by its name, or an address that it may listen on."""
+    """Return whether a host is this machine, by name or by a local address."""
     if is_loopback(host) or host.lower() == socket.gethostname().lower():
         return True
     if not _is_literal(host):

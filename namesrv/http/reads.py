@@ -1,8 +1,7 @@
-"""The cluster API's read operations, which merge the answers of all groups.
+"""The cluster API's read operations, merged over all groups.
 
-Lists from several groups give each item's `group` and, beside the items, the groups that did not
-answer (`errors`). The list of topics is this name server's own route table, which is what clients
-see; everything about a single topic is asked from the leaders.
+Items have their `group`, and `errors` lists groups that did not answer. The list of topics is this
+name server's own route table; details of a topic are requested from the leaders.
 """
 
 from __future__ import annotations
@@ -75,12 +74,12 @@ from .views import (
 
 
 class Reads:
-    """The handlers of the read operations; `operations()` lists them all."""
+    """The handlers of the read operations; `operations()` lists them."""
 
     def __init__(self, cluster: ClusterView, leaders: Leaders) -> None:
         self._cluster = cluster
         self._leaders = leaders
-        self._topics: list[str] = []  # sorted, of version:
+        self._topics: list[str] = []  # sorted, of version
         self._topics_version = -1
 
     def operations(self) -> list[Operation]:
@@ -199,7 +198,7 @@ class Reads:
         )
 
     def _reserved(self) -> set[str]:
-        """Return the names that brokers register for themselves: theirs, and their clusters'."""
+        """Return the topics that brokers register for themselves and their clusters."""
         known = self._cluster.known()
         return {item.group for item in known} | {item.cluster for item in known}
 
@@ -249,7 +248,7 @@ class Reads:
             raise invalid([("group", f"several groups have {topic!r}: {', '.join(names)}")])
         return names[0]
 
-    # --- groups of consumers
+    # --- consumer groups
 
     async def subscription_groups(self, call: Call) -> Item:
         return await self._named("/api/v1/subscription-groups", call.query)
@@ -267,7 +266,7 @@ class Reads:
         return tracing.merged_consumers(call.parameters.name, result) | {"errors": errors}
 
     async def _named(self, path: str, query: Any) -> Item:
-        """Return the named things of all groups as one list; every group may have its own."""
+        """Return the named items of all groups as a list, which may repeat names."""
         selected, after = query.q.lower(), decode_cursor(query.cursor) if query.cursor else ""
         while True:
             requested = asked_of(limit=query.limit, cursor=encode_cursor(after))
@@ -281,10 +280,10 @@ class Reads:
             if items or behind is None:
                 following = encode_cursor(behind) if behind else None
                 return {"items": items, "next": following, "errors": errors}
-            after = behind  # nothing on this page matches: try the next one, within the time limit
+            after = behind  # without a match on this page, continue within the time limit
 
     async def _resource(self, subject: str, path: str) -> Reply:
-        """Return a resource as every group has it, with one joined version."""
+        """Return a resource of all groups, with a joined version."""
         result, errors = await self._leaders.answers(path)
         if not result:
             raise none_has(subject, errors)

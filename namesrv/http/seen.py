@@ -1,7 +1,7 @@
-"""The parts of brokers' answers that a name server reads, with their types. Pure.
+"""Types of the fields that a name server reads in brokers' answers.
 
-An answer whose parts have other types is a wrong answer of that broker (`nodes.WrongAnswer`).
-Everything else in an answer is passed on as it is. Fields with a default may be missing.
+Wrong types make a wrong answer (`broker_http.WrongAnswer`). All further fields pass unchanged.
+Fields with a default may be missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HTTP side of a name server: the cluster API, the dashboard and /metrics. Shell."""
+"""The HTTP server of a name server, for the cluster API, the dashboard and /metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 API_VERSION = "1"
 DASHBOARD = "dashboard"
-# All content is ours and comes from files: no inline script or style, no other origin.
+# All content is from our files, without inline scripts, inline styles and foreign origins.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -53,7 +53,7 @@ MEDIA = {
 
 
 class ClusterApi:
-    """The HTTP server. `start` and `stop` once each, on the loop that owns `table`."""
+    """The HTTP server. Call `start` and `stop` once each, on the loop that owns `table`."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class ClusterApi:
         tls: ProcessTls | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`host`, `port`: where the name server is reached. `tls` has been loaded. Reads the files
-        of the tokens and the dashboard. Raises WebConfigError."""
+        """`host` and `port` are the name server's. `tls` must be loaded. Reads the files of the
+        tokens and the dashboard. Raises WebConfigError."""
         self._config = config
         self._settings = settings_of(config)
         self._host = host
@@ -115,7 +115,7 @@ class ClusterApi:
 
     @property
     def address(self) -> str:
-        """Return the host:port that others are told."""
+        """Return the advertised host:port."""
         return self._settings.advertised_address(self._host, self.port)
 
     @property
@@ -129,14 +129,14 @@ class ClusterApi:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Stop serving; allowed after a failed start, too."""
+        """Stop serving, also after a failed start."""
         await self._server.stop()
         await self.cluster.stop()
         await self._nodes.stop()
         if self._oidc is not None:
             await self._oidc.close()
 
-    # --- about this process
+    # --- this process
 
     def _own(self) -> list[Operation]:
         def get(path: str, name: str, summary: str, handler: Any, **more: Any) -> Operation:
@@ -172,7 +172,7 @@ class ClusterApi:
         return {"status": "up"}
 
     async def _ready(self, _: Call) -> Reply:
-        # A name server without brokers serves: it answers requests for routes with "unknown".
+        # A name server without brokers is ready, and answers "unknown".
         count = self.cluster.table.broker_count
         return Reply({"status": "ready", "brokers": count, "warnings": self._tls.warnings})
 
@@ -196,7 +196,7 @@ class ClusterApi:
 
 
 def settings_of(config: NameServerConfig) -> WebSettings:
-    """Return where to listen."""
+    """Return the settings of the HTTP port."""
     return WebSettings(
         config.http_enable,
         config.http_bind_address,
@@ -208,8 +208,8 @@ def settings_of(config: NameServerConfig) -> WebSettings:
 
 
 def _seen_as_https(config: NameServerConfig, tls: ProcessTls) -> bool:
-    """Return whether browsers come over HTTPS: as the address says to which the provider sends them
-    back, perhaps that of a proxy that ends TLS; without one, as this process listens."""
+    """Return whether browsers use HTTPS, by the redirect URI (possibly a TLS-terminating proxy's)
+    or by this process's port."""
     if config.oidc_issuer and config.oidc_redirect_uri:
         return config.oidc_redirect_uri.lower().startswith("https:")
     return tls.http_scheme == "https"
@@ -218,11 +218,10 @@ def _seen_as_https(config: NameServerConfig, tls: ProcessTls) -> bool:
 def _access(
     config: NameServerConfig, settings: WebSettings, *, is_https: bool
 ) -> tuple[Access, OidcLogin | None]:
-    """Return the access control, and the logins with a provider's accounts; None: no provider is
-    set. Raises WebConfigError."""
+    """Return the access control, and the provider's logins or None. Raises WebConfigError."""
     if not config.oidc_issuer:
         return Access.of(settings, with_sessions=True, is_https=is_https), None
-    from .oidc import OidcLogin, OidcSettings  # 10 MB that few need
+    from .oidc import OidcLogin, OidcSettings  # 10 MB, rarely needed
 
     oidc = OidcSettings.of(config)
     access = Access.of(
@@ -249,7 +248,7 @@ def _cluster_token(config: NameServerConfig, table: RouteTable) -> ClusterToken:
 
 
 def pages() -> list[Page]:
-    """Read the dashboard's files once: `/` and `/dashboard/NAME`."""
+    """Read the dashboard's files, as `/` and `/dashboard/NAME`."""
     result = []
     for file in sorted(resources.files(__package__).joinpath(DASHBOARD).iterdir(), key=_name):
         media = MEDIA.get(Path(file.name).suffix)

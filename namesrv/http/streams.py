@@ -1,7 +1,7 @@
-"""Follows the events of all brokers: one stream for each, resumed where it broke. Shell.
+"""Streams of all brokers' events, a stream per broker, resumed after a failure.
 
-`text/event-stream` (WHATWG HTML, 9.2): lines `id:`, `event:`, `data:`; a blank line ends an event,
-a line that starts with a colon says nothing.
+`text/event-stream` (WHATWG HTML, 9.2) has the lines `id:`, `event:` and `data:`. A blank line ends
+an event, and lines that start with a colon are comments.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .broker_http import Nodes
 
 LOG = logging.getLogger("raftmq.namesrv.http")
 
-STREAMS_MAX = 128  # brokers followed; more than that are not listened to
+STREAMS_MAX = 128  # further brokers are not followed
 RETRY_S_MIN, RETRY_S_MAX = 0.25, 5.0
 EVENT_BYTES_MAX = 64 * 1024
 PATH = "/api/v1/events"
-FROM_THE_START = "0-0"  # no event has this id: a hub answers with all that it keeps
+FROM_THE_START = "0-0"  # an unused id, so a hub sends all stored events
 
 Event = dict[str, Any]
 
 
 class Streams:
-    """Follows the brokers that `follow` names; events go to `take(address, event)`."""
+    """Follows the brokers of `follow`; events are passed to `take(address, event)`."""
 
     def __init__(self, nodes: Nodes, take: Callable[[str, Event], None]) -> None:
         self._nodes = nodes
@@ -37,7 +37,7 @@ class Streams:
         self._ending: set[asyncio.Task[None]] = set()
 
     def follow(self, http_addresses: Iterable[str]) -> None:
-        """Follow these brokers from now on and no others. Streams that go on are not touched."""
+        """Follow exactly these brokers. Existing streams continue."""
         requested = sorted({address for address in http_addresses if address})[:STREAMS_MAX]
         for address in set(self._tasks).difference(requested):
             task = self._tasks.pop(address)
@@ -70,8 +70,8 @@ class Streams:
 
 
 async def events_of(lines: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Event]]:
-    """Yield (id, event) for each event whose data is a JSON object; skip others. Raises ValueError
-    for an event of more than EVENT_BYTES_MAX."""
+    """Yield (id, event) for each event with a JSON object as its data. Raises ValueError for an
+    event above EVENT_BYTES_MAX."""
     event_id, size_bytes = "", 0
     data: list[bytes] = []
     async for raw in lines:
@@ -95,7 +95,7 @@ async def events_of(lines: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Eve
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    async for line in response.content:  # raises ValueError for a line beyond its buffer
+    async for line in response.content:  # raises ValueError for a line above its buffer
         yield line
 
 
@@ -103,5 +103,5 @@ def _object(data: bytes) -> Event | None:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return None  # somebody else's event
+        return None  # not a broker's event
     return event if isinstance(event, dict) else None

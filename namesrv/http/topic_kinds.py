@@ -1,4 +1,4 @@
-"""What a topic is for: its owner's messages, retries, dead letters, or the brokers. Pure."""
+"""Kinds of topics, which are own, retry, dead and system."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from raftmq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 
 
 def kind_of(topic: str, reserved: Set[str] = frozenset()) -> str:
-    """Return what a topic is: own, retry, dead, or system. `reserved`: names of brokers and
-    clusters, which are topics of Apache's brokers."""
+    """Return a topic's kind. `reserved` has the names of brokers and clusters, which are topics at
+    Apache's brokers."""
     if topic.startswith(RETRY_PREFIX):
         return "retry"
     if topic.startswith(DLQ_PREFIX):

@@ -1,4 +1,4 @@
-"""The newest messages of a topic over all groups, and dead letters of several groups sent again."""
+"""Newest messages of a topic over all groups, and resending of dead letters."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ RESEND = "/api/v1/messages/resend"
 
 
 class NewestQuery(Input, frozen=True):
-    """The newest of all queues and groups. `tag`, `key`: equal to it; `property`: a name, or
-    name=value; `text`: a part of the body. `before`: `next` of the page before; `sinceMs`: none
-    that was stored before that time."""
+    """The newest messages of all queues and groups. `tag` and `key` match exactly; `property` is a
+    name, or name=value; `text` is a part of the body. `before` is `next` of the previous page;
+    `sinceMs` excludes messages that were stored earlier."""
 
     limit: MessageLimit = 32
     before: Cursor = ""

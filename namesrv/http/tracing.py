@@ -1,9 +1,8 @@
-"""Traces one message over replicas and consumer groups; merges a consumer group's views. Pure.
+"""Traces a message over replicas and consumer groups.
 
-A message is *on* a replica if the replica's log reaches past the message's end and still begins
-before it, *durable* there if the fsynced part does. A consumer group *had* it if its offset in the
-message's queue is past the message: that means "had its turn", not "processed". A group whose
-members' subscription does not take the message's tag *passed* it, or will.
+A message is *on* a replica if the replica's log contains its range, and *durable* if the fsynced
+range does. It is *consumed* by a group with an offset past the message, even if processing failed.
+It is *passed* if the subscription of the group's members does not match its tag.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-CONSUMER_GROUPS_MAX = 200  # looked at for one trace
-_ID_LENGTH_V4, _ID_LENGTH_V6 = 32, 56  # hex digits of offsetMsgId: address, port, offset
+CONSUMER_GROUPS_MAX = 200  # per trace
+_ID_LENGTH_V4, _ID_LENGTH_V6 = 32, 56  # hex digits of offsetMsgId (address, port, offset)
 
 Item = dict[str, Any]
 
 
 def store_host(message_id: str) -> str:
-    """Return host:port of the broker that stored the message, "" if this is no offsetMsgId."""
+    """Return host:port of the broker that stored the message; "" for an invalid offsetMsgId."""
     digits = {_ID_LENGTH_V4: 8, _ID_LENGTH_V6: 32}.get(len(message_id))
     if digits is None:
         return ""
@@ -32,12 +31,12 @@ def store_host(message_id: str) -> str:
 
 
 def name_of(item: Mapping[str, Any]) -> str:
-    """Return the name of a consumer or subscription group, whichever key the list uses."""
+    """Return the name of a consumer or subscription group, under either key."""
     return str(item.get("name") or item.get("groupName") or item.get("group") or "")
 
 
 def end_offset(message: Mapping[str, Any]) -> int | None:
-    """Return where the message ends in its group's log; None if it does not say."""
+    """Return the message's end in its group's log, or None."""
     start = message.get("commitLogOffset", message.get("physicalOffset"))
     size = message.get("storeSize", message.get("size", 1))
     if type(start) is not int or type(size) is not int:
@@ -62,7 +61,8 @@ def on_replica(broker: Mapping[str, Any], end: int | None) -> Item:
 
 
 def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) -> Item | None:
-    """Return how far a consumer group is in the message's queue; None if it does not read that."""
+    """Return a consumer group's progress in the message's queue; None if it does not read the
+    queue."""
     offset = message.get("queueOffset")
     for queue in view.get("queues") or ():
         same = queue.get("topic") == message.get("topic")
@@ -89,8 +89,8 @@ def progress_of(name: str, view: Mapping[str, Any], message: Mapping[str, Any]) 
 
 
 def takes(view: Mapping[str, Any], topic: str, tag: Any) -> bool:
-    """Return whether a group's subscription takes a message with this tag, as far as its view says;
-    an expression of SQL92 is not looked into."""
+    """Return whether a group's subscription matches the tag, according to its view. SQL92
+    expressions count as a match."""
     expression = (view.get("subscriptions") or {}).get(topic)
     kind = (view.get("expressionTypes") or {}).get(topic, "TAG")
     if not isinstance(expression, str) or kind != "TAG":
@@ -103,8 +103,8 @@ MERGED = ("clients", "queues", "lag", "inFlight")  # of the groups' views
 
 
 def merged_consumers(name: str, by_group: Mapping[str, Mapping[str, Any]]) -> Item:
-    """Merge the broker groups' views of one consumer group: clients once each, queues with their
-    broker group, lag by topic and in total."""
+    """Merge the broker groups' views of a consumer group, with distinct clients, queues with their
+    broker group, and lag by topic and in total."""
     clients: dict[str, Item] = {}
     queues: list[Item] = []
     first: Item = {}

@@ -1,7 +1,7 @@
-"""The types that the cluster API answers: what the brokers show, with the group that shows it.
+"""The answer types of the cluster API.
 
-A list of several groups has `errors`: the groups that did not answer. Brokers of an earlier version
-may show less than is described here. Pure.
+They contain the brokers' answers, with the group of each. `errors` lists groups that did not
+answer. Brokers of earlier versions may omit fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raftmq.web.schema import View
 
 
 class GroupError(View, frozen=True, kw_only=True):
-    """Why a group did not answer."""
+    """The reason for a group's missing answer."""
 
     group: str
     error: str
@@ -40,7 +40,7 @@ class NameServerView(View, frozen=True, kw_only=True):
 
 
 class FindingView(View, frozen=True, kw_only=True):
-    """A difference between what replicas believe; `field`: of their node views."""
+    """A difference between replicas. `field` is a field of their node views."""
 
     group: str
     severity: str
@@ -77,7 +77,8 @@ class FailoverPage(View, frozen=True, kw_only=True):
 
 
 class BrokerView(View, frozen=True, kw_only=True):
-    """A broker, and its own view unchanged; `node` null: it did not answer, `error` says why."""
+    """A broker with its own unchanged view. `node` is null for a broker that did not answer, with
+    the reason in `error`."""
 
     address: str
     broker_id: int
@@ -108,7 +109,7 @@ class BrokerGroupPage(View, frozen=True, kw_only=True):
 
 
 class ClusterLook(View, frozen=True, kw_only=True):
-    """Every replica's own view, side by side. `differences`: the words of the findings."""
+    """Every replica's own view. `differences` has the texts of the findings."""
 
     name_server: NameServerView
     at: int
@@ -122,8 +123,8 @@ class ClusterLook(View, frozen=True, kw_only=True):
 
 
 class TopicRoute(View, frozen=True, kw_only=True):
-    """A topic in one group, as clients are told. `messageType`: the kind of messages that it is
-    for; null if the group named none, which means NORMAL."""
+    """A topic in a group, as in routes. `messageType` is null if the group sent none, for
+    NORMAL."""
 
     group: str
     read_queue_nums: int
@@ -133,7 +134,7 @@ class TopicRoute(View, frozen=True, kw_only=True):
 
 
 class TopicItem(View, frozen=True, kw_only=True):
-    """`kind`: own, retry, dead (dead letters), or system (the brokers' own)."""
+    """`kind` is own, retry, dead (dead letters), or system (the brokers' own)."""
 
     topic: str
     kind: Literal["own", "retry", "dead", "system"]
@@ -207,7 +208,8 @@ class ConsumerQueueOfGroup(ConsumerQueueView, frozen=True, kw_only=True):
 
 
 class ConsumersView(View, frozen=True, kw_only=True):
-    """A consumer group over all broker groups: clients once each, `lagByTopic` over all queues."""
+    """A consumer group over all broker groups, with distinct clients and `lagByTopic` over all
+    queues."""
 
     name: str
     consume_enable: bool
@@ -225,7 +227,7 @@ class ConsumersView(View, frozen=True, kw_only=True):
 
 
 class ModeOfGroup(ModeView, frozen=True, kw_only=True):
-    """`group` is the consumer group, `brokerGroup` the brokers' one."""
+    """`group` is the consumer group, `brokerGroup` the brokers' group."""
 
     broker_group: str
 
@@ -254,7 +256,7 @@ class MessageOfGroup(MessageView, frozen=True, kw_only=True):
 
 
 class MessagesOfGroups(View, frozen=True, kw_only=True):
-    """`next`: by time, for `cursor`; by key there is none."""
+    """`next` is a `cursor` of a search by time; a search by key has none."""
 
     items: list[MessageOfGroup]
     next: str | None
@@ -262,7 +264,8 @@ class MessagesOfGroups(View, frozen=True, kw_only=True):
 
 
 class NewestOfGroups(View, frozen=True, kw_only=True):
-    """Newest first. `next`: for `before`; `scanned`: how many messages were looked at."""
+    """Newest first. `next` is a value for `before`; `scanned` counts the messages that were
+    read."""
 
     items: list[MessageOfGroup]
     next: str | None
@@ -291,7 +294,7 @@ class ResentByGroups(View, frozen=True, kw_only=True):
 
 
 class ReplicaTrace(View, frozen=True, kw_only=True):
-    """`state`: durable, written, missing (`behindBytes` says by how much), deleted, unknown."""
+    """`state` is durable, written, missing (by `behindBytes`), deleted or unknown."""
 
     name: str
     address: str
@@ -302,8 +305,8 @@ class ReplicaTrace(View, frozen=True, kw_only=True):
 
 
 class ConsumerTrace(View, frozen=True, kw_only=True):
-    """`state`: consumed, waiting, passed (its subscription does not take the message), never,
-    unknown. `expression`: of its subscription."""
+    """`state` is consumed, waiting, passed (no match with its subscription), never or unknown.
+    `expression` is that of its subscription."""
 
     name: str
     state: str
@@ -316,7 +319,7 @@ class ConsumerTrace(View, frozen=True, kw_only=True):
 
 
 class TraceView(View, frozen=True, kw_only=True):
-    """Where a message is, and who had it. `consumersLeftOut`: groups that were not asked."""
+    """Replicas and consumers of a message. `consumersLeftOut` counts groups that were not asked."""
 
     group: str
     message: MessageView
@@ -341,7 +344,7 @@ class AccountItem(View, frozen=True, kw_only=True):
 
 
 class AccountsOfGroup(View, frozen=True, kw_only=True):
-    """`enabled` false: this group asks nobody for an account."""
+    """`enabled` is false for a group without access control."""
 
     group: str
     enabled: bool
@@ -363,8 +366,8 @@ class GroupNamed(View, frozen=True, kw_only=True):
 
 
 class GroupOutcome(View, frozen=True, kw_only=True):
-    """What became of a change in one group: ok with the broker's answer (`value`), failed
-    (certainly not done) or unknown (perhaps done). `status` 0: no answer."""
+    """The outcome of a change in a group, ok with the broker's answer (`value`), failed (certainly
+    not made) or unknown (possibly made). `status` is 0 without an answer."""
 
     group: str
     outcome: Literal["ok", "failed", "unknown"]
@@ -382,8 +385,7 @@ class UpView(View, frozen=True, kw_only=True):
 
 
 class ServesView(View, frozen=True, kw_only=True):
-    """A name server that serves; `warnings`: what somebody should look at all the same, in
-    words."""
+    """A name server that serves; `warnings` has its problems."""
 
     status: str
     brokers: int
@@ -404,7 +406,7 @@ class OptionsView(View, frozen=True, kw_only=True):
 
 
 class CallerView(View, frozen=True, kw_only=True):
-    """`role`: viewer, operator or admin."""
+    """`role` is viewer, operator or admin."""
 
     name: str
     role: str

@@ -522,5 +522,5 @@ async def test_the_help() -> None:
     process = await start_command("--help")
     output, _ = await process.communicate()
     assert process.returncode == 0
-    for word in (b"--listen-port", b"--bind", b"listenPort: 9876", b"Brokers register their topics"):
+    for word in (b"--listen-port", b"--bind", b"listenPort: 9876", b"Brokers register"):
         assert word in output

@@ -239,10 +239,10 @@ def main(
 ) -> None:
     """Measure a Raft group of three replicas on this machine."""
     flushes = ("ASYNC_FLUSH", "SYNC_FLUSH") if flush == "both" else (flush,)
-    found = measure_curves(names, values, seconds) if names else measure_sends(scale, flushes)
+    result = measure_curves(names, values, seconds) if names else measure_sends(scale, flushes)
     if json_path:
         options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-        json_path.write_bytes(orjson.dumps(found, option=options))
+        json_path.write_bytes(orjson.dumps(result, option=options))
 
 
 if __name__ == "__main__":

@@ -148,8 +148,8 @@ class Cluster:
         if done.returncode:
             raise click.ClickException(done.stderr)
         leader, follower = self._spent(before, count * passes)
-        found: Figures = json.loads(done.stdout)
-        return {"leader": leader, "follower": follower} | found
+        result: Figures = json.loads(done.stdout)
+        return {"leader": leader, "follower": follower} | result
 
 
 def measure(root: Path, also: tuple[str, ...], scale: float) -> dict[str, Figures]:
@@ -195,14 +195,14 @@ def main(
         for root in roots or [HERE.parent]
         for settings in ([(), also] if also else [()])
     }
-    found: dict[str, list[dict[str, Figures]]] = {name: [] for name in chosen}
+    result: dict[str, list[dict[str, Figures]]] = {name: [] for name in chosen}
     for number in range(rounds):
         for name, (root, settings) in chosen.items():
-            found[name].append(measure(root, settings, scale))
+            result[name].append(measure(root, settings, scale))
             click.echo(f"round {number + 1} of {rounds}: {name}", err=True)
-    Console().print(_table(found))
+    Console().print(_table(result))
     if json_path:
-        Path(json_path).write_text(json.dumps(found, indent=1))
+        Path(json_path).write_text(json.dumps(result, indent=1))
 
 
 def _table(found: dict[str, list[dict[str, Figures]]]) -> Table:

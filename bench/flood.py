@@ -171,16 +171,16 @@ class Flood:
     async def run(self) -> None:
         await self._connect()
         print("ready", flush=True)
-        begun = time.monotonic()
+        started = time.monotonic()
         if self._plan.kind in (SENDS, DEAF):
-            await self._at_a_rate(begun)
+            await self._at_a_rate(started)
         elif self._plan.kind == SLOW:
-            await self._slowly(begun)
+            await self._slowly(started)
         elif self._plan.kind == NOTHING:
             await asyncio.sleep(self._plan.seconds)
         else:
-            await self._large(begun)
-        self.report.seconds = time.monotonic() - begun
+            await self._large(started)
+        self.report.seconds = time.monotonic() - started
         print("ended", flush=True)
         if self._plan.kind == SENDS:
             await asyncio.sleep(self._plan.settle_s)

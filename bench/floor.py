@@ -49,8 +49,8 @@ class _Canned(asyncio.Protocol):
             self._transport.write(self._answer if self._answers else _answer(_NOTHING, b""))
 
     def _pulled(self, header: bytes) -> None:
-        wanted = orjson.loads(header)["extFields"]
-        each, count = int(wanted["maxMsgNums"]), int(wanted["queueOffset"])
+        desired = orjson.loads(header)["extFields"]
+        each, count = int(desired["maxMsgNums"]), int(desired["queueOffset"])
         # All responses and a last empty response; few messages fit into a single pull.
         full = max(1, count // each)
         self._answer, self._answers = _answer(_FOUND, _record() * min(each, count)), full + 1
@@ -68,9 +68,9 @@ class _Canned(asyncio.Protocol):
                 self._pulled(data[at + 8 : at + 8 + header_length])
                 at += length + 4
                 continue
-            found = _OPAQUE.search(data, at + 8, at + 8 + header_length)
-            assert found is not None
-            header = b'{"code":0,"extFields":{"queueId":"0"},"flag":1,"opaque":%b}' % found[1]
+            result = _OPAQUE.search(data, at + 8, at + 8 + header_length)
+            assert result is not None
+            header = b'{"code":0,"extFields":{"queueId":"0"},"flag":1,"opaque":%b}' % result[1]
             out.append(_LENGTHS.pack(4 + len(header), len(header)))
             out.append(header)
             at += length + 4

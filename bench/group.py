@@ -22,7 +22,7 @@ from pathlib import Path
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import Node
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 
 HERE = Path(__file__).resolve().parent
 PATIENT = {
@@ -31,7 +31,7 @@ PATIENT = {
     "electionTimeoutMaxMs": "8000",
 }
 PROMPT = {"flushDiskType": "ASYNC_FLUSH"}  # as a real group elects
-WHOLE_TIMEOUT_S = 600.0
+RECOVERY_TIMEOUT_S = 600.0
 CPUCLOCK_SCHED = 2  # Linux' scheduler clock, in nanoseconds
 SLOW_STOP_S = 300.0
 
@@ -75,7 +75,7 @@ class RaftGroup:
         self.leader: Node
         self.followers: list[Node] = []
 
-    async def look(self) -> None:
+    async def find_leader(self) -> None:
         """Find the current leader."""
         self.leader = await self.cluster.find("leader")
         self.followers = [n for n in self.cluster.state().brokers if n.name != self.leader.name]
@@ -115,10 +115,10 @@ class RaftGroup:
         """End a process with SIGKILL; return when it is gone."""
         await self.cluster.wait_dead(self.cluster.signal(node.name, signal.SIGKILL))
 
-    async def whole(self) -> None:
+    async def wait_recovered(self) -> None:
         """Return once every replica has the committed log; find the leader again."""
-        await wait_whole(self.cluster, WHOLE_TIMEOUT_S)
-        await self.look()
+        await wait_recovered(self.cluster, RECOVERY_TIMEOUT_S)
+        await self.find_leader()
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ async def raft_group(
     try:
         state = await cluster.up(Shape(mode, groups=groups, replicas=replicas), dict(settings))
         group = RaftGroup(cluster, state.namesrv)
-        await group.look()
+        await group.find_leader()
         yield group
     finally:
         await cluster.down(SLOW_STOP_S)

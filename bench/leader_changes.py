@@ -142,7 +142,7 @@ async def _measure(
             async with consumer:
                 sending = asyncio.create_task(_load(producer, seen))
                 for _ in range(count):
-                    await group.whole()
+                    await group.wait_recovered()
                     if before is not None:
                         await before(group)
                     await asyncio.sleep(SETTLE_S)

@@ -218,13 +218,13 @@ class NormalClient:
             await asyncio.sleep(PACE_S)
 
     async def _send(self) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         failure = ""
         try:
             await self._producer.send(Message(TOPIC, bytes(BODY_BYTES)))
         except ClientError as error:
             failure = type(error).__name__
-        self.sends.append((begun, (time.monotonic() - begun) * 1000, failure))
+        self.sends.append((started, (time.monotonic() - started) * 1000, failure))
 
     async def settle(self) -> None:
         if self._under_way:
@@ -261,17 +261,17 @@ def share_of(ordered: Sequence[float], share: float) -> float:
 async def terms(cluster: Cluster) -> int:
     """Return the highest term of all replicas."""
     client = RemotingClient()
-    found = [0]
+    result = [0]
     try:
         for node in cluster.brokers:
             command = RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)
             with suppress(RemotingError):  # busy, but another replica also has the term
                 answer = await client.invoke(str(node["address"]), command, 5_000)
                 table = orjson.loads(answer.body)["table"]
-                found.append(int(table["raftTerm"]))
+                result.append(int(table["raftTerm"]))
     finally:
         await client.close()
-    return max(found)
+    return max(result)
 
 
 async def capacity_of(cluster: Cluster, seconds: float) -> float:
@@ -356,7 +356,7 @@ async def _measured(
     tasks = [asyncio.create_task(watch.run()), asyncio.create_task(client.run())]
     try:
         await asyncio.sleep(spans.calm)
-        begun = time.monotonic()
+        started = time.monotonic()
         ended, report = await flooded(plan)
         over = ended + spans.back + spans.after
         await asyncio.sleep(max(0.0, over - time.monotonic()))
@@ -365,7 +365,7 @@ async def _measured(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.settle()
-    before = client.span(begun - spans.calm, begun)
+    before = client.span(started - spans.calm, started)
     memories = [watch.memory[pid] for pid in pids]
     return Result(
         *named,
@@ -376,7 +376,7 @@ async def _measured(
         os.getloadavg()[0],
         {
             "before": before,
-            "during": client.span(begun, ended),
+            "during": client.span(started, ended),
             "after": client.span(ended + spans.back, over),
         },
         client.back_after_s(ended, over, before),

@@ -35,7 +35,7 @@ async def pops(value: int, seconds: float) -> dict[str, float]:
             in_flight=4,
             batch=100,
         )
-        await group.whole()
+        await group.wait_recovered()
         client = RemotingClient()
         try:
             pulls = [_pull(client, group.address, queue) for queue in range(QUEUES)]
@@ -58,7 +58,7 @@ async def _measured(
 
 
 async def _pull(client: RemotingClient, address: str, queue: int) -> int:
-    offset = found = 0
+    offset = result = 0
     while True:
         header = PullHeader(
             "bench-pull", TOPIC, queue, offset, BATCH_SIZE, PULL_SUBSCRIPTION, 0, 0, "*", 0
@@ -66,21 +66,21 @@ async def _pull(client: RemotingClient, address: str, queue: int) -> int:
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.to_ext())
         response = await client.invoke(address, request, TIMEOUT_MS)
         if response.code != ResponseCode.SUCCESS:
-            return found
-        found += records_in(response.body)
+            return result
+        result += records_in(response.body)
         offset = PullResponseHeader.parse(response.ext).next_offset
 
 
 async def _pop(client: RemotingClient, address: str, number: int) -> int:
     """Pop from one queue until it is empty, and acknowledge each batch by one request."""
     header = PopHeader(GROUP, TOPIC, number % QUEUES, BATCH_SIZE, INVISIBLE_MS, 0)
-    found = 0
+    result = 0
     while True:
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header.to_ext())
         response = await client.invoke(address, request, TIMEOUT_MS)
         if response.code != ResponseCode.SUCCESS:
-            return found
-        found += records_in(response.body)
+            return result
+        result += records_in(response.body)
         popped = PopResponseHeader.parse(response.ext)
         offsets = by_queue(popped.offsets)
         acks = []

@@ -261,7 +261,7 @@ async def topics(value: int, seconds: float) -> Figures:
         return figures | {
             "lone_p50_ms": quiet.percentile_ms(0.5),
             "lone_max_ms": quiet.percentile_ms(1.0),
-            "restart_follower_s": await _elapsed_s(group.whole()),
+            "restart_follower_s": await _elapsed_s(group.wait_recovered()),
         }
 
 
@@ -287,13 +287,13 @@ async def log_size(value: int, seconds: float, replica_count: int = 1) -> Figure
             process = group.cluster.signal(group.leader.name, number)
             await group.cluster.wait_dead(process, READY_TIMEOUT_S)
             group.cluster.start(group.leader.name)
-            figures[f"restart_after_{name}_s"] = await _elapsed_s(group.whole())
+            figures[f"restart_after_{name}_s"] = await _elapsed_s(group.wait_recovered())
         if replica_count > 1:
             figures["calm_rate"] = (await Load(seconds).run(group.address)).rate
             await group.empty(group.followers[0])
             started_s = time.perf_counter()
             figures["refill_rate"] = (await Load(seconds).run(group.address)).rate
-            await group.whole()
+            await group.wait_recovered()
             figures["refill_s"] = time.perf_counter() - started_s
         return figures | {f"{role}_mib": mib for role, mib in group.usage().memory_mib.items()}
 

@@ -125,11 +125,11 @@ async def soak(seconds: float, names: int = 0) -> Watch:
     for never."""
     watch = Watch()
     async with warm_group() as group:
-        begun = time.monotonic()
+        started = time.monotonic()
 
         async def keep(what: str, act: Callable[[RaftGroup, int], Awaitable[int]]) -> None:
             for number in itertools.count():
-                if time.monotonic() > begun + seconds:
+                if time.monotonic() > started + seconds:
                     return
                 watch.count(what, await act(group, number % names if names else number))
                 await asyncio.sleep(PAUSE_S)
@@ -139,8 +139,10 @@ async def soak(seconds: float, names: int = 0) -> Watch:
                 tasks.create_task(keep(what, act))
             said_s = 0.0
             for number in range(1, SAMPLES + 1):
-                await asyncio.sleep(max(0.0, begun + seconds * number / SAMPLES - time.monotonic()))
-                watch.sample(time.monotonic() - begun, dict(group.usage().memory_mib))
+                await asyncio.sleep(
+                    max(0.0, started + seconds * number / SAMPLES - time.monotonic())
+                )
+                watch.sample(time.monotonic() - started, dict(group.usage().memory_mib))
                 if watch.times_s[-1] > said_s + REPORT_S:
                     said_s = watch.times_s[-1]
                     now = ", ".join(f"{r} {mib[-1]:.1f}" for r, mib in watch.memory_mib.items())
@@ -164,8 +166,8 @@ def main(minutes: float, growth: float, names: int, json_path: Path | None) -> N
     Console().print(shown)
     print(", ".join(f"{number:,} {what}" for what, number in watch.done.items()))
     if json_path is not None:
-        found = {"times_s": watch.times_s, "memory_mib": watch.memory_mib, "done": watch.done}
-        json_path.write_bytes(orjson.dumps(found))
+        result = {"times_s": watch.times_s, "memory_mib": watch.memory_mib, "done": watch.done}
+        json_path.write_bytes(orjson.dumps(result))
     sys.exit(int(any(watch.growth(role) > growth for role in watch.memory_mib)))
 
 

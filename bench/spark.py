@@ -47,7 +47,7 @@ Row = tuple[str, float, str, str]  # label, figure, unit, comparison with the re
 async def measure(spark: SparkSession, count: int) -> list[Row]:
     async with raft_group() as group:
         await fill(group.address, count // BATCH)
-        await group.whole()
+        await group.wait_recovered()
         raw = await pull_all(group.address)
         rows: list[Row] = [("raw pulls by a bare client", raw.rate, "messages/s", "")]
         for columns in ("", "queue_id,queue_offset,body"):
@@ -66,9 +66,9 @@ async def measure(spark: SparkSession, count: int) -> list[Row]:
             rows.append(("incrementally, after 1 % more", added_s, "s", beside))
         stores = {node.name: group.cluster.store_of(node) for node in group.cluster.state().brokers}
         await group.cluster.end(group.cluster.state().brokers, 60.0)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         report = await asyncio.to_thread(run_audit, spark, stores)
-        took_s = time.perf_counter() - begun
+        took_s = time.perf_counter() - started
         assert report.ok and report.figures["stored"] >= count, report
         phases = ", ".join(f"{name} {value:.1f}" for name, value in report.phases.items())
         rows.append((f"audit of its stores, {len(stores)} of {count:,}", took_s, "s", phases))
@@ -86,7 +86,7 @@ async def audited_s(
     spark: SparkSession, connection: Connection, kept: Path, *, incremental: bool
 ) -> float:
     """Audit the running group as fast as it can be read; return the seconds."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     (report,) = await asyncio.to_thread(
         audit_cluster,
         *(spark, connection),
@@ -95,7 +95,7 @@ async def audited_s(
         incremental=incremental,
     )
     assert report.ok, report
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 async def measure_sink(spark: SparkSession, count: int) -> list[Row]:
@@ -107,11 +107,11 @@ async def measure_sink(spark: SparkSession, count: int) -> list[Row]:
         rows: list[Row] = [(f"Producer, batches of {BATCH}", reference, "messages/s", "")]
         times = []
         for _ in range(2):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             write(
                 spark, group.namesrv, count
             )  # Spark finds the format in its session's thread only
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
         beside = f"{count / min(times) / reference:.0%} of the Producer (goal 50)"
         rows.append(("format raftmq, written", count / min(times), "messages/s", beside))
     return rows
@@ -126,9 +126,9 @@ async def produce(namesrv: str, count: int) -> float:
             for _ in waiting:
                 await producer.send_batch([Message(TOPIC, BODY) for _ in range(BATCH)], 30_000)
 
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
 
 def write(spark: SparkSession, namesrv: str, count: int) -> None:
@@ -142,10 +142,10 @@ def read(spark: SparkSession, namesrv: str, columns: str) -> float:
     options = {"namesrv": namesrv, "topic": TOPIC} | ({"columns": columns} if columns else {})
     times = []
     for _ in range(2):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         frame = spark.read.format("raftmq").options(**options).load()
         frame.write.format("noop").mode("overwrite").save()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return min(times)
 
 
@@ -155,7 +155,7 @@ def one_core(store: Path) -> Iterator[Row]:
     count = 0
     for segment in Store(store.name, str(store)).segments:
         view = map_file(segment.path)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         walk = walk_range(view, segment.base, 0, len(view))
         walked = time.perf_counter()
         sizes = [int.from_bytes(view[at : at + 4], "big") for at in walk.records]
@@ -167,7 +167,7 @@ def one_core(store: Path) -> Iterator[Row]:
             record_columns(view, walk.records[first : first + CHUNK], body=False, rest=False)
         ended = time.perf_counter()
         count += len(walk.records)
-        walks += walked - begun
+        walks += walked - started
         crcs += checked - prepared
         columns += ended - checked
     reference = count / crcs
@@ -191,8 +191,8 @@ def main(messages: int, json_path: str | None, sink_only: bool) -> None:
         table.add_row(what, f"{figure:,.1f}" if unit == "s" else f"{figure:,.0f}", unit, beside)
     Console().print(table)
     if json_path:
-        found: list[Any] = [list(row) for row in rows]
-        Path(json_path).write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+        result: list[Any] = [list(row) for row in rows]
+        Path(json_path).write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
 
 
 if __name__ == "__main__":

@@ -131,12 +131,12 @@ class _Load(asyncio.Protocol):
             length = int.from_bytes(data[at : at + 4], "big") + 4
             if end - at < length:
                 break
-            found = _RESPONSE.search(data, at + 8, at + length)
-            assert found is not None, data[at : at + length]
-            if found[1] != b"0":
+            result = _RESPONSE.search(data, at + 8, at + length)
+            assert result is not None, data[at : at + length]
+            if result[1] != b"0":
                 self.refused += 1
                 self.first_refusal = self.first_refusal or data[at : at + length]
-            self.latencies.append(now - self._starts[int(found[2])])
+            self.latencies.append(now - self._starts[int(result[2])])
             answered += 1
             at += length
         self._buffer = data[at:]
@@ -170,10 +170,10 @@ async def run_load(
         *(host, int(port)),
     )
     try:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         load.start(count, in_flight, seconds)
         await load.done
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - started
     finally:
         transport.close()
     if load.refused:

@@ -156,8 +156,8 @@ def final_verdict(history: Path, so_far: Verdict) -> Verdict:
     """Return the verdict beside a history. It also covers the experiment and the recovery of the
     cluster, which a reader of the history cannot judge."""
     try:
-        said = orjson.loads(history.with_name("verdict.json").read_bytes())
-        return Verdict(said["verdict"])
+        saved = orjson.loads(history.with_name("verdict.json").read_bytes())
+        return Verdict(saved["verdict"])
     except (OSError, ValueError, KeyError, TypeError):
         return so_far
 
@@ -190,9 +190,9 @@ def compare(
     log_to(directory)
     console = make_console()
     say = partial(console.print, highlight=False, markup=False)
-    found = attempt(lambda: compare_engines(config, repeat_command(), say))
-    print_comparison(found, console)
-    verdicts = {candidate.verdict["verdict"] for candidate in found.candidates}
+    result = attempt(lambda: compare_engines(config, repeat_command(), say))
+    print_comparison(result, console)
+    verdicts = {candidate.verdict["verdict"] for candidate in result.candidates}
     sys.exit(EXIT_INVALID if Verdict.INVALID.value in verdicts else 0)
 
 

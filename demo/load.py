@@ -20,7 +20,7 @@ from demo.flights_data import Flight, flight_id, tail_number
 from raftmq import Admin, Producer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.chaos.faults.base import Context, Planned
 from raftmq.chaos.faults.process import kill
 from raftmq.chaos.history.events import Outcome
@@ -208,7 +208,7 @@ async def _kill_leaders(
             finally:
                 await fault.heal()
             board.say(f"{node} started again")
-            await wait_whole(cluster)
+            await wait_recovered(cluster)
             board.say("all three replicas have caught up")
 
 

@@ -28,12 +28,12 @@ ROUNDS_MAX = 100
 def chosen(words: str) -> list[System]:
     """Return the systems with a word in their name. Raises BadParameter for a word without
     match."""
-    wanted = [word.strip().lower() for word in words.split(",") if word.strip()]
-    for word in wanted:
+    desired = [word.strip().lower() for word in words.split(",") if word.strip()]
+    for word in desired:
         if not any(word in system.name.lower() for system in SYSTEMS):
             names = "; ".join(system.name for system in SYSTEMS)
             raise click.BadParameter(f"{word!r} is in none of: {names}")
-    return [s for s in SYSTEMS if not wanted or any(word in s.name.lower() for word in wanted)]
+    return [s for s in SYSTEMS if not desired or any(word in s.name.lower() for word in desired)]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -57,22 +57,22 @@ def main(
         f"Python {platform.python_version()}; {rounds} rounds in turns, scale {scale:g}"
     )
     systems = chosen(only)
-    found = uvloop.run(measure(systems, rounds, scale, lambda text: click.echo(text, err=True)))
+    result = uvloop.run(measure(systems, rounds, scale, lambda text: click.echo(text, err=True)))
     click.echo(about)
     if as_markdown:
-        click.echo(markdown(found))
+        click.echo(markdown(result))
     else:
         table = Table(*HEAD)
-        for line in lines(found):
+        for line in lines(result):
             table.add_row(*line)
         Console().print(table)
-        for reason in reasons(found):
+        for reason in reasons(result):
             click.echo(reason)
     if json_path is not None:
-        kept = {"about": about, "systems": as_json(found)}
+        kept = {"about": about, "systems": as_json(result)}
         json_path.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
     if page is not None:
-        write_page(page, found, about)
+        write_page(page, result, about)
 
 
 if __name__ == "__main__":

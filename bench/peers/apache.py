@@ -66,14 +66,14 @@ class Apache:
 
     @asynccontextmanager
     async def running(self, directory: Path, scale: float) -> AsyncIterator[Running]:
-        async with self.started(directory) as found:
-            address = found.leader.address
+        async with self.started(directory) as result:
+            address = result.leader.address
             loads = send_loads(address, scale)
             loads[PULLS] = lambda: pull_all(address)
             if self._elects:
-                kill = found.leader.kill
-                loads[KILL] = lambda: next_ack(found.namesrv, kill)
-            yield Running(loads, lambda: [*(b.pid for b in found.brokers), found.namesrv_pid])
+                kill = result.leader.kill
+                loads[KILL] = lambda: next_ack(result.namesrv, kill)
+            yield Running(loads, lambda: [*(b.pid for b in result.brokers), result.namesrv_pid])
 
     @asynccontextmanager
     async def started(self, directory: Path) -> AsyncIterator[Started]:
@@ -106,12 +106,12 @@ class Apache:
             except (AssertionError, OSError) as error:
                 raise Failed(f"a broker did not start: {error}") from error
             processes = [b.jvm.process for b in brokers if b.jvm is not None]
-            found = [
+            result = [
                 Broker(broker.address, process.pid, process.kill)
                 for broker, process in zip(brokers, processes, strict=True)
             ]
-            leader = found[await _leading([b.address for b in brokers])]
-            yield Started(server.address, server.jvm.process.pid, found, leader)
+            leader = result[await _leading([b.address for b in brokers])]
+            yield Started(server.address, server.jvm.process.pid, result, leader)
 
     def _peers(self) -> dict[str, str]:
         if not self._elects:
@@ -124,7 +124,7 @@ class Apache:
 async def _leading(addresses: Sequence[str]) -> int:
     """Return the first broker that accepts a send. Raises Failed if none does."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    said = ""
+    error_text = ""
     while time.monotonic() < deadline:
         for number, address in enumerate(addresses):
             try:
@@ -133,9 +133,9 @@ async def _leading(addresses: Sequence[str]) -> int:
                 )
                 return number
             except (OSError, RuntimeError) as error:
-                said = str(error)
+                error_text = str(error)
         await asyncio.sleep(PACE_S)
-    raise Failed(f"no broker took a send within {START_TIMEOUT_S:.0f} s: {said}")
+    raise Failed(f"no broker took a send within {START_TIMEOUT_S:.0f} s: {error_text}")
 
 
 DLEDGER = Apache(

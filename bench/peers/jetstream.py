@@ -166,7 +166,7 @@ class _Stream:
 
     async def _one(self, count: int) -> LoadResult:
         latencies: array[int] = array("q")
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(count):
             started_ns = time.perf_counter_ns()
             try:
@@ -174,13 +174,13 @@ class _Stream:
             except self._errors as error:
                 raise Failed(f"a publish failed: {error}") from error
             latencies.append(time.perf_counter_ns() - started_ns)
-        return LoadResult(count, time.perf_counter() - begun, latencies, 0)
+        return LoadResult(count, time.perf_counter() - started, latencies, 0)
 
     async def _many(self, count: int) -> LoadResult:
         """Publish with the client's pipelining, which limits the unacknowledged messages."""
         latencies: array[int] = array("q")
         failed: list[BaseException] = []
-        begun = time.perf_counter()
+        started = time.perf_counter()
 
         def watch(future: asyncio.Future[Any], started_ns: int) -> None:
             def settled(done: asyncio.Future[Any]) -> None:
@@ -197,7 +197,7 @@ class _Stream:
             await self._context.publish_async_completed()
         except self._errors as error:
             raise Failed(f"a publish failed: {error}") from error
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - started
         if failed:
             raise Failed(f"{len(failed)} publishes failed, the first: {failed[0]!r}")
         return LoadResult(count, took, latencies, 0)
@@ -257,16 +257,16 @@ async def _run(command: Path, urls: Sequence[str], load: str, count: int) -> Loa
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        printed, said = await process.communicate()
+        printed, errors = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise Failed(f"the Go client: {said.decode(errors='replace').strip()}")
-    found = orjson.loads(printed)
-    latencies = array("q", found["latencies_ns"] or ())
-    return LoadResult(count, found["seconds"], latencies, 0)
+        raise Failed(f"the Go client: {errors.decode(errors='replace').strip()}")
+    result = orjson.loads(printed)
+    latencies = array("q", result["latencies_ns"] or ())
+    return LoadResult(count, result["seconds"], latencies, 0)
 
 
 MODULE = Path(__file__).with_name("go")

@@ -138,7 +138,7 @@ async def _process(
 
 def members(sessions: Sequence[int]) -> list[int]:
     """Return the living processes of these sessions, which are named by their first process."""
-    found = []
+    result = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
@@ -146,8 +146,8 @@ def members(sessions: Sequence[int]) -> list[int]:
             except OSError:  # it has ended
                 continue
             if int(fields[3]) in sessions and fields[0] != "Z":
-                found.append(int(path.name))
-    return found
+                result.append(int(path.name))
+    return result
 
 
 def _kill(sessions: Sequence[int]) -> None:
@@ -249,12 +249,12 @@ class _Queue:
                 await channel.basic_publish(BODY, routing_key=QUEUE)
                 latencies.append(time.perf_counter_ns() - started_ns)
 
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             await asyncio.gather(*(one_after_the_other() for _ in range(window)))
         except self._errors as error:
             raise Failed(f"a publish failed: {error!r}") from error
-        return LoadResult(count, time.perf_counter() - begun, latencies, 0)
+        return LoadResult(count, time.perf_counter() - started, latencies, 0)
 
     async def _consumed(self, count: int) -> LoadResult:
         channel = await self._channel(self._ports[0])

@@ -68,11 +68,11 @@ async def stream_all(address: str, count: int) -> LoadResult:
 
 async def _pulled(address: str, offsets: list[int], *, streamed: bool) -> LoadResult:
     latencies: array[int] = array("q")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     counts = await asyncio.gather(
         *(_pull(address, n, offset, latencies, streamed) for n, offset in enumerate(offsets))
     )
-    return LoadResult(sum(counts), time.perf_counter() - begun, latencies, 0)
+    return LoadResult(sum(counts), time.perf_counter() - started, latencies, 0)
 
 
 async def _pull(

@@ -43,15 +43,15 @@ def _text(value: float | None, digits: int) -> str:
 
 def reasons(found: Mapping[str, Measured]) -> list[str]:
     """Return a sentence for each system that could not be had and each round that failed."""
-    said = [f"{name} is not measured: {m.missing}" for name, m in found.items() if m.missing]
-    return said + [f"{name}, {text}" for name, m in found.items() for text in m.failures]
+    sentences = [f"{name} is not measured: {m.missing}" for name, m in found.items() if m.missing]
+    return sentences + [f"{name}, {text}" for name, m in found.items() for text in m.failures]
 
 
 def markdown(found: Mapping[str, Measured]) -> str:
     """Return table and reasons as Markdown."""
-    said = "".join(f"\n- {reason}" for reason in reasons(found))
+    sentences = "".join(f"\n- {reason}" for reason in reasons(found))
     rows = [HEAD, ("---",) * len(HEAD), *lines(found)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"{said}\n"
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"{sentences}\n"
 
 
 def write_page(path: Path, found: Mapping[str, Measured], about: str) -> None:
@@ -67,13 +67,13 @@ def render(found: Mapping[str, Measured], about: str) -> str:
         for line in lines(found)
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    said = "".join(f"<p>{html.escape(reason)}</p>" for reason in reasons(found))
-    said = said or "<p>Every system was measured in every round.</p>"
+    sentences = "".join(f"<p>{html.escape(reason)}</p>" for reason in reasons(found))
+    sentences = sentences or "<p>Every system was measured in every round.</p>"
     charts = [_chart(row, found) for row in ROWS if any(row in m.rows for m in found.values())]
     return document(
         "Beside others",
         f'<h1>Beside others</h1><p class="soft">{html.escape(about)}</p>'
-        f"{section(table)}{section(said)}"
+        f"{section(table)}{section(sentences)}"
         f"{chart_sections(charts)}",
     )
 

@@ -45,15 +45,15 @@ class Measured:
 
     def medians(self, row: str) -> Figures | None:
         """Return the median of each figure of a row; None if it was never measured."""
-        found = self.rows.get(row)
-        if not found:
+        result = self.rows.get(row)
+        if not result:
             return None
         return Figures(
-            statistics.median(each.rate for each in found),
-            _median(each.p50_ms for each in found),
-            _median(each.p99_ms for each in found),
-            _median(each.cpu_us for each in found),
-            _median(each.memory_mib for each in found),
+            statistics.median(each.rate for each in result),
+            _median(each.p50_ms for each in result),
+            _median(each.p99_ms for each in result),
+            _median(each.cpu_us for each in result),
+            _median(each.memory_mib for each in result),
         )
 
 
@@ -66,10 +66,10 @@ async def measure(
     systems: Sequence[System], rounds: int, scale: float, tell: Callable[[str], None]
 ) -> dict[str, Measured]:
     """Measure every system `rounds` times."""
-    found = {system.name: Measured() for system in systems}
+    result = {system.name: Measured() for system in systems}
     for number in range(rounds):
         for system in systems if number % 2 == 0 else reversed(systems):
-            measured = found[system.name]
+            measured = result[system.name]
             if measured.missing:
                 continue
             tell(f"round {number + 1} of {rounds}: {system.name}")
@@ -82,7 +82,7 @@ async def measure(
                 tell(f"{system.name} cannot be had: {error}")
             except FAILURES as error:
                 failed("", error)
-    return found
+    return result
 
 
 def _failed(

@@ -159,10 +159,10 @@ def delayed_lost(book: DelayBook, name: str) -> Check:
 
 def delayed_copies(book: DelayBook, name: str) -> Check:
     """Find delayed messages stored more than once, or delivered but not sent."""
-    found = book.strangers.and_more(_delayed_copies_wrong(book))
+    result = book.strangers.and_more(_delayed_copies_wrong(book))
     retried = sum(1 for e in book.found.values() if 1 < len(e.places) <= e.attempts)
     detail = f"{book.deliveries} deliveries; {retried} twice by a client's own retry"
-    return found.check(name, detail, book.deliveries)
+    return result.check(name, detail, book.deliveries)
 
 
 def _delayed_copies_wrong(book: DelayBook) -> Iterator[str]:

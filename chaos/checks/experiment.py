@@ -62,20 +62,20 @@ def _unhealed(faults: Sequence[Fault]) -> list[str]:
 
 def _unmade(sends: Sequence[Send], faults: Sequence[Fault]) -> list[str]:
     """Return a description of each missing part of the run."""
-    found = []
+    result = []
     unmade = sum(send.shed for send in sends)
     if unmade > UNMADE_SHARE_MAX * len(sends):
-        found.append(
+        result.append(
             f"{unmade / len(sends):.0%} of the sends were never made: the backlog was full"
         )
     calm = _due_in_calm(sends, faults)
     unmade = sum(send.shed for send in calm)
     if len(calm) >= CALM_SENDS_MIN and unmade > UNMADE_CALM_SHARE_MAX * len(calm):
-        found.append(
+        result.append(
             f"{unmade / len(calm):.0%} of the sends that were due while no fault was in effect were"
             " never made: this machine cannot carry the load; lower --rate"
         )
-    return found
+    return result
 
 
 def _due_in_calm(sends: Sequence[Send], faults: Sequence[Fault]) -> list[Send]:

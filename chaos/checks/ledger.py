@@ -131,17 +131,17 @@ class Entry:
         """Return every position at which it is known to lie, sorted."""
         if self.queue is None:
             return []
-        found = [self.queue.place(self.offset)]
+        result = [self.queue.place(self.offset)]
         if self.more:
-            found += [queue.place(offset) for queue, offset in self.more]
-        return sorted(found)
+            result += [queue.place(offset) for queue, offset in self.more]
+        return sorted(result)
 
     def seen(self) -> list[Position]:
         """Return `copies` without the acknowledged place if only the answer names it."""
-        found = self.copies()
+        result = self.copies()
         if self.acked and not self.at_ack and self.queue is not None:
-            found.remove(self.queue.place(self.offset))
-        return found
+            result.remove(self.queue.place(self.offset))
+        return result
 
     def first(self) -> Position:
         """Return the lowest of its positions."""
@@ -195,10 +195,10 @@ class Ledger:
 
     def queue(self, broker: str, topic: str, queue: int) -> Queue:
         key = (broker, topic, queue)
-        found = self.queues.get(key)
-        if found is None:
-            found = self.queues[key] = Queue(broker, topic, queue)
-        return found
+        result = self.queues.get(key)
+        if result is None:
+            result = self.queues[key] = Queue(broker, topic, queue)
+        return result
 
     # ---- events
 

@@ -132,7 +132,7 @@ class _Todo:
         """Return the possible next operations, called before the first return of the rest."""
         if not self.count:
             return iter(())
-        found: list[int] = []
+        result: list[int] = []
         place = self._next[-1]
         while True:
             time_ns, returned, number = self._moments[place]
@@ -141,7 +141,7 @@ class _Todo:
             one = self.operations[number]
             if one.reads and step(state, one.action) == state:
                 return iter((number,))
-            found.append(number)
+            result.append(number)
             place = self._next[place]
         alike: set[Any] = set()  # of those that do the same, the first called is as good as any
         for number in self._unanswered:
@@ -150,8 +150,8 @@ class _Todo:
                 break
             if one.action not in alike:
                 alike.add(one.action)
-                found.append(number)
-        return iter(found)
+                result.append(number)
+        return iter(result)
 
     def bits(self, number: int, done: int, used: int) -> tuple[int, int]:
         """Return the bit sets with one operation's bit flipped."""

@@ -56,7 +56,7 @@ def write_findings(
     findings.
     """
     lines: dict[str, int] = {}
-    found = 0
+    result = 0
     zero_ns = time.time_ns() - time.monotonic_ns()  # the wall clock when the history's was 0
     for node, path in logs.items():
         lines[node] = 0
@@ -81,10 +81,10 @@ def write_findings(
                 level=finding.level,
                 logged_ns=logged_ns,
             )
-        found += of_node
+        result += of_node
         lines[node] = counted.count
     history.event("ok", "logs", "observer", history.next_op(), lines=lines)
-    return found
+    return result
 
 
 def search(lines: Iterable[str]) -> Iterator[Finding]:
@@ -101,8 +101,8 @@ def search(lines: Iterable[str]) -> Iterator[Finding]:
             is_traceback = TRACEBACK in text
             if is_traceback:
                 words, head = f"{before} | {_exception(numbered)}".removeprefix(" | "), before
-            found = LEVEL.search(head)
-            level = found.group(1) if found else ""
+            result = LEVEL.search(head)
+            level = result.group(1) if result else ""
             at = TIME.match(head) if level in HEADS or not is_traceback else None
             words = words[:LINE_LENGTH_MAX]
             if at is not None:

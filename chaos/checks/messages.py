@@ -60,14 +60,14 @@ def lost(ledger: Ledger, settle_ns: int) -> Iterator[LostMessage]:
 def acknowledged_and_lost(ledger: Ledger, name: str, *, settle_ns: int = SETTLE_NS) -> Check:
     """Find messages acknowledged and lost."""
     acknowledged = ledger.acknowledged
-    found = tuple(lost(ledger, settle_ns))
-    detail = f"{acknowledged} acknowledged, {len(found)} of them lost"
-    if found:
+    result = tuple(lost(ledger, settle_ns))
+    detail = f"{acknowledged} acknowledged, {len(result)} of them lost"
+    if result:
         examples = tuple(
             f"{message.id} at {at(message.position)}, acknowledged"
-            for message in found[:EXAMPLES_MAX]
+            for message in result[:EXAMPLES_MAX]
         )
-        return Check(name, Verdict.FAIL, len(found), detail, examples, found)
+        return Check(name, Verdict.FAIL, len(result), detail, examples, result)
     waiting = sum(len(queue.outstanding) for queue in ledger.queues.values())
     if acknowledged == 0 or waiting:
         detail += f"; {waiting} not consumed yet and no complete drain to say why"

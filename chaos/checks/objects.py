@@ -51,19 +51,19 @@ class Objects:
         self, name: Hashable, event: Any, called_ns: int, action: Any, *, reads: bool = False
     ) -> None:
         """Note that an operation was called; `event` is known by its identity from now on."""
-        found = self._objects.get(name)
-        if found is None:
-            found = self._objects[name] = _Object()
-        found.operations[id(event)] = Operation(called_ns, None, action, reads, event=event)
-        found.verdict = None
+        result = self._objects.get(name)
+        if result is None:
+            result = self._objects[name] = _Object()
+        result.operations[id(event)] = Operation(called_ns, None, action, reads, event=event)
+        result.verdict = None
 
     def end(self, name: Hashable, event: Any, returned_ns: int, action: Any = None) -> None:
         """Record an operation's answer, and its final action if that differs."""
-        found = self._objects[name]
-        operation = found.operations[id(event)]
+        result = self._objects[name]
+        operation = result.operations[id(event)]
         operation.returned_ns = returned_ns
         operation.action = action or operation.action
-        found.verdict = None
+        result.verdict = None
         if operation.reads:
             self.reads += 1
         else:
@@ -71,14 +71,14 @@ class Objects:
 
     def knows(self, name: Hashable, event: Any) -> bool:
         """Return whether the operation was started and not withdrawn."""
-        found = self._objects.get(name)
-        return found is not None and id(event) in found.operations
+        result = self._objects.get(name)
+        return result is not None and id(event) in result.operations
 
     def withdraw(self, name: Hashable, event: Any) -> None:
         """Note that it has certainly not happened."""
-        found = self._objects[name]
-        del found.operations[id(event)]
-        found.verdict = None
+        result = self._objects[name]
+        del result.operations[id(event)]
+        result.verdict = None
 
     def forget(self, name: Hashable) -> None:
         """Judge an object no more."""
@@ -89,17 +89,17 @@ class Objects:
         `evidence`, or if a search was too long."""
         wrong: list[str] = []
         undecided = count = 0
-        for title, found in self._objects.items():
-            if found.verdict is None:
-                operations = self._relevant([*found.operations.values()])
-                found.verdict = linearizable(operations, self._step)
-                found.example = ""
-            undecided += found.verdict is Verdict.UNKNOWN
-            if found.verdict is Verdict.FAIL:
+        for title, result in self._objects.items():
+            if result.verdict is None:
+                operations = self._relevant([*result.operations.values()])
+                result.verdict = linearizable(operations, self._step)
+                result.example = ""
+            undecided += result.verdict is Verdict.UNKNOWN
+            if result.verdict is Verdict.FAIL:
                 count += 1
                 if len(wrong) < EXAMPLES_MAX:
-                    found.example = found.example or self._explain(title, found)
-                    wrong.append(found.example)
+                    result.example = result.example or self._explain(title, result)
+                    wrong.append(result.example)
         if count:
             return Check(name, Verdict.FAIL, count, detail, tuple(wrong))
         if undecided:

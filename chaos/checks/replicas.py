@@ -71,15 +71,15 @@ class ReplicasDiffer:
         wrong = Offenders()
         decided = 0
         complaints = []
-        for group, found in sorted(self._last.items()):
-            complaints += [f"{group or 'group'} {n}: {why}" for n, why in found.errors.items()]
-            if len(found.parts) < 2 or found.end <= found.begin:
+        for group, compared in sorted(self._last.items()):
+            complaints += [f"{group or 'group'} {n}: {why}" for n, why in compared.errors.items()]
+            if len(compared.parts) < 2 or compared.end <= compared.begin:
                 complaints.append(f"{group or 'group'}: fewer than two logs to compare")
                 continue
             decided += 1
-            for words in differences(found):
+            for words in differences(compared):
                 wrong.add(words)
-        size = sum(found.end - found.begin for found in self._last.values())
+        size = sum(compared.end - compared.begin for compared in self._last.values())
         detail = "; ".join([f"{len(self._last)} groups, {size:,} bytes each", *complaints])
         return wrong.check(name, detail, 0 if complaints else decided)
 

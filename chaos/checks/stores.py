@@ -93,10 +93,10 @@ def write_replicas(
     commit_index: int | None = None,
 ) -> Comparison:
     """Compare the stores and write the record."""
-    found = compare_replicas(stores, commit_index)
+    result = compare_replicas(stores, commit_index)
     parts = {
         node: {str(position): digest for position, digest in digests.items()}
-        for node, digests in found.parts.items()
+        for node, digests in result.parts.items()
     }
     history.event(
         "ok",
@@ -104,12 +104,12 @@ def write_replicas(
         "runner",
         history.next_op(),
         group=group,
-        begin=found.begin,
-        end=found.end,
+        begin=result.begin,
+        end=result.end,
         parts=parts,
-        errors=found.errors,
+        errors=result.errors,
     )
-    return found
+    return result
 
 
 def shape_of(store: Path) -> LogShape:
@@ -204,7 +204,7 @@ def confirmed_position(store: Path) -> int:
 
 def _digests(shape: LogShape, begin: int, end: int) -> dict[int, str]:
     """Return SHA-256 of log positions [begin, end) by segment, without garbage."""
-    found = {}
+    result = {}
     for base, path in sorted(shape.segments.items()):
         with path.open("rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -216,5 +216,5 @@ def _digests(shape: LogShape, begin: int, end: int) -> dict[int, str]:
                     view = memoryview(data)
                     digest = hashlib.sha256(view[low - base : high - base]).hexdigest()
                     view.release()
-                    found[low] = digest
-    return found
+                    result[low] = digest
+    return result

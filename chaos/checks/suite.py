@@ -91,9 +91,9 @@ class Suite:
         self.records += 1
         event = self._assembler.take(record)
         if event is not None:
-            kind, found = event
+            kind, result = event
             for handler in self._table[kind]:
-                handler(found)
+                handler(result)
 
     def take(self, kind: Kind, event: Any) -> None:
         """Process an assembled event."""

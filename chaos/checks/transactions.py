@@ -102,8 +102,8 @@ class TransactionBook:
             self.too_early.add(f"{found.id} at {at(found.place)}: nobody sent it")
             return
         if not entry.commit_ns and not entry.places:
-            said = "rolled back" if entry.decided else "not decided"
-            self.too_early.add(f"{found.id} at {at(found.place)}: it was {said}")
+            state = "rolled back" if entry.decided else "not decided"
+            self.too_early.add(f"{found.id} at {at(found.place)}: it was {state}")
         entry.places.add(found.place)
 
     def stored(self, found: Stored) -> None:

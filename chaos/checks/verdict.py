@@ -59,11 +59,11 @@ class Check:
 
 def merge(checks: Iterable[Check]) -> Verdict:
     """Return the worst of the verdicts, in the order above; UNKNOWN for none."""
-    found = {check.verdict for check in checks}
+    result = {check.verdict for check in checks}
     for verdict in (Verdict.FAIL, Verdict.INVALID, Verdict.UNKNOWN):
-        if verdict in found:
+        if verdict in result:
             return verdict
-    return Verdict.PASS if found else Verdict.UNKNOWN
+    return Verdict.PASS if result else Verdict.UNKNOWN
 
 
 class Book(Protocol):

@@ -189,29 +189,29 @@ class Cluster:
 
     async def status(self) -> list[NodeStatus]:
         """Return the status of every process, the name servers first."""
-        found = self.state()
-        alive = {node.name: self.process_state(node) for node in found.nodes}
-        asked = [node for node in found.brokers if alive[node.name] == "running"]
-        views = await self._views(found, asked)
+        result = self.state()
+        alive = {node.name: self.process_state(node) for node in result.nodes}
+        asked = [node for node in result.brokers if alive[node.name] == "running"]
+        views = await self._views(result, asked)
         view_of = {node.name: view for node, view in zip(asked, views, strict=True)}
         refusal_of = {node.name: self._probe.refusal(node) for node in asked}
         return [
             NodeStatus(n, alive[n.name], view_of.get(n.name), refusal_of.get(n.name, ""))
-            for n in found.nodes
+            for n in result.nodes
         ]
 
     def outdated(self) -> list[str]:
         """Return the names of running nodes that need a restart to have all settings."""
-        found = self.state()
-        running = (node for node in found.nodes if self.process_state(node) != "dead")
-        return [node.name for node in running if launch.is_outdated(self.directory, found, node)]
+        result = self.state()
+        running = (node for node in result.nodes if self.process_state(node) != "dead")
+        return [node.name for node in running if launch.is_outdated(self.directory, result, node)]
 
     async def leader(self, group: str | None = None) -> Node | None:
         """Return the broker that leads the highest term of `group` (by default the first group), by
         the brokers' own views; in classic modes the master, if it answers."""
-        found = self.state()
-        members = found.members(group or found.groups[0])
-        view = leader_of(await self._views(found, members), members[0].group)
+        result = self.state()
+        members = result.members(group or result.groups[0])
+        view = leader_of(await self._views(result, members), members[0].group)
         return next((n for n in members if view is not None and n.name == view.node), None)
 
     async def find(self, target: str) -> Node:
@@ -224,12 +224,12 @@ class Cluster:
         if word not in ("leader", MASTER):
             return self.state().node(target)
         deadline = time.monotonic() + FIND_TIMEOUT_S
-        while (found := await self.leader(group or None)) is None:
+        while (result := await self.leader(group or None)) is None:
             dead = all(self.process_state(node) == "dead" for node in self.state().brokers)
             if dead or time.monotonic() > deadline:
                 raise ClusterError("no broker says that it leads; see: status")
             await asyncio.sleep(POLL_S)
-        return found
+        return result
 
     def signal(self, name: str, number: signal.Signals) -> ProcessId:
         """Send a signal to a node's process. Raises ClusterError if the process does not run."""
@@ -263,17 +263,17 @@ class Cluster:
     async def down(self, timeout_s: float = DOWN_TIMEOUT_S) -> dict[str, str]:
         """End every process: SIGTERM, then SIGKILL. Return node → result."""
         with locked(self.directory):
-            found = self.state()
+            result = self.state()
             ended: dict[str, str] = {}
             # Proxies redirect their clients while brokers run; name servers end last.
-            for kind in (found.grpc_proxies, found.brokers, found.nodes):
+            for kind in (result.grpc_proxies, result.brokers, result.nodes):
                 pending = [n for n in kind if n.name not in ended]
                 ended |= await self.end(pending, timeout_s)
             self.ports.close()
-            if found.netns:
+            if result.netns:
                 self._leave()
-                namespaces.delete(found.netns)
-            return {node.name: ended[node.name] for node in found.nodes}
+                namespaces.delete(result.netns)
+            return {node.name: ended[node.name] for node in result.nodes}
 
     async def wait_serving(self, timeout_s: float = UP_TIMEOUT_S) -> None:
         """Return once a send would be acknowledged, even if some replicas are down.
@@ -335,26 +335,26 @@ class Cluster:
             return choose_ports(ports_needed(shape), HOST, random.Random())
         if not shape.standard_ports:
             return self.ports.choose(ports_needed(shape), random.Random())
-        wanted = standard_ports(shape)
-        taken = [str(port) for port in wanted if not is_free(HOST, port)]
+        desired = standard_ports(shape)
+        taken = [str(port) for port in desired if not is_free(HOST, port)]
         if taken:
             why = f"in use already: port {', '.join(taken)}"
             raise ClusterError(f"{why}; without standard ports a cluster takes free ones")
-        return wanted
+        return desired
 
     def start_locked(self, name: str) -> ProcessId:
         """Start a node's process and save it; the caller holds the lock."""
-        found = self.state()
-        node = found.node(name)
+        result = self.state()
+        node = result.node(name)
         make_directory(launch.node_directory(self.directory, node))
         command = self._command_of(self.directory, node)
         process = spawn(
-            namespaces.within(found.netns, name, command) if found.netns else command,
+            namespaces.within(result.netns, name, command) if result.netns else command,
             launch.log_path(self.directory, node),
             launch.environment(),
         )
         try:
-            save_state(self.directory, found.with_process(name, process))
+            save_state(self.directory, result.with_process(name, process))
         except BaseException:
             end_now([process])
             raise
@@ -365,13 +365,13 @@ class Cluster:
         self, timeout_s: float, *, everybody: bool, say: Callable[[str], None]
     ) -> None:
         deadline = time.monotonic() + timeout_s
-        told = ""
+        reported = ""
         while True:
             why = await self._not_serving(everybody)
             if why is None:
                 return
-            if why != told:
-                told = why
+            if why != reported:
+                reported = why
                 say(why)
             dead = [node for node in self.state().nodes if self.process_state(node) == "dead"]
             if dead and everybody:
@@ -387,17 +387,17 @@ class Cluster:
 
         With `everybody`, every replica must also answer.
         """
-        found = self.state()
-        views = await self._views(found, found.brokers)
-        for group in found.groups:
-            why = await self._group_not_serving(found, group, views)
+        result = self.state()
+        views = await self._views(result, result.brokers)
+        for group in result.groups:
+            why = await self._group_not_serving(result, group, views)
             if why is not None:
                 return why
-        silent = [n.name for n, v in zip(found.brokers, views, strict=True) if v is None]
+        silent = [n.name for n, v in zip(result.brokers, views, strict=True) if v is None]
         silent += await self.silent_proxies() if everybody else []
         if everybody and silent:
             return f"no answer from {', '.join(silent)} yet"
-        return slaves_missing(found, views) if everybody else None
+        return slaves_missing(result, views) if everybody else None
 
     async def silent_proxies(self) -> list[str]:
         """Return the names of the gRPC proxies that accept no connections."""

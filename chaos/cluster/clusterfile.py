@@ -112,10 +112,10 @@ class ClusterState:
 
     def members(self, group: str) -> tuple[Node, ...]:
         """Return the brokers of a group. Raises ClusterError with the names of all groups."""
-        found = tuple(node for node in self.brokers if node.group == group)
-        if not found:
+        result = tuple(node for node in self.brokers if node.group == group)
+        if not result:
             raise ClusterError(f"no group {group!r} here; there are {', '.join(self.groups)}")
-        return found
+        return result
 
     def node(self, name: str) -> Node:
         """Return the node called `name`. Raises ClusterError that lists the names there are."""

@@ -64,7 +64,7 @@ def up(
     proxy_settings: tuple[str, ...],
 ) -> None:
     """Do `mqcluster up`."""
-    wanted, of_proxies = parse_settings(settings), parse_settings(proxy_settings, "--set-proxy")
+    desired, of_proxies = parse_settings(settings), parse_settings(proxy_settings, "--set-proxy")
 
     async def work(cluster: Cluster) -> None:
         shape = Shape(
@@ -79,13 +79,13 @@ def up(
             standard_ports,
             proxies,
         )
-        found = await cluster.up(shape, wanted, timeout, progress, of_proxies)
-        say(f"up: group {', '.join(found.groups)}, name server {found.namesrv}")
-        for server in found.name_servers:
-            if server.http and not found.netns:
+        result = await cluster.up(shape, desired, timeout, progress, of_proxies)
+        say(f"up: group {', '.join(result.groups)}, name server {result.namesrv}")
+        for server in result.name_servers:
+            if server.http and not result.netns:
                 say(f"dashboard: http://{server.http}/")
-        if found.grpc_proxies:
-            say(f"gRPC: {';'.join(node.address for node in found.grpc_proxies)}")
+        if result.grpc_proxies:
+            say(f"gRPC: {';'.join(node.address for node in result.grpc_proxies)}")
         show(await cluster.status())
         if outdated := cluster.outdated():
             say(f"with former settings until a restart (mqcluster restart): {', '.join(outdated)}")
@@ -103,11 +103,11 @@ def status(directory: Path, as_json: bool) -> None:
     """Do `mqcluster status`."""
 
     async def work(cluster: Cluster) -> None:
-        found = await cluster.status()
+        result = await cluster.status()
         if as_json:
-            say(status_json(cluster, found))
+            say(status_json(cluster, result))
         else:
-            show(found)
+            show(result)
 
     run(directory, work)
 
@@ -209,13 +209,13 @@ def progress(words: str) -> None:
 
 def parse_settings(settings: tuple[str, ...], option: str = "--set") -> dict[str, str]:
     """Return `key=value` texts as a mapping. Raises click.BadParameter."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise click.BadParameter(f"expected KEY=VALUE, found {setting!r}", param_hint=option)
-        found[key.strip()] = value.strip()
-    return found
+        result[key.strip()] = value.strip()
+    return result
 
 
 def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
@@ -238,8 +238,8 @@ def run(directory: Path, work: Callable[[Cluster], Awaitable[T]]) -> T:
     try:
         return asyncio.run(whole())
     except ClusterError as error:
-        told = WrongSettings if isinstance(error, SettingsError) else click.ClickException
-        raise told(str(error)) from error
+        kind = WrongSettings if isinstance(error, SettingsError) else click.ClickException
+        raise kind(str(error)) from error
     except OSError as error:  # a directory that cannot be made, a disk that is full
         words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise click.ClickException(words) from error

@@ -133,12 +133,12 @@ class ComposeCluster(Cluster):
 
     def collect_logs(self) -> dict[str, Path]:
         """Write the containers' output since this was made to files; return their paths."""
-        found = {}
+        result = {}
         for node in self.state().nodes:
-            path = found[node.name] = self.directory / f"{node.name}.log"
+            path = result[node.name] = self.directory / f"{node.name}.log"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.docker.logs(self._ids[node.name], self._since_s))
-        return found
+        return result
 
     def log_tails(self, nodes: Sequence[Node]) -> str:
         parts = []
@@ -175,12 +175,12 @@ class ComposeCluster(Cluster):
 
     def _container(self, name: str) -> str:
         """Return its id. Raises ClusterError that lists the nodes there are."""
-        found = self.state().node(name)
-        return self._ids[found.name]
+        result = self.state().node(name)
+        return self._ids[result.name]
 
     def _run(self, container: str) -> ProcessId:
-        found = self.docker.inspect(container)["State"]
-        return ProcessId(found["Pid"], 0, ContainerRun(container, found["StartedAt"]))
+        result = self.docker.inspect(container)["State"]
+        return ProcessId(result["Pid"], 0, ContainerRun(container, result["StartedAt"]))
 
     async def _wait(self, process: ProcessId, wanted: str, timeout_s: float) -> None:
         run = process.run
@@ -192,9 +192,9 @@ class ComposeCluster(Cluster):
             await asyncio.sleep(POLL_S)
 
     def _state_of_run(self, pid: int, run: ContainerRun) -> str:
-        found = self.docker.inspect(run.container)["State"]
-        same = (found["Pid"], found["StartedAt"]) == (pid, run.started_at)
-        return STATES.get(found["Status"], "dead") if same else "dead"
+        result = self.docker.inspect(run.container)["State"]
+        same = (result["Pid"], result["StartedAt"]) == (pid, run.started_at)
+        return STATES.get(result["Status"], "dead") if same else "dead"
 
 
 def _nodes(entries: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:

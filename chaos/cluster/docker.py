@@ -29,8 +29,8 @@ class Docker:
     def containers(self, label: str) -> list[dict[str, Any]]:
         """Return all containers that have the label, running or not."""
         filters = orjson.dumps({"label": [label]}).decode()
-        found = self._json("GET", "/containers/json", all="1", filters=filters)
-        return list(found)
+        result = self._json("GET", "/containers/json", all="1", filters=filters)
+        return list(result)
 
     def inspect(self, container: str) -> dict[str, Any]:
         return dict(self._json("GET", f"/containers/{container}/json"))

@@ -211,11 +211,11 @@ def command(directory: Path, node: Node) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return this process's environment, with the project importable and output unbuffered."""
-    found = dict(os.environ)
-    paths = [str(PROJECT_ROOT), *filter(None, [found.get("PYTHONPATH")])]
-    found["PYTHONPATH"] = os.pathsep.join(paths)
-    found["PYTHONUNBUFFERED"] = "1"
-    return found
+    result = dict(os.environ)
+    paths = [str(PROJECT_ROOT), *filter(None, [result.get("PYTHONPATH")])]
+    result["PYTHONPATH"] = os.pathsep.join(paths)
+    result["PYTHONUNBUFFERED"] = "1"
+    return result
 
 
 def broker_conf(directory: Path, state: ClusterState, node: Node) -> str:

@@ -55,13 +55,13 @@ async def add(
         asked = True
         await _change(cluster, node, "add-learner", deadline)
     except BaseException as error:  # Ctrl-C included
-        told = isinstance(error, ClusterError)
-        if UNKNOWN not in str(error) if told else not asked:
+        is_refusal = isinstance(error, ClusterError)
+        if UNKNOWN not in str(error) if is_refusal else not asked:
             end_now([process])
             _forget(cluster, node)
             raise
         left = f"look, then promote or remove {node.name}"
-        if told:
+        if is_refusal:
             raise ClusterError(f"{error}\n{left}") from error
         say(f"{node.name} runs, and may be a learner of {node.group}: {left}")
         raise
@@ -83,11 +83,11 @@ async def remove(
     """Remove a member for good; return it and the end of its process. Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     with locked(cluster.directory):
-        found = changeable(cluster.state())
-        node = found.node(name)
+        result = changeable(cluster.state())
+        node = result.node(name)
         if node.kind != "broker":
             raise ClusterError(f"{name} is no broker")
-        save_state(cluster.directory, _founded(found))
+        save_state(cluster.directory, _founded(result))
     await _change(cluster, node, "remove", deadline)
     return node, await end_for_good(cluster, name)
 
@@ -120,11 +120,11 @@ def planned(found: ClusterState, group: str, name: str, ports: tuple[int, int, i
 
 def _planned(cluster: Cluster, group: str | None) -> Node:
     """Plan a node and save it; the caller holds the lock."""
-    found = _founded(changeable(cluster.state()))
-    group = group or found.groups[0]
+    result = _founded(changeable(cluster.state()))
+    group = group or result.groups[0]
     port, peer_port, http_port = cluster.ports.choose(3, random.Random())
-    node = planned(found, group, _free_name(cluster, found), (port, peer_port, http_port))
-    save_state(cluster.directory, replace(found, nodes=(*found.nodes, node)))
+    node = planned(result, group, _free_name(cluster, result), (port, peer_port, http_port))
+    save_state(cluster.directory, replace(result, nodes=(*result.nodes, node)))
     return node
 
 
@@ -155,9 +155,9 @@ def _founded(found: ClusterState) -> ClusterState:
 
 def _forget(cluster: Cluster, node: Node) -> None:
     with locked(cluster.directory):
-        found = cluster.state()
-        nodes = tuple(one for one in found.nodes if one.name != node.name)
-        save_state(cluster.directory, replace(found, nodes=nodes))
+        result = cluster.state()
+        nodes = tuple(one for one in result.nodes if one.name != node.name)
+        save_state(cluster.directory, replace(result, nodes=nodes))
 
 
 async def _until_answering(cluster: Cluster, node: Node, deadline: float) -> None:

@@ -81,12 +81,12 @@ def create(name: str, addresses: dict[str, str]) -> None:
         raise ClusterError(f"no network namespaces: {reason}")
     if len(addresses) > NODES_MAX:
         raise ClusterError(f"at most {NODES_MAX} nodes, not {len(addresses)}")
-    wanted = {f"{name}-hub", *(f"{name}-{node}" for node in addresses)}
-    if wanted <= set(_existing(name)):
+    desired = {f"{name}-hub", *(f"{name}-{node}" for node in addresses)}
+    if desired <= set(_existing(name)):
         return
     delete(name)
     try:
-        ip([f"netns add {namespace}" for namespace in sorted(wanted)])
+        ip([f"netns add {namespace}" for namespace in sorted(desired)])
         hub = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         hub.append(f"addr add {HUB_ADDRESS}/{_BITS} dev br0")
         for number, node in enumerate(addresses):
@@ -104,9 +104,9 @@ def create(name: str, addresses: dict[str, str]) -> None:
 
 def delete(name: str) -> None:
     """Remove all of the cluster's namespaces. Raises ClusterError."""
-    found = _existing(name)
-    if found:
-        ip([f"netns del {namespace}" for namespace in found])
+    result = _existing(name)
+    if result:
+        ip([f"netns del {namespace}" for namespace in result])
 
 
 def enter(name: str) -> int:
@@ -158,10 +158,10 @@ def _existing(name: str) -> list[str]:
 
 
 def _tool() -> str:
-    found = shutil.which("ip")
-    if found is None:
+    result = shutil.which("ip")
+    if result is None:
         raise ClusterError("there is no `ip` tool")
-    return found
+    return result
 
 
 def _set(descriptor: int) -> None:

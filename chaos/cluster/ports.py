@@ -66,15 +66,15 @@ class HeldPorts:
         """Hold all of these ports or none; return whether they are held."""
         held: list[socket.socket] = []
         for port in ports:
-            found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            held.append(found)
+            result = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            held.append(result)
             try:
-                found.bind((self._host, port))  # without SO_REUSEADDR: a held port fails
+                result.bind((self._host, port))  # without SO_REUSEADDR: a held port fails
             except OSError:
                 for each in held:
                     each.close()
                 return False
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._sockets += held
         return True
 

@@ -113,8 +113,8 @@ class RemotingProbe:
         else:
             return None
         entry = (body.get("brokerAddrTable") or {}).get(group) or {}
-        found = (entry.get("brokerAddrs") or {}).get("0")
-        return str(found) if found else None
+        result = (entry.get("brokerAddrs") or {}).get("0")
+        return str(result) if result else None
 
     async def consumer_offset(self, address: str, group: str, topic: str, queue: int) -> int | None:
         """Return the broker's offset for a group's queue (14); None without an answer or an

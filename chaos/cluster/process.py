@@ -55,26 +55,26 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         setsigmask=[],
     )
-    found = _stat(pid)
-    if found is None:  # our own child is visible until it is waited for
+    result = _stat(pid)
+    if result is None:  # our own child is visible until it is waited for
         raise ProcessLookupError(f"process {pid} vanished while it was started")
-    return ProcessId(pid, found[1])
+    return ProcessId(pid, result[1])
 
 
 def state(process: ProcessId) -> str:
     """Return "running", "stopped" or "dead". Reaps the process if it is a dead child of ours."""
-    found = _stat(process.pid)
-    if found is None or found[1] != process.start_ticks:
+    result = _stat(process.pid)
+    if result is None or result[1] != process.start_ticks:
         return "dead"
-    if found[0] in "ZX":
-        if found[2] > 1:  # killed, and a thread of it is still in the middle of a system call
+    if result[0] in "ZX":
+        if result[2] > 1:  # killed, and a thread of it is still in the middle of a system call
             return "running"
         try:
             os.waitpid(process.pid, os.WNOHANG)
         except ChildProcessError:
             pass  # a foreign child, reaped by its parent or init
         return "dead"
-    return "stopped" if found[0] in "Tt" else "running"
+    return "stopped" if result[0] in "Tt" else "running"
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> None:

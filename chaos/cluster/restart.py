@@ -10,7 +10,7 @@ from .clusterfile import ClusterError, Node
 from .credentials import who_refuses
 from .probe import leader_of
 from .timeouts import UP_TIMEOUT_S
-from .wait_healthy import wait_whole
+from .wait_healthy import wait_recovered
 
 ORDERLY_S = 60.0  # within which a process must obey SIGTERM
 
@@ -19,8 +19,8 @@ async def restart_rolling(cluster: Cluster, say: Callable[[str], None]) -> None:
     """Restart every broker in order, one at a time, and wait for recovery after each. The leader of
     each group is last, so leadership moves once. Name servers and then gRPC proxies follow. Raises
     ClusterError; the failed process stays down."""
-    found = cluster.state()
-    for node in (*await _leaders_last(cluster), *found.name_servers, *found.grpc_proxies):
+    result = cluster.state()
+    for node in (*await _leaders_last(cluster), *result.name_servers, *result.grpc_proxies):
         await _restart(cluster, node)
         say(f"restarted {node.name}")
 
@@ -37,15 +37,15 @@ async def restart_all(cluster: Cluster, timeout_s: float = UP_TIMEOUT_S) -> None
 
 
 async def _restart(cluster: Cluster, node: Node) -> None:
-    await wait_whole(cluster)
+    await wait_recovered(cluster)
     await cluster.wait_dead(cluster.signal(node.name, signal.SIGTERM), ORDERLY_S)
     cluster.start(node.name)
-    await wait_whole(cluster)
+    await wait_recovered(cluster)
 
 
 async def _leaders_last(cluster: Cluster) -> list[Node]:
     statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
     views = [s.view for s in statuses]
-    found = (leader_of(views, group) for group in cluster.state().groups)
-    leading = {view.node for view in found if view is not None}
+    result = (leader_of(views, group) for group in cluster.state().groups)
+    leading = {view.node for view in result if view is not None}
     return sorted((s.node for s in statuses), key=lambda node: node.name in leading)

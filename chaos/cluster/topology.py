@@ -120,11 +120,11 @@ def plan(shape: Shape, settings: dict[str, str], host: str, ports: Sequence[int]
     links = {name: next(free) for name in link_names(nodes)} if shape.links else {}
     nodes = tuple(replace(node, http_port=next(free)) for node in nodes)
     servers = (node for node in nodes if node.kind == NAMESRV)
-    told = (f"{host}:{links.get(f'{CLIENTS}>{node.name}', node.port)}" for node in servers)
+    addresses = (f"{host}:{links.get(f'{CLIENTS}>{node.name}', node.port)}" for node in servers)
     proxy = (Node(PROXY, PROXY, host, 0, 0),) if shape.links else ()
     return ClusterState(
         mode=(shape.mode or RAFT),
-        namesrv=shape.namesrv or ";".join(told),
+        namesrv=shape.namesrv or ";".join(addresses),
         settings=settings,
         nodes=proxy + nodes,
         links=bool(shape.links),
@@ -196,11 +196,11 @@ def check_unchanged(shape: Shape, state: ClusterState, directory: object) -> Non
         "faultable": state.faultable,
         "netns": bool(state.netns),
     }
-    for what, found in has.items():
+    for what, result in has.items():
         asked = getattr(shape, what)
-        if asked is not None and asked != found:
+        if asked is not None and asked != result:
             raise ClusterError(
-                f"the cluster in {directory} has {what.replace('_', ' ')} {found}, not {asked}; "
+                f"the cluster in {directory} has {what.replace('_', ' ')} {result}, not {asked}; "
                 "that cannot be changed: make another cluster, or remove its directory"
             )
     ports = (node.port for node in state.nodes)

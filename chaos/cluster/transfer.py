@@ -31,14 +31,14 @@ async def transfer(
     old = await cluster.leader(group)
     if old is None:
         raise ClusterError("there is no leader to take leadership from")
-    wanted = await _ask(old, target)
+    desired = await _ask(old, target)
     deadline = time.monotonic() + (timeout_s or TRANSFER_TIMEOUT_S)
     while True:
         new = await cluster.leader(old.group)
         if new is not None and new.name != old.name:
             return old, new
         if time.monotonic() > deadline:
-            raise ClusterError(f"{old.name} still leads; it did not hand over to {wanted}")
+            raise ClusterError(f"{old.name} still leads; it did not hand over to {desired}")
         await asyncio.sleep(POLL_S)
 
 

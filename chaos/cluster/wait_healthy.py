@@ -10,14 +10,14 @@ from .cluster import Cluster, NodeStatus, slaves_missing
 from .clusterfile import ClusterError
 from .probe import ReplicaView
 
-WHOLE_TIMEOUT_S = 120.0
+RECOVERY_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
 Mend = Callable[[ReplicaView], Awaitable[bool]]  # → whether anything was done about it
 
 
-async def wait_whole(
-    cluster: Cluster, timeout_s: float = WHOLE_TIMEOUT_S, mend: Mend | None = None
+async def wait_recovered(
+    cluster: Cluster, timeout_s: float = RECOVERY_TIMEOUT_S, mend: Mend | None = None
 ) -> None:
     """Return once every group has a ready leader, every replica answers, follows it and has applied
     the log committed at the time of the call, and every gRPC proxy accepts connections. `mend` is

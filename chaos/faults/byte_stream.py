@@ -86,15 +86,15 @@ class Flow:
 
     def take(self, now_s: float) -> list[Item]:
         """Return the bytes and marks that have arrived by now."""
-        found: list[Item] = []
+        result: list[Item] = []
         if self.way.cut:
-            return found
+            return result
         while self._queue and self._queue[0][0] <= now_s:
             _, item = self._queue.popleft()
             if not isinstance(item, Mark):
                 self.held_bytes -= len(item)
-            found.append(item)
-        return found
+            result.append(item)
+        return result
 
     def next_due_s(self) -> float | None:
         """Return the time of the next arrival; None if it depends on a change of rules."""

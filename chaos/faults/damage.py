@@ -112,8 +112,8 @@ class Damage:
     async def _replace(self, node: Node) -> None:
         """Give a node that refused to start an empty disk, once. A killed node keeps its disk."""
         last = tail(log_path(self._context.cluster.directory, node), LOG_LINES).splitlines()
-        said = (line for line in reversed(last) if any(word in line for word in REFUSALS))
-        words = next(said, "")
+        refusals = (line for line in reversed(last) if any(word in line for word in REFUSALS))
+        words = next(refusals, "")
         if not words:
             return
         raft = MODES[self._context.cluster.state().mode].engine == RAFT
@@ -180,8 +180,8 @@ def flip_payload(store: Path, rng: random.Random, may_cut: bool) -> str:
 def bit_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip bits of several frames below the durable mark, in headers and contents."""
     # before any header is damaged, because the walk follows the headers
-    found = _durable_items(store)
-    hit = [_drawn(found, rng) for _ in range(ROT_BITS)]
+    result = _durable_items(store)
+    hit = [_drawn(result, rng) for _ in range(ROT_BITS)]
     return "; ".join(
         _flip(store, path, rng.randrange(item.at, item.end), rng) for path, item in hit
     )
@@ -217,19 +217,19 @@ def flip_index(store: Path, rng: random.Random, may_cut: bool) -> str:
 def flip_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip a bit in each copy in the vote file, which the node must notice."""
     path = store / "raft" / "hardstate"
-    found = slots(_content(path))
-    if not found:
+    result = slots(_content(path))
+    if not result:
         raise ClusterError("there is no vote file")
-    return "; ".join(_flip(store, path, rng.choice(slot), rng) for slot in found)
+    return "; ".join(_flip(store, path, rng.choice(slot), rng) for slot in result)
 
 
 def flip_vote_slot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip a bit in one of the two copies in the vote file, where the second copy must suffice."""
     path = store / "raft" / "hardstate"
-    found = slots(_content(path))
-    if len(found) < 2:
+    result = slots(_content(path))
+    if len(result) < 2:
         raise ClusterError("the vote file has no second copy")
-    return _flip(store, path, rng.choice(rng.choice(found)), rng)
+    return _flip(store, path, rng.choice(rng.choice(result)), rng)
 
 
 def lost_vote(store: Path, rng: random.Random, may_cut: bool) -> str:
@@ -253,16 +253,16 @@ def flip_config(store: Path, rng: random.Random, may_cut: bool) -> str:
 
 def snapshot_rot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Flip a bit of every table under config/, and of the older copies."""
-    found = _snapshots(store)
-    flips = (_flip(store, path, rng.randrange(path.stat().st_size), rng) for path in found)
+    result = _snapshots(store)
+    flips = (_flip(store, path, rng.randrange(path.stat().st_size), rng) for path in result)
     return "; ".join(flips)
 
 
 def torn_snapshot(store: Path, rng: random.Random, may_cut: bool) -> str:
     """Cut every table under config/ short, the older copies included."""
-    for path in (found := _snapshots(store)):
+    for path in (result := _snapshots(store)):
         os.truncate(path, rng.randrange(path.stat().st_size))
-    return "; ".join(f"{_name(store, path)} cut to {path.stat().st_size} bytes" for path in found)
+    return "; ".join(f"{_name(store, path)} cut to {path.stat().st_size} bytes" for path in result)
 
 
 def lost_segment(store: Path, rng: random.Random, may_cut: bool) -> str:
@@ -288,16 +288,16 @@ def lost_queue(store: Path, rng: random.Random, may_cut: bool) -> str:
 def _durable_items(store: Path) -> list[tuple[Path, Item]]:
     """Return every durable frame or record. Raises ClusterError if there is none."""
     mark = durable_offset(_content(store / "checkpoint"))
-    found = [
+    result = [
         (path, item)
         for path in _segments(store)
         if int(path.name) < mark
         for item in _items(path)
         if int(path.name) + item.end <= mark and item.size_bytes > item.header_bytes
     ]
-    if not found:
+    if not result:
         raise ClusterError("the log holds nothing durable yet")
-    return found
+    return result
 
 
 def _drawn(found: list[tuple[Path, Item]], rng: random.Random) -> tuple[Path, Item]:
@@ -339,10 +339,10 @@ def _name(store: Path, path: Path) -> str:
 
 
 def _segments(store: Path) -> list[Path]:
-    found = _files(store, "commitlog")
-    if not found:
+    result = _files(store, "commitlog")
+    if not result:
         raise ClusterError("there is no CommitLog")
-    return found
+    return result
 
 
 def _files(store: Path, directory: str) -> list[Path]:
@@ -350,10 +350,10 @@ def _files(store: Path, directory: str) -> list[Path]:
 
 
 def _snapshots(store: Path) -> list[Path]:
-    found = [path for path in _files(store, "config") if path.stat().st_size]
-    if not found:
+    result = [path for path in _files(store, "config") if path.stat().st_size]
+    if not result:
         raise ClusterError("no table has been written yet")
-    return found
+    return result
 
 
 def _items(path: Path) -> list[Item]:

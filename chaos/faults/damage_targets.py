@@ -74,12 +74,12 @@ def used_units(data: bytes | memoryview) -> int:
 
 def slots(data: bytes) -> list[range]:
     """Return the byte ranges of the records in a two-slot file."""
-    found = []
+    result = []
     for at in range(0, len(data) - _SLOT_HEAD.size + 1, SLOT_BYTES):
         magic, _, length, _ = _SLOT_HEAD.unpack_from(data, at)
         if magic == _SLOT_MAGIC:
-            found.append(range(at, at + _SLOT_HEAD.size + length + _CRC_BYTES))
-    return found
+            result.append(range(at, at + _SLOT_HEAD.size + length + _CRC_BYTES))
+    return result
 
 
 def durable_offset(checkpoint: bytes) -> int:

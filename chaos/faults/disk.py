@@ -68,7 +68,7 @@ def faults_of(context: Context, node: Node) -> Path:
     return node_directory(context.cluster.directory, node) / FAULTS
 
 
-class Told:
+class DiskRules:
     """Puts rules in force for the disks of the nodes that it hits, as long as it lasts."""
 
     def __init__(
@@ -297,7 +297,9 @@ def empty(store: Path) -> None:
 
 
 def _told(rules: RulesOf, words: str, *, may_end: bool = True) -> Factory:
-    return injected(lambda planned, context: Told(planned, context, rules, words, may_end=may_end))
+    return injected(
+        lambda planned, context: DiskRules(planned, context, rules, words, may_end=may_end)
+    )
 
 
 def _needs_layer(cluster: ClusterState | None) -> str | None:

@@ -83,24 +83,24 @@ class Steering:
 
     def put(self, key: str, rules: Sequence[Rule]) -> None:
         """Set the rules under `key`, replacing earlier rules. Raises TooManyRules."""
-        with self._locked() as (found, control):
-            found.pop(key, None)
-            free = sorted(set(range(SLOTS_MAX)) - {slot for _, slot in _flat(found)})
+        with self._locked() as (result, control):
+            result.pop(key, None)
+            free = sorted(set(range(SLOTS_MAX)) - {slot for _, slot in _flat(result)})
             if len(free) < len(rules):
                 raise TooManyRules(f"{self.home}: {SLOTS_MAX} rules at most")
-            found[key] = list(zip(rules, free, strict=False))
-            for _, slot in found[key]:
+            result[key] = list(zip(rules, free, strict=False))
+            for _, slot in result[key]:
                 control[_count_at(slot)] = _COUNT.pack(0)
 
     def drop(self, key: str) -> None:
         """Remove the rules under `key`; harmless if there are none."""
-        with self._locked() as (found, _):
-            found.pop(key, None)
+        with self._locked() as (result, _):
+            result.pop(key, None)
 
     def rules(self) -> dict[str, list[Rule]]:
         """Return the rules in force, by key."""
-        with self._locked() as (found, _):
-            return {key: [rule for rule, _ in rules] for key, rules in found.items()}
+        with self._locked() as (result, _):
+            return {key: [rule for rule, _ in rules] for key, rules in result.items()}
 
     def clock_offset_ms(self) -> int:
         """Return the wall clock's offset that `set_clock` has set, without the strobe."""
@@ -121,11 +121,11 @@ class Steering:
         with (self.home / "control").open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with mmap.mmap(file.fileno(), CONTROL_BYTES) as control:
-                found = _read_rules(self.home)
-                before = {key: list(rules) for key, rules in found.items()}
-                yield found, control
-                if found != before:
-                    _write_rules(self.home, found)
+                result = _read_rules(self.home)
+                before = {key: list(rules) for key, rules in result.items()}
+                yield result, control
+                if result != before:
+                    _write_rules(self.home, result)
                     version = _VERSION.unpack(control[0:8])[0]
                     control[0:8] = _VERSION.pack(version + 1)  # last, so that everything is there
 
@@ -177,7 +177,7 @@ class Control:
         Every matching rule counts. Delays of several hits add up, and the first of the remaining
         rules is returned. Blocks as long as a matching rule stalls.
         """
-        found = ""
+        result = ""
         for rule, slot in self.rules():
             if call not in rule.calls or not fnmatchcase(path, rule.pattern):
                 continue
@@ -189,8 +189,8 @@ class Control:
                 while (rule, slot) in self.rules():
                     self._sleep(STALL_POLL_S)
             else:
-                found = found or rule.effect
-        return found
+                result = result or rule.effect
+        return result
 
     def is_full(self) -> bool:
         """Return whether the disk should look full."""
@@ -231,13 +231,13 @@ def _read_rules(home: Path) -> dict[str, list[tuple[Rule, int]]]:
         data = orjson.loads((home / "rules.json").read_bytes())
     except FileNotFoundError:
         return {}
-    found = {}
+    result = {}
     for key, entries in data.items():
-        found[key] = [
+        result[key] = [
             (Rule(**(entry["rule"] | {"calls": tuple(entry["rule"]["calls"])})), entry["slot"])
             for entry in entries
         ]
-    return found
+    return result
 
 
 def _write_rules(home: Path, found: dict[str, list[tuple[Rule, int]]]) -> None:

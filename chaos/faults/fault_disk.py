@@ -135,10 +135,10 @@ class FaultFile(OsFile):
             disk.fail_if_told(ALLOCATE, name)
         super().__init__(path, None)
         try:
-            found = os.fstat(self._fd)
-            self._inode = disk.inode(found.st_ino, found.st_size)
+            result = os.fstat(self._fd)
+            self._inode = disk.inode(result.st_ino, result.st_size)
             if new:
-                disk.created(name, found.st_ino)
+                disk.created(name, result.st_ino)
             if allocate_bytes is not None and self._size < allocate_bytes:
                 self._allocate(allocate_bytes)
         except OSError:
@@ -150,17 +150,17 @@ class FaultFile(OsFile):
         return super().pread(offset, size)
 
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
-        told = self._disk.fail_if_told(WRITE, self._name)
-        if told == FULL and self._needs_blocks(offset, len(data)):
+        effect = self._disk.fail_if_told(WRITE, self._name)
+        if effect == FULL and self._needs_blocks(offset, len(data)):
             raise OSError(errno.ENOSPC, "the disk is full, as told", self._name)
-        view = memoryview(data)[: len(data) // 2] if told == SHORT else data
+        view = memoryview(data)[: len(data) // 2] if effect == SHORT else data
         inode, length = self._inode, len(view)
         with inode.lock:
             self._remember(offset, length)
             super().pwrite(offset, view)
             inode.size = max(inode.size, offset + length)
             inode.zero_from = max(inode.zero_from, offset + length)
-        if told == SHORT:
+        if effect == SHORT:
             raise OSError(errno.EIO, "half of it was written, as told", self._name)
 
     def pwritev(self, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
@@ -176,14 +176,14 @@ class FaultFile(OsFile):
             inode.zero_from = min(inode.zero_from, size)
 
     def sync(self) -> None:
-        told = self._disk.control.effect(SYNC, self._name)
+        effect = self._disk.control.effect(SYNC, self._name)
         journal, inode = self._disk.journal, self._inode
         with inode.lock:
             until = journal.pending.number
-        if told == LIE or inode.gone:
+        if effect == LIE or inode.gone:
             return
         try:
-            if told == ERROR:
+            if effect == ERROR:
                 raise OSError(errno.EIO, "told to fail", self._name)
             super().sync()
         except OSError:
@@ -236,10 +236,10 @@ class FaultFile(OsFile):
 
     def _needs_blocks(self, offset: int, length: int) -> bool:
         """Return whether a write there needs blocks that the file does not have yet."""
-        found = os.fstat(self._fd)
-        if offset + length > found.st_size:
+        result = os.fstat(self._fd)
+        if offset + length > result.st_size:
             return True
-        if found.st_blocks * 512 >= found.st_size:
+        if result.st_blocks * 512 >= result.st_size:
             return False
         last = offset + max(1, length) - 1
         return any(_next_data(self._fd, at, at + 1) > at for at in (offset, last))
@@ -265,18 +265,18 @@ class FaultDisk(OsDisk):
 
     def fail_if_told(self, call: str, name: str) -> str:
         """Return the effect steered for this call. Raises OSError if it is to fail."""
-        told = self.control.effect(call, name)
-        if told == ERROR:
+        effect = self.control.effect(call, name)
+        if effect == ERROR:
             raise OSError(errno.EIO, "told to fail", name)
-        return told
+        return effect
 
     def inode(self, number: int, size: int) -> Inode:
         """Return the inode of that number; `size` bytes long if it was not known yet."""
         with self._lock:
-            found = self._inodes.get(number)
-            if found is None:
-                found = self._inodes[number] = Inode(number, size)
-            return found
+            result = self._inodes.get(number)
+            if result is None:
+                result = self._inodes[number] = Inode(number, size)
+            return result
 
     def created(self, name: str, inode: int) -> None:
         """Note that a file was created."""
@@ -310,11 +310,11 @@ class FaultDisk(OsDisk):
         return False
 
     def sync_directory(self, path: str) -> None:
-        told = self.fail_if_told(SYNC, path + "/")
+        effect = self.fail_if_told(SYNC, path + "/")
         journal = self.journal
         with self._lock:
             until = journal.pending.number
-        if told == LIE:
+        if effect == LIE:
             return
         super().sync_directory(path)
         with self._lock:
@@ -351,12 +351,12 @@ class FaultDisk(OsDisk):
 
 def inodes_below(root: Path) -> dict[int, Path]:
     """Return inode → path of every regular file below `root`."""
-    found: dict[int, Path] = {}
+    result: dict[int, Path] = {}
     for directory, _, names in os.walk(root):
         for name in names:
             path = Path(directory, name)
-            found[path.lstat().st_ino] = path
-    return found
+            result[path.lstat().st_ino] = path
+    return result
 
 
 def read_boot(home: Path) -> int:

@@ -36,15 +36,15 @@ class HttpDoor:
         self._steering = Steering(home)
 
     def listed(self) -> list[dict[str, Any]]:
-        found = [
+        result = [
             {"id": key, "own": key.startswith(PREFIX), "kind": rule.effect, **asdict(rule)}
             for key, rules in sorted(self._steering.rules().items())
             for rule in rules
         ]
         offset_ms = self._steering.clock_offset_ms()
         if offset_ms:
-            found.append({"id": CLOCK, "own": True, "kind": CLOCK, "offset_ms": offset_ms})
-        return found
+            result.append({"id": CLOCK, "own": True, "kind": CLOCK, "offset_ms": offset_ms})
+        return result
 
     def add(self, fault: dict[str, Any]) -> str:
         """Add a fault; return its id. Raises ValueError."""

@@ -83,8 +83,8 @@ class Links:
         """Return link name → connections, taken, bytes_forward, bytes_back, held_bytes, listens,
         rules."""
         answer = await self._ask({"do": "state"})
-        found: Mapping[str, Mapping[str, Any]] = answer["links"]
-        return found
+        result: Mapping[str, Mapping[str, Any]] = answer["links"]
+        return result
 
     # ---- which links ------------------------------------------------------------------------
 

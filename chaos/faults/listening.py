@@ -60,30 +60,30 @@ class Listener:
             self._socket = None
 
     def _bind(self) -> socket.socket:
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        result = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Accepted sockets inherit this, which bounds the bytes that a cut link can swallow.
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
-            found.setblocking(False)
-            found.bind(self._address)
+            result.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
+            result.setblocking(False)
+            result.bind(self._address)
         except OSError:
-            found.close()
+            result.close()
             raise
-        return found
+        return result
 
 
 def listening_ports() -> set[int]:
     """Return the TCP ports that listen in this network namespace now. Raises OSError."""
-    found: set[int] = set()
+    result: set[int] = set()
     for table in _TABLES:
         if not table.exists():
             continue  # a kernel without IPv6
         for line in table.read_text(encoding="ascii").splitlines()[1:]:
             fields = line.split(maxsplit=4)
             if fields[3] == _LISTEN:
-                found.add(int(fields[1].rpartition(":")[2], 16))
-    return found
+                result.add(int(fields[1].rpartition(":")[2], 16))
+    return result
 
 
 @contextmanager
@@ -101,25 +101,25 @@ def listen_at(path: Path) -> socket.socket:
 
     Raises OSError.
     """
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    result = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
         with reachable(path) as short:
-            found.bind(short)
+            result.bind(short)
     except OSError:
-        found.close()
+        result.close()
         raise
-    return found
+    return result
 
 
 def connect_to(path: Path) -> socket.socket:
     """Return a non-blocking connection to the listener at `path`. Raises OSError."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    result = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(path) as short:
-            found.connect(short)  # local, so it connects or fails at once
-        found.setblocking(False)
+            result.connect(short)  # local, so it connects or fails at once
+        result.setblocking(False)
     except OSError:
-        found.close()
+        result.close()
         raise
-    return found
+    return result

@@ -170,8 +170,8 @@ def around(links: Links, names: Collection[str]) -> list[Link]:
 
 def around_peers(links: Links, names: Collection[str]) -> list[Link]:
     """Return the links of `around` that are between brokers."""
-    found = set(links.replication())
-    return [link for link in around(links, names) if link in found]
+    result = set(links.replication())
+    return [link for link in around(links, names) if link in result]
 
 
 def one_way(links: Links, names: Collection[str], *, inward: bool) -> list[Rule]:
@@ -245,8 +245,8 @@ def _refuse(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> li
 
 def _delay(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
     delay_ms, jitter_ms = planned.figure("delay_ms", 50), planned.figure("jitter_ms", 0)
-    found = between_peers(links, hit, planned.whom)
-    return [Rule(link.name, BOTH, delay_ms=delay_ms, jitter_ms=jitter_ms) for link in found]
+    result = between_peers(links, hit, planned.whom)
+    return [Rule(link.name, BOTH, delay_ms=delay_ms, jitter_ms=jitter_ms) for link in result]
 
 
 def _slow(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
@@ -256,8 +256,8 @@ def _slow(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list
 
 def _some_links(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
     rng = planned.rng()
-    found = between_peers(links, hit, planned.whom)
-    return cut(link for link in found if rng.random() < 0.5) or cut(found[:1])
+    result = between_peers(links, hit, planned.whom)
+    return cut(link for link in result if rng.random() < 0.5) or cut(result[:1])
 
 
 def _all_connections(links: Links, hit: Hit, planned: Planned, state: ClusterState) -> list[Rule]:
@@ -274,8 +274,8 @@ def touching(links: Links, hit: Hit, whom: str) -> list[Link]:
 
 def between_peers(links: Links, hit: Hit, whom: str) -> list[Link]:
     """Return these nodes' links to other brokers; for "clients" the clients' links to brokers."""
-    found = touching(links, hit, whom)
-    return found if whom == CLIENTS else [ln for ln in found if ln.kind in (PEER, HA)]
+    result = touching(links, hit, whom)
+    return result if whom == CLIENTS else [ln for ln in result if ln.kind in (PEER, HA)]
 
 
 def _short(value: str | float) -> str:

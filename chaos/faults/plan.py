@@ -50,16 +50,16 @@ def plan(
     if any(not 1 <= len(parts) <= PARTS_MAX for parts in wanted):
         raise ValueError(f"1 to {PARTS_MAX} faults can be at the same time")
     rng = random.Random(seed)
-    found: list[Planned] = []
+    result: list[Planned] = []
     slot_s = seconds / slots if slots else seconds
     for round_ in range(repeats):
         order = list(range(len(wanted)))
         rng.shuffle(order)
         for place, index in enumerate(order):
             slot = round_ * len(wanted) + place
-            found += _slot(rng, wanted[index], slot, slot_s, len(found))
-    found.sort(key=lambda planned: planned.at_s)
-    return tuple(found)
+            result += _slot(rng, wanted[index], slot, slot_s, len(result))
+    result.sort(key=lambda planned: planned.at_s)
+    return tuple(result)
 
 
 def _slot(
@@ -68,7 +68,7 @@ def _slot(
     """Plan the faults of a slot."""
     most_s = slot_s * LASTS_MAX
     first_at_s = slot_s * slot + slot_s * rng.uniform(*BEGINS)
-    found: list[Planned] = []
+    result: list[Planned] = []
     for want in parts:
         if want.for_s > most_s:
             raise ValueError(
@@ -78,12 +78,12 @@ def _slot(
         drawn_s = min(rng.uniform(*want.kind.lasts_s), most_s)
         for_s = 0.0 if want.kind.oneoff else want.for_s or drawn_s
         at_s = first_at_s
-        if found:
-            at_s += rng.uniform(0.1, 0.4) * (found[0].for_s or drawn_s)
+        if result:
+            at_s += rng.uniform(0.1, 0.4) * (result[0].for_s or drawn_s)
         params = {name: rng.uniform(*bounds) for name, bounds in want.kind.params.items()}
-        found.append(
+        result.append(
             Planned(
-                before + len(found) + 1,
+                before + len(result) + 1,
                 at_s,
                 for_s,
                 want.kind.name,
@@ -93,4 +93,4 @@ def _slot(
                 slot,
             )
         )
-    return found
+    return result

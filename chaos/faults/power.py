@@ -179,9 +179,9 @@ class LoopDisk:
     def of_store(cls, store: Path) -> LoopDisk:
         """Return the loop disk of this store. Raises ClusterError if there is none."""
         for kind in KINDS:
-            found = cls(store, kind)
-            if found.image.exists() and os.path.ismount(store):
-                return found
+            result = cls(store, kind)
+            if result.image.exists() and os.path.ismount(store):
+                return result
         raise ClusterError(
             f"{store} is no file system of its own; make a LoopDisk there before the first start"
         )

@@ -271,13 +271,13 @@ def file_fate(file: FileChanges, size: int, temper: Temper, rng: Random) -> File
 
 def by_page(file: FileChanges) -> dict[int, list[Record]]:
     """Return the pending changes of bytes, page by page."""
-    found: dict[int, list[Record]] = {}
+    result: dict[int, list[Record]] = {}
     for change in file.changes:
         if change.kind is RecordKind.BYTES:
             for page in _pages(change):
                 if change.number > file.healed.get(page, 0):
-                    found.setdefault(page, []).append(change)
-    return found
+                    result.setdefault(page, []).append(change)
+    return result
 
 
 def rebuild(content: bytes, changes: Sequence[Record], fate: PageFate) -> bytes:

@@ -13,7 +13,7 @@ from ..cluster.process import ProcessId, state
 from ..cluster.restart import ORDERLY_S
 from ..cluster.topology import MODES, RAFT
 from ..cluster.transfer import transfer
-from ..cluster.wait_healthy import wait_whole
+from ..cluster.wait_healthy import wait_recovered
 from .base import (
     Context,
     Fault,
@@ -114,7 +114,7 @@ class RollingRestart:
         for node in hit.nodes:
             await self._term.do(Hit((node,)))
             await self.undo(hit)
-            await wait_whole(self._cluster)
+            await wait_recovered(self._cluster)
 
     async def undo(self, hit: Hit) -> None:
         await self._term.undo(hit)

@@ -245,12 +245,12 @@ class End(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if self.pair.opening:
-            wanted = self.flow.held_bytes < OPENING_BYTES_MAX
+            desired = self.flow.held_bytes < OPENING_BYTES_MAX
         else:
-            wanted = not (self.flow.way.cut or self.flow.full or self.other._full)
-        if wanted != self._reading:
-            self._reading = wanted
-            if wanted:
+            desired = not (self.flow.way.cut or self.flow.full or self.other._full)
+        if desired != self._reading:
+            self._reading = desired
+            if desired:
                 transport.resume_reading()
             else:
                 transport.pause_reading()

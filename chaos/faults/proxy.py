@@ -50,7 +50,9 @@ LOOK_GAP_S = 0.005  # shortest time between two looks
 class ProxiedLink:
     """A link with its listener, its connections, and the rules in force."""
 
-    def __init__(self, name: str, host: str, port: int, target_port: int, look: Looking) -> None:
+    def __init__(
+        self, name: str, host: str, port: int, target_port: int, look: TargetWatch
+    ) -> None:
         self.name = name
         self.target = (host, target_port)
         self.effect = Effect()
@@ -87,10 +89,10 @@ class ProxiedLink:
 
     def reset(self) -> int:
         """Reset all its connections; return how many there were."""
-        found = list(self.pairs)
-        for pair in found:
+        result = list(self.pairs)
+        for pair in result:
             pair.reset()
-        return len(found)
+        return len(result)
 
     async def close(self) -> None:
         self._listener.close()
@@ -134,7 +136,7 @@ class ProxiedLink:
         return Pair(self).dialler
 
 
-class Looking:
+class TargetWatch:
     """Watches which targets listen, often while a target does not, and when an end is lost."""
 
     def __init__(self) -> None:
@@ -147,10 +149,10 @@ class Looking:
         """Watch for ever."""
         while True:
             self._wake.clear()
-            found = listening_ports()
+            result = listening_ports()
             for link in links:
-                await link.mind_listening(link.target[1] in found)
-            if all(link.target[1] in found for link in links):
+                await link.mind_listening(link.target[1] in result)
+            if all(link.target[1] in result for link in links):
                 await self._wake.wait()
                 await asyncio.sleep(LOOK_GAP_S)
                 continue
@@ -166,7 +168,7 @@ class Proxy:
     """All links of a process, and the rules of all owners."""
 
     def __init__(self, links: Sequence[Mapping[str, Any]]) -> None:
-        self._looking = Looking()
+        self._looking = TargetWatch()
         self.links = {
             entry["name"]: ProxiedLink(
                 entry["name"], entry["host"], entry["port"], entry["target_port"], self._looking
@@ -228,11 +230,11 @@ class Proxy:
         return sum(self.links[name].reset() for name in names)
 
     def state(self) -> dict[str, Any]:
-        found = {name: link.state() for name, link in self.links.items()}
+        result = {name: link.state() for name, link in self.links.items()}
         for rules in self._rules.values():
             for rule in rules:
-                found[rule.link].setdefault("rules", []).append(to_json(rule))
-        return found
+                result[rule.link].setdefault("rules", []).append(to_json(rule))
+        return result
 
 
 class Control:

@@ -72,23 +72,23 @@ class Effect:
 
 def combine(rules: Iterable[Rule]) -> Effect:
     """Return the combined effect of all rules of a link."""
-    found = list(rules)
-    lives = [rule.lives_s for rule in found if rule.lives_s]
+    result = list(rules)
+    lives = [rule.lives_s for rule in result if rule.lives_s]
     return Effect(
-        _way(rule for rule in found if rule.way in (FORWARD, BOTH)),
-        _way(rule for rule in found if rule.way in (BACK, BOTH)),
-        any(rule.refuse for rule in found),
+        _way(rule for rule in result if rule.way in (FORWARD, BOTH)),
+        _way(rule for rule in result if rule.way in (BACK, BOTH)),
+        any(rule.refuse for rule in result),
         min(lives, default=0.0),
     )
 
 
 def _way(rules: Iterable[Rule]) -> Way:
-    found = list(rules)
+    result = list(rules)
     return Way(
-        any(rule.cut for rule in found),
-        sum(rule.delay_ms for rule in found) / 1000,
-        sum(rule.jitter_ms for rule in found) / 1000,
-        min((rule.rate for rule in found if rule.rate), default=0.0),
+        any(rule.cut for rule in result),
+        sum(rule.delay_ms for rule in result) / 1000,
+        sum(rule.jitter_ms for rule in result) / 1000,
+        min((rule.rate for rule in result if rule.rate), default=0.0),
     )
 
 
@@ -103,12 +103,12 @@ def from_json(data: Mapping[str, Any]) -> Rule:
     if unknown or "link" not in data:
         raise RuleError(f"a rule has a link and of {sorted(known)} any; unknown {sorted(unknown)}")
     for name, value in data.items():
-        wanted: tuple[type, ...] = (str,)
+        desired: tuple[type, ...] = (str,)
         if name in ("cut", "refuse"):
-            wanted = (bool,)
+            desired = (bool,)
         elif name not in ("link", "way"):
-            wanted = (int, float)
-        if not isinstance(value, wanted) or (wanted == (int, float) and isinstance(value, bool)):
+            desired = (int, float)
+        if not isinstance(value, desired) or (desired == (int, float) and isinstance(value, bool)):
             raise RuleError(f"{name} must not be {value!r}")
     rule = Rule(**data)
     if rule.way not in (FORWARD, BACK, BOTH):

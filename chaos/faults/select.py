@@ -80,14 +80,14 @@ def select(whom: str, statuses: Sequence[NodeStatus], choice: float) -> list[Nod
 
 def leaders(statuses: Sequence[NodeStatus]) -> list[Node]:
     """Return the leaders, in each group the living leader of the highest term."""
-    found: dict[str, NodeStatus] = {}
+    result: dict[str, NodeStatus] = {}
     for status in statuses:
         if not status.alive or status.view is None or status.role not in LEADING:
             continue
-        other = found.get(status.node.group)
+        other = result.get(status.node.group)
         if other is None or other.view is None or other.view.term < status.view.term:
-            found[status.node.group] = status
-    return [status.node for status in found.values()]
+            result[status.node.group] = status
+    return [status.node for status in result.values()]
 
 
 def pick(nodes: Sequence[Node], choice: float) -> Node:

@@ -236,11 +236,11 @@ class Assembler:
             return Kind.COMMIT_INVOKED, commit
         if kind != "ok":
             return None  # it stays concurrent with all later events
-        begun = self._open.pop(record.get("op", 0), None)
-        if begun is None:  # an old history has answers only
+        started = self._open.pop(record.get("op", 0), None)
+        if started is None:  # an old history has answers only
             return Kind.COMMITTED, self._offset(record, answered=True)
-        begun.t_ns = record["t_ns"]
-        return Kind.COMMITTED, begun
+        started.t_ns = record["t_ns"]
+        return Kind.COMMITTED, started
 
     def _fetch(self, record: Record) -> Event:
         return Kind.FETCHED, self._offset(record, answered=True, fetched=True)
@@ -384,12 +384,12 @@ def assemble(records: Iterable[Record]) -> History:
     for record in records:
         event = take(record)
         if event is not None:
-            kind, found = event
+            kind, result = event
             target = lists.get(kind)
             if target is not None:
-                target.append(found)
+                target.append(result)
             elif kind >= Kind.POSTED:
-                history.later.append((kind, found))
+                history.later.append((kind, result))
     if assembler.meta is None:
         raise HistoryError("a history begins with a meta line")
     history.meta = assembler.meta

@@ -202,11 +202,11 @@ class Follower:
             if not new:
                 return []
             whole, newline, self._half = (self._half + new).rpartition(b"\n")
-        found = []
+        result = []
         for line in whole.split(b"\n"):
             self._line += 1
-            found.append(_parse(self.path, self._line, line))
-        return found
+            result.append(_parse(self.path, self._line, line))
+        return result
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:

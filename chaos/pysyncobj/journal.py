@@ -165,8 +165,10 @@ class FrameJournal(Journal):  # type: ignore[misc]  # the package has no types
 
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
         index = self.log.index
-        found = range(index.first_index, index.last_index + 1)[item]
-        return EntryRange(self.log, found) if isinstance(found, range) else Entry(self.log, found)
+        result = range(index.first_index, index.last_index + 1)[item]
+        return (
+            EntryRange(self.log, result) if isinstance(result, range) else Entry(self.log, result)
+        )
 
     def __len__(self) -> int:
         return self.log.last_index - self.log.index.first_index + 1

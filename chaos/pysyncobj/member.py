@@ -73,15 +73,15 @@ def status_of(
     """Return the view of a member. `match` and `next` of a peer are None on a node that does not
     lead; SyncObj has no append window, so `inflight` counts the entries it has sent without knowing
     that they arrived."""
-    said = sync.getStatus()
+    status = sync.getStatus()
     index = sync.journal.log.index
     leads = sync._isLeader()
     peers: dict[str, dict[str, object]] = {}
     for peer in config.peers:
         if peer == config.node_id:
             continue
-        match = said.get(f"match_idx_server_{peer}") if leads else None
-        following = said.get(f"next_node_idx_server_{peer}") if leads else None
+        match = status.get(f"match_idx_server_{peer}") if leads else None
+        following = status.get(f"next_node_idx_server_{peer}") if leads else None
         ahead = 0 if match is None or following is None else max(0, following - 1 - match)
         peers[peer] = {
             "connected": links.is_open(peer),
@@ -355,9 +355,9 @@ class PySyncMember:
     def successor(self) -> NodeId | None:
         """Return the connected follower with the longest log, or None. SyncObj has no further
         conditions."""
-        said, links = self.sync.getStatus(), self._transport.links
+        status, links = self.sync.getStatus(), self._transport.links
         near = [peer for peer in self.config.peers if links.is_open(peer)]
-        return max(near, key=lambda peer: said.get(f"match_idx_server_{peer}") or 0, default=None)
+        return max(near, key=lambda peer: status.get(f"match_idx_server_{peer}") or 0, default=None)
 
     def agree_expired(self, position: int) -> int:
         """Return the position, because replicas exchange nothing about it."""
@@ -557,13 +557,18 @@ class PySyncMember:
 
     def _observe(self) -> None:
         """Report SyncObj's role, term and leader to the application if they have changed."""
-        sync, told, state = self.sync, self._told, self._state
+        sync, reported, state = self.sync, self._told, self._state
         term = sync.raftCurrentTerm
         node = sync._getLeader()
         leader = None if node is None else node.id
         applied = self._applier.applied_index
         ready = state is Role.LEADER and applied >= sync.journal.opening_index
-        if (state, term, leader, ready) == (told.role, told.term, told.leader, told.leader_ready):
+        if (state, term, leader, ready) == (
+            reported.role,
+            reported.term,
+            reported.leader,
+            reported.leader_ready,
+        ):
             return
         event = RoleEvent(state, term, leader, ready, "SyncObj says so")
         self._told = event
@@ -575,7 +580,7 @@ class PySyncMember:
             leader,
             ready,
         )
-        if told.role is Role.LEADER and (state is not Role.LEADER or term != told.term):
+        if reported.role is Role.LEADER and (state is not Role.LEADER or term != reported.term):
             self.sync.journal.held = (
                 None  # never proposed; its outcome is found like that of the rest
             )
@@ -584,7 +589,7 @@ class PySyncMember:
             if not waiter.done():
                 waiter.set_result(None)
         self._role_waiters.clear()
-        if ready and not told.leader_ready:
+        if ready and not reported.leader_ready:
             self._cut_wanted = True
         self._application.role_changed(event)
 

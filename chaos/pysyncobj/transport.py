@@ -61,7 +61,7 @@ class PickleReader:
             return []
         data = b"".join(self._parts)
         at, end = 0, len(data)
-        found: list[Received] = []
+        result: list[Received] = []
         self._need = _LENGTH.size
         while end - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, at)
@@ -71,11 +71,11 @@ class PickleReader:
                 self._need = _LENGTH.size + length
                 break
             at += _LENGTH.size
-            found.append((self._sender, _unpickled(data[at : at + length])))
+            result.append((self._sender, _unpickled(data[at : at + length])))
             at += length
         self._parts = [data[at:]]
         self._have = end - at
-        return found
+        return result
 
 
 class Driver(Protocol):

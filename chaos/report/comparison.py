@@ -73,8 +73,8 @@ def recovery_rows(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], lis
     for kind in kinds:
         cells = []
         for candidate in candidates:
-            found = candidate.verdict["recovery"]["kinds"].get(kind)
-            cells.append("not run" if found is None else _cell(found))
+            result = candidate.verdict["recovery"]["kinds"].get(kind)
+            cells.append("not run" if result is None else _cell(result))
         rows.append((kind, *cells))
     return ("fault", *(candidate.name for candidate in candidates)), rows
 
@@ -101,10 +101,10 @@ def comparison_page(title: str, command: str, candidates: Sequence[Candidate]) -
         if skipped:
             words = tuple((text,) for text in skipped)
             tables.append(PageTable(f"{candidate.name}: not done", ("why",), _rows(words)))
-    found = {c.name: c.recoveries for c in candidates}
+    result = {c.name: c.recoveries for c in candidates}
     charts = []
-    if any(r.worst_client_ms is not None for of_name in found.values() for r in of_name):
-        charts.append(recovery_figure(found))
+    if any(r.worst_client_ms is not None for of_name in result.values() for r in of_name):
+        charts.append(recovery_figure(result))
     return document(
         title,
         f"<h1>{html.escape(title)}</h1>"

@@ -66,20 +66,20 @@ def write_report(history: History, checks: Sequence[Check], path: Path) -> None:
 
 def chaos_page(history: History, checks: Sequence[Check]) -> Page:
     """Return the words and tables of a chaos run's page."""
-    found = recoveries(history)
+    result = recoveries(history)
     meta = history.meta
     scenario = str(meta.get("scenario", "history"))
     seed = f"seed {meta['seed']}" if "seed" in meta else ""
     return Page(
         f"Chaos: {scenario}",
-        ", ".join(filter(None, (str(meta.get("mode", "")), seed, f"{len(found)} faults"))),
+        ", ".join(filter(None, (str(meta.get("mode", "")), seed, f"{len(result)} faults"))),
         merge(checks),
-        (*send_tiles(history), *recovery_tiles(found)),
+        (*send_tiles(history), *recovery_tiles(result)),
         (
             check_table(checks),
-            kinds_table(found),
+            kinds_table(result),
             *lost_tables(checks, history),
-            recovery_table(found, history),
+            recovery_table(result, history),
         ),
         str(meta.get("command", "")),
     )
@@ -196,9 +196,9 @@ def _spread_cells(times: Spread | None) -> tuple[str, str, str]:
 def render(page: Page, history: History) -> str:
     """Return the whole file."""
     charts = [figure(series_of(history))]
-    found = recoveries(history)
-    if any(r.everybody_ms is not None for r in found):
-        charts.append(recovery_figure({"": found}))
+    result = recoveries(history)
+    if any(r.everybody_ms is not None for r in result):
+        charts.append(recovery_figure({"": result}))
     tiles = "".join(
         f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>'
         for value, label in page.tiles

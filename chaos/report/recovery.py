@@ -82,15 +82,15 @@ def recoveries(history: History) -> list[Recovery]:
     clients = sorted({send.process for send in sends})
     end_ns = max((max(send.invoked_ns, send.done_ns) for send in sends), default=0)
     faults = sorted(inflicted(history), key=lambda fault: fault.invoked_ns)
-    found = []
+    result = []
     for number, fault in enumerate(faults):
         last = number + 1 == len(faults)
         until_ns = end_ns if last else faults[number + 1].invoked_ns
         begin = bisect_left(done, fault.invoked_ns)
         end = len(done) if last else bisect_left(done, until_ns)
         normal_ms = _normal_ms(done, fault.invoked_ns, begin, end)
-        found.append(_recovery(fault, acknowledged[begin:end], until_ns, clients, normal_ms))
-    return found
+        result.append(_recovery(fault, acknowledged[begin:end], until_ns, clients, normal_ms))
+    return result
 
 
 def inflicted(history: History) -> list[Fault]:
@@ -206,10 +206,10 @@ def _normal_ms(done: Sequence[int], injected_ns: int, begin: int, end: int) -> f
     earlier average (times NORMAL_SHARE).
     """
     before = begin - bisect_left(done, injected_ns - BEFORE_NS)
-    wanted = NORMAL_SHARE * before * WINDOW_NS / BEFORE_NS
+    desired = NORMAL_SHARE * before * WINDOW_NS / BEFORE_NS
     if before == 0:
         return None
     for at in range(begin, end):
-        if bisect_left(done, done[at] + WINDOW_NS, at, end) - at >= wanted:
+        if bisect_left(done, done[at] + WINDOW_NS, at, end) - at >= desired:
             return (done[at] - injected_ns) / NS_PER_MS
     return None

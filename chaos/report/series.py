@@ -198,13 +198,13 @@ def _strips(sends: Iterable[Send], zero: int, bucket_s: float, end_s: float) -> 
 
 def _bands(history: History, end_s: float) -> list[Band]:
     zero = history.start_ns
-    found = []
+    result = []
     for fault in inflicted(history):
         back_ns = fault.healed_ns or _started_again_ns(history, fault)
         to_s = end_s if back_ns is None else (back_ns - zero) / NS_PER_S
         nodes = ", ".join(fault.nodes)
-        found.append(Band(fault.kind, nodes, (fault.invoked_ns - zero) / NS_PER_S, to_s))
-    return found
+        result.append(Band(fault.kind, nodes, (fault.invoked_ns - zero) / NS_PER_S, to_s))
+    return result
 
 
 def _started_again_ns(history: History, fault: Fault) -> int | None:

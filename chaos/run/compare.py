@@ -27,7 +27,7 @@ from .runner import RunConfig, Say, Workloads, run_scenario
 from .scenario import SLOT_S, find_scenario
 
 # Limits the comparison if an engine does not recover at all.
-WHOLE_TIMEOUT_S = 10.0
+RECOVERY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ async def _candidate(
         config.repeats,
         engine.shape,
         settings,
-        whole_timeout_s=WHOLE_TIMEOUT_S,
+        recovery_timeout_s=RECOVERY_TIMEOUT_S,
     )
     began_s = time.monotonic()
     result = await run_scenario(run, command, tell)
@@ -115,13 +115,13 @@ async def _calm(
     try:
         await cluster.up(engine.shape, settings)
         try:
-            found = await saturate(cluster.state().namesrv, seconds)
+            result = await saturate(cluster.state().namesrv, seconds)
         finally:
             await cluster.down()
     finally:
         await cluster.close()
-    say(f"{found:,.0f} sends a second, nothing being broken")
-    return found
+    say(f"{result:,.0f} sends a second, nothing being broken")
+    return result
 
 
 TOPIC = "ChaosCalm"

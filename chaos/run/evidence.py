@@ -26,14 +26,14 @@ async def record_evidence(
 async def _committed(cluster: Cluster) -> dict[str, int]:
     """Return group → the Raft index that all its replicas have committed; none for a group without
     Raft or with a replica that does not answer."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     statuses = [s for s in await cluster.status() if s.node.kind == "broker"]
     for group in cluster.state().groups:
         views = [s.view for s in statuses if s.node.group == group]
         known = [v.commit_index for v in views if v is not None and v.term > 0]
         if len(known) == len(views):
-            found[group] = min(known)
-    return found
+            result[group] = min(known)
+    return result
 
 
 def _write_evidence(

@@ -70,15 +70,15 @@ def judge(
     checks = (took_place(history), *suite.results())
     if history.stuck is not None:
         checks = (*checks, whole_check(history, history.stuck))
-    found = recoveries(history)
+    result = recoveries(history)
     page = page or directory / "report.html"
     write_report(history, checks, page)
     load = load_of(history)
-    data = verdict_data(history, checks, found, load, suite.lost())
+    data = verdict_data(history, checks, result, load, suite.lost())
     text = orjson.dumps(data, option=orjson.OPT_INDENT_2)
     (directory / "verdict.json").write_bytes(text)
     return RunResult(
-        merge(checks), checks, found, load, suite.lost(), history.skipped, path, page, data
+        merge(checks), checks, result, load, suite.lost(), history.skipped, path, page, data
     )
 
 
@@ -86,9 +86,9 @@ def _recall(history: History, verdict: Path) -> None:
     """Read the outcome of the faults from the run's own verdict, if there is one. Old histories do
     not have it, and a new verdict must not be better than the run's."""
     try:
-        said = orjson.loads(verdict.read_bytes())
-        history.skipped = tuple(said["skipped"])
-        whole = [check for check in said["checks"] if check["name"] == WHOLE]
+        saved = orjson.loads(verdict.read_bytes())
+        history.skipped = tuple(saved["skipped"])
+        whole = [check for check in saved["checks"] if check["name"] == WHOLE]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if whole:

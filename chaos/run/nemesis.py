@@ -17,7 +17,7 @@ from itertools import groupby
 
 from ..cluster.clusterfile import ClusterError
 from ..cluster.probe import ReplicaView
-from ..cluster.wait_healthy import WHOLE_TIMEOUT_S, wait_whole
+from ..cluster.wait_healthy import RECOVERY_TIMEOUT_S, wait_recovered
 from ..faults.base import Context, Fault, Planned, finished, in_thread
 from ..faults.catalogue import make
 from ..faults.disk import lose_disk
@@ -43,11 +43,11 @@ class Nemesis:
         self,
         context: Context,
         begin_s: float,
-        whole_timeout_s: float = WHOLE_TIMEOUT_S,
+        recovery_timeout_s: float = RECOVERY_TIMEOUT_S,
     ) -> None:
         self._context = context
         self._begin_s = begin_s
-        self._whole_timeout_s = whole_timeout_s
+        self._recovery_timeout_s = recovery_timeout_s
         self.result = Inflicted()
 
     async def inflict(self, plan: Sequence[Planned], check_load: Callable[[], None]) -> Inflicted:
@@ -145,7 +145,7 @@ class Nemesis:
             return True
 
         try:
-            await wait_whole(cluster, self._whole_timeout_s, rebuild)
+            await wait_recovered(cluster, self._recovery_timeout_s, rebuild)
         except ClusterError as error:
             first = str(error).splitlines()[0]
             self.result.stuck.append(f"after {words}: {first}")

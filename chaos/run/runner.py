@@ -28,7 +28,7 @@ from ..cluster.clusterfile import COMPOSE, PROCESSES, ClusterError
 from ..cluster.compose import ComposeCluster
 from ..cluster.credentials import signing
 from ..cluster.topology import RAFT, Shape, flush_of, nodes_of
-from ..cluster.wait_healthy import WHOLE_TIMEOUT_S, wait_whole
+from ..cluster.wait_healthy import RECOVERY_TIMEOUT_S, wait_recovered
 from ..faults import power
 from ..faults.base import Context, Planned, in_thread
 from ..faults.links import Links
@@ -63,7 +63,7 @@ class RunConfig:
 
     `workloads` creates the run's own. `existing` is a running cluster; the run does not stop it,
     nor containers (`on` COMPOSE; `project` of docker compose, if empty the only project). If the
-    cluster does not recover within `whole_timeout_s`, the verdict reports it and the next fault
+    cluster does not recover within `recovery_timeout_s`, the verdict reports it and the next fault
     follows.
     """
 
@@ -78,7 +78,7 @@ class RunConfig:
     existing: Path | None = None
     on: str = PROCESSES
     project: str = ""
-    whole_timeout_s: float = WHOLE_TIMEOUT_S
+    recovery_timeout_s: float = RECOVERY_TIMEOUT_S
 
 
 async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
@@ -97,7 +97,7 @@ async def run_scenario(config: RunConfig, command: str, say: Say) -> RunResult:
             raise ClusterError(f"nothing of this scenario can be done here: {'; '.join(skipped)}")
         plan = make_plan(config.seed, wants, config.minutes, config.repeats)
         say("waiting until the cluster is whole")
-        await wait_whole(cluster)
+        await wait_recovered(cluster)
         with HistoryWriter(
             path,
             seed=config.seed,
@@ -158,7 +158,7 @@ async def _torment(
         context = Context(cluster, history, links, random.Random(rng.random()), say)
         await _flows(workloads)
         begin_s = time.monotonic() + SETTLE_S
-        nemesis = Nemesis(context, begin_s, config.whole_timeout_s)
+        nemesis = Nemesis(context, begin_s, config.recovery_timeout_s)
         inflicted = await nemesis.inflict(plan, lambda: _raise_failure(workloads))
         await asyncio.sleep(max(SETTLE_S, begin_s + config.minutes * 60 - time.monotonic()))
         for workload in workloads:

@@ -196,9 +196,9 @@ SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}
 
 def find_scenario(text: str) -> Scenario:
     """Find a scenario by name, or make an unnamed scenario of wishes. Raises ClusterError."""
-    found = SCENARIOS.get(text)
-    if found is not None:
-        return found
+    result = SCENARIOS.get(text)
+    if result is not None:
+        return result
     wishes = tuple(text.split())
     try:
         for wish in wishes:

@@ -38,10 +38,10 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 def settings_for(names: Sequence[str]) -> dict[str, str]:
     """Return the broker.conf keys that these workloads want."""
-    wanted: dict[str, str] = {}
+    desired: dict[str, str] = {}
     for name in names:
-        wanted |= SETTINGS.get(name, {})
-    return wanted
+        desired |= SETTINGS.get(name, {})
+    return desired
 
 
 def make_workloads(names: Sequence[str], log: MessagesConfig = LOG) -> list[Workload]:

@@ -96,8 +96,8 @@ class Contender:
         place = {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
         fields = {"group": self._group, **place, "unlock": unlock}
         self._history.event("invoke", "lock", self.name, op, **fields)
-        outcome, found = await self._send(queue, unlock)
-        self._history.event(outcome, "lock", self.name, op, **fields, **found)
+        outcome, result = await self._send(queue, unlock)
+        self._history.event(outcome, "lock", self.name, op, **fields, **result)
         self.doubtful = self.doubtful or outcome == "unknown"
 
     async def retire(self) -> None:

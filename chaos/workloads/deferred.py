@@ -470,15 +470,15 @@ class Scanner:
 
     async def read(self, queue: MessageQueue) -> list[MessageExt]:
         """Return the new messages. Raises ClientError."""
-        found: list[MessageExt] = []
+        matches: list[MessageExt] = []
         consumer = self._consumer
         end = await consumer.max_offset(queue)
         offset = self._next.get(queue, 0)
         while offset < end:
             result = await consumer.pull(queue, offset, SCAN_BATCH)
-            found += result.messages
+            matches += result.messages
             if result.next_offset <= offset:
                 break
             offset = result.next_offset
             self._next[queue] = offset
-        return found
+        return matches

@@ -115,8 +115,8 @@ def delay_levels(text: str) -> dict[int, int]:
     """Parse messageDelayLevel into ms by level. Raises ClusterError if it is malformed."""
     levels = {}
     for level, word in enumerate(text.split(), 1):
-        found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", word)
-        if found is None:
+        result = re.fullmatch(r"(\d+)(ms|s|m|h|d)", word)
+        if result is None:
             raise ClusterError(f"messageDelayLevel {text!r} has {word!r}")
-        levels[level] = int(found[1]) * _UNITS_MS[found[2]]
+        levels[level] = int(result[1]) * _UNITS_MS[result[2]]
     return levels

@@ -239,9 +239,9 @@ async def all_queues(
     groups = (await admin.cluster.info()).brokers
     while True:
         try:
-            found = tuple(sorted((await admin.cluster.route(topic)).write_queues(topic)))
-            if len(found) >= queues * len(groups) or time.monotonic() > deadline:
-                return found
+            result = tuple(sorted((await admin.cluster.route(topic)).write_queues(topic)))
+            if len(result) >= queues * len(groups) or time.monotonic() > deadline:
+                return result
         except ClientError:
             if time.monotonic() > deadline:
                 raise

@@ -111,8 +111,8 @@ class MetadataWorkload:
         whether all could be read."""
         await self._tasks.finish()
         deadline = asyncio.get_running_loop().time() + self._environment.drain_timeout_s
-        for found in self._objects:
-            while found.version and not await self._read(self.name, found):
+        for result in self._objects:
+            while result.version and not await self._read(self.name, result):
                 if asyncio.get_running_loop().time() > deadline:
                     return False
                 await asyncio.sleep(self._pause_s)
@@ -133,12 +133,12 @@ class MetadataWorkload:
     async def _operate(self, writer: int, rng: random.Random) -> None:
         process = f"{self.name}-{writer}"
         while not self._stopping.is_set():
-            found = rng.choice(self._objects)
-            writes = found.writer in (writer, None) and found.version < VERSION_MAX
+            result = rng.choice(self._objects)
+            writes = result.writer in (writer, None) and result.version < VERSION_MAX
             if rng.random() < 0.5 and writes:
-                await self._write(process, found)
+                await self._write(process, result)
             else:
-                await self._read(process, found)
+                await self._read(process, result)
             try:
                 async with asyncio.timeout(self._pause_s):
                     await self._stopping.wait()

@@ -13,7 +13,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.credentials import own_credentials, signing
 from raftmq.chaos.cluster.restart import restart_all
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.chaos.history.files import HistoryWriter
 from raftmq.chaos.workloads.consumers import ConsumerGroup
 from raftmq.client import (
@@ -70,7 +70,7 @@ async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch, c
             for number in range(10, 20):
                 await producer.send(Message("T", b"%d" % number), timeout_ms=60_000)
         cluster.start(leader.name)
-        await wait_whole(cluster, PATIENCE_S)
+        await wait_recovered(cluster, PATIENCE_S)
         async with Admin(state.namesrv, instance_config=signing()) as admin:
             ends = await admin.topic.offsets("T")
             assert sum(one.max_offset for one in ends.values()) >= 20

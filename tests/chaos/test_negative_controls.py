@@ -65,7 +65,7 @@ async def inflict(
         repeats=repeats,
         shape=Shape(mode),
         settings=SETTINGS | settings,
-        whole_timeout_s=60.0,  # who loses its log may never be whole again (pysyncobj's leader)
+        recovery_timeout_s=60.0,  # who loses its log may never be whole again (pysyncobj's leader)
     )
     result = await run_scenario(config, "", lambda words: None)
     assert len(result.recoveries) >= repeats, result.skipped

@@ -26,7 +26,7 @@ import yaml
 from raftmq import Admin, Message, MessageExt, Producer, PushConsumer
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.client.errors import ClientError
 from tests.compose.queries import DEPLOY, ask
 from tests.ports import bound
@@ -91,7 +91,7 @@ async def strike(cluster: Cluster, each: int) -> None:
         await cluster.wait_dead(cluster.signal(leader.name, how))
         await asyncio.sleep(DOWN_S)
         cluster.start(leader.name)
-        await wait_whole(cluster)
+        await wait_recovered(cluster)
         told(f"{number + 1}/{2 * each} {how.name} {leader.name}")
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 

@@ -16,7 +16,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import GRPC_PROXY, ClusterError, ClusterState
 from raftmq.chaos.cluster.ports import HeldPorts
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.client import Admin, ClientError, MessageQueue, NoRoute
 from raftmq.client.admin.bodies import TopicOffset
 from raftmq.namesrv.server import NameServer, NameServerConfig
@@ -182,7 +182,7 @@ class RaftGroup:
         async def work(cluster: Cluster) -> None:
             for name in self._killed:
                 cluster.start(name)
-            await wait_whole(cluster, OVER_S)
+            await wait_recovered(cluster, OVER_S)
 
         self._do(work)
         self._killed.clear()

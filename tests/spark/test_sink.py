@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from raftmq.chaos.cluster.cluster import Cluster
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.client import Admin
 from raftmq.client.errors import ClientError
 from raftmq.client.message import MessageQueue
@@ -453,7 +453,7 @@ async def kill_leader(cluster: Cluster) -> None:
         assert leader is not None
         await here.wait_dead(here.signal(leader.name, signal.SIGKILL))
         here.start(leader.name)
-        await wait_whole(here, 120.0)
+        await wait_recovered(here, 120.0)
     finally:
         await here.close()
 

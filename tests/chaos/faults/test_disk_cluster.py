@@ -17,7 +17,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.launch import log_path, node_directory
 from raftmq.chaos.cluster.probe import ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.chaos.faults import disk, power
 from raftmq.chaos.faults.base import Context, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
@@ -133,13 +133,13 @@ class Town:
         healed. Who is still about to end then, however slowly, is started when it has."""
         starting = asyncio.create_task(self._start_ended()) if ended else None
         try:
-            await wait_whole(self.cluster, PATIENCE_S)
+            await wait_recovered(self.cluster, PATIENCE_S)
         finally:
             if starting is not None:
                 starting.cancel()
                 await asyncio.wait([starting])
         await self.send_some()
-        await wait_whole(self.cluster, PATIENCE_S)
+        await wait_recovered(self.cluster, PATIENCE_S)
         for node in self.cluster.state().brokers:
             assert not self.lost(node.name), node.name
 
@@ -251,7 +251,7 @@ async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path
             assert town.lost(node.name) >= town.acknowledged - honest, node.name
         await lie.heal()
         await cut.heal()
-        await wait_whole(town.cluster, PATIENCE_S)
+        await wait_recovered(town.cluster, PATIENCE_S)
         for node in town.cluster.state().brokers:
             assert town.lost(node.name) == town.acknowledged - honest, node.name
         counts = [
@@ -278,7 +278,7 @@ async def test_damaged_replicas_come_back_or_are_replaced(tmp_path: Path) -> Non
         tidy = town.fault("stop-all", "all")  # in order: then queues and tables are on disk
         await tidy.inject()
         await tidy.heal()
-        await wait_whole(town.cluster, PATIENCE_S)
+        await wait_recovered(town.cluster, PATIENCE_S)
         for kind, hurt in (
             ("torn-tail", "commitlog/"),
             ("flip-payload", "commitlog/"),

@@ -18,7 +18,7 @@ from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.clusterfile import Node as ClusterNode
 from raftmq.chaos.faults import fault_disk as faultdisk
 from raftmq.chaos.faults.base import Context, Hit, Planned
-from raftmq.chaos.faults.disk import Told, copy_files, empty
+from raftmq.chaos.faults.disk import DiskRules, copy_files, empty
 from raftmq.chaos.faults.fault_control import (
     ALLOCATE,
     ERROR,
@@ -540,7 +540,7 @@ async def test_a_fault_for_which_there_are_no_more_rules_cannot_be_done(tmp_path
     Steering(faults).put("1", [Rule(ERROR, (WRITE,), "nothing")] * SLOTS_MAX)
     context = cast(Context, SimpleNamespace(cluster=SimpleNamespace(directory=tmp_path)))
     planned = Planned(2, 0, 1, "disk-full", "n1", 0.0)
-    fault = Told(planned, context, lambda _: [Rule(FULL, (WRITE,))], "full", may_end=False)
+    fault = DiskRules(planned, context, lambda _: [Rule(FULL, (WRITE,))], "full", may_end=False)
     with pytest.raises(ClusterError, match="64 rules at most"):
         await fault.do(Hit((ClusterNode("n1", "broker", "127.0.0.1", 1, 0),)))
 

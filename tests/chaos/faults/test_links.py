@@ -13,7 +13,7 @@ from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError
 from raftmq.chaos.cluster.probe import RemotingProbe, ReplicaView, leader_of
 from raftmq.chaos.cluster.topology import Shape
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.chaos.faults.base import Context, Fault, Injection, Planned
 from raftmq.chaos.faults.catalogue import make
 from raftmq.chaos.faults.links import Links
@@ -114,7 +114,7 @@ async def scene(home: Path, tmp_path: Path) -> AsyncIterator[Scene]:
         stack.push_async_callback(cluster.close)
         history = stack.enter_context(HistoryWriter(tmp_path / "h.jsonl"))
         links = await stack.enter_async_context(Links.of(cluster))
-        await wait_whole(cluster, PATIENCE_S)
+        await wait_recovered(cluster, PATIENCE_S)
         yield Scene(cluster, links, history)
         assert not [name for name, link in (await links.state()).items() if "rules" in link]
 
@@ -134,7 +134,7 @@ async def test_an_isolated_leader_is_replaced_and_follows_after_the_heal(scene: 
         assert not await scene.ask(old, 300)
         await producer.send(Message("T", b"while the old leader is alone"), timeout_ms=SEND_MS)
         await fault.heal()
-        await wait_whole(scene.cluster, PATIENCE_S)
+        await wait_recovered(scene.cluster, PATIENCE_S)
         healed = await scene.view(old)
         assert healed.term >= new.term
         assert healed.role == "follower" or healed.term > new.term  # elected once more
@@ -225,7 +225,7 @@ async def test_after_every_fault_the_cluster_is_whole_again(
     await asyncio.sleep(0.2)
     await fault.heal()
     await fault.heal()
-    await wait_whole(scene.cluster, PATIENCE_S)
+    await wait_recovered(scene.cluster, PATIENCE_S)
 
 
 async def test_leadership_is_handed_over_on_request(scene: Scene) -> None:

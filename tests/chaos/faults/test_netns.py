@@ -12,7 +12,7 @@ from raftmq.chaos.cluster import namespaces
 from raftmq.chaos.cluster.cluster import Cluster
 from raftmq.chaos.cluster.clusterfile import ClusterError, ClusterState, Node
 from raftmq.chaos.cluster.topology import Shape, on_hosts, plan, ports_needed
-from raftmq.chaos.cluster.wait_healthy import wait_whole
+from raftmq.chaos.cluster.wait_healthy import wait_recovered
 from raftmq.chaos.faults.base import Context, Hit, Injection, Planned
 from raftmq.chaos.faults.catalogue import find, make, unavailable
 from raftmq.chaos.faults.netns import KINDS, WireCut
@@ -100,11 +100,11 @@ async def torment(cluster: Cluster, state: ClusterState, context: Context) -> No
             await producer.send(Message("T", kind.encode()), timeout_ms=120_000)
             await fault.heal()
             await fault.heal()
-            await wait_whole(cluster, PATIENCE_S)
+            await wait_recovered(cluster, PATIENCE_S)
         one = make(Planned(9, 0, 1, "wire-one-way-in", "follower", 0.0), context)
         await one.inject()
         await one.heal()
-        await wait_whole(cluster, PATIENCE_S)
+        await wait_recovered(cluster, PATIENCE_S)
 
 
 async def led_by_another(cluster: Cluster, old: Node) -> None:

@@ -35,7 +35,7 @@ async def test_every_promise_is_kept(tmp_path: Path, schedule: str) -> None:
         repeats=repeats,
         shape=Shape("raft", replicas=5),
         settings=SETTINGS,
-        whole_timeout_s=60.0,
+        recovery_timeout_s=60.0,
     )
     result = await run_scenario(config, "", lambda words: None)
     wrong = [check for check in result.data["checks"] if check["verdict"] != "pass"]

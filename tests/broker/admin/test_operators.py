@@ -302,7 +302,7 @@ async def test_what_came_into_a_topic_does_not_take_all_queues_of_the_broker(gro
 
 
 def test_only_so_many_pulls_wait_for_a_reset_to_be_taken(monkeypatch):
-    monkeypatch.setattr(resets, "TAKING_MAX", 2)
+    monkeypatch.setattr(resets, "WAITING_MAX", 2)
     state = BrokerState()
     state.apply(1, 0, reset_offsets([("T", "g", 0, 5)]))
     proposed, again = [], []

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 
 from raftmq.remoting.acl import Accounts, AclError
-from raftmq.remoting.acl_file import AccountFile
+from raftmq.remoting.acl.account_file import AccountFile
 
 from .config import BrokerConfig
 from .context import Context

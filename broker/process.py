@@ -32,7 +32,7 @@ from raftmq.ops.permissions import warn_if_others_read
 from raftmq.packages import PROXY_PACKAGES, missing_package
 from raftmq.remoting.connection import FROM_PEER
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.key_file import KeyFileError
+from raftmq.remoting.registration_proof import KeyFileError
 from raftmq.remoting.tls import TlsError
 from raftmq.store.disk import OsDisk
 from raftmq.store.errors import StoreError

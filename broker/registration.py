@@ -41,8 +41,7 @@ from raftmq.remoting.registration import (
     body_crc,
     encode_register_body,
 )
-from raftmq.remoting.registration_proof import WRONG_SIGNATURE, RegistrationSigner
-from raftmq.remoting.signed_registration import ask_signer
+from raftmq.remoting.registration_proof import WRONG_SIGNATURE, RegistrationSigner, ask_signer
 from raftmq.remoting.tls import Renewed
 
 from .registeredtopics import RegisteredTopics

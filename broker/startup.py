@@ -18,10 +18,10 @@ from functools import partial
 from raftmq.ops.descriptors import Shares, descriptor_limit
 from raftmq.ops.metrics import Timings
 from raftmq.remoting.acl import AclError
-from raftmq.remoting.acl_file import AccountFile
+from raftmq.remoting.acl.account_file import AccountFile
 from raftmq.remoting.address import format_address
-from raftmq.remoting.key_file import KeyFileError, load_registration_keys
 from raftmq.remoting.process_tls import ProcessTls
+from raftmq.remoting.registration_proof import KeyFileError, load_registration_keys
 from raftmq.remoting.tls import TlsError
 from raftmq.remoting.tls_listener import ArrivalLimits
 from raftmq.store.disk import OsDisk

@@ -413,4 +413,4 @@ def make_client_id() -> str:
 async def _renew(tls: Renewed) -> None:
     while True:
         await asyncio.sleep(TLS_CHECK_S)
-        await asyncio.to_thread(tls.look)
+        await asyncio.to_thread(tls.check)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.remoting.acl.plainfile import parse_credentials
+from raftmq.remoting.acl.account_file import parse_credentials
 from raftmq.remoting.acl.signature import Credentials, credentials_of_environment
 from raftmq.remoting.errors import RemotingError
 

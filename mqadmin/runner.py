@@ -26,7 +26,7 @@ from raftmq.remoting.acl.signature import Credentials
 from raftmq.remoting.address import parse_address, parse_address_list
 from raftmq.remoting.contexts import NAME_SERVERS, resolve
 from raftmq.remoting.errors import ConnectError, RemotingError
-from raftmq.remoting.key_file import load_registration_keys
+from raftmq.remoting.registration_proof import load_registration_keys
 from raftmq.remoting.tls_file import client_tls_of
 
 from . import output

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from raftmq.remoting.acl import AclError, Gate, name_server_needs
+from raftmq.remoting.acl.account_file import AccountFile
 from raftmq.remoting.acl.needs import NAME_SERVER_READS
 from raftmq.remoting.acl.signature import ACCESS_KEY
-from raftmq.remoting.acl_file import AccountFile
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import FROM_PEER, Answer, Connection, Handler
 

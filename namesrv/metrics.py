@@ -16,10 +16,9 @@ from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timi
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Answer, Connection, Handler
-from raftmq.remoting.memory_limit_metrics import tell as tell_budgets
+from raftmq.remoting.metrics import add_limits, add_tls
 from raftmq.remoting.process_tls import ProcessTls
 from raftmq.remoting.server import RemotingServer
-from raftmq.remoting.tls_metrics import tell
 
 from .routes import LEADER_ID, RouteTable
 
@@ -161,9 +160,9 @@ class NameServerMetrics:
                 "Connections closed for want of room.",
                 server.refused_count,
             )
-            tell_budgets(families, "rocketmq_namesrv", server.budgets, server.watch)
+            add_limits(families, "rocketmq_namesrv", server.budgets, server.watch)
         if self._tls is not None:
-            tell(families, "rocketmq_namesrv", self._tls)
+            add_tls(families, "rocketmq_namesrv", self._tls)
         families.counter(
             "rocketmq_namesrv_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
         )

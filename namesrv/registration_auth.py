@@ -51,7 +51,7 @@ class Proofs:
             )
         if self._keys and is_signed(request):
             challenge = self._challenges.get(connection)
-            if challenge is None or not challenge.may_prove(request):
+            if challenge is None or not challenge.is_plausible(request):
                 raise self._wrong()
 
     def may_be_signed(self, request: RemotingCommand) -> bool:

@@ -15,9 +15,9 @@ from raftmq.remoting.acl import AclError
 from raftmq.remoting.connection import Connection, ConnectionLimits
 from raftmq.remoting.errors import RemotingError
 from raftmq.remoting.fair_scheduling import Steps, StepTurns
-from raftmq.remoting.key_file import KeyFileError, load_registration_keys
 from raftmq.remoting.memory_limits import BudgetLimits, Budgets
 from raftmq.remoting.process_tls import ProcessTls
+from raftmq.remoting.registration_proof import KeyFileError, load_registration_keys
 from raftmq.remoting.server import RemotingServer, ServerLimits
 from raftmq.remoting.threads import in_thread_to_its_end
 from raftmq.remoting.tls import TlsError, TlsMode

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raftmq.remoting.acl import Account, AclError, Gate, broker_needs
+from raftmq.remoting.acl.account_file import AccountFile
 from raftmq.remoting.acl.accounts import Permission
 from raftmq.remoting.acl.gate import permit
 from raftmq.remoting.acl.needs import topic_need
-from raftmq.remoting.acl_file import AccountFile
 from raftmq.remoting.command import RemotingCommand
 
 from .caller import access_key_of, is_signed_by

@@ -9,8 +9,8 @@ from prometheus_client.metrics_core import Metric
 
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
+from raftmq.remoting.metrics import add_tls
 from raftmq.remoting.process_tls import ProcessTls
-from raftmq.remoting.tls_metrics import tell
 
 from .protocol.messaging_pb2 import Code
 
@@ -139,7 +139,7 @@ class ProxyMetrics:
             "Calls refused for want of an account, a right signature or a permission.",
             now.unauthorized,
         )
-        tell(families, "rocketmq_proxy", self._tls)
+        add_tls(families, "rocketmq_proxy", self._tls)
         families.counter(
             "rocketmq_proxy_log_lines_suppressed_total", LINES_SUPPRESSED, suppressed_lines()
         )

@@ -33,8 +33,8 @@ from raftmq.remoting.pop_headers import (
     PopHeader,
     PopResponseHeader,
     by_queue,
-    handle_told,
     kind_of,
+    popped_handle,
 )
 from raftmq.store.properties import decode_properties
 from raftmq.store.record import MessageRecord, RecordError, decode_record
@@ -456,7 +456,7 @@ def popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
         record = decode_record(body, at)
         at += int.from_bytes(body[at : at + 4], "big")
         properties = decode_properties(record.properties)
-        handle = handle_told(properties, head, record.queue_id, record.queue_offset)
+        handle = popped_handle(properties, head, record.queue_id, record.queue_offset)
         if handle is None:
             kind = kind_of(record.topic)
             handle = Handle(

@@ -90,7 +90,7 @@ class RunningInfoHeader(NamedTuple):
 
     consumer_group: Annotated[str, "consumerGroup"]
     client_id: Annotated[str, "clientId"]
-    stack_wanted: Annotated[bool, "jstackEnable"] = False
+    include_stack: Annotated[bool, "jstackEnable"] = False
 
     @classmethod
     def parse(cls, ext: Ext) -> RunningInfoHeader:

@@ -70,7 +70,7 @@ class AllocateByConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """The MACHINE_ROOM strategy: only queues of brokers named `room@name` in the given rooms.
+    """The MACHINE_ROOM strategy: only queues of brokers named `datacenter@name` in the given rooms.
     Consumers get equal shares, and the first ones get one queue each of the remainder."""
 
     rooms: frozenset[str]
@@ -114,8 +114,8 @@ class AllocateMachineRoomNearby:
         here = [queue for queue in ordered if self.room_of_queue(queue) == own]
         neighbours = [client for client in clients if self.room_of_client(client) == own]
         taken = list(self.inner(here, neighbours, client_id))
-        for room in sorted({self.room_of_queue(queue) for queue in ordered} - inhabited):
-            there = [queue for queue in ordered if self.room_of_queue(queue) == room]
+        for datacenter in sorted({self.room_of_queue(queue) for queue in ordered} - inhabited):
+            there = [queue for queue in ordered if self.room_of_queue(queue) == datacenter]
             taken += self.inner(there, clients, client_id)
         return tuple(taken)
 

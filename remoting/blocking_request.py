@@ -20,7 +20,7 @@ from .errors import (
     RemotingProtocolError,
     SendTimeout,
 )
-from .tls import words_of
+from .tls import tls_reason
 
 RECEIVE_BYTES = 64 * 1024
 # In an answer's ext, a line each: what somebody should look at although the server serves.
@@ -55,7 +55,7 @@ def ask(
     except (BrokenPipeError, ConnectionResetError) as error:  # ConnectionRefusedError is below
         raise ConnectionLost(f"{address}: {error}", outcome_unknown=True) from error
     except ssl.SSLError as error:
-        raise ConnectError(f"{address}: {words_of(error)}") from error
+        raise ConnectError(f"{address}: {tls_reason(error)}") from error
     except OSError as error:
         raise ConnectError(f"{address}: {error}") from error
     answer = decode_command(frame)

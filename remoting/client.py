@@ -25,7 +25,7 @@ from .connection import (
     RawHandler,
 )
 from .errors import ConnectError, SendTimeout, TooManyRequests
-from .tls import Renewed, words_of
+from .tls import Renewed, tls_reason
 
 LOG = logging.getLogger("raftmq.remoting")
 
@@ -152,7 +152,7 @@ class RemotingClient:
                 await dial(lambda: connection, host, port, context)
         except OSError as error:  # TimeoutError is one
             connection.abort("not connected")
-            raise ConnectError(f"connecting to {address}: {words_of(error)}") from error
+            raise ConnectError(f"connecting to {address}: {tls_reason(error)}") from error
         except asyncio.CancelledError:
             connection.abort("connect was cancelled")
             raise

@@ -1,8 +1,10 @@
-"""Numbers of the remoting protocol: request codes, response codes, languages, our version. Pure.
+"""Numbers of the remoting protocol: request and response codes, languages, versions.
 
-Names and values are Apache RocketMQ's (4.9 and 5.x), so that other tools and logs can be compared
-with ours; the few codes of our own come last. A code listed here is not necessarily served.
+Names and values are Apache RocketMQ's (4.9 and 5.x), for comparison with other tools and logs.
+Codes of our own come last. Some codes listed here are not served. Pure: no I/O.
 """
+
+from __future__ import annotations
 
 from enum import IntEnum
 
@@ -226,3 +228,21 @@ class ResponseCode(IntEnum):
     CONTROLLER_NOT_LEADER = 2007
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
+
+
+FIRST_VERSION = 213  # ordinal of 4.0.0; every release has a snapshot before it
+LAST_VERSION = 611  # 5.9.9, the last with an ordinal
+_PER_VERSION = 2  # a snapshot and the release
+
+
+def version_name(number: int) -> str:
+    """Return the version in Apache's words ("V5_3_3"), the number in words for others."""
+    if not FIRST_VERSION <= number <= LAST_VERSION:
+        return f"number {number}"
+    steps, is_release = divmod(number - FIRST_VERSION + 1, _PER_VERSION)
+    if is_release:
+        patches, suffix = steps, ""
+    else:
+        patches, suffix = steps, "_SNAPSHOT"
+    major, rest = divmod(patches, 100)
+    return f"V{4 + major}_{rest // 10}_{rest % 10}{suffix}"

@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         self._put_off: list[bytes] = []  # arrived data that waits for its turn
         # The request that is served in steps, and what is left of them.
         self._in_steps: tuple[RemotingCommand, Steps[RemotingCommand | None]] | None = None
-        self._noted = False  # in budgets.unfinished
+        self._recorded = False  # in budgets.unfinished
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at_s = float("inf")
         self._close_timer: asyncio.TimerHandle | None = None
@@ -308,14 +308,14 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
-            self._begin(transport)
+            self._start(transport)
             if self._on_accepted is not None:
                 self._on_accepted(self)
         except Exception as error:  # for example, the peer has gone already
             self.fail("accept" if self._on_accepted else "connect", error)
             transport.close()
 
-    def _begin(self, transport: asyncio.BaseTransport) -> None:
+    def _start(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         local = transport.get_extra_info("sockname")
@@ -345,7 +345,7 @@ class Connection(asyncio.Protocol):
         else:
             self._put_off.append(data)
             self._wait_turn()
-            self._note_unfinished(anew=not self._noted)
+            self._record_unfinished(anew=not self._recorded)
             self._settle_reading()
 
     def _wait_turn(self) -> None:
@@ -391,7 +391,7 @@ class Connection(asyncio.Protocol):
         if self._backlog and not self._is_blocked:
             frames, self._backlog, self._backlog_bytes = self._backlog, [], 0
             self._hand_out(frames)
-            self._note_unfinished(anew=True)
+            self._record_unfinished(anew=True)
 
     def _settle_reading(self) -> None:
         """Pause reading while an arrival waits, or (a server) while the peer does not read; else
@@ -414,8 +414,8 @@ class Connection(asyncio.Protocol):
             self._hand_out(frames)
         if reader.error is not None:
             self._break(str(reader.error))
-        elif self._noted or reader.buffered_bytes or self._backlog_bytes:
-            self._note_unfinished(anew=bool(frames) or not self._noted)
+        elif self._recorded or reader.buffered_bytes or self._backlog_bytes:
+            self._record_unfinished(anew=bool(frames) or not self._recorded)
 
     def _hand_out(self, frames: list[RawFrame]) -> None:
         self._flush_due = True  # answers given now are sent together below
@@ -429,13 +429,13 @@ class Connection(asyncio.Protocol):
         finally:
             self._flush()
 
-    def _note_unfinished(self, anew: bool) -> None:
+    def _record_unfinished(self, anew: bool) -> None:
         """Tell the budgets how many bytes of unserved frames are held."""
         if self._budgets is None or not self._open:
             return
         size = self._reader.buffered_bytes + self._backlog_bytes + sum(map(len, self._put_off))
-        self._noted = size > 0
-        note = self._budgets.unfinished.began_anew if anew else self._budgets.unfinished.hold
+        self._recorded = size > 0
+        note = self._budgets.unfinished.restart if anew else self._budgets.unfinished.hold
         note(self, size, self.last_active_s)
 
     def eof_received(self) -> bool:
@@ -452,7 +452,7 @@ class Connection(asyncio.Protocol):
                 self._wait_turn()
         else:
             self._serve_backlog()  # may fill the buffer, and the backlog, again
-        self._note_unsent()
+        self._record_unsent()
         self._settle_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -508,7 +508,7 @@ class Connection(asyncio.Protocol):
             elif isinstance(answer, Generator):
                 self._in_steps = request, answer
             elif answer is not None:
-                self._start(request, answer)
+                self._start_slow(request, answer)
         except Exception as error:
             self._refuse_for(request, error)
         if turns is not None:
@@ -541,7 +541,7 @@ class Connection(asyncio.Protocol):
         if turns is not None:
             turns.watch.note(request.code, self.peer_address, thread_time() - started_s)
 
-    def _start(self, request: RemotingCommand, answer: SlowAnswer) -> None:
+    def _start_slow(self, request: RemotingCommand, answer: SlowAnswer) -> None:
         if not inspect.iscoroutine(answer):
             raise TypeError(f"handler of {request.code} returned {type(answer).__name__}")
         size = len(request.body) + TASK_BYTES
@@ -614,7 +614,7 @@ class Connection(asyncio.Protocol):
         self._pending.all_sent()
         self._transport.write(data)
         self.sent_bytes += len(data)
-        self._note_unsent()
+        self._record_unsent()
         if not self._write_paused:
             self.last_active_s = self._loop.time()
         elif self._open and self._transport.get_write_buffer_size() > self.limits.write_bytes_max:
@@ -622,7 +622,7 @@ class Connection(asyncio.Protocol):
             LOG.warning(CLOSED, self.peer_address, reason, extra=FROM_PEER)
             self.abort(reason)
 
-    def _note_unsent(self) -> None:
+    def _record_unsent(self) -> None:
         """Tell the budgets how many bytes the transport holds."""
         if self._budgets is not None and self._transport is not None:
             unsent = self._budgets.unsent
@@ -669,11 +669,11 @@ class Connection(asyncio.Protocol):
 class _Watched:
     """Does as a slow answer, and notes how long each of its turns takes."""
 
-    __slots__ = ("_answer", "_note")
+    __slots__ = ("_answer", "_record")
 
     def __init__(self, answer: SlowAnswer, code: int, watch: Watch, peer: str) -> None:
         self._answer = answer
-        self._note = partial(watch.note, code, peer)
+        self._record = partial(watch.note, code, peer)
 
     def __await__(self) -> Generator[Any, Any, RemotingCommand | None]:
         resume: Callable[[Any], Any] = self._answer.send
@@ -685,7 +685,7 @@ class _Watched:
             except StopIteration as end:
                 return cast("RemotingCommand | None", end.value)
             finally:
-                self._note(thread_time() - started_s)
+                self._record(thread_time() - started_s)
             try:
                 value = yield waits_for
                 resume = self._answer.send

@@ -136,20 +136,20 @@ def resolve(
         return found
     fields = contexts.get(chosen)
     for group in GROUPS:
-        says = {variable: fields.get(name, "") for name, variable in group.items()}
+        values = {variable: fields.get(name, "") for name, variable in group.items()}
         given = any(found.get(variable) for variable in group.values())
-        if any(says.values()) and (named or not given):
-            found |= says
+        if any(values.values()) and (named or not given):
+            found |= values
     return found
 
 
 def _write(path: Path, contexts: Contexts) -> None:
     """Write all contexts to a new file, and put it in the place of the old one."""
-    said = {"current": contexts.current, "contexts": contexts.by_name}
+    content = {"current": contexts.current, "contexts": contexts.by_name}
     new = path.with_suffix(".new")
     with open(new, "w", encoding="utf-8", opener=_private) as file:
         os.fchmod(file.fileno(), _FILE_MODE)  # if it was left by somebody else's hand
-        json.dump(said, file, indent=2, ensure_ascii=False)
+        json.dump(content, file, indent=2, ensure_ascii=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

@@ -69,13 +69,13 @@ class Turns:
         self._turn_s = turn_s
         self._left_s = 0.0
         self._ends_s = 0.0  # when the work under way has had its turn
-        self._begun = False  # a turn has begun, and `_end` will be called
+        self._started = False  # a turn has begun, and `_end` will be called
         self._waiting: deque[Arrived] = deque()
 
     def begin(self) -> bool:
         """Return whether an arrival may be processed now; if so, call `done` afterwards."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self._left_s = self._turn_s
             self._loop.call_soon(self._end)
         if self._left_s <= 0 or self._waiting:
@@ -98,7 +98,7 @@ class Turns:
         self._waiting.append(connection)
 
     def _end(self) -> None:
-        self._begun = False
+        self._started = False
 
     def _run(self) -> None:
         waiting = self._waiting

@@ -24,7 +24,7 @@ STRICT_BYTES_MAX = 256 * 1024  # larger ones are tables and registrations, made 
 _STRING = r'"(?:[^"\\]|\\.)*+"?+'  # one without an end goes to the end: no place is read twice
 _COLON = r"(?=[ \t\r\n]*+:)"
 # Strings, which are left as they are, and the two kinds of keys that are not JSON.
-_PARTS = re.compile(
+_FIELDS = re.compile(
     rf'(?P<object>\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*+\}}){_COLON}'
     rf"|(?P<before>[{{,][ \t\r\n]*+)(?P<number>-?+(?:0|[1-9][0-9]*+)){_COLON}"
     rf"|{_STRING}",
@@ -76,7 +76,7 @@ def loads(data: bytes) -> Any:
         return part[0]
 
     try:
-        value = read(_PARTS.sub(as_json, data.decode()))
+        value = read(_FIELDS.sub(as_json, data.decode()))
         return _with_queues(value, queues) if queues else value
     except (UnicodeDecodeError, orjson.JSONDecodeError, RecursionError) as error:
         raise BodyError(f"body is not JSON: {error}") from error

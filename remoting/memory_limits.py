@@ -69,9 +69,9 @@ class Holding:
             del self._held[holder]
         self.held_bytes += size - before
         if self.held_bytes > self.bytes_max and size > before:
-            self._make_room()
+            self._free()
 
-    def began_anew(self, holder: Holder, size: int, now_s: float) -> None:
+    def restart(self, holder: Holder, size: int, now_s: float) -> None:
         """Do as `hold`, for a new frame: its deadline counts from now."""
         known = self._held.pop(holder, None)
         if known is not None:
@@ -79,7 +79,7 @@ class Holding:
         if size:
             self.hold(holder, size, now_s)
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Update the sizes that transports hold: they shrink without notice as they send."""
         for holder, (_, size) in list(self._held.items()):
             now = holder.unsent_bytes
@@ -93,9 +93,9 @@ class Holding:
                 break
             self._close(holder, f"{size} bytes of an unfinished frame for too long")
 
-    def _make_room(self) -> None:
+    def _free(self) -> None:
         if not self._oldest_first:
-            self.look_again()
+            self.refresh()
         while self.held_bytes > self.bytes_max:
             self._close(self._victim(), f"{self.name}: over {self.bytes_max} bytes in all")
 

@@ -114,7 +114,7 @@ class PopResponseHeader(NamedTuple):
         return write_fields(self)
 
 
-def handle_told(
+def popped_handle(
     properties: Mapping[str, str], head: PopResponseHeader, queue_id: int, offset: int
 ) -> Handle | None:
     """Return the handle that the broker put into a message from a topic of retries; None if it put

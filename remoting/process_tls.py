@@ -106,7 +106,7 @@ class ProcessTls:
     def start(self) -> None:
         """Begin to look for changed files and for the end of certificates, on the running loop."""
         if self._contexts:
-            self._task = asyncio.get_running_loop().create_task(self._look_forever())
+            self._task = asyncio.get_running_loop().create_task(self._check_forever())
 
     async def stop(self) -> None:
         """Stop looking for changed files."""
@@ -153,10 +153,10 @@ class ProcessTls:
         it."""
         return [f"TLS: {self.expiring}"] if self.expiring else []
 
-    async def _look_forever(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             for one in self._contexts:
-                await asyncio.to_thread(one.look)
+                await asyncio.to_thread(one.check)
             await asyncio.sleep(RELOAD_S)
 
     def _policy(

@@ -25,12 +25,11 @@ from typing import Annotated, Any, NamedTuple
 
 import orjson
 
-from .decompression import inflating
 from .errors import BodyError, HeaderError, RemotingError
 from .fair_scheduling import Steps, finish
 from .fast_json import loads_object
 from .fields import Absent, Ext, parse_fields, text_or, write_fields
-from .json_walk import VALUE_BYTES_MAX, JsonWalk
+from .large_bodies import VALUE_BYTES_MAX, JsonWalk, inflating
 from .names import address_problem, name_problem
 from .topic_attributes import MESSAGE_TYPE
 

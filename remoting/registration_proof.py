@@ -1,9 +1,8 @@
-"""Signed registrations, which prove to a name server that a broker has the cluster's key. Pure.
+"""Signed registrations: proof to a name server that a broker has the cluster's key.
 
-A broker asks a name server for a nonce (30005 REGISTRATION_NONCE) once per connection. The name
-server makes one (16 random bytes) for that connection and keeps it. From then on the broker counts
-its requests on that connection and adds two ext fields to each that is about itself (103, 104, 322,
-904):
+A broker requests a nonce (30005 REGISTRATION_NONCE, 16 random bytes) once per connection, and the
+name server keeps it. The broker then counts its requests on the connection and adds two ext fields
+to each request about itself (103, 104, 322, 904):
 
     registrationCounter     1, 2, …; each greater than the one before
     registrationSignature   hex of HMAC-SHA256(key, text)
@@ -13,29 +12,32 @@ its requests on that connection and adds two ext fields to each that is about it
 
 without the signature itself and the fields that access control adds after it.
 
-Why a nonce and a counter instead of a date: a recorded request is worthless on any other
-connection, which has another nonce, and cannot be replayed on its own, where the counter has
-advanced. Clocks need not agree, and a name server keeps only a nonce and a number per connection.
-The sizes before names and values make the text unambiguous: no two requests have the same.
+A recorded request is worthless on any other connection, whose nonce differs, and on its own, where
+the counter has advanced. Unlike with dates, clocks need not agree, and a name server keeps only a
+nonce and a number per connection. The sizes before names and values make the text unambiguous.
 
-An attacker between broker and name server can only suppress requests. He can claim that there is no
-nonce; then the broker registers unsigned, which cannot take over a name that is signed. TLS
-protects against reading and cutting off.
+An attacker between broker and name server can suppress requests. If he claims that there is no
+nonce, the broker registers unsigned, which cannot take over a signed name. TLS protects against
+reading and suppression.
 
-An old name server answers 30005 with "not supported", and ignores the fields. Several keys allow
-changing them: a name server accepts each of its keys, a broker signs with its first.
+Name servers without signatures answer 30005 with "not supported" and ignore the fields. Several
+keys allow key rotation: a name server accepts each of its keys, a broker signs with its first.
 """
 
 from __future__ import annotations
 
 import hmac
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from .acl.signature import SIGNED_FIELDS
-from .codes import SUCCESS
+from .codes import SUCCESS, RequestCode
 from .command import RemotingCommand
+from .connection import Connection
+from .errors import RemotingError
 
 COUNTER = "registrationCounter"
 SIGNATURE = "registrationSignature"
@@ -85,7 +87,7 @@ class RegistrationChallenge:
     nonce: bytes
     counter: int = 0  # the greatest with a right signature
 
-    def may_prove(self, command: RemotingCommand) -> bool:
+    def is_plausible(self, command: RemotingCommand) -> bool:
         """Return whether the header can be that of a signed request that is no replay. Costs
         nothing: neither the body nor a key is used."""
         ext = command.ext or {}
@@ -147,3 +149,41 @@ def _signature(
             encoded = text.encode("utf-8", "surrogatepass")
             parts += [len(encoded).to_bytes(4, "big"), encoded]
     return hmac.digest(key, b"".join(parts), "sha256").hex()
+
+
+SIZE_MAX = 64 * 1024
+
+
+class KeyFileError(RemotingError):
+    """The file cannot be used; the text says why and shows no key."""
+
+
+def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> tuple[bytes, ...]:
+    """Return the keys in the file; () if `path` is empty. Blocking. Raises KeyFileError."""
+    if not path:
+        return ()
+    try:
+        with Path(path).open("rb") as file:
+            mode = Path(path).stat().st_mode
+            content = file.read(SIZE_MAX + 1)
+    except OSError as error:
+        raise KeyFileError(f"{setting}={path}: {error.strerror}") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise KeyFileError(f"{setting}={path} is open to everybody: chmod 600 it")
+    if len(content) > SIZE_MAX:
+        raise KeyFileError(f"{setting}={path} is larger than {SIZE_MAX} bytes")
+    try:
+        return keys_of(content.decode())
+    except ValueError as error:  # UnicodeDecodeError is one, and its text shows bytes of the file
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise KeyFileError(f"{setting}={path}: {why}") from None
+
+
+async def ask_signer(
+    connection: Connection, key: bytes, timeout_ms: float
+) -> RegistrationSigner | None:
+    """Return the signer for requests of this connection; None if the name server has no key or does
+    not support signatures. Raises RemotingError."""
+    ask = RemotingCommand.request(RequestCode.REGISTRATION_NONCE)
+    nonce = nonce_of(await connection.invoke(ask, timeout_ms))
+    return None if nonce is None else RegistrationSigner(key, nonce)

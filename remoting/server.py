@@ -73,7 +73,7 @@ class RemotingServer:
         self.refused_count = 0  # connections closed for new ones
         self.accepted_count = 0
         self._evictor: Evictor[Connection] = Evictor(with_accounts=with_accounts)
-        self._gone_bytes = [0, 0]  # received and sent by connections that have ended
+        self._closed_bytes = [0, 0]  # received and sent by connections that have ended
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
         self._server_limits = server_limits or ServerLimits()
@@ -99,7 +99,7 @@ class RemotingServer:
     @property
     def traffic_bytes(self) -> tuple[int, int]:
         """Return the bytes (received, sent) since the start, over all connections."""
-        received, sent = self._gone_bytes
+        received, sent = self._closed_bytes
         for connection in self.connections:
             received += connection.received_bytes
             sent += connection.sent_bytes
@@ -189,8 +189,8 @@ class RemotingServer:
             evicted.abort("too many connections")
 
     def _closed(self, connection: Connection, _: str) -> None:
-        self._gone_bytes[0] += connection.received_bytes
-        self._gone_bytes[1] += connection.sent_bytes
+        self._closed_bytes[0] += connection.received_bytes
+        self._closed_bytes[1] += connection.sent_bytes
         self.connections.discard(connection)
         self._evictor.removed(connection)
 

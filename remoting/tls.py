@@ -5,7 +5,7 @@ checked before they are used: a trial handshake in memory proves that certificat
 together, and that the certificate is valid for its purpose. Errors are a `TlsError` that names the
 file.
 
-`Renewed` is a context that follows its files: `look` (blocking, call it periodically) makes a new
+`Renewed` is a context that follows its files: `check` (blocking, call it periodically) makes a new
 one if they changed, which new connections use. Files that cannot be used change nothing, are
 logged once, and stay visible in `error`. The same holds for files with an expired certificate,
 unless the current one is no better. That the certificate in use expires soon, and that it has
@@ -182,12 +182,12 @@ class Renewed:
         self._settings = settings
         self._seen = self._state_of_files()
         self._built = self._build()
-        self._told: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
+        self._logged: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
         now_s = time.time()
         if self.certificate is None or self.certificate.usable_at(now_s):
             return
         if self.certificate.expiry_at(now_s) is Expiry.PAST:
-            self._tell_expiry()
+            self._log_expiry()
         else:
             LOG.error("tls_certificate_not_valid_now for=%s %s", name, _validity(self.certificate))
 
@@ -199,11 +199,11 @@ class Renewed:
     def certificate(self) -> Certificate | None:
         return self._built.certificate
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Load the files again if they changed, and log if the certificate expires. Blocking; one
         call at a time."""
         self._load_changed()
-        self._tell_expiry()
+        self._log_expiry()
 
     @property
     def watched(self) -> list[tuple[str, Certificate]]:
@@ -238,13 +238,13 @@ class Renewed:
         self.renewed_count += 1
         LOG.info("tls_renewed for=%s %s", self.name, _validity(self.certificate))
 
-    def _tell_expiry(self) -> None:
+    def _log_expiry(self) -> None:
         for name, certificate in self.watched:
-            told_of, told = self._told.get(name, (certificate, Expiry.FAR))
+            logged_certificate, logged_expiry = self._logged.get(name, (certificate, Expiry.FAR))
             expiry = certificate.expiry_at(time.time())
-            if certificate == told_of and expiry <= told:
+            if certificate == logged_certificate and expiry <= logged_expiry:
                 continue
-            self._told[name] = certificate, expiry
+            self._logged[name] = certificate, expiry
             if expiry is Expiry.PAST:
                 LOG.error("tls_certificate_expired for=%s %s", name, _validity(certificate))
             elif expiry is Expiry.SOON:
@@ -261,8 +261,8 @@ class Renewed:
         old, new = self.certificate, built.certificate
         if old is None or new is None or new.usable_at(now_s) or not old.usable_at(now_s):
             return
-        words = "has expired" if new.not_after_s <= now_s else "is not valid yet"
-        raise TlsError(f"certificate file {self._settings.cert_path}: the certificate {words}")
+        reason = "has expired" if new.not_after_s <= now_s else "is not valid yet"
+        raise TlsError(f"certificate file {self._settings.cert_path}: the certificate {reason}")
 
     def _state_of_files(self) -> list[tuple[int, ...]]:
         settings = self._settings
@@ -270,7 +270,7 @@ class Renewed:
         return [_file_state(path) for path in paths if path]
 
 
-def words_of(error: BaseException) -> str:
+def tls_reason(error: BaseException) -> str:
     """Return in plain words why a connection failed, for readers who do not know OpenSSL."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is refused: {error.verify_message}"
@@ -320,20 +320,20 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
         raise TlsError(f"key file {key or cert}: holds no private key in PEM")
     asked = False
 
-    def tell() -> str:
+    def read_password() -> str:
         nonlocal asked
         asked = True
         return password
 
     try:
-        context.load_cert_chain(cert, key or None, tell)
+        context.load_cert_chain(cert, key or None, read_password)
     except (ssl.SSLError, ValueError) as error:  # ValueError: the password is too long
         reason = getattr(error, "reason", None) or str(error)
         if reason == "KEY_VALUES_MISMATCH":
             raise TlsError(f"key file {key or cert}: is not the key of {cert}") from error
         if asked:
-            words = "the password is wrong" if password else "is encrypted, and no password is set"
-            raise TlsError(f"key file {key or cert}: {words}") from error
+            reason = "the password is wrong" if password else "is encrypted, and no password is set"
+            raise TlsError(f"key file {key or cert}: {reason}") from error
         where = f"certificate file {cert}" + (f", key file {key}" if key else "")
         raise TlsError(f"{where}: cannot be read: {reason}") from error
 
@@ -346,7 +346,7 @@ def _load_trust(context: ssl.SSLContext, path: str) -> Certificate | None:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
         raise TlsError(f"trust file {path}: cannot be read: {error.reason or error}") from error
-    found = [_summary(told) for told in context.get_ca_certs()]
+    found = [_summary(fields) for fields in context.get_ca_certs()]
     return max(found, key=lambda authority: authority.not_after_s, default=None)
 
 
@@ -384,13 +384,13 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
     return _summary(shown)
 
 
-def _summary(told: Mapping[str, Any]) -> Certificate:
+def _summary(fields: Mapping[str, Any]) -> Certificate:
     """Return a certificate as ssl tells it."""
     return Certificate(
-        _name(told.get("subject")),
-        _name(told.get("issuer")),
-        float(ssl.cert_time_to_seconds(told["notBefore"])),
-        float(ssl.cert_time_to_seconds(told["notAfter"])),
+        _name(fields.get("subject")),
+        _name(fields.get("issuer")),
+        float(ssl.cert_time_to_seconds(fields["notBefore"])),
+        float(ssl.cert_time_to_seconds(fields["notAfter"])),
     )
 
 

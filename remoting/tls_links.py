@@ -21,7 +21,7 @@ from typing import Any
 from raftmq.ops.connect import dial
 
 from .process_tls import PeerTls
-from .tls import TlsMode, words_of
+from .tls import TlsMode, tls_reason
 from .tls_listener import TlsListener
 
 LOG = logging.getLogger("raftmq.remoting.tls")
@@ -55,8 +55,8 @@ class TlsLinks:
             raise
         except (ssl.SSLError, ConnectionError) as error:
             if not self._permissive:
-                raise ConnectionError(words_of(error)) from error
-            reason = words_of(error)
+                raise ConnectionError(tls_reason(error)) from error
+            reason = tls_reason(error)
         self.fallen_back_count += 1
         if self.fallen_back_count & (self.fallen_back_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             LOG.warning("peer_dialled_in_the_clear peer=%s:%d reason=%s", host, port, reason)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from raftmq.ops.keepalive import CLIENT_KEEPALIVE
 
 from .connection import FROM_PEER
-from .tls import Renewed, TlsMode, words_of
+from .tls import Renewed, TlsMode, tls_reason
 
 LOG = logging.getLogger("raftmq.remoting.tls")
 
@@ -106,7 +106,7 @@ class TlsListener:
         self._accepting = False
         self._closed = False
         self._resume: asyncio.TimerHandle | None = None
-        self._told: dict[str, float] = {}  # source → when it was last logged
+        self._reported_s: dict[str, float] = {}  # source → when it was last logged
 
     @property
     def arriving(self) -> int:
@@ -186,7 +186,7 @@ class TlsListener:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
-            if not self._has_room():
+            if not self._has_capacity():
                 return
             try:
                 accepted, address = listener.accept()
@@ -197,11 +197,11 @@ class TlsListener:
                 self._stop_accepting(ACCEPT_PAUSE_S)
                 return
             if self.arriving >= self._limits.arriving_max:
-                self._give_up(next(iter(self._silent)))
+                self._abandon(next(iter(self._silent)))
             accepted.setblocking(False)
             self._arrive(_Arrival(accepted, str(address[0]), self._loop.time()))
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         """Return whether one more fits, perhaps in place of a silent one; if not, pause accepting,
         and end the longest handshake if it is overdue."""
         if self.arriving < self._limits.arriving_max:
@@ -231,20 +231,20 @@ class TlsListener:
     # ---- the first byte ---------------------------------------------------------------------
 
     def _arrive(self, arrived: _Arrival) -> None:
-        if self._tell_apart(arrived):
+        if self._distinguish(arrived):
             return
         self._silent[arrived] = self._loop.call_later(
-            self._limits.patience_s, self._give_up, arrived
+            self._limits.patience_s, self._abandon, arrived
         )
         self._loop.add_reader(arrived.socket, self._spoke, arrived)
 
     def _spoke(self, arrived: _Arrival) -> None:
         self._forget(arrived)
-        if not self._tell_apart(arrived):
+        if not self._distinguish(arrived):
             self._arrive(arrived)  # a spurious wake-up
         self._left()
 
-    def _tell_apart(self, arrived: _Arrival) -> bool:
+    def _distinguish(self, arrived: _Arrival) -> bool:
         """Handle a connection by its first byte; return False if there is none yet."""
         try:
             first = arrived.socket.recv(1, socket.MSG_PEEK)
@@ -256,7 +256,7 @@ class TlsListener:
             arrived.socket.close()
         elif first[0] == CLIENT_HELLO and self._policy.source is None:
             self.counts.failed += 1
-            self._tell(arrived, "tls_refused", self.counts.failed, PLAIN_ONLY)
+            self._report(arrived, "tls_refused", self.counts.failed, PLAIN_ONLY)
             arrived.socket.close()
         elif first[0] == CLIENT_HELLO:
             self._waiting.append(arrived)
@@ -264,13 +264,13 @@ class TlsListener:
                 self._loop.call_soon(self._start_some)
         elif self._policy.mode is TlsMode.ENFORCING:
             self.counts.plain_refused += 1
-            self._tell(arrived, "plain_refused", self.counts.plain_refused, TLS_ONLY)
+            self._report(arrived, "plain_refused", self.counts.plain_refused, TLS_ONLY)
             arrived.socket.close()
         else:
             self._start(arrived, None)
         return True
 
-    def _give_up(self, silent: _Arrival) -> None:
+    def _abandon(self, silent: _Arrival) -> None:
         self.counts.silent += 1
         self._forget(silent)
         silent.socket.close()
@@ -309,7 +309,7 @@ class TlsListener:
         except OSError as error:  # TLS errors, and those of the connection
             self.counts.failed += 1
             if not self._closed:
-                self._tell(arrived, "handshake_failed", self.counts.failed, words_of(error))
+                self._report(arrived, "handshake_failed", self.counts.failed, tls_reason(error))
             return
         self.counts.tls += 1
 
@@ -321,15 +321,15 @@ class TlsListener:
             context = {"message": "a connection could not be handed over", "exception": error}
             self._loop.call_exception_handler(context)
 
-    def _tell(self, arrived: _Arrival, event: str, total: int, reason: str) -> None:
+    def _report(self, arrived: _Arrival, event: str, total: int, reason: str) -> None:
         """Log an event, once per source and SILENCE_S."""
         source, now_s = arrived.source, self._loop.time()
-        if now_s - self._told.get(source, -SILENCE_S) < SILENCE_S:
+        if now_s - self._reported_s.get(source, -SILENCE_S) < SILENCE_S:
             return
-        self._told.pop(source, None)
-        if len(self._told) >= SOURCES_MAX:
-            del self._told[next(iter(self._told))]
-        self._told[source] = now_s
+        self._reported_s.pop(source, None)
+        if len(self._reported_s) >= SOURCES_MAX:
+            del self._reported_s[next(iter(self._reported_s))]
+        self._reported_s[source] = now_s
         LOG.warning("%s from=%s total=%d reason=%s", event, source, total, reason, extra=FROM_PEER)
 
 

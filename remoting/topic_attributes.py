@@ -98,8 +98,8 @@ def _check(name: str, sign: str, value: str, current: Mapping[str, str] | None) 
     if current is not None and not attribute.changeable:
         raise AttributesRefused(f"attempt to update an unchangeable attribute. key: {name}")
     if sign == "+" and value not in attribute.values:
-        words = ", ".join(attribute.values)
-        raise AttributesRefused(f"{name}={value}: value is not in set: [{words}]")
+        allowed = ", ".join(attribute.values)
+        raise AttributesRefused(f"{name}={value}: value is not in set: [{allowed}]")
 
 
 def type_of(properties: Mapping[str, str]) -> str:
@@ -113,10 +113,10 @@ def type_of(properties: Mapping[str, str]) -> str:
     return "PRIORITY" if PRIORITY in properties else NORMAL
 
 
-def type_problem(wanted: str, given: str) -> str:
-    """Return why a message of the kind `given` may not be sent to a topic of the kind `wanted`; ''
-    if it may."""
-    if wanted in (given, MIXED):
+def type_problem(requested: str, given: str) -> str:
+    """Return why a message of the kind `given` may not be sent to a topic of the kind `requested`;
+    '' if it may."""
+    if requested in (given, MIXED):
         return ""
-    words = f"the expected type is {wanted}, but actual type is {given}"
-    return f"TopicMessageType validate failed, {words}"
+    reason = f"the expected type is {requested}, but actual type is {given}"
+    return f"TopicMessageType validate failed, {reason}"

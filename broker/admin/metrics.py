@@ -22,9 +22,8 @@ from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.ops.logs import LINES_SUPPRESSED, suppressed_lines
 from raftmq.ops.metrics import LAG_BOUNDS_S, Exposition, Families, LoopLag, Timings
 from raftmq.remoting.codes import RequestCode, ResponseCode
-from raftmq.remoting.memory_limit_metrics import tell as tell_budgets
+from raftmq.remoting.metrics import add_limits, add_tls
 from raftmq.remoting.server import RemotingServer
-from raftmq.remoting.tls_metrics import tell as tell_tls
 from raftmq.store.errors import StoreError
 
 from .. import old_names as oldnames
@@ -163,7 +162,7 @@ class BrokerMetrics:
 
     def _bounds(self, families: Families) -> None:
         """Collect the limits on what peers can make this process hold, and contained failures."""
-        tell_budgets(families, "rocketmq", self._server.budgets, self._server.watch)
+        add_limits(families, "rocketmq", self._server.budgets, self._server.watch)
         families.counters(
             "rocketmq_contained_failures_total",
             "What was to be done for clients while frames were applied, and failed; see the log.",
@@ -253,7 +252,7 @@ class BrokerMetrics:
              "Above, they are closed: 20,000, or less with few file descriptors.",
              server.connections_max),
         ])  # fmt: skip
-        tell_tls(families, "rocketmq", parts.context.tls)
+        add_tls(families, "rocketmq", parts.context.tls)
         families.gauge("rocketmq_clients", "Memberships of clients.", parts.clients.count)
         families.gauge(
             "rocketmq_writers", "Exactly-once writers.", len(parts.context.state.writers.writers)

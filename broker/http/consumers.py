@@ -11,8 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from raftmq.ops.versions import Condition
-from raftmq.remoting.client_versions import version_name
-from raftmq.remoting.codes import LanguageCode
+from raftmq.remoting.codes import LanguageCode, version_name
 from raftmq.remoting.consistency import Difference
 from raftmq.web.operation import Call, Operation, Role
 from raftmq.web.paging import PageQuery

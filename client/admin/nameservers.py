@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
-from raftmq.remoting.signed_registration import ask_signer
+from raftmq.remoting.registration_proof import ask_signer
 
 from ..errors import NameServerUnreachable
 from ..instance import ClientInstance, successful

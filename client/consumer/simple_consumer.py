@@ -46,8 +46,8 @@ from raftmq.remoting.pop_headers import (
     PopHeader,
     PopResponseHeader,
     by_queue,
-    handle_told,
     kind_of,
+    popped_handle,
 )
 from raftmq.store.record import RecordError
 
@@ -501,7 +501,7 @@ def popped(answer: RemotingCommand, broker: str, topic: str) -> list[MessageExt]
     messages = decode_messages(answer.body, broker)
     for message in messages:
         properties = message.properties
-        if handle_told(properties, head, message.queue_id, message.queue_offset) is None:
+        if popped_handle(properties, head, message.queue_id, message.queue_offset) is None:
             (start,) = starts[kind_of(message.topic), message.queue_id]
             properties[POP_CK] = Handle(
                 start,

@@ -83,10 +83,10 @@ def _alternatives(entry: str) -> list[str]:
 def _ranges(one: str, entry: str) -> Ranges:
     try:
         if ":" in one:
-            parts = [_part(text, 16, 0xFFFF) for text in _expanded(one)]
+            parts = [_octets(text, 16, 0xFFFF) for text in _expanded(one)]
             count = 8
         else:
-            parts = [_part(text, 10, 255) for text in one.split(".")]
+            parts = [_octets(text, 10, 255) for text in one.split(".")]
             count = 4
     except ValueError as error:
         raise AddressPatternError(f"no address or range: {entry[:80]!r}") from error
@@ -105,7 +105,7 @@ def _expanded(text: str) -> list[str]:
     return before + ["0"] * max(1, 8 - len(before) - len(behind)) + behind
 
 
-def _part(text: str, base: int, highest: int) -> tuple[int, int]:
+def _octets(text: str, base: int, highest: int) -> tuple[int, int]:
     """Parse one part into (low, high). Raises ValueError."""
     text = text.strip()
     if text == _ANY:

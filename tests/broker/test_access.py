@@ -24,7 +24,7 @@ from raftmq.broker.tables.acl import (
 from raftmq.dledger.raft.messages import Role, RoleEvent
 from raftmq.ops.options import ConfigError
 from raftmq.remoting.acl import Account, Credentials
-from raftmq.remoting.acl.plainfile import parse_accounts
+from raftmq.remoting.acl.account_file import parse_accounts
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codec import encode_command, join_frame
 from raftmq.remoting.codes import RequestCode

@@ -9,8 +9,7 @@ import pytest
 
 from raftmq.broker.accountbook import AccountBook
 from raftmq.remoting.acl import account_from_config
-from raftmq.remoting.acl.plainfile import parse_accounts
-from raftmq.remoting.acl_file import AccountFile
+from raftmq.remoting.acl.account_file import AccountFile, parse_accounts
 from tests.waiting import until
 
 PLAIN_ACL = """

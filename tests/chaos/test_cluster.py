@@ -21,7 +21,7 @@ from raftmq.chaos.cluster.ports import HeldPorts, choose_ports, ephemeral_low, i
 from raftmq.chaos.cluster.process import state
 from raftmq.chaos.cluster.timeouts import FIND_TIMEOUT_S
 from raftmq.chaos.cluster.topology import MODES, Shape, plan, ports_needed, standard_ports
-from raftmq.remoting.key_file import load_registration_keys
+from raftmq.remoting.registration_proof import load_registration_keys
 from raftmq.store.disk import OsDisk
 from raftmq.store.identity import StoreIdentity, record_identity
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe

@@ -56,7 +56,7 @@ def unfinished() -> None:
     """Break it so that unfinished frames are held without a limit."""
     from raftmq.remoting.memory_limits import Holding
 
-    Holding._make_room = lambda self: None  # type: ignore[method-assign]
+    Holding._free = lambda self: None  # type: ignore[method-assign]
 
 
 def fields() -> None:

@@ -19,9 +19,9 @@ from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.config import load as load_namesrv
 from raftmq.proxy.config import ProxyConfig
 from raftmq.proxy.config import load as load_proxy
-from raftmq.remoting.acl.plainfile import parse_accounts
+from raftmq.remoting.acl.account_file import parse_accounts
 from raftmq.remoting.acl.signature import credentials_of
-from raftmq.remoting.key_file import load_registration_keys
+from raftmq.remoting.registration_proof import load_registration_keys
 from raftmq.web.auth import load_token, load_tokens
 from tests.helm.objects import Pod, Rendered, template_of
 from tests.helm.rendering import CASES, CHART, DIGEST, NAMESPACE, Object, digest

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from raftmq.broker.broker import Broker
 from raftmq.namesrv.server import NameServer, NameServerConfig
 from raftmq.remoting.acl import Account
-from raftmq.remoting.acl.plainfile import parse_accounts
+from raftmq.remoting.acl.account_file import parse_accounts
 from tests.broker.test_access import PLAIN_ACL, guarded
 from tests.interop.driver import ClientError, Driver
 from tests.interop.jvm import PATIENCE_MS, Jvm, fetch, patient_consumer, patient_producer, sent

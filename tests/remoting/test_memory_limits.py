@@ -54,7 +54,7 @@ def test_a_frame_that_begins_anew_is_young_again():
     busy, idle = Peer(holding), Peer(holding)
     holding.hold(busy, SMALL_BYTES, 0.0)
     holding.hold(idle, SMALL_BYTES, 1.0)
-    holding.began_anew(busy, SMALL_BYTES, 2.0)
+    holding.restart(busy, SMALL_BYTES, 2.0)
     holding.hold(busy, 3 * SMALL_BYTES, 3.0)
     assert idle.reason and not busy.reason
 
@@ -83,7 +83,7 @@ def test_whatever_is_held_and_let_go_the_bound_holds(seed):
             peer = random_.choice(peers)
             size = random_.choice([0, 1, 1_000, 70_000, 300_000, 999_999, 1_000_001])
             peer.unsent_bytes = size
-            note = random_.choice([holding.hold, holding.began_anew])
+            note = random_.choice([holding.hold, holding.restart])
             note(peer, size, float(step))
             if random_.random() < 0.01:
                 holding.expire(step - 50.0)
@@ -97,7 +97,7 @@ def test_what_takes_too_long_is_closed():
     holding.hold(slow, 10, 5.0)
     holding.hold(quick, 10, 5.0)
     holding.hold(slow, 20, 9.0)  # more of the same frame
-    holding.began_anew(quick, 10, 9.0)
+    holding.restart(quick, 10, 9.0)
     holding.expire(6.0)
     assert "too long" in slow.reason and not quick.reason
     assert holding.held_bytes == 10

@@ -12,8 +12,8 @@ from raftmq.remoting.pop_headers import (
     PopResponseHeader,
     batch_acks,
     by_queue,
-    handle_told,
     offset_info,
+    popped_handle,
     start_info,
 )
 
@@ -49,7 +49,7 @@ def test_only_the_answers_own_handle_is_taken_from_a_message() -> None:
     """The property POP_CK may be an old one: a popped message was sent on with all properties."""
     head = PopResponseHeader(1_795_462_332_045, 60_000, 0, 0)
     handle = Handle(5, head.pop_ms, 60_000, 0, True, "broker-a", 3, 7)
-    assert handle_told({"POP_CK": handle.encode()}, head, 3, 7) == handle
+    assert popped_handle({"POP_CK": handle.encode()}, head, 3, 7) == handle
     for other in (
         handle._replace(pop_ms=head.pop_ms - 1).encode(),
         handle._replace(queue_id=2).encode(),
@@ -57,8 +57,8 @@ def test_only_the_answers_own_handle_is_taken_from_a_message() -> None:
         "no handle",
         "",
     ):
-        assert handle_told({"POP_CK": other}, head, 3, 7) is None
-    assert handle_told({}, head, 3, 7) is None
+        assert popped_handle({"POP_CK": other}, head, 3, 7) is None
+    assert popped_handle({}, head, 3, 7) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from raftmq.remoting.errors import BodyError, HeaderError
-from raftmq.remoting.json_walk import VALUE_BYTES_MAX
+from raftmq.remoting.large_bodies import VALUE_BYTES_MAX
 from raftmq.remoting.registration import (
     TOPICS_PER_STEP,
     BodyLimits,

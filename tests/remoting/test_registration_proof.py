@@ -6,15 +6,16 @@ import pytest
 
 from raftmq.remoting.acl import Credentials
 from raftmq.remoting.command import RemotingCommand
-from raftmq.remoting.key_file import KeyFileError, load_registration_keys
 from raftmq.remoting.registration_proof import (
     COUNTER,
     NONCE,
     SIGNATURE,
+    KeyFileError,
     RegistrationChallenge,
     RegistrationSigner,
     is_signed,
     keys_of,
+    load_registration_keys,
     nonce_of,
 )
 

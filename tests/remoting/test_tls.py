@@ -22,7 +22,7 @@ from raftmq.remoting.tls import (
     TlsError,
     build_client,
     build_server,
-    words_of,
+    tls_reason,
 )
 from tests.certificates import Authority, self_signed, trust_of
 
@@ -134,10 +134,10 @@ def test_files_that_change_are_taken_over(ca: Authority) -> None:
     cert, key = ca.issue("server")
     renewed = Renewed(ServerTls(cert, key), "server")
     first, before = renewed.context, renewed.certificate
-    renewed.look()
+    renewed.check()
     assert renewed.context is first
     ca.issue("server")
-    renewed.look()
+    renewed.check()
     assert renewed.context is not first
     assert renewed.certificate != before
     assert (renewed.renewed_count, renewed.error) == (1, "")
@@ -155,7 +155,7 @@ def test_a_link_that_is_set_to_another_file_is_a_change(ca: Authority, tmp_path:
     fresh = tmp_path / "fresh"
     fresh.symlink_to(tmp_path / "v2")
     fresh.replace(link)
-    renewed.look()
+    renewed.check()
     assert renewed.renewed_count == 1
 
 
@@ -169,15 +169,15 @@ def test_broken_files_change_nothing_and_are_told(
     for broken, words in ((b"", "holds no certificate in PEM"), (good[:300], "does not end")):
         Path(cert).write_bytes(broken)
         for _ in range(3):
-            renewed.look()
+            renewed.check()
         assert renewed.context is first
         assert words in renewed.error or "cannot be read" in renewed.error
     assert caplog.text.count("tls_not_renewed") == 2  # once each, not at every look
     Path(cert).unlink()
-    renewed.look()
+    renewed.check()
     assert "No such file" in renewed.error
     Path(cert).write_bytes(good)
-    renewed.look()
+    renewed.check()
     assert (renewed.error, renewed.renewed_count) == ("", 1)
 
 
@@ -197,9 +197,9 @@ def test_files_that_are_replaced_while_they_are_read_are_read_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(tls, "_certificate", replaced)
-        renewed.look()
+        renewed.check()
     assert renewed.error == f"certificate file {cert}: replaced while it was read"
-    renewed.look()
+    renewed.check()
     assert (renewed.error, renewed.renewed_count) == ("", 1)
 
 
@@ -208,15 +208,15 @@ def test_an_expired_certificate_replaces_none_that_is_valid(
 ) -> None:
     cert, key = ca.issue("server", expired=True)
     renewed = Renewed(ServerTls(cert, key), "server")  # better than no server at all
-    renewed.look()
+    renewed.check()
     told = [record.getMessage().split()[0] for record in caplog.records]
     assert told == ["tls_certificate_expired"]  # once
     ca.issue("server")
-    renewed.look()
+    renewed.check()
     good = renewed.context
     assert renewed.error == ""
     ca.issue("server", expired=True)
-    renewed.look()
+    renewed.check()
     assert renewed.context is good
     assert "the certificate has expired" in renewed.error
 
@@ -234,7 +234,7 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
         monkeypatch.setattr(time, "time", lambda: now_s)
         caplog.clear()
         for _ in range(3):
-            renewed.look()
+            renewed.check()
         found = [one for one in caplog.records if one.levelno >= logging.WARNING]
         return [(one.levelno, one.getMessage().split()[0]) for one in found]
 
@@ -261,12 +261,12 @@ def test_the_end_of_a_certificate_is_told_in_time_and_when_it_has_come(
 def test_a_new_certificate_is_told_of_anew(ca: Authority, caplog: pytest.LogCaptureFixture) -> None:
     cert, key = ca.issue("server", days=13)
     renewed = Renewed(ServerTls(cert, key), "server")
-    renewed.look()
+    renewed.check()
     ca.issue("server", days=12)
-    renewed.look()
+    renewed.check()
     assert caplog.text.count("tls_certificate_expires for=server") == 2
     ca.issue("server", days=15)
-    renewed.look()
+    renewed.check()
     assert caplog.text.count("tls_certificate_expires for=server") == 2
     assert renewed.expiry == ""
 
@@ -277,10 +277,10 @@ def test_the_end_of_the_last_ca_that_is_trusted_is_told(
     """While CAs are changed, a trust file has both, and the older one may end."""
     path = tmp_path / "trust.pem"
     renewed = Renewed(ClientTls(trust_of(path, 5, 90)), "raft client")
-    renewed.look()
+    renewed.check()
     assert (renewed.expiry, caplog.text) == ("", "")
     trust_of(path, 5, 3)
-    renewed.look()
+    renewed.check()
     assert "tls_certificate_expires for=raft client CA certificate='commonName=in 5'" in caplog.text
     assert renewed.expiry.startswith("raft client CA: the certificate expires at ")
     ((name, authority),) = renewed.watched
@@ -289,15 +289,15 @@ def test_the_end_of_the_last_ca_that_is_trusted_is_told(
 
 def test_who_shows_no_certificate_has_none_that_expires(ca: Authority) -> None:
     renewed = Renewed(ClientTls(ca.path), "client")
-    renewed.look()
+    renewed.check()
     assert renewed.expiry == ""
 
 
 def test_reasons_in_words() -> None:
-    assert words_of(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == (
+    assert tls_reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == (
         "Connection refused"
     )
-    assert words_of(ConnectionResetError("hung up")) == "hung up"
+    assert tls_reason(ConnectionResetError("hung up")) == "hung up"
     error = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1)")
     error.reason = "WRONG_VERSION_NUMBER"
-    assert words_of(error).endswith("the other side does not speak TLS")
+    assert tls_reason(error).endswith("the other side does not speak TLS")

@@ -207,13 +207,13 @@ async def test_a_renewed_certificate_is_for_new_connections() -> None:
             before = here.client()
             assert (await before.invoke(address, REQUEST(1), 60_000)).code == 0
             spoil(here.cert)
-            here.source.look()
+            here.source.check()
             assert here.source.error
             still = here.client()
             assert (await still.invoke(address, REQUEST(1), 60_000)).code == 0
             new_ca = Authority(Path(name), "second")
             new_ca.issue("server")
-            here.source.look()
+            here.source.check()
             assert not here.source.error
             assert "refused" in await refused(here.client(ClientTls(old_ca)), address)
             after = here.client(ClientTls(new_ca.path))

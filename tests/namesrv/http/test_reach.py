@@ -62,7 +62,7 @@ async def test_a_strangers_registration_sends_no_request_to_another_host(
         "127.0.0.1", 0, http_port=0, registration_key_file=str(key) if keyed else "",
         registrations_must_be_signed=False,
     )  # fmt: skip
-    begin = Connection._begin
+    begin = Connection._start
 
     def from_elsewhere(connection, transport):
         begin(connection, transport)
@@ -73,7 +73,7 @@ async def test_a_strangers_registration_sends_no_request_to_another_host(
         assert names.http is not None
         for local in (False, True):
             if not local:
-                monkeypatch.setattr(Connection, "_begin", from_elsewhere)
+                monkeypatch.setattr(Connection, "_start", from_elsewhere)
             caller = Caller(f"127.0.0.1:{names.port}")
             answer = await caller.register(
                 "10.0.0.9:1", 0, broker_name="broker-x", http_address=victim.address

@@ -4,7 +4,7 @@ import pytest
 
 from raftmq.remoting.acl import Account, Accounts, AclError, Permission, account_from_config
 from raftmq.remoting.acl import accounts as module
-from raftmq.remoting.acl.plainfile import accounts_text, parse_accounts, parse_credentials
+from raftmq.remoting.acl.account_file import accounts_text, parse_accounts, parse_credentials
 
 # Apache's own example, more or less.
 PLAIN_ACL = """

@@ -11,9 +11,9 @@ from raftmq.remoting.acl import (
     broker_needs,
     name_server_needs,
 )
+from raftmq.remoting.acl.account_file import parse_accounts
 from raftmq.remoting.acl.accounts import SHARED_TOPICS
 from raftmq.remoting.acl.needs import BROKER, FORWARDED_FROM, SUB, Need
-from raftmq.remoting.acl.plainfile import parse_accounts
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import SendHeader
 

@@ -5,9 +5,9 @@ import zlib
 
 import pytest
 
-from raftmq.remoting.decompression import PIECE_BYTES, STEP_BYTES, inflating
 from raftmq.remoting.errors import BodyError
 from raftmq.remoting.fair_scheduling import finish
+from raftmq.remoting.large_bodies import PIECE_BYTES, STEP_BYTES, inflating
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raftmq.remoting.client_versions import version_name
+from raftmq.remoting.codes import version_name
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,21 @@
-"""The metrics of a process's budgets (remoting.memory_limits) and of the turns that its requests
-take on the loop (remoting.fair_scheduling) at /metrics. Pure.
+"""Metric families of a process's memory limits, of long turns on the loop, and of TLS.
 
-Names begin with the prefix of the process's other metric families.
+Names begin with the prefix of the process's other metric families. Pure: no I/O.
 """
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 from raftmq.ops.metrics import Families
 
 from .fair_scheduling import Watch
 from .memory_limits import Budgets
+from .process_tls import ProcessTls
 
 
-def tell(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> None:
-    budgets.unsent.look_again()
+def add_limits(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> None:
+    budgets.unsent.refresh()
     holdings = (("unfinished_frames", budgets.unfinished), ("unsent_answers", budgets.unsent))
     allowances = (("slow_requests", budgets.work), ("kept", budgets.kept))
     families.gauges(
@@ -55,4 +57,39 @@ def tell(families: Families, prefix: str, budgets: Budgets, watch: Watch) -> Non
         " request code; see the log.",
         ("code",),
         [((str(code),), count) for code, count in sorted(watch.long_turns.items())],
+    )
+
+
+def add_tls(families: Families, prefix: str, tls: ProcessTls) -> None:
+    """Add the families of TLS, which have no series if TLS is not used."""
+    contexts = tls.contexts()
+    families.gauges(
+        f"{prefix}_tls_certificate_not_after_seconds",
+        "When a certificate of this process ends, or the last CA of a trust file, in seconds since"
+        " the epoch.",
+        ("context",),
+        [((name,), found.not_after_s) for c in contexts for name, found in c.watched],
+    )
+    families.gauges(
+        f"{prefix}_tls_files_refused",
+        "1: the files of certificates as they are now cannot be used; those before still are.",
+        ("context",),
+        [((c.name,), float(bool(c.error))) for c in contexts],
+    )
+    families.counters(
+        f"{prefix}_tls_renewals_total",
+        "How often files of certificates that changed were taken over.",
+        ("context",),
+        [((c.name,), c.renewed_count) for c in contexts],
+    )
+    families.counters(
+        f"{prefix}_tls_arrivals_total",
+        "Connections at ports that take TLS: tls, plain, plain_refused (enforcing), failed in the"
+        " handshake, silent (said nothing in time).",
+        ("context", "result"),
+        [
+            ((name, one.name), getattr(counts, one.name))
+            for name, counts in tls.arrivals()
+            for one in fields(counts)
+        ],
     )

@@ -1,24 +1,68 @@
-"""Reads a large JSON object a part at a time, so that it is read in turns. Pure.
+"""Decodes large bodies from peers in steps: zlib streams and JSON.
 
-A decoder of JSON works until it has read all of its input, and holds the interpreter's lock
-meanwhile: 16 MiB stop a loop for 200 ms, also from a thread. A walk decodes one value at a time, of
-at most VALUE_BYTES_MAX characters. Objects in which it looks for names may have any size. Values
-that nobody asks for are skipped without being decoded; only their brackets and strings are matched,
-which also reads fastjson's number keys.
+A body may decompress to a thousand times its size. It is decompressed twice: first in small pieces
+that are only counted, up to the limit; then into memory of exactly the counted size. A rejected
+body costs the memory of one piece.
 
-A name that occurs twice in an object is refused: two readers of such an object see different
-values.
+A JSON decoder holds the interpreter's lock until it has read all of its input: 16 MiB stop a loop
+for 200 ms, also from a thread. `JsonWalk` decodes one value at a time, of at most VALUE_BYTES_MAX
+characters. Objects in which it looks for names may have any size. Other values are skipped without
+decoding; only their brackets and strings are matched, so fastjson's number keys are accepted. An
+object with a duplicate name is rejected, because two readers of it would see different values.
+Pure: no I/O.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from .errors import BodyError
 from .fair_scheduling import Steps
+
+STEP_BYTES = 16 * 1024  # packed bytes; they unpack to at most a thousand times as many, in pieces:
+PIECE_BYTES = 256 * 1024
+
+
+def inflating(packed: bytes, bytes_max: int, what: str) -> Steps[bytearray | None]:
+    """Unpack a zlib stream; return None if it unpacks to more than `bytes_max`. Raises BodyError
+    for damage; the error names `what`."""
+    size = 0
+    for piece in _inflate(packed, what):
+        size += len(piece)
+        if size > bytes_max:
+            return None
+        yield
+    content = bytearray(size)
+    position = 0
+    for piece in _inflate(packed, what):
+        content[position : position + len(piece)] = piece
+        position += len(piece)
+        yield
+    assert position == size, (position, size)
+    return content
+
+
+def _inflate(packed: bytes, what: str) -> Iterator[bytes]:
+    """Unpack in pieces. Raises BodyError."""
+    stream = zlib.decompressobj()
+    view = memoryview(packed)
+    try:
+        for start in range(0, len(packed), STEP_BYTES):
+            rest: bytes | memoryview = view[start : start + STEP_BYTES]
+            while rest and not stream.eof:
+                yield stream.decompress(rest, PIECE_BYTES)
+                rest = stream.unconsumed_tail
+        while not stream.eof and (piece := stream.decompress(b"", PIECE_BYTES)):
+            yield piece
+    except zlib.error as error:
+        raise BodyError(f"the {what} is not a zlib stream: {error}") from error
+    if not stream.eof:
+        raise BodyError(f"the zlib stream of the {what} is cut short")
+
 
 VALUE_BYTES_MAX = 64 * 1024
 NAME_CHARS_MAX = 1024

@@ -1,14 +1,21 @@
-"""A file of accounts (plain_acl.yml): read, reread after it was edited, replaced as a whole. Shell;
-all methods block."""
+"""Files of accounts (plain_acl.yml) and of a tool's credentials (tools.yml), as Apache has them.
+
+`AccountFile` rereads its file after an edit and replaces it atomically; its methods block. Values
+are read as strings, so a secret of digits stays as written. Errors name line and column, never the
+content, which holds secrets.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
-from .acl import Accounts, AclError
-from .acl.plainfile import accounts_text, parse_accounts
+import yaml
+
+from .accounts import Accounts, AclError, accounts_from_config
+from .signature import Credentials
 
 LOG = logging.getLogger("raftmq.remoting.acl")
 
@@ -51,14 +58,14 @@ class AccountFile:
     def replace(self, accounts: Accounts) -> None:
         """Write the accounts to a temporary file, sync and rename it; only then are they in force.
         Raises AclError."""
-        beside = self.path.with_name(self.path.name + ".tmp")
+        temporary = self.path.with_name(self.path.name + ".tmp")
         try:
-            number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             with os.fdopen(number, "w", encoding="utf-8") as file:
                 file.write(accounts_text(accounts))
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self.path)
+            temporary.replace(self.path)
             directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(directory)
@@ -73,3 +80,46 @@ class AccountFile:
     def _stamp_now(self) -> tuple[int, int, int]:
         found = self.path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # because it becomes one frame of a Raft log
+
+
+def parse_accounts(text: str) -> Accounts:
+    """Parse plain_acl.yml. Raises AclError."""
+    return accounts_from_config(_loaded(text))
+
+
+def accounts_text(accounts: Accounts) -> str:
+    """Write plain_acl.yml with these accounts; `parse_accounts` reads it back."""
+    text: str = yaml.safe_dump(accounts.to_config(), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def parse_credentials(text: str) -> Credentials:
+    """Parse tools.yml: accessKey, secretKey and optionally securityToken. Raises AclError."""
+    value = _loaded(text)
+    if not isinstance(value, dict):
+        raise AclError("not a mapping of accessKey and secretKey")
+    try:
+        return Credentials(
+            str(value.get("accessKey") or ""),
+            str(value.get("secretKey") or ""),
+            str(value.get("securityToken") or "") or None,
+        )
+    except ValueError as error:
+        raise AclError(str(error)) from error
+
+
+def _loaded(text: str) -> Any:
+    if len(text) > FILE_SIZE_BYTES_MAX:
+        raise AclError(f"more than {FILE_SIZE_BYTES_MAX} bytes")
+    try:
+        value = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise AclError(f"not YAML{where}") from None
+    except yaml.YAMLError:
+        raise AclError("not YAML") from None
+    return None if value == "" else value

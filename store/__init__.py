@@ -1,1 +1,1 @@
-"""Files of a broker: CommitLog, ConsumeQueues, IndexFiles, and their recovery."""
+"""Files of a broker. CommitLog, ConsumeQueues, IndexFiles, and their recovery."""

@@ -13,21 +13,18 @@
     72  int64, its `since_ms`
     80  "RMQT", CRC-32C of bytes 64..79; zeros: no such time is known
 
-abort is an empty file that exists while the store is open: if it is found at boot, the last stop
-was unclean. Apache's brokers read and write the same files.
+The abort file is empty and exists while the store is open. If it exists at boot, the last stop was
+unclean. Apache's brokers read and write the same files.
 
-`masterFlushedOffset` is the CommitLog's durable mark. It is written after each fdatasync without
-one of its own: a kill keeps it exact, a power cut may set it back, which only means that less
-damage can be told from a torn tail. Lowering it is synced. The 48 bytes never tear: they lie in
-one sector.
+`masterFlushedOffset` is the CommitLog's durable mark. It is written after each fdatasync but not
+synced itself. A kill keeps it exact; a power cut may set it back, so that more damage counts as a
+torn tail. Lowering it is synced. The 48 bytes share a sector and never tear.
 
-A checksum that does not match means that no field is known (`damaged`): times and
-`confirmPhyOffset` count as zero, which costs work; the durable mark counts as lost, and then
-nothing may be taken for a torn tail, until the mark is lowered to the end that was found. The next
-`note` or `raise_durable` writes a complete record again. An Apache broker leaves our checksum
-unchanged: so classic mode, which cannot fetch frames again, reads the numbers whatever the checksum
-says. A file of zeros is no record, so in a new one the mark counts as lost, too, until the end of
-the log is found.
+If the checksum does not match (`damaged`), no field is trusted. Times and `confirmPhyOffset` count
+as zero, which costs work. The durable mark counts as lost, and nothing is treated as a torn tail
+until the mark is lowered to the recovered end. The next `write` or `raise_durable` writes a
+complete record. An Apache broker leaves our checksum unchanged, so classic mode, which cannot fetch
+frames again, ignores the checksum. A file of zeros also counts as a lost mark.
 """
 
 from __future__ import annotations
@@ -60,15 +57,15 @@ class CheckpointFields(NamedTuple):
 
 
 class LogTimes(NamedTuple):
-    """The log's own time when its store was last open, and since when the wall clock is doubted
-    (store.retention); 0: unknown, or not doubted."""
+    """The log's own time when its store was last open, and the time since which the wall clock is
+    doubted (store.retention). 0 means unknown, or not doubted."""
 
     own_ms: int = 0
     since_ms: int = 0
 
 
 class Checkpoint:
-    """The open checkpoint file; also the CommitLog's durable mark."""
+    """The open checkpoint file, with the CommitLog's durable mark."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -76,12 +73,12 @@ class Checkpoint:
         self._file: File | None = None
         self.fields = CheckpointFields()
         self.times = LogTimes()
-        self.damaged = False  # as found by `open`
-        self.lost = False  # the durable mark is not known
+        self.damaged = False  # set by `open`
+        self.lost = False  # the durable mark is unknown
 
     def open(self, *, verify: bool = False) -> None:
-        """Read the file; a missing one is created with zeros, its name durable. The checksum is
-        compared only with `verify`; classic mode reads the numbers in any case."""
+        """Read the file, or create it with zeros and make its name durable. The checksum is checked
+        only with `verify`; classic mode reads the numbers in any case."""
         existed = self._disk.exists(self.path)
         self._file = self._disk.open(self.path, allocate_bytes=CHECKPOINT_SIZE_BYTES)
         self.fields = CheckpointFields()
@@ -103,7 +100,7 @@ class Checkpoint:
         return self.fields.confirm_offset
 
     def raise_durable(self, offset: int) -> None:
-        """Note that the CommitLog is durable up to `offset`; the note itself is not synced."""
+        """Record that the CommitLog is durable up to `offset`; the record itself is not synced."""
         assert self._file is not None
         self.fields = self.fields._replace(durable_offset=offset)
         self.lost = False  # the caller knows an offset, so it has read the log
@@ -116,15 +113,15 @@ class Checkpoint:
         self._file.sync()
 
     def write(self, fields: CheckpointFields) -> None:
-        """Write how far the last flush made things durable (`sync` makes the note itself durable).
-        The durable mark stays as it is."""
+        """Write how far the last flush made files durable; `sync` makes the record itself durable.
+        The durable mark is unchanged."""
         assert self._file is not None
         self.fields = fields._replace(durable_offset=self.fields.durable_offset)
-        if not self.lost:  # else the unknown durable mark would look known
+        if not self.lost:  # the unknown durable mark must not look valid
             self._file.pwrite(0, self._record())
 
     def write_times(self, times: LogTimes) -> None:
-        """Note the log's own time; the note itself is not synced. Raises OSError."""
+        """Write the log's own time without a sync. Raises OSError."""
         assert self._file is not None
         self.times = times
         numbers = _TIMES.pack(*times)
@@ -153,7 +150,7 @@ def _read_times(data: bytes) -> LogTimes:
 
 
 def _is_valid(data: bytes) -> bool:
-    """Return whether the checksum matches, or there never was one but numbers are there."""
+    """Return whether the checksum matches, or an Apache broker wrote numbers without a checksum."""
     magic, checksum = _SEAL.unpack_from(data, _FIELDS.size)
     numbers = data[: _FIELDS.size]
     if magic == _SEAL_MAGIC:
@@ -169,7 +166,7 @@ class AbortFile:
         self.path = path
 
     def exists(self) -> bool:
-        """Return whether the file is there: the last stop was unclean."""
+        """Return whether the file exists, that is, the last stop was unclean."""
         return self._disk.exists(self.path)
 
     def create(self) -> None:

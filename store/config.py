@@ -1,4 +1,4 @@
-"""The configuration of a store. One object, built where the process reads its settings."""
+"""The configuration of a store, built where the process reads its settings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ HOT_MEMORY_RATIO = 0.4  # accessMessageInMemoryMaxRatio: assumed share of the pa
 
 
 class StoreMode(Enum):
-    """The contents of a store's log: plain records (CLASSIC), or Raft's frames around them."""
+    """The contents of a store's log, plain records (CLASSIC), or Raft frames around records."""
 
     CLASSIC = "classic"
     RAFT = "raft"
 
 
 def hot_span_bytes(ratio: float = HOT_MEMORY_RATIO) -> int:
-    """Return how many bytes of the log's tail count as in memory: this share of all memory."""
+    """Return the size of the log's tail that counts as in memory, by its share of all memory."""
     pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return int(pages * page_size * ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The configuration of a store. Names in comments are Apache's. Paths are relative to the
+    """The configuration of a store. Names in comments are Apache's; paths are relative to the
     disk's root."""
 
     mode: StoreMode = StoreMode.RAFT

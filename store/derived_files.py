@@ -1,4 +1,4 @@
-"""The files derived from the CommitLog: its ConsumeQueues, its index, and their flushes.
+"""The files derived from the CommitLog, its ConsumeQueues, its index, and their flushes.
 
 The ConsumeQueues cover the log up to `dispatched_offset`; readers see nothing above it. After a
 restart it is the offset up to which the last flush made the queues durable. The log behind it is
@@ -9,9 +9,9 @@ In Raft mode `dispatch_frame` gets committed frames in log order. In classic mod
 store.commitlog.classic_log hands over the records that it has written.
 
 `StoreFlusher` makes these files durable and records the progress in the checkpoint. A flush starts
-on the loop, runs in the pool and finishes on the loop, one at a time.
+on the loop, runs in the pool and finishes on the loop; only a single flush runs at a time.
 
-One caller (the loop). `open`, `log_recovered`, `truncate` and `index_all` block.
+For the loop only. `open`, `log_recovered`, `truncate` and `index_all` block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .index.message_index import STEP_BYTES, IndexFlush, KeyQuery, MessageIndex
 
 
 class DerivedFiles:
-    """ConsumeQueues and index of one CommitLog."""
+    """ConsumeQueues and index of a CommitLog."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class DerivedFiles:
         self._commitlog = commitlog
         self._checkpoint = checkpoint
         self.queues = queues
-        self.index = index  # None: it is not kept
+        self.index = index  # None if it is disabled
         self._repairs = repairs
         self.dispatcher = Dispatcher(delay_levels_ms)
         self.dispatched_offset = 0
         self.newest_ms = 0  # store time of the newest record dispatched
-        self._kept_to = 0  # up to this CommitLog offset `open` kept the queues' entries
+        self._kept_to = 0  # `open` kept entries below this CommitLog offset
 
     def open(self, confirmed: int, *, clean: bool, foreign: bool = False) -> None:
-        """Open the files and keep what points below CommitLog offset `confirmed`, or below the
-        log's beginning: that cannot be made again. `clean`: the last stop was. `foreign`: another
-        program may have deleted queues since. Raises OSError."""
+        """Open the files and keep entries that point below CommitLog offset `confirmed`, or below
+        the log's start, where they cannot be rebuilt. `clean` means that the last stop was clean,
+        `foreign` that a different program may have deleted queues. Raises OSError."""
         fields = self._checkpoint.fields
         self.newest_ms = fields.logics_timestamp_ms
         self._kept_to = max(confirmed, self._commitlog.min_offset)
@@ -63,22 +63,23 @@ class DerivedFiles:
         if self.index is not None:
             self.index.open(confirmed, clean=clean, full_until_ms=fields.index_timestamp_ms)
         if not self.queues.topics() and not self.queues.damaged:
-            confirmed = 0  # never written, or deleted: then they are made from the log again
-        # The log may begin before or after that once it is mended: see `log_recovered`.
+            confirmed = 0  # never written, or deleted; then they are rebuilt from the log
+        # The recovered log may start before or after that, see `log_recovered`.
         self.dispatched_offset = confirmed
 
     def log_recovered(self) -> None:
-        """Fit the queues to the recovered log, in Raft mode, before anything is dispatched: drop
-        entries of lost frames, and rebuild damaged queues (that reads the whole log). Raises
-        QueuesLost if that is not enough."""
+        """Fit the queues to the recovered log in Raft mode, before any dispatch. Drop entries of
+        lost frames and rebuild damaged queues, which reads the whole log. Raises QueuesLost if that
+        is not enough."""
         start, end = self._commitlog.min_offset, self._commitlog.max_offset
         if start and self.queues.unknown:
             raise QueuesLost(start)
         if end < self.dispatched_offset:
             self.truncate(end)
         self.queues.correct_min_offset(start)
-        self.dispatched_offset = max(self.dispatched_offset, start)  # not known before
-        if self._kept_to > self.dispatched_offset:  # lost segments are back: the log begins earlier
+        self.dispatched_offset = max(self.dispatched_offset, start)  # unknown before
+        # lost segments were restored and the log starts earlier
+        if self._kept_to > self.dispatched_offset:
             self.queues.truncate_to_commitlog(self.dispatched_offset)
         if not rebuild_queues(self.queues, self._repairs, self.dispatcher, self.dispatched_offset):
             self.dispatched_offset = start
@@ -87,16 +88,13 @@ class DerivedFiles:
     def dispatch_frame(
         self, frame: Frame, entries: Sequence[EntryBatch] | None = None
     ) -> Sequence[EntryBatch]:
-        """Make a committed frame's messages visible. Return the entries by queue (topic, queue id,
-        first queue offset, entries); `entries` are the same, if the leader has computed them
-        already.
-
-        A frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after
-        which the same call may be repeated.
-        """
+        """Make a committed frame's messages visible. Return its entries by queue (topic, queue id,
+        first queue offset, entries). A leader passes `entries` that it has already computed. A
+        frame dispatched before is skipped (returns []). Raises DispatchError; OSError, after which
+        the call may be repeated."""
         if frame.end <= self.dispatched_offset:
             return []
-        if frame.position != self.dispatched_offset:  # then it begins the next segment
+        if frame.position != self.dispatched_offset:  # the frame starts the next segment
             following = self._commitlog.segment_end(self.dispatched_offset)
             assert frame.position == following, (frame.position, self.dispatched_offset)
         if frame.kind != FrameKind.MESSAGES:
@@ -107,12 +105,12 @@ class DerivedFiles:
         return entries
 
     def write_full_tails(self) -> None:
-        """Write what the queues keep in memory above their bounds, after a shortage. To be called
-        before more is dispatched. Raises OSError, having changed nothing that is read."""
+        """Write queue tails above their limits after a shortage. Call it before the next dispatch.
+        Raises OSError; readers see no change then."""
         self.queues.write_full_tails()
 
     def append(self, entries: Sequence[EntryBatch], end: int, newest_ms: int) -> None:
-        """Append the entries of a part of the log that ends at `end`. Raises OSError."""
+        """Append the entries of the part of the log that ends at `end`. Raises OSError."""
         append = self.queues.append
         for topic, queue_id, first, packed in entries:
             append(topic, queue_id, first, packed)
@@ -122,10 +120,9 @@ class DerivedFiles:
         self.newest_ms = newest_ms
 
     def truncate(self, offset: int) -> bool:
-        """Raft mode, for an engine that breaks Raft's promise: drop the entries from `offset` on,
-        because the log lost dispatched frames and ends there now. They may be dispatched anew.
-
-        Returns False, having done nothing, while a flush is in flight. Blocking. Raises OSError."""
+        """Drop entries from `offset` on, because the log lost dispatched frames; they may be
+        dispatched again. Raft mode, for an engine that breaks Raft's guarantee. Returns False and
+        does nothing during a flush. Blocking. Raises OSError."""
         if self.queues.flushing:
             return False
         if offset < self.dispatched_offset:
@@ -141,24 +138,24 @@ class DerivedFiles:
 
     def correct_min_offset(self) -> None:
         """Move the queues' min_offset up to the log's after segments were removed, and remove index
-        files wholly below it."""
+        files below it."""
         self.queues.correct_min_offset(self._commitlog.min_offset)
         if self.index is not None:
             self.index.delete_before(self._commitlog.min_offset)
 
     @property
     def indexed_offset(self) -> int:
-        """The CommitLog offset up to which the index goes."""
+        """The CommitLog offset up to which the log is indexed."""
         return self.dispatched_offset if self.index is None else self.index.position
 
     def index_step(self, budget_bytes: int = STEP_BYTES) -> int:
         """Index about `budget_bytes` more of the dispatched part; return how many are left. Called
-        when there is time for it (store.index.message_index). Raises StoreDamaged; OSError; then
-        call again."""
+        when there is time (store.index.message_index). Raises StoreDamaged, OSError; then call
+        again."""
         return 0 if self.index is None else self.index.step(self.dispatched_offset, budget_bytes)
 
     def pass_damage(self, position: int) -> None:
-        """Have `index_step` go on behind the damage that it met at `position`."""
+        """Let `index_step` continue after the damage that it found at `position`."""
         if self.index is not None:
             self.index.pass_damage(position)
 
@@ -170,7 +167,7 @@ class DerivedFiles:
     def query(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
     ) -> Generator[None, None, KeyQuery]:
-        """Find messages by key in steps, as far as the index goes (MessageIndex.query)."""
+        """Find messages by key in steps, as far as the log is indexed (MessageIndex.query)."""
         if self.index is None:
             return KeyQuery([], 0, 0)
         return (yield from self.index.query(topic, key, max_count, begin_ms, end_ms))
@@ -184,7 +181,7 @@ class DerivedFiles:
 
 @dataclass(frozen=True, slots=True)
 class StoreFlush:
-    """A flush in flight: `run` it in the pool, then hand it to `StoreFlusher.finish`."""
+    """A running flush: `run` it in the pool, then pass it to `StoreFlusher.finish`."""
 
     queues: FlushTicket
     index: IndexFlush | None
@@ -202,34 +199,33 @@ class StoreFlush:
 
 @dataclass(slots=True, eq=False)
 class StoreFlusher:
-    """Flushes the derived files of one store. For one caller (the loop), except
-    `StoreFlush.run`."""
+    """Flushes the derived files of a store. For the loop only, except `StoreFlush.run`."""
 
     _commitlog: CommitLog
     _checkpoint: Checkpoint
     _derived: DerivedFiles
-    _confirms: bool  # note confirmPhyOffset, too (Raft mode)
-    _log_stamp: tuple[int, int] | None = None  # (log end, its store time) to note next
+    _confirms: bool  # write confirmPhyOffset also (Raft mode)
+    _log_stamp: tuple[int, int] | None = None  # (log end, its store time) to write next
 
     def start(self) -> StoreFlush:
-        """Write the queues' tails; return a flush whose `run` makes the queues durable up to its
-        `confirmed`. One at a time. Raises OSError."""
+        """Write the queues' tails; return a flush; its `run` makes the queues durable up to its
+        `confirmed`. Not concurrent. Raises OSError."""
         log, derived = self._commitlog, self._derived
         confirmed = min(derived.dispatched_offset, log.durable_offset)
         if self._log_stamp is None:
             self._log_stamp = (log.max_offset, derived.newest_ms)
-        queues = derived.queues.start_flush()  # first: it writes, and so may raise
+        queues = derived.queues.start_flush()  # first, because it writes and may raise
         index = None if derived.index is None else derived.index.start_flush()
         return StoreFlush(queues, index, self._checkpoint, confirmed, derived.newest_ms)
 
     def drop_saved(self, flush: StoreFlush) -> bool:
-        """After `run`: drop some of the entries that are in files now from memory; return whether
-        there are more, so that the caller can let others run in between. `finish` does the rest."""
+        """Drop some saved entries from memory after `run`; return whether there are more, so that
+        the caller can yield in between. `finish` does the rest."""
         return self._derived.queues.drop_saved(flush.queues)
 
     def finish(self, flush: StoreFlush, *, synced: bool) -> None:
-        """After `run`: note in the checkpoint how far all is durable now. The note itself is synced
-        by the next flush; losing it costs dispatching again. Raises OSError."""
+        """Record in the checkpoint how far everything is durable, after `run`. The next flush syncs
+        the record; losing it costs a repeated dispatch. Raises OSError."""
         index = self._derived.index
         self._derived.queues.finish_flush(flush.queues, synced=synced)
         if index is not None and flush.index is not None:

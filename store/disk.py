@@ -1,13 +1,14 @@
-"""The disk as the store sees it: the one seam between the logs and the operating system.
+"""The disk interface of the store, the only seam between logs and operating system.
 
-`Disk` and `File` are what every file format in this project is written against, so that the
-simulator can hand in a disk that forgets what was not synced, tears writes or fails. `OsDisk` is
-the real one. Paths are relative to the disk's root, '/'-separated.
+Every file format is written against `Disk` and `File`, so that the simulator can supply a disk that
+loses unsynced data, tears writes or fails. `OsDisk` is the real disk. Paths are relative to the
+disk's root, '/'-separated.
 
-Rules every implementation keeps:
-- `pwrite`/`pwritev` write everything or raise; what they wrote is readable at once.
-- nothing is durable before `File.sync` (contents) and `Disk.sync_directory` (names) returned;
-- `sync` may be called from another thread than the writer's; every other call has one caller.
+Rules for every implementation:
+- `pwrite`/`pwritev` write everything or raise; written data is readable at once.
+- Nothing is durable before `File.sync` (contents) and `Disk.sync_directory` (names) have returned.
+- `sync` may be called from a second thread; the rest has a single caller.
+
 Errors are the operating system's (`OSError`) and are never swallowed here.
 """
 
@@ -30,8 +31,8 @@ _SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux on
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """The usage of a file system, counted as df and Apache's brokers count it: the space reserved
-    for root is neither used nor available."""
+    """The usage of a file system, counted as df and Apache's brokers do. Space reserved for root is
+    neither used nor available."""
 
     used_bytes: int
     available_bytes: int  # to this process
@@ -53,8 +54,9 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class DiskMark:
-    """A mark of disk use: it is reached at `percent`, and only if less than `free_bytes` are
-    available, too. On a large disk the percentage alone means little. 0: it decides alone."""
+    """A mark of disk use, reached at `percent` if also less than `free_bytes` are available,
+    because a percentage alone means little on a large disk. With `free_bytes` 0 the percentage
+    decides."""
 
     percent: int
     free_bytes: int = 0
@@ -89,7 +91,7 @@ class File(Protocol):
 
     def may_have_data(self, offset: int) -> bool:
         """Return False if the file is a hole from `offset` on, so that everything there reads as
-        zeros; True if that is not so, or not known."""
+        zeros; True otherwise, or if unknown."""
         ...
 
     def sync(self) -> None:
@@ -103,10 +105,8 @@ class Disk(Protocol):
     """A tree of files."""
 
     def open(self, path: str, *, allocate_bytes: int | None = None) -> File:
-        """Open `path` for reading and writing; create it if missing.
-
-        With `allocate_bytes`, a new or shorter file is extended to that size with zeros.
-        """
+        """Open `path` for reading and writing; create it if missing. With `allocate_bytes`, a new
+        or shorter file is extended to that size with zeros."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -128,8 +128,8 @@ class Disk(Protocol):
         ...
 
     def sync_tree(self, path: str) -> bool:
-        """Make everything in this directory and below durable, names and contents, by one call for
-        the whole file system; return False, having done nothing, where there is none."""
+        """Make all names and contents below this directory durable by a single call for the whole
+        file system. Return False, with nothing done, if there is no such call."""
         ...
 
     def usage(self) -> DiskUsage:
@@ -151,7 +151,7 @@ class OsFile:
             if allocate_bytes is not None and self._size < allocate_bytes:
                 os.posix_fallocate(self._fd, 0, allocate_bytes)
                 self._size = allocate_bytes
-        except OSError:  # a full disk must not cost a descriptor as well
+        except OSError:  # a full disk must not also cost a descriptor
             self.close()
             raise
 
@@ -176,7 +176,7 @@ class OsFile:
     def pwrite(self, offset: int, data: bytes | memoryview) -> None:
         written = os.pwrite(self._fd, data, offset)
         view = memoryview(data)
-        while written < len(view):  # a short write is legal; finish it or raise
+        while written < len(view):  # finish a short write, or raise
             written += os.pwrite(self._fd, view[written:], offset + written)
         self._size = max(self._size, offset + len(view))
 
@@ -197,7 +197,8 @@ class OsFile:
         try:
             os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
-            return error.errno != errno.ENXIO  # any other: this file system cannot tell
+            # other error numbers mean that this file system has no such information
+            return error.errno != errno.ENXIO
         return True
 
     def sync(self) -> None:
@@ -210,10 +211,9 @@ class OsFile:
 
 
 class OsDisk:
-    """A `Disk` below a root directory of the real file system.
-
-    It keeps one descriptor, of the root. A directory can so be synced when no descriptor is free:
-    by a sync of the whole file system, which costs more."""
+    """A `Disk` below a root directory of the real file system. It keeps a descriptor of the root.
+    If no descriptor is free, a directory is synced by a sync of the whole file system, which costs
+    more."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
@@ -269,16 +269,16 @@ class OsDisk:
         return True
 
     def _is_on_root_device(self, path: str) -> bool:
-        """Return whether a sync of the root's file system, if there is one, covers `path`."""
+        """Return whether a sync of the root's file system, if possible, covers `path`."""
         there = os.stat(self._path(path)).st_dev == os.fstat(self._root_fd).st_dev
         return there and _SYNCFS is not None
 
     def boot_id(self) -> str:
-        """Return Linux's boot id, drawn at every boot of the machine."""
+        """Return Linux's boot id, which is random for every boot."""
         try:
             with open(BOOT_ID_PATH, encoding="ascii") as file:
                 return file.read().strip()
-        except FileNotFoundError:  # another system: it must be assumed to have rebooted
+        except FileNotFoundError:  # without Linux a reboot must be assumed
             return ""
 
     def usage(self) -> DiskUsage:

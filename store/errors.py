@@ -1,7 +1,7 @@
 """The store's errors.
 
-`retriable`: the same call may succeed later. `outcome_unknown`: the call may have taken effect
-nevertheless. Errors of the operating system (OSError) pass through the store unchanged.
+`retriable`: the same call may succeed later. `outcome_unknown`: the call may have taken effect.
+Errors of the operating system (OSError) pass through unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class StoreError(Exception):
 
 
 class RecordTooLarge(StoreError):
-    """The record does not fit into one segment with the blank record that may have to follow."""
+    """The record and a following blank record do not fit into a segment."""
 
     code = "RECORD_TOO_LARGE"
 
@@ -32,11 +32,9 @@ class OffsetOutOfRange(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """Bytes that were once durable are not what was written. Nothing has been truncated.
-
-    `position` is the absolute CommitLog offset of the first bad frame or record. The node must
-    not serve or vote from this log; it is fetched again from a peer.
-    """
+    """Bytes that were once durable have changed. Nothing has been truncated. `position` is the
+    CommitLog offset of the first bad frame or record. The node must not serve or vote from this
+    log, and fetches it again from a peer."""
 
     code = "STORE_DAMAGED"
 
@@ -47,8 +45,8 @@ class StoreDamaged(StoreError):
 
 
 class QueuesLost(StoreError):
-    """The ConsumeQueues and their manifest are gone, and the log, which begins at CommitLog offset
-    `begin`, does not say where those go on whose messages are all deleted."""
+    """The ConsumeQueues and their manifest are gone. The log, which starts at CommitLog offset
+    `begin`, does not have the ends of queues without any message left."""
 
     code = "QUEUES_LOST"
 
@@ -62,8 +60,7 @@ class QueuesLost(StoreError):
 
 
 class Diverged(StoreError):
-    """The master's data does not continue this log: the logs differ. None of it was written.
-    `position` is where it was to go."""
+    """The master's data for `position` does not continue this log. None of it was written."""
 
     code = "DIVERGED"
 
@@ -74,15 +71,15 @@ class Diverged(StoreError):
 
 
 class FlushUnderWay(StoreError):
-    """A queue begins anew, and cannot while its files are being flushed. Nothing was written."""
+    """A queue has to restart during a flush of its files. Nothing was written."""
 
     code = "FLUSH_UNDER_WAY"
     retriable = True
 
 
 class EntryDamaged(StoreDamaged):
-    """A ConsumeQueue entry points at no record of its queue. It is rebuilt from the log; until then
-    its readers have to wait."""
+    """A ConsumeQueue entry points at no record of its queue. Its readers wait until it is rebuilt
+    from the log."""
 
     code = "ENTRY_DAMAGED"
     retriable = True
@@ -97,8 +94,8 @@ class EntryDamaged(StoreDamaged):
 
 
 class SyncFailed(StoreError):
-    """An fdatasync failed once. The kernel may have dropped the pages it could not write, so no
-    later success proves anything: this log never promises durability again."""
+    """An fdatasync failed. The kernel may have dropped the unwritten pages, so later successes
+    prove nothing, and this log never promises durability again."""
 
     code = "SYNC_FAILED"
     outcome_unknown = True

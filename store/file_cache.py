@@ -1,4 +1,4 @@
-"""A bounded cache of open files by path: a broker has more queues than descriptors."""
+"""A bounded cache of open files by path, because a broker has more queues than descriptors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ OPEN_FILES_MAX = 512  # below the usual soft limit of 1024, which sockets share
 
 
 class FileCache:
-    """A cache of open files; the least recently used are closed first. Closing loses nothing, since
-    a file is opened again to be synced."""
+    """A cache of open files, which closes the least recently used first. Closing loses nothing,
+    because a file is reopened for its sync."""
 
     def __init__(self, disk: Disk, count_max: int = OPEN_FILES_MAX) -> None:
         assert count_max > 0
@@ -33,13 +33,13 @@ class FileCache:
         return file
 
     def forget(self, path: str) -> None:
-        """Close a file that is about to be removed."""
+        """Close a file before its removal."""
         file = self._files.pop(path, None)
         if file is not None:
             file.close()
 
     def _opened(self, path: str) -> File:
-        """Return the file, opened in the place of the oldest one if no descriptor is free."""
+        """Open the file; if no descriptor is free, close the oldest first."""
         try:
             return self._disk.open(path)
         except OSError as error:

@@ -1,6 +1,6 @@
-"""The frame header: the one record kind that Raft mode adds to the CommitLog.
+"""The frame header, the only record kind that Raft mode adds to the CommitLog.
 
-One Raft entry is one frame is one group commit. A frame is a 60-byte header and its payload:
+Each Raft entry is a frame and a group commit. A frame is a 60-byte header and its payload:
 
     off size field
     0   4    size            a walker's step: 60 + command length for a message frame, 60 + payload
@@ -16,13 +16,13 @@ One Raft entry is one frame is one group commit. A frame is a 60-byte header and
     52  4    payload_crc     CRC-32C of the payload
     56  4    header_crc      CRC-32C of bytes 0..55
 
-All integers are big-endian, signed, except the two checksums. A walker that knows only records
-skips `size` bytes: after a message frame's header it meets the records, which are plain RocketMQ
-records; any other frame it skips whole. A frame never spans segments.
+All integers are big-endian and signed, except the two checksums. A walker that knows only records
+skips `size` bytes. It finds the plain RocketMQ records of a message frame, and skips the remaining
+frames entirely. A frame never spans segments.
 
-The payload of a message frame may begin with a command: the change that storing these records
-makes to the replicated tables (that a delayed message was delivered, say). Both are committed, or
-neither is. Pure: bytes in, bytes out.
+The payload of a message frame may start with a command, the change to the replicated tables that
+goes with these records, for example that a delayed message was delivered. Both are committed
+atomically. Pure, from bytes to bytes.
 """
 
 import struct
@@ -52,7 +52,7 @@ class FrameKind(IntEnum):
 
 
 class FrameError(Exception):
-    """Bytes that are not a whole, undamaged frame; `reason` says what is wrong with them."""
+    """Bytes that are not a complete, undamaged frame, for `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -61,11 +61,9 @@ class FrameError(Exception):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Frame:
-    """A sealed frame. Immutable by convention; `data` is header and payload, the bytes on disk.
-
-    Invariants: len(data) == HEADER_SIZE_BYTES + payload length; the header inside `data` says
-    the same as the attributes.
-    """
+    """A sealed frame, immutable by convention. `data` is header and payload, the bytes on disk.
+    Invariants: len(data) == HEADER_SIZE_BYTES + payload length; the header in `data` matches the
+    attributes."""
 
     index: int
     term: int
@@ -82,19 +80,19 @@ class Frame:
 
     @property
     def end(self) -> int:
-        """Absolute CommitLog offset just behind this frame."""
+        """CommitLog offset behind this frame."""
         return self.position + len(self.data)
 
     @property
     def header_crc(self) -> int:
-        """The header's checksum. It covers the payload's, the position and the time, so frames of
-        one index and term that differ in anything differ in it."""
+        """The header's checksum. It covers payload checksum, position and time, so it distinguishes
+        frames of equal index and term."""
         crc: int = _CRC.unpack_from(self.data, _HEADER_HEAD.size)[0]
         return crc
 
     @property
     def payload_position(self) -> int:
-        """Absolute CommitLog offset of the payload's first byte."""
+        """CommitLog offset of the payload's first byte."""
         return self.position + HEADER_SIZE_BYTES
 
     @property
@@ -104,7 +102,7 @@ class Frame:
 
     @property
     def records_at(self) -> int:
-        """The offset in `data` at which a message frame's records begin."""
+        """The offset in `data` of a message frame's records."""
         return _hop(self.data)
 
     @property
@@ -136,8 +134,8 @@ def seal_frame(
     payload: bytes,
     command_length: int = 0,
 ) -> Frame:
-    """Build the header over `payload` and return the finished frame. The first `command_length`
-    bytes of a message frame's payload are its command."""
+    """Build the header of `payload` and return the frame. The first `command_length` bytes of a
+    message frame's payload are its command."""
     length = len(payload)
     assert length <= PAYLOAD_SIZE_BYTES_MAX, length
     hop = HEADER_SIZE_BYTES + (command_length if kind == FrameKind.MESSAGES else length)
@@ -163,10 +161,8 @@ def _hop(data: bytes) -> int:
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, ...]:
-    """Check a frame header's magic, CRC and shape; return its eleven fields in table order.
-
-    Raises FrameError. The payload is not checked.
-    """
+    """Check a frame header's magic, CRC and shape; return its eleven fields in table order. Raises
+    FrameError. The payload is not checked."""
     head = bytes(buffer[offset : offset + HEADER_SIZE_BYTES])
     if len(head) < HEADER_SIZE_BYTES:
         raise FrameError("frame header cut short")
@@ -198,8 +194,8 @@ def is_valid_frame(data: bytes, at: int, size: int, expected: tuple[int, int, in
 
 
 def payload_checksum(head: bytes, size: int, expected: tuple[int, int, int]) -> int:
-    """Return the checksum of a frame's payload, as its header has it; -1 unless the header is that
-    of a frame of `size` bytes and this index, term and position."""
+    """Return the payload checksum in a frame's header; -1 unless the header is valid for a frame of
+    `size` bytes and this index, term and position."""
     if len(head) < HEADER_SIZE_BYTES:
         return -1
     _, magic, index, term, position, _, length, _, _, payload_crc, header_crc = HEADER.unpack(head)
@@ -213,7 +209,7 @@ def payload_checksum(head: bytes, size: int, expected: tuple[int, int, int]) -> 
 
 
 def parse_frame(buffer: bytes | memoryview, offset: int = 0) -> Frame:
-    """Parse and verify one whole frame at `offset` (both CRCs). Raises FrameError."""
+    """Parse and verify a frame at `offset` (both CRCs). Raises FrameError."""
     fields = parse_header(buffer, offset)
     _, _, index, term, position, timestamp_ms, length, record_count, kind, payload_crc, _ = fields
     end = offset + HEADER_SIZE_BYTES + length

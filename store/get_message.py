@@ -1,7 +1,7 @@
-"""Decides which messages a pull gets, and how the CommitLog is read for them. Pure.
+"""Selection of the messages of a pull, and the reads of the CommitLog for them.
 
-A batch ends at the count or the bytes asked for, at the smaller limits if its first message is
-cold, or when a filter has read enough entries. The first message always fits.
+A batch ends at the requested count or bytes, at the smaller limits if its first message is cold, or
+when a filter has read enough entries. The first message always fits. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from .dispatch import QUEUE_ENTRY_BYTES
 
 SCAN_BYTES_MIN = 16_000  # of the ConsumeQueue, read while filtering
-GAP_BYTES_MAX = 4096  # reading over a gap this long costs less than another read
+GAP_BYTES_MAX = 4096  # reading across such a gap costs less than a second read
 SPAN_BYTES_MAX = 1 << 20
 _ENTRIES = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
@@ -41,7 +41,7 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one batch. Hot data lies at or above offset `hot_from`, cold data below."""
+    """The limits of a batch. Hot data is at or above offset `hot_from`, cold data below."""
 
     count_max: int
     bytes_max: int
@@ -51,7 +51,8 @@ class Limits:
 
 
 def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, int] | None:
-    """Return (status, next offset) of an offset that names no message; None if it may name one."""
+    """Return (status, next offset) for an offset without a message; None if it may have a message.
+    """
     if maximum == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < minimum:
@@ -64,13 +65,13 @@ def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, i
 
 
 def scan_count(count_max: int) -> int:
-    """Return how many entries one pull may read."""
+    """Return how many entries a pull may read."""
     return max(SCAN_BYTES_MIN // QUEUE_ENTRY_BYTES, count_max)
 
 
 class Selected(NamedTuple):
-    """The chosen messages, in parallel: CommitLog offsets, sizes in bytes, queue offsets.
-    `scanned`: how many entries were read for them."""
+    """The chosen messages as parallel CommitLog offsets, sizes in bytes and queue offsets.
+    `scanned` counts the entries read for them."""
 
     positions: list[int]
     sizes: list[int]
@@ -78,7 +79,7 @@ class Selected(NamedTuple):
     scanned: int
 
     def from_position(self, first: int) -> Selected:
-        """Return those that stand at or behind CommitLog offset `first`."""
+        """Return the messages at or behind CommitLog offset `first`."""
         kept = [at >= first for at in self.positions]
         return Selected(
             list(compress(self.positions, kept)),
@@ -88,15 +89,15 @@ class Selected(NamedTuple):
         )
 
     def first(self, count: int) -> Selected:
-        """Return the first `count` of them."""
+        """Return the first `count` messages."""
         return Selected(
             self.positions[:count], self.sizes[:count], self.offsets[:count], self.scanned
         )
 
 
 def select(entries: bytes, offset: int, limits: Limits, tag_codes: Set[int] | None) -> Selected:
-    """Choose among entries, the first of which has queue offset `offset`. With `tag_codes` None
-    every message is chosen."""
+    """Choose among entries from queue offset `offset` on. With `tag_codes` None every message is
+    chosen."""
     table = np.frombuffer(entries, _ENTRIES)
     scanned = len(table)
     offsets: Sequence[int] = range(offset, offset + scanned)
@@ -117,8 +118,9 @@ def select(entries: bytes, offset: int, limits: Limits, tag_codes: Set[int] | No
 
 
 class Span(NamedTuple):
-    """One read of the CommitLog: `length` bytes at `start`, for the chosen messages from number
-    `first` on. `pieces`: begin and end of the messages in it; adjacent ones are one piece."""
+    """A read of the CommitLog with `length` bytes at `start`, for the chosen messages from number
+    `first` on. `pieces` has the start and end of the messages in it; adjacent messages share a
+    piece."""
 
     start: int
     length: int
@@ -127,11 +129,8 @@ class Span(NamedTuple):
 
 
 def spans(chosen: Selected, segment_size_bytes: int, first_segment: int) -> list[Span]:
-    """Return the reads that fetch the chosen records, each within one segment.
-
-    Neighbours are read together if little else lies between them: another queue's records, the next
-    frame's header.
-    """
+    """Return the reads that fetch the chosen records, each within a segment. Neighbours are read
+    together across small gaps, such as unrelated records or a frame header."""
     positions = chosen.positions
     ends = list(map(add, positions, chosen.sizes))
     begin, last_end = positions[0], ends[-1]

@@ -1,9 +1,8 @@
-"""The owner of a store directory: which node of which group, and in which mode; and the size of its
-log's segments, which cannot change.
+"""The identity of a store directory, its node, group, mode and segment size.
 
-If another node got the directory by mistake (a copied broker.conf, a wrong volume), it would vote
-and answer with somebody else's promises. So the file `identity`, beside the log, is compared with
-the configuration at each start, before recovery:
+A directory on the wrong node (a copied broker.conf, a wrong volume) would vote and answer with a
+different node's promises. The file `identity`, next to the log, is therefore compared with the
+configuration at each start, before recovery:
 
     mode=raft            or classic
     group=broker-a       the Raft group, or the broker name
@@ -11,14 +10,15 @@ the configuration at each start, before recovery:
     segment=1073741824   bytes of a segment of the log; absent before the log was first opened
     crc32c=0a1b2c3d      of the lines above
 
-In classic mode a directory belongs to a broker name: which of its brokers serves it, and in which
-role, is changed by hand when a master is lost, and is not compared.
+In classic mode a directory belongs to a broker name. Its broker id and role are not compared,
+because an operator changes them after the loss of a master.
 
-A store without the file, or with a damaged one, is taken for what the configuration says, once:
-`record_identity` writes it down, and the caller logs that. So an operator gives a directory to
-another node by removing the file. A replica that adopts a store recovers before it votes
-(broker/startup_claim.py): the store has not what the replica promised itself. The segments' size is
-noted once the log was opened with it: replicas of one group put their frames where that size says.
+A store without the file, or with a damaged file, gets the configured identity once:
+`record_identity` writes it, and the caller logs that. An operator can thus assign a directory to a
+new node by removing the file. A replica that adopts a store recovers before it votes
+(broker/startup_claim.py), because the store does not have that replica's promises. The segment size
+is recorded after the log was first opened, because the replicas of a group place their frames by
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoreIdentity:
     mode: str  # raft or classic
     group: str
     node: str
-    segment_size_bytes: int = 0  # 0: not noted
+    segment_size_bytes: int = 0  # 0 if not recorded
 
     def __str__(self) -> str:
         kind = "the Raft group" if self.mode == "raft" else "the classic broker"
@@ -49,7 +49,7 @@ class StoreIdentity:
 
 
 class WrongIdentity(StoreError):
-    """The directory belongs to another node."""
+    """The directory belongs to a different node."""
 
     code = "WRONG_IDENTITY"
 
@@ -57,9 +57,9 @@ class WrongIdentity(StoreError):
 def check_identity(
     disk: Disk, root: str, own: StoreIdentity, *, empty: bool = False
 ) -> StoreIdentity | None:
-    """Return what the directory says of itself, which is ours; None: it has no readable identity,
-    and the caller must note one. `root` is the operator's name for it, `empty`: its log has no
-    segment, whose size may be any. Raises WrongIdentity, OSError."""
+    """Return the directory's identity, which is ours; None if it has no readable identity and the
+    caller must write it. `root` is the operator's name for the directory. With `empty`, the log has
+    no segment, and its size may change. Raises WrongIdentity, OSError."""
     found = read_identity(disk)
     if found is None:
         return None
@@ -83,7 +83,7 @@ def check_identity(
 
 
 def read_identity(disk: Disk) -> StoreIdentity | None:
-    """Return the directory's identity; None if there is none, or it is damaged. Raises OSError."""
+    """Return the directory's identity; None if it is missing or damaged. Raises OSError."""
     if not disk.exists(IDENTITY_FILE):
         return None
     file = disk.open(IDENTITY_FILE)

@@ -1,7 +1,7 @@
 """Reads messages by queue offset, by CommitLog offset and by store time.
 
-Only what was dispatched can be read. `CheckedReads` makes sure that each record returned is the one
-that the queue's entry belongs to.
+Only dispatched messages are readable. `CheckedReads` checks that each record matches its queue
+entry.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .record import HEAD_WITH_HOSTS_BYTES, store_timestamp_at
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """The result of a pull. The buffers, one behind the other, are `message_count` whole records.
-    `cold`: they were read from far behind the log's end, so another replica may serve better."""
+    """The result of a pull. The buffers are `message_count` consecutive records. `cold` data is far
+    behind the log's end, so a slave may serve it better."""
 
     status: GetStatus
     buffers: list[bytes]
@@ -33,7 +33,7 @@ class GetResult:
 
 
 class MessageReads:
-    """Reads the messages of one store. For one caller (the loop)."""
+    """Reads the messages of a store. For the loop only."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class MessageReads:
         checked: CheckedReads,
         config: StoreConfig,
     ) -> None:
-        """`config` is used for its limits for cold data."""
+        """`config` has the limits for cold data."""
         self._commitlog = commitlog
         self._derived = derived
         self._queues = derived.queues
@@ -60,10 +60,9 @@ class MessageReads:
         budget: ReadBudget | None = None,
     ) -> GetResult:
         """Return messages of a queue from `offset` on (DefaultMessageStore.getMessage). `max_count`
-        and `max_bytes` limit hot data; for cold data the configuration's limits apply, too. What
-        `budget` does not allow to read is left for the next pull.
-
-        Raises StoreDamaged when an entry does not point at a record, OSError."""
+        and `max_bytes` limit hot data; the configuration also limits cold data. The next pull gets
+        messages beyond `budget`. Raises OSError; StoreDamaged if an entry does not point at a
+        record."""
         queue = self._queues.queue(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, [], 0, 0, 0)
@@ -102,23 +101,23 @@ class MessageReads:
         return Limits(max_count, max_bytes, cold_count_max, cold_bytes_max, hot_from)
 
     def message_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
-        """Return the record that begins at this CommitLog offset, None if none is visible there or
-        the budget is used up. Raises StoreDamaged, OSError."""
+        """Return the record at this CommitLog offset; None if none is visible or the budget is used
+        up. Raises StoreDamaged, OSError."""
         if offset >= self._derived.dispatched_offset:
             return None
         return self._commitlog.served.record_at(offset, budget)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset whose message was stored at `timestamp_ms` or later;
-        max_offset if none was; 0 for an unknown queue."""
+        """Return the first queue offset of a message stored at `timestamp_ms` or later; max_offset
+        if none was; 0 for an unknown queue."""
         queue = self._queues.queue(topic, queue_id)
         if queue is None:
             return 0
         return queue.first_at(lambda at, _: self._store_time(at) >= timestamp_ms)
 
     def last_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the last queue offset whose message was stored at `timestamp_ms` or earlier; 0 if
-        none was, as Apache's brokers say (ConsumeQueue.binarySearchInQueueByTime, UPPER)."""
+        """Return the last queue offset of a message stored at `timestamp_ms` or earlier; 0 if none
+        was, as Apache's brokers answer (ConsumeQueue.binarySearchInQueueByTime, UPPER)."""
         queue = self._queues.queue(topic, queue_id)
         if queue is None:
             return 0
@@ -133,7 +132,7 @@ class MessageReads:
         return self._store_time(queue.entry(queue.min_offset)[0])
 
     def _store_time(self, position: int) -> int:
-        """Return a record's store time in ms; -1 if it is not in the log any more."""
+        """Return a record's store time in ms; -1 if the log has deleted it."""
         log = self._commitlog
         if not log.min_offset <= position < log.max_offset:
             return -1

@@ -1,14 +1,14 @@
-"""A store of messages: CommitLog, ConsumeQueues, index and checkpoint, and what is done with them.
+"""A store of messages, with CommitLog, ConsumeQueues, index and checkpoint.
 
-The order is: persist, then dispatch. In Raft mode the Raft log writes frames into `commitlog`;
-once they are committed, `derived` makes them visible. In classic mode `classic` writes records and
-dispatches them at once. `reads` returns messages, `flushes` makes the files durable, `repairs`
-corrects ConsumeQueues, and `expiry` says which segments are old enough to delete.
+It first persists, then dispatches. In Raft mode the Raft log writes frames into `commitlog`; after
+their commit `derived` makes them visible. In classic mode `classic` writes records and dispatches
+them at once. `reads` returns messages, `flushes` makes the files durable, `repairs` corrects
+ConsumeQueues, and `expiry` finds expired segments.
 
-Opening, Raft mode: `open()` reads checkpoint and queues; then the caller recovers the log (RaftLog)
-and calls `derived.log_recovered()`. Classic mode: `open()` does all of it.
+In Raft mode `open()` reads checkpoint and queues; then the caller recovers the log (RaftLog) and
+calls `derived.log_recovered()`. In classic mode `open()` does all of it.
 
-One caller (the loop). `open`, `flush` and `close` block.
+For the loop only. `open`, `flush` and `close` block.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("raftmq.store.message_store")
 
 
 class MessageStore:
-    """The parts of one store, and its life."""
+    """The components of a store, and its lifecycle."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class MessageStore:
         *,
         on_synced: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_synced` gets the duration in s of each of the CommitLog's syncs."""
+        """`on_synced` gets the duration of each CommitLog sync in s."""
         raft = config.mode is StoreMode.RAFT
         self.disk = disk
         self.config = config
@@ -85,14 +85,14 @@ class MessageStore:
 
     @property
     def files_held(self) -> int:
-        """How many files stay open as long as the store is, besides a few small ones: segments, the
-        next one included, and those of the index."""
+        """The number of files that are open as long as the store is, except a few small files, that
+        is, segments (the next included) and index files."""
         index_files = 0 if self.index is None else len(self.index.files)
         return len(self.commitlog.segments()) + 1 + index_files
 
     def open(self, *, foreign: bool = False) -> None:
-        """Open and, in classic mode, recover. `foreign`: Apache's broker may have had the store
-        since it was open here. Raises StoreError, OSError."""
+        """Open and, in classic mode, recover. `foreign` means that Apache's broker may have opened
+        the store since. Raises StoreError, OSError."""
         if self.config.directory:
             self.disk.makedirs(self.config.directory)
         self.last_stop_clean = clean = not self.abort_file.exists()
@@ -106,7 +106,7 @@ class MessageStore:
         dispatched = recover_records(self.commitlog, self.checkpoint.fields, clean=clean)
         self.derived.open(dispatched, clean=clean, foreign=foreign)
         if clean or not self.queues.topics():
-            # Complete, unless somebody deleted them: the end of the last message tells.
+            # Complete, unless they were deleted; use the end of the last message.
             dispatched = max((_end_of(q) for q in self.queues.queues()), default=0)
         dispatched = max(dispatched, begin)
         self.classic.rebuild_damaged(dispatched)
@@ -130,7 +130,7 @@ class MessageStore:
         self.checkpoint.sync()
 
     def delete_before(self, offset: int) -> int:
-        """Remove whole segments below `offset`, and adjust the queues. Return how many. In Raft
+        """Remove whole segments below `offset`, and adjust the queues; return how many. In Raft
         mode use RaftLog.trim and then `derived.correct_min_offset`. Raises OSError."""
         assert offset <= self.derived.dispatched_offset
         count = self.commitlog.delete_before(offset)
@@ -139,7 +139,7 @@ class MessageStore:
 
     def close(self) -> None:
         """Flush everything and remove the abort file. In classic mode the index is completed first,
-        since an Apache broker would not do it. Raises OSError; then the stop is unclean."""
+        because an Apache broker would not do it. Raises OSError; the stop is unclean then."""
         if self.classic is not None:
             self._complete_index()
         self.flush()
@@ -148,7 +148,8 @@ class MessageStore:
         self.abort_file.remove()
 
     def _complete_index(self) -> None:
-        """Index everything but what is damaged: nobody repairs a classic log. Raises OSError."""
+        """Index everything except damaged parts, since a classic log is never repaired. Raises
+        OSError."""
         while True:
             try:
                 self.derived.index_all()
@@ -158,14 +159,14 @@ class MessageStore:
                 self.derived.pass_damage(damage.position)
 
     def close_unclean(self) -> None:
-        """Close the files as they are; the abort file stays."""
+        """Close the files without a flush; the abort file stays."""
         self.derived.close()
         self.commitlog.close()
         self.checkpoint.close()
 
 
 def _end_of(queue: ConsumeQueue) -> int:
-    """Return the CommitLog offset behind the last message of a queue; 0 for an empty one."""
+    """Return the CommitLog offset behind the last message of a queue; 0 for an empty queue."""
     if queue.max_offset <= queue.first_offset:
         return 0
     position, size, _ = queue.entry(queue.max_offset - 1)

@@ -2,13 +2,13 @@
 
     name 0x01 value 0x02 name 0x01 value 0x02 ...
 
-The last 0x02 may be missing. A pair with an empty name or an empty value is dropped when read;
-of two pairs with one name the later counts. Text is UTF-8; bytes that are not are replaced,
-as Java's decoder replaces them. At most 32,767 bytes (a signed int16 counts them).
+The last 0x02 may be missing. Pairs with an empty name or value are dropped on read; of two pairs
+with the same name the later counts. Text is UTF-8; invalid bytes are replaced as by Java's decoder.
+At most 32,767 bytes (a signed int16 counts them).
 
-A consume-queue unit holds the tag as Java's String.hashCode of the whole TAGS value, widened
-to 64 bits with its sign. Java hashes UTF-16 units, so a character outside the basic plane counts
-as its two surrogates. Pure.
+A ConsumeQueue entry has the tag as Java's String.hashCode of the whole TAGS value, widened to 64
+bits with its sign. Java hashes UTF-16 units, so a character outside the basic plane counts as its
+two surrogates. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TAGS = "TAGS"
 KEYS = "KEYS"
 UNIQ_KEY = "UNIQ_KEY"
 DELAY = "DELAY"
-WAIT = "WAIT"  # "false": its sender waits for neither disk nor slave (classic mode)
-# What clients and brokers add to the properties that an application gives its message.
+WAIT = "WAIT"  # "false": the sender does not wait for disk or slave (classic mode)
+# Properties that clients and brokers add to an application's.
 ADDED_PROPERTIES = frozenset(
     "UNIQ_KEY WAIT MSG_REGION TRACE_ON CLUSTER IDEMPOTENT EXTEND_UNIQ_INFO INSTANCE_ID "
     "DELAY TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_OUT_MS TIMER_ROLL_LABEL "
@@ -41,8 +41,8 @@ FIELDS_SUM_MAX = 0x7FFFFFFF
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the stored form, with the closing 0x02. Raises ValueError for what could not be read
-    back: an empty name or value, a separator inside one, or more than 32,767 bytes."""
+    """Return the stored form, with the closing 0x02. Raises ValueError for an empty name or value,
+    a separator inside a name or value, or more than 32,767 bytes."""
     parts = []
     for name, value in properties.items():
         if not name or not value:
@@ -58,17 +58,17 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def fields_sum(flag: int, properties: Mapping[str, str]) -> int:
-    """Return 31 bits of what an application gave its message besides topic and body: the sum of its
-    flag and of the CRC-32 of each of its properties (KEYS and TAGS, too) as `name 0x01 value`,
-    whatever their order. Those that clients and brokers add do not count."""
+    """Return 31 bits of an application's flag and properties, the order-independent sum of the flag
+    and of the CRC-32 of each property as `name 0x01 value`, KEYS and TAGS included. Properties
+    added by clients and brokers do not count."""
     given = (pair for pair in properties.items() if pair[0] not in ADDED_PROPERTIES)
     sums = (crc32(f"{name}\x01{value}".encode()) for name, value in given)
     return (flag + sum(sums)) & FIELDS_SUM_MAX
 
 
 def joined(properties: Mapping[str, str]) -> bytes:
-    """Return the stored form of properties from `decode_properties` that a pair was added to or
-    removed from. Nothing is checked."""
+    """Return the stored form of properties from `decode_properties` after a change, without checks.
+    """
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
 
 
@@ -78,7 +78,7 @@ def decode_properties(data: bytes | bytearray | memoryview | str) -> dict[str, s
     properties: dict[str, str] = {}
     for pair in text.split(PROPERTY_SEPARATOR):
         name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
-        if separator and name and value:  # a further 0x01 belongs to the value, as Java has it
+        if separator and name and value:  # a further 0x01 belongs to the value, as in Java
             properties[name] = value
     return properties
 
@@ -87,7 +87,7 @@ def java_string_hash(text: str) -> int:
     """Return Java's String.hashCode: s[0]*31^(n-1) + ... + s[n-1] over UTF-16 units, a signed
     int32."""
     if len(text) > LONG_TEXT:
-        with contextlib.suppress(ModuleNotFoundError):  # of a client without numpy
+        with contextlib.suppress(ModuleNotFoundError):  # clients without numpy
             return _long_hash(text)
     value = 0
     if text.isascii():
@@ -101,7 +101,7 @@ def java_string_hash(text: str) -> int:
 
 
 def _long_hash(text: str) -> int:
-    """Return the hash of a long text, for which numpy takes a fiftieth of the time."""
+    """Return the hash of a long text; numpy takes a fiftieth of the time."""
     import numpy as np
 
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2").astype(np.uint32)
@@ -112,7 +112,7 @@ def _long_hash(text: str) -> int:
 
 
 def tags_code(tags: str | bytes | None) -> int:
-    """Return the tags code of a consume-queue unit: the hash of `tags`, sign kept; 0 for none."""
+    """Return the tags code of a ConsumeQueue entry, the signed hash of `tags`; 0 for none."""
     if not tags:
         return 0
     return java_string_hash(tags if isinstance(tags, str) else str(tags, "utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""The CommitLog record: one stored message, in RocketMQ's format.
+"""The CommitLog record, a stored message in RocketMQ's format.
 
     off size  field                        off   size  field
     0   4     TOTALSIZE, whole record      56    8     STORETIMESTAMP ms
@@ -12,13 +12,13 @@
     40  8     BORNTIMESTAMP ms                   2     PROPERTIESLEN
     48  8/20  BORNHOST, 20 if sysFlag 0x10       P     PROPERTIES
 
-Offsets are for IPv4 hosts; an IPv6 host moves what follows it by 12. Integers are big-endian and
-signed, the CRC excepted. MAGIC is 0xDAA320A7 (V1, topic of at most 127 bytes) or 0xDAA320AB (V2).
+Offsets are for IPv4 hosts; an IPv6 host moves the following fields by 12. Integers are big-endian
+and signed, except the CRC. MAGIC is 0xDAA320A7 (V1, topic of at most 127 bytes) or 0xDAA320AB (V2).
 A blank record (remaining bytes of the segment, 0xCBD43194) sends the reader to the next segment;
 magic 0 is the end of the log. A Raft frame header (store.frame) is skipped by its size field.
 
 `encode_record`/`decode_record` translate, `check_record` verifies without building anything,
-`walk_records` goes from record to record and says why it stopped. Pure.
+`walk_records` iterates over records and reports why it stopped. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK = 0xCBD43194 - (1 << 32)
 BLANK = struct.Struct(">ii")
-BLANK_SIZE_BYTES = BLANK.size  # 8: a segment always keeps this much for it
+BLANK_SIZE_BYTES = BLANK.size  # 8: a segment always has this much left for it
 HEAD_SIZE_BYTES = 88  # up to BODYLEN, IPv4 hosts
 HEAD_WITH_HOSTS_BYTES = HEAD_SIZE_BYTES + 24  # where both hosts may be IPv6
 FIXED_SIZE_BYTES = 91  # V1, IPv4 hosts, empty body, topic and properties
@@ -77,7 +77,7 @@ class StopReason(Enum):
 
 
 class RecordError(Exception):
-    """Bytes that are not a whole, undamaged record."""
+    """Bytes that are not a complete, undamaged record."""
 
     def __init__(self, reason: StopReason, detail: str = "") -> None:
         super().__init__(f"{reason.value}{': ' if detail else ''}{detail}")
@@ -86,7 +86,7 @@ class RecordError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MessageRecord:
-    """One stored message. `properties` is the stored string (store.properties reads it)."""
+    """A stored message. `properties` is the stored string (store.properties reads it)."""
 
     topic: str
     body: bytes
@@ -118,7 +118,7 @@ def unpack_host(data: bytes) -> Host:
 
 
 def offset_message_id(store_host: Host, physical_offset: int) -> str:
-    """Return the offsetMsgId: store host and CommitLog offset as 32 (IPv6: 56) upper-case hex
+    """Return the offsetMsgId, store host and CommitLog offset as 32 (IPv6: 56) upper-case hex
     digits."""
     return (pack_host(store_host) + _LONG.pack(physical_offset)).hex().upper()
 
@@ -137,9 +137,8 @@ def body_crc(body: Buffer) -> int:
 
 
 def encode_record(record: MessageRecord) -> bytes:
-    """Return the stored bytes. The IPv6 bits of `sys_flag` must agree with the hosts.
-
-    Raises ValueError when a field does not fit the format."""
+    """Return the stored bytes. The IPv6 bits of `sys_flag` must agree with the hosts. Raises
+    ValueError when a field does not fit the format."""
     topic = record.topic.encode()
     long_topic = len(topic) > TOPIC_SIZE_BYTES_MAX_V1
     if len(topic) > 32_767 or len(record.properties) > 32_767:
@@ -175,27 +174,25 @@ def hosts_extra(sys_flag: int) -> int:
 
 
 def born_timestamp_at(buffer: Buffer, offset: int) -> int:
-    """Return BORNTIMESTAMP of the record at `offset`, of which 48 bytes must be there."""
+    """Return BORNTIMESTAMP of the record at `offset`, which has at least 48 bytes."""
     return int(_LONG.unpack_from(buffer, offset + 40)[0])
 
 
 def born_host_at(buffer: Buffer, offset: int) -> bytes:
-    """Return BORNHOST, address and port, of the record at `offset`, of which 68 bytes must be
-    there."""
+    """Return BORNHOST, address and port, of the record at `offset`, which has at least 68 bytes."""
     sys_flag = _INT.unpack_from(buffer, offset + 36)[0]
     size = 20 if sys_flag & SYS_BORN_HOST_V6 else 8
     return bytes(memoryview(buffer)[offset + 48 : offset + 48 + size])
 
 
 def store_timestamp_at(buffer: Buffer, offset: int) -> int:
-    """Return STORETIMESTAMP of the record at `offset`, of which 76 bytes must be there."""
+    """Return STORETIMESTAMP of the record at `offset`, which has at least 76 bytes."""
     sys_flag = _INT.unpack_from(buffer, offset + 36)[0]
     return int(_LONG.unpack_from(buffer, offset + (68 if sys_flag & SYS_BORN_HOST_V6 else 56))[0])
 
 
 def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
-    """Return (size, body start, body length, topic start, topic length), every length checked.
-
+    """Return (size, body start, body length, topic start, topic length), with every length checked.
     Raises RecordError."""
     available = len(buffer) - offset
     if available < BLANK_SIZE_BYTES:
@@ -237,9 +234,8 @@ def _tail(buffer: Buffer, offset: int) -> tuple[int, int, int, int, int]:
 def check_record(
     buffer: Buffer, offset: int = 0, position: int | None = None, *, check_body: bool = True
 ) -> int:
-    """Verify lengths, body CRC and (if `position` is given) PHYSICALOFFSET; return the size.
-
-    Raises RecordError."""
+    """Verify lengths, body CRC and (if `position` is given) PHYSICALOFFSET; return the size. Raises
+    RecordError."""
     size, body_start, body_length, _, _ = _tail(buffer, offset)
     if position is not None:
         told = _LONG.unpack_from(buffer, offset + 28)[0]
@@ -288,11 +284,9 @@ def decode_record(buffer: Buffer, offset: int = 0, *, check_body: bool = True) -
 
 @dataclass(eq=False, slots=True)
 class RecordWalk:
-    """Goes from record to record: iterate it once for (offset in the buffer, size) of each.
-
-    After the iteration `end` is the buffer offset behind the last good record and `stop` says why
-    it is the last; `detail` says it in words. Frame headers are skipped and not reported.
-    """
+    """Iterates once over records as (offset in the buffer, size). After the iteration `end` is the
+    buffer offset behind the last good record, `stop` the reason of the end, and `detail` its text.
+    Frame headers are skipped and not reported."""
 
     _buffer: Buffer
     _base: int | None
@@ -321,12 +315,11 @@ class RecordWalk:
                 return
             self.end += size
             yield offset, size
-        if self.end > len(buffer):  # a frame that is no message frame, cut short
+        if self.end > len(buffer):  # a truncated frame that is no message frame
             self.stop = StopReason.TRUNCATED
 
 
 def walk_records(buffer: Buffer, base: int | None = None, *, check_body: bool = True) -> RecordWalk:
-    """Walk records from byte 0 of `buffer`, which lies at CommitLog offset `base`.
-
-    With base None, PHYSICALOFFSET is not compared (a pull body)."""
+    """Walk records from byte 0 of `buffer`, which is at CommitLog offset `base`. With base None,
+    PHYSICALOFFSET is not compared (a pull body)."""
     return RecordWalk(buffer, base, check_body)

@@ -1,10 +1,10 @@
-"""Retention: which segments of the log are deleted, and the clock by which messages age.
+"""Retention. Which segments of the log are deleted, and the clock by which messages age.
 
 `expired_before` decides as Apache's broker does. Segments older than `reserved_hours` are deleted
 in the hours `delete_when`, or at any time once disk use reaches `filling`. A `forced` policy
 deletes the oldest segments of any age once disk use reaches `crowded`; otherwise the disk may fill
 up. The last segment and everything at or above the given limit are never deleted. A segment's age
-is that of its last record, not the file's mtime as in Apache's broker: a copied store keeps its
+is that of its last record, not the file's mtime as in Apache's broker, so a copied store keeps its
 ages. In a Raft group a majority has to agree (dledger.node.peer_info).
 
 A wrong wall clock could make every message look a year old. `LogClock` therefore keeps the log's
@@ -15,11 +15,11 @@ than CLOCK_JUMP_MS is *doubted*. While it is doubted,
 - older messages age by the log's own time,
 - messages stored since (`since_ms`) age by the wall clock that stamped them.
 
-A clock that is a year ahead looks like a group that was off for a year: its messages live as long
+A clock that is a year ahead looks like a group that was off for a year; its messages live as long
 as if the store had not been off. The doubt ends when the clocks agree again, when no older message
 is left, or when an operator confirms the wall clock (`trust`).
 
-`Expiry` supplies the facts: ages of segments, disk usage and the local hour.
+`Expiry` supplies the facts, ages of segments, disk usage and the local hour.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from .record import (
     store_timestamp_at,
 )
 
-CLOCK_JUMP_MS = 5 * 60_000  # more than NTP slews away; next to hours of age, less does not matter
+CLOCK_JUMP_MS = 5 * 60_000  # more than NTP slews; a few minutes do not matter for ages of hours
 
 
 @dataclass(frozen=True, slots=True)
 class LogNow:
-    """The present, as the ages of a log's messages are judged by it."""
+    """The current time for the ages of a log's messages."""
 
     wall_ms: int
-    own_ms: int  # the log's own time; the wall clock's if that is not doubted
-    since_ms: int = 0  # the wall clock's time when the doubt began; 0: there is none
+    own_ms: int  # the log's own time; the wall clock's unless that is doubted
+    since_ms: int = 0  # the wall clock's time when the doubt started; 0 without doubt
 
     def age_ms(self, stored_ms: int) -> int:
         if self.since_ms and stored_ms >= self.since_ms:
@@ -62,24 +62,24 @@ class LogNow:
 
     @property
     def lead_ms(self) -> int:
-        """By how much the wall clock is ahead of the log's own time (negative: behind); 0 while
-        they agree."""
+        """The lead of the wall clock over the log's own time (negative: behind); 0 while they
+        agree."""
         return self.wall_ms - self.own_ms
 
 
 class LogClock:
-    """The time of one log (all in ms). `clock_ms` is monotonic."""
+    """The clock of a log, in ms. `clock_ms` is monotonic."""
 
     __slots__ = ("_ahead_ms", "_since_ms")
 
     def __init__(self, clock_ms: int, own_ms: int, since_ms: int = 0) -> None:
-        """`own_ms`, `since_ms`: as noted when the store was last open."""
+        """`own_ms` and `since_ms` are from the last time the store was open."""
         self._ahead_ms = own_ms - clock_ms
         self._since_ms = since_ms
 
     def compare(self, wall_ms: int, clock_ms: int, log_start_ms: int = -1) -> LogNow:
-        """Compare the clocks. Call it before each decision by age. `log_start_ms`: the store time
-        of the oldest message, -1 if unknown."""
+        """Compare the clocks, before each decision by age. `log_start_ms` is the store time of the
+        oldest message, -1 if unknown."""
         own_ms = clock_ms + self._ahead_ms
         lead_ms = wall_ms - own_ms
         if 0 < self._since_ms <= log_start_ms:
@@ -92,7 +92,7 @@ class LogClock:
         return LogNow(wall_ms, own_ms, self._since_ms)
 
     def trust(self, wall_ms: int, clock_ms: int) -> None:
-        """Take the wall clock for right."""
+        """Accept the wall clock."""
         self._ahead_ms, self._since_ms = wall_ms - clock_ms, 0
 
 
@@ -109,11 +109,11 @@ class RetentionPolicy:
     filling: DiskMark = FILLING  # diskMaxUsedSpaceRatio
     crowded: DiskMark = CROWDED  # diskSpaceCleanForciblyRatio
     forced: bool = False  # cleanFileForciblyEnable
-    segments_at_once_max: int = 10  # so that one pass does not stall the node
+    segments_at_once_max: int = 10  # so that a pass does not stall the node
 
     @property
     def due_hour(self) -> int:
-        """An hour in which it deletes what is old."""
+        """An hour in which old segments are deleted."""
         return min(self.delete_when)
 
 
@@ -128,12 +128,12 @@ class SegmentAge:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """CommitLog offsets. `before`: whole segments below it are to be deleted now. `by_age`: below
-    it they are older than the policy keeps them, whatever the hour and the disk; 0: none is."""
+    """CommitLog offsets. Whole segments below `before` are to be deleted now. Segments below
+    `by_age` are older than the policy's limit, at any hour and disk use; 0 if there are none."""
 
     before: int
     by_age: int
-    doubted_bytes: int = 0  # kept, though they are older by a wall clock that is doubted
+    doubted_bytes: int = 0  # kept, although older by the doubted wall clock
 
 
 def expired_before(
@@ -146,10 +146,8 @@ def expired_before(
     limit: int,
 ) -> int:
     """Return the offset below which whole segments are to be removed; the log's start for none.
-
-    `segments` are oldest first, without gaps; `hour` is the local hour. Segments that reach beyond
-    `limit` (not yet dispatched, durable or replicated) are kept.
-    """
+    `segments` are oldest first, without gaps; `hour` is the local hour. Segments beyond `limit`
+    (not yet dispatched, durable or replicated) are kept."""
     if not segments:
         return 0
     offset = segments[0].start
@@ -166,7 +164,7 @@ def expired_before(
 
 @dataclass(eq=False)
 class Expiry:
-    """The ages of one log's segments. For one caller (the loop)."""
+    """The ages of a log's segments. For the loop only."""
 
     _commitlog: CommitLog
     _derived: DerivedFiles
@@ -179,8 +177,8 @@ class Expiry:
         usage: DiskUsage,
         hour: int | None = None,
     ) -> Expired:
-        """Return which segments `policy` deletes (store.retention); `hour` is the local one, and
-        looked up if it is not given. Raises OSError."""
+        """Return the segments that `policy` deletes. `hour` defaults to the current local hour.
+        Raises OSError."""
         log, ages = self._commitlog, self._ages(now, policy.segments_at_once_max + 2)
         limit = min(self._derived.dispatched_offset, log.durable_offset)
         if self._confirmed is not None:
@@ -198,9 +196,9 @@ class Expiry:
         )
 
     def _ages(self, now: LogNow, count: int) -> list[SegmentAge]:
-        """Return the ages of the `count` oldest segments.
-        The first record of the next segment that tells its time bounds the age of one's last: what
-        is damaged or cannot be read is mended elsewhere, and retention goes on."""
+        """Return the ages of the `count` oldest segments. The age of a segment's last record is
+        bounded by the first readable time in a later segment. Damaged and unreadable segments are
+        repaired elsewhere and do not stop retention."""
         ages: list[SegmentAge] = []
         youngest_ms = max(now.wall_ms, now.own_ms)
         for segment in reversed(self._commitlog.segments()[:count]):
@@ -220,14 +218,14 @@ class Expiry:
         return next((stamp for stamp in times if stamp >= 0), -1)
 
     def log_end_time(self) -> int:
-        """Return a time in ms at or before which the log's last message was stored, as near as it
-        is known without reading all of a segment; 0 if it has none. Raises OSError."""
+        """Return a time in ms at or before the store time of the log's last message, as exact as
+        possible without reading a whole segment; 0 for an empty log. Raises OSError."""
         times = map(self._first_time, (s.start for s in reversed(self._commitlog.segments())))
         return max(self._derived.newest_ms, next((stamp for stamp in times if stamp >= 0), 0))
 
     def _first_time(self, segment_start: int) -> int:
-        """Return the time in ms of the segment's first frame or record; -1 if it has none, or if
-        that is damaged. Raises OSError."""
+        """Return the time in ms of the segment's first frame or record; -1 if it is missing or
+        damaged. Raises OSError."""
         head = self._commitlog.read(segment_start, HEAD_WITH_HOSTS_BYTES)
         if len(head) < HEADER_SIZE_BYTES:
             return -1

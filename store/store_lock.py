@@ -1,21 +1,21 @@
-"""Gives a store directory one owner at a time: a lock that is taken before anything in it is
-opened, by brokers and by every tool that writes there.
+"""The lock of a store directory, for a single owner, broker or writing tool.
 
-The lock is the one that Apache's brokers take (DefaultMessageStore: `tryLock(0, 1, false)` of the
-file `lock`): an exclusive POSIX record lock on the first byte. So neither opens a store that the
-other uses. The kernel releases it when its process ends, however it ends.
+The lock is taken before anything in the directory is opened. It is the lock of Apache's brokers
+(DefaultMessageStore: `tryLock(0, 1, false)` of the file `lock`), an exclusive POSIX record lock on
+the first byte, so that neither opens a store in use. The kernel releases it when its process ends
+in any way.
 
     bytes 0 to 3   "lock", as Apache's brokers write; "ours" since a broker of ours had it open
     then           a line of JSON, which they do not read: {"host": …, "pid": …, "what": …}
 
-POSIX locks have two awkward properties, and both are handled here. They belong to a process: two
-brokers in one process would both get the lock, so a table keeps the locks that this process holds,
-by device and inode. And closing *any* descriptor of the file releases the lock: while it is held
-nobody in this process may open and close that file, and a descriptor that had to be opened
-nevertheless stays open until the lock is released.
+POSIX locks have two awkward properties. They belong to a process, so two brokers in the same
+process would both get the lock; a table therefore has the locks of this process, by device and
+inode. And closing *any* descriptor of the file releases the lock. While it is held, nothing in this
+process may open and close that file; a descriptor that had to be opened stays open until the
+release.
 
-A refused attempt changes nothing in the directory. store.identity, not this module, tells one
-node's directory from another's.
+A failed attempt changes nothing in the directory. store.identity distinguishes the directories of
+different nodes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCK_FILE = "lock"
 APACHE_TEXT = b"lock"
 OUR_TEXT = b"ours"
 OWNER_BYTES_MAX = 4096
-DIRECTORY_MODE = 0o750  # messages are not for everybody on this machine to read
+DIRECTORY_MODE = 0o750  # messages are not readable by every user of this machine
 FILE_MODE = 0o640
 _FLOCK = struct.Struct("@hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
 
@@ -50,9 +50,8 @@ FileId = tuple[int, int]  # device and inode of a lock file
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a store, as far as known. `what` is "" if it has not said what it is (Apache's
-    brokers do not). `pid` is 0 if it is on another host or in another container, whose pids mean
-    nothing here."""
+    """The owner of a store, as far as known. `what` is "" if it is unknown (Apache's brokers do not
+    write it). `pid` is 0 for an owner on a different host or in a different container."""
 
     host: str
     pid: int
@@ -69,7 +68,8 @@ class Owner:
 
 
 class StoreInUse(StoreError):
-    """Another process, or another part of this one, owns the directory. Nothing was changed."""
+    """A different process, or a different part of this process, owns the directory. Nothing was
+    changed."""
 
     code = "STORE_IN_USE"
     retriable = True
@@ -83,8 +83,8 @@ class StoreInUse(StoreError):
 
 
 class StoreLock:
-    """The lock on one store; `release` it when every file there is closed. `foreign`: no broker of
-    ours was the last one that had it open."""
+    """The lock on a store; `release` it when every file there is closed. `foreign` means that the
+    last broker there was not ours."""
 
     def __init__(
         self, root: str, file_id: FileId, descriptor: int, owner: Owner, *, foreign: bool
@@ -96,13 +96,13 @@ class StoreLock:
         self._descriptors = [descriptor]
 
     def release(self) -> None:
-        """Release the lock; harmless if that was done already."""
+        """Release the lock. Idempotent."""
         with _guard:
             if not self._descriptors:
                 return
             try:
                 os.ftruncate(self._descriptors[0], len(APACHE_TEXT))
-            except OSError as error:  # the note stays; its readers see that nobody has the lock
+            except OSError as error:  # the text stays; readers see that the lock is free
                 log.warning("lock_note_not_removed root=%s: %s", self.root, error)
             del _held[self._file_id]
             for descriptor in self._descriptors:
@@ -110,16 +110,15 @@ class StoreLock:
             self._descriptors.clear()
 
     def record_opened(self) -> None:
-        """Note that a broker of ours has opened the store."""
+        """Record that a broker of ours has opened the store."""
         self.foreign = False
         try:
             os.pwrite(self._descriptors[0], OUR_TEXT, 0)
-        except OSError as error:  # then the next start does not know it
+        except OSError as error:  # the next start does not see it then
             log.warning("lock_note_not_written root=%s: %s", self.root, error)
 
     def keep_open(self, descriptor: int) -> None:
-        """Keep a descriptor open that would release the lock if closed now. The caller holds the
-        guard."""
+        """Keep a descriptor open if closing it would release the lock. The caller has the guard."""
         self._descriptors.append(descriptor)
 
 
@@ -128,9 +127,8 @@ _held: dict[FileId, StoreLock] = {}  # by this process
 
 
 def lock_store(root: str, what: str) -> StoreLock:
-    """Lock the directory, which is made if missing. `what` describes this process, for those that
-    are refused later. Raises StoreInUse, OSError. Blocking, but not for long: it never waits for
-    the lock."""
+    """Lock the directory, which is created if missing. `what` describes this process to later
+    callers. Never waits for the lock. Blocking. Raises StoreInUse, OSError."""
     root = os.path.abspath(root)
     make_directory(root)
     path = os.path.join(root, LOCK_FILE)
@@ -139,7 +137,7 @@ def lock_store(root: str, what: str) -> StoreLock:
             _refuse_own(root, _file_id_at(path))
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             file_id = _file_id_of(descriptor)
-            if file_id in _held:  # the file was put there between the two lines
+            if file_id in _held:  # the file was created between the two lines
                 _held[file_id].keep_open(descriptor)
                 _refuse_own(root, file_id)
             try:
@@ -152,7 +150,7 @@ def lock_store(root: str, what: str) -> StoreLock:
                 raise OSError(error.errno, f"{path} cannot be locked: {error.strerror}") from error
             if file_id == _file_id_at(path):
                 break
-            os.close(descriptor)  # the directory was emptied meanwhile: it has another file now
+            os.close(descriptor)  # the directory was emptied and has a new file
         owner = Owner(socket.gethostname(), os.getpid(), what)
         text = os.pread(descriptor, len(OUR_TEXT), 0)
         foreign = text != OUR_TEXT
@@ -162,14 +160,14 @@ def lock_store(root: str, what: str) -> StoreLock:
 
 
 def owner_of(root: str) -> Owner | None:
-    """Return who has the lock of a store now, changing nothing; None: nobody. Only Linux tells of
-    other processes. Raises OSError."""
+    """Return the lock's current owner, or None, without changing anything. Other processes are
+    visible on Linux only. Raises OSError."""
     path = os.path.join(root, LOCK_FILE)
     with _guard:
         file_id = _file_id_at(path)
         if file_id is None:
             return None
-        if file_id in _held:  # which opening and closing the file would release
+        if file_id in _held:  # opening and closing the file would release its lock
             return _held[file_id].owner
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -190,7 +188,7 @@ def make_directory(path: str, mode: int = DIRECTORY_MODE) -> None:
 
 
 def _refuse_own(root: str, file_id: FileId | None) -> None:
-    """Raise StoreInUse if this process has the lock. The caller holds the guard."""
+    """Raise StoreInUse if this process has the lock. The caller has the guard."""
     if file_id is not None and file_id in _held:
         raise StoreInUse(root, _held[file_id].owner)
 
@@ -209,8 +207,7 @@ def _file_id_of(descriptor: int) -> FileId:
 
 
 def _write_owner(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
-    """Write who has the lock. The lock holds without the note, too: a full disk does not
-    matter."""
+    """Write the lock's owner. The lock holds without it, so a full disk does not matter."""
     note = text + b"\n" + orjson.dumps(owner) + b"\n"
     try:
         os.pwrite(descriptor, note, 0)
@@ -220,18 +217,17 @@ def _write_owner(descriptor: int, text: bytes, owner: Owner, path: str) -> None:
 
 
 def _owner_of(descriptor: int) -> Owner:
-    """Return who has the lock that was refused: by its note, unless the kernel contradicts it."""
+    """Return the owner of the lock by its text, unless the kernel contradicts it."""
     pid = _locking_pid(descriptor) or 0
     here = socket.gethostname()
     recorded = _parse_owner(os.pread(descriptor, OWNER_BYTES_MAX, len(APACHE_TEXT)))
     if recorded is not None and (not pid or (recorded.host, recorded.pid) == (here, pid)):
         return recorded
-    return Owner(here if pid else "", pid, "")  # the note is of one that was killed
+    return Owner(here if pid else "", pid, "")  # the text is from a killed process
 
 
 def _locking_pid(descriptor: int) -> int | None:
-    """Return the lock holder's pid, 0 if it is not known here; None: nobody has the lock, as far as
-    the kernel tells."""
+    """Return the lock holder's pid, 0 if unknown here, or None if the kernel shows no holder."""
     if not sys.platform.startswith("linux"):
         return None
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -240,7 +236,7 @@ def _locking_pid(descriptor: int) -> int | None:
 
 
 def _parse_owner(text: bytes) -> Owner | None:
-    """Return the owner that a note names; None if there is no note, or not one of ours."""
+    """Return the owner in the text; None if there is none of ours."""
     try:
         found = orjson.loads(text)
         return Owner(str(found["host"]), int(found["pid"]), str(found["what"]))

@@ -1,12 +1,12 @@
-"""Writes the CommitLog of classic mode: records, dispatched as soon as they are written.
+"""Classic mode's CommitLog. Writes records and dispatches them at once.
 
-A master appends records that the send path has encoded; a slave copies bytes of its master's log as
-they stand there. Nothing is durable until a GroupFlusher or a flush of the store says so.
+A master appends records that the send path has encoded. A slave copies bytes of its master's log.
+Data becomes durable by a GroupFlusher or by a flush of the store.
 
-In a log that Apache's broker wrote, a topic that was deleted and made again has queue offsets from
-0 on once more. There its queues begin anew here, too: the entries before are dropped, as that
-broker dropped them. Our own masters let such a queue go on. So what one of them has stored makes no
-queue begin anew that has messages here: it has lost the queue's files, and all that told of them.
+In a log of Apache's broker, queue offsets restart at 0 after a topic was deleted and created again.
+Such queues restart here also, and older entries are dropped, as that broker dropped them. Our
+masters let the queue continue instead. Therefore data stored by our master never restarts a queue
+that has messages here; a restart would mean that the master lost its queue files.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .commitlog import CommitLog
 
 logger = logging.getLogger("raftmq.store.commitlog.classic_log")
 
-_REDISPATCH_BYTES = 4 << 20  # read at once
+_REDISPATCH_BYTES = 4 << 20  # per read
 
 
 @contextmanager
 def contradicting(entries: Sequence[EntryBatch]) -> Iterator[None]:
-    """Call it damage if these entries, of one part of a log, do not continue their queues. Only to
-    be used at start: later it is a fault of this program. Raises StoreDamaged."""
+    """Raise StoreDamaged if the entries do not continue their queues. Only for use at start; later
+    this is a bug."""
     try:
         yield
     except (AssertionError, ValueError) as error:
@@ -49,14 +49,14 @@ class ClassicLog:
     def __init__(self, commitlog: CommitLog, derived: DerivedFiles) -> None:
         self._commitlog = commitlog
         self._derived = derived
-        self.gap = -1  # where a walk at start met a damaged record last; -1: none did
+        self.gap = -1  # position of the last damaged record in the walk at start; -1 if none
 
     def append(
         self, position: int, data: bytes, entries: Sequence[EntryBatch], now_ms: int
     ) -> None:
-        """Append records with queue offsets, store time `now_ms` and `position` (from the log's
-        `allocate`) in them, and their `entries`. Store times never go back, since queues are
-        searched by them. Raises OSError."""
+        """Append records and their `entries`. Queue offsets, the store time `now_ms` and `position`
+        (from the log's `allocate`) are in the records. Store times never decrease, because queues
+        are searched by them. Raises OSError."""
         self._derived.write_full_tails()
         self._commitlog.write(position, data)
         self._derived.append(entries, position + len(data), now_ms)
@@ -64,9 +64,9 @@ class ClassicLog:
     def copy(
         self, data: bytes, newest_ms: int, own_from: int | None = None
     ) -> Sequence[EntryBatch]:
-        """Append whole records of a master's log at the end of this one and dispatch them; return
-        the entries by queue. `own_from`: from this CommitLog offset on a master of ours stored
-        them. Raises Diverged, FlushUnderWay, having written nothing; OSError."""
+        """Append whole records of a master's log and dispatch them; return the entries by queue.
+        From CommitLog offset `own_from` on, our masters stored them. Raises Diverged or
+        FlushUnderWay before anything is written; OSError."""
         position = self._commitlog.max_offset
         try:
             batches = list(self._batches(data, position, len(data)))
@@ -86,8 +86,8 @@ class ClassicLog:
         self._derived.append((), self._commitlog.max_offset, self._derived.newest_ms)
 
     def dispatch_from(self, position: int) -> None:
-        """At start: dispatch the records from `position` to the end of the log. Blocking. Raises
-        StoreDamaged where records contradict each other, OSError."""
+        """Dispatch the records from `position` to the end of the log, at start. Blocking. Raises
+        OSError; StoreDamaged for contradictory records."""
         end = self._commitlog.max_offset
         for entries, reached, stamp_ms in self._walk(position, end):
             self._drop_restarted(entries)
@@ -96,9 +96,8 @@ class ClassicLog:
         self._derived.append((), end, self._derived.newest_ms)
 
     def rebuild_damaged(self, end: int) -> None:
-        """At start: make the queues that were not loaded from the log again, up to `end`, where a
-        record begins or the log ends. Blocking. Raises StoreDamaged where records contradict each
-        other, OSError."""
+        """Rebuild the queues that were not loaded, up to `end`, a record's start or the log's end.
+        At start; blocking. Raises OSError; StoreDamaged for contradictory records."""
         queues = self._derived.queues
         damaged = dict(queues.damaged)
         if not damaged:
@@ -115,11 +114,10 @@ class ClassicLog:
         logger.warning("queues_rebuilt count=%d", len(damaged))
 
     def _walk(self, position: int, end: int) -> Iterator[tuple[list[EntryBatch], int, int]]:
-        """Yield the entries of the records from `position` to `end`, in parts in which no queue
-        begins anew, where each part ends in the log, and a store time of its last records.
-
-        Nobody repairs a classic log: from a damaged record on, the rest of its segment is passed,
-        and what queues lost there is filled. Raises StoreDamaged, OSError."""
+        """Yield the entries of the records from `position` to `end` in batches in which no queue
+        restarts, each with its end and the store time of its last records. A classic log is never
+        repaired. The rest of a segment after a damaged record is skipped, and the offsets that
+        queues lost there are filled. Raises StoreDamaged, OSError."""
         log = self._commitlog
         while position < end:
             data = log.read(position, min(_REDISPATCH_BYTES, end - position))
@@ -148,7 +146,7 @@ class ClassicLog:
     def _valid_batches(
         self, data: bytes, position: int, size: int
     ) -> Iterator[tuple[list[EntryBatch], int]]:
-        """Yield what `_batches` does. Raises StoreDamaged where that raises."""
+        """Yield `_batches`. Raises StoreDamaged instead of its errors."""
         try:
             yield from self._batches(data, position, size)
         except DispatchError as error:
@@ -156,13 +154,13 @@ class ClassicLog:
         except UnicodeDecodeError as error:
             raise StoreDamaged(position, f"behind it a topic is no text: {error}") from error
 
-    # ---- queues that begin anew -------------------------------------------------------------
+    # ---- queues that restart ----------------------------------------------------------------
 
     def _batches(
         self, data: bytes, position: int, size: int
     ) -> Iterator[tuple[list[EntryBatch], int]]:
-        """Yield the entries of data[:size], which is at `position`, in parts in which no queue
-        begins anew, and where each part ends in the log. Raises DispatchError."""
+        """Yield the entries of data[:size] at `position` in batches in which no queue restarts,
+        each with its end. Raises DispatchError."""
         index = self._derived.dispatcher.index
         start = 0
         while start < size:
@@ -179,14 +177,14 @@ class ClassicLog:
         position: int,
         own_from: int | None,
     ) -> None:
-        """Check that the parts continue the queues. Raises Diverged, FlushUnderWay."""
+        """Check that the batches continue the queues. Raises Diverged, FlushUnderWay."""
         queues = self._derived.queues
         ends: dict[tuple[str, int], int] = {}
         for entries, _ in batches:
             for topic, queue_id, first, packed in entries:
                 key = (topic, queue_id)
                 end = ends.get(key, queues.end_of(topic, queue_id))
-                if end not in (first, 0):  # 0: the log may begin in the middle of the master's
+                if end not in (first, 0):  # 0: the log may start in the middle of the master's
                     if first:
                         text = f"queue offset {first} of {topic}/{queue_id} follows {end - 1}"
                         raise Diverged(position, text)
@@ -199,7 +197,7 @@ class ClassicLog:
                 ends[key] = first + len(packed) // QUEUE_ENTRY_BYTES
 
     def _drop_restarted(self, entries: Sequence[EntryBatch]) -> None:
-        """Drop the queues that begin anew with these `entries`. Raises OSError."""
+        """Drop the queues that restart with these `entries`. Raises OSError."""
         queues = self._derived.queues
         for topic, queue_id, first, packed in entries:
             queue = queues.queue(topic, queue_id)
@@ -207,6 +205,6 @@ class ClassicLog:
                 continue
             if (
                 queue.last_position < QUEUE_ENTRY.unpack_from(packed)[0]
-            ):  # else it has these entries
+            ):  # otherwise it has these entries
                 logger.info("queue_begun_anew topic=%s queue=%d", topic, queue_id)
                 queues.discard(topic, queue_id)

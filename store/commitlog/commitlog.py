@@ -1,27 +1,27 @@
-"""The CommitLog: one endless byte string, kept in segments of fixed size.
+"""The CommitLog, an endless byte string in segments of fixed size.
 
-Segments are `<directory>/%020d`, named by the offset of their first byte, pre-allocated with
-zeros. Nothing spans segments: when `length + 8 > remaining`, a blank record (int32 remaining,
-int32 0xCBD43194) closes the segment and the bytes go to the start of the next.
+Segments are `<directory>/%020d`, named by the offset of their first byte and preallocated with
+zeros. Nothing spans segments. If `length + 8 > remaining`, a blank record (int32 remaining, int32
+0xCBD43194) closes the segment and the bytes go to the start of the next.
 
-Offsets are absolute. [min_offset, max_offset) can be read as soon as it is written; everything
-below `durable_offset` survives a power cut. After `open` the end is not known: the log may be read
-up to the end of its last segment, and must be given its end (`settle`) before it is written to.
-store.commitlog.recovery finds that end.
+Offsets are absolute. [min_offset, max_offset) is readable immediately after a write; everything
+below `durable_offset` survives a power cut. After `open` the end is unknown. The log is readable up
+to the end of its last segment, and `settle` must set the end before writes.
+store.commitlog.recovery finds the end.
 
-Durability is by ticket, so that fdatasync runs in a thread while the loop keeps writing:
-`start_sync` notes the end and the files written since the last finished ticket, `ticket.run()`
-blocks, `finish_sync` moves `durable_offset`. A later truncation lowers what an outstanding
-ticket promises. A failed sync is final (SyncFailed): the kernel may have dropped the pages.
+Syncs use tickets, so that fdatasync runs in a thread while the loop keeps writing. `start_sync`
+records the end and the files written since the last finished ticket, `ticket.run()` blocks,
+`finish_sync` moves `durable_offset`. A truncation lowers the end of outstanding tickets. A failed
+sync is final (SyncFailed), because the kernel may have dropped the pages.
 
-The checkpoint can be handed in: it is the log's *durable mark*. It records every new durable
-offset, and is lowered, synced, before a truncation below it: so recovery can tell a torn tail from
-damage. The parts are store.commitlog.segments and store.commitlog.log_sync.
+An optional checkpoint keeps the log's *durable mark*. It records every new durable offset, and is
+lowered and synced before a truncation below it, so that recovery can distinguish a torn tail from
+damage.
 
-Writes are pwrite into fallocated files. Measured, 16 KiB writes into fresh files, 2 cores, ext4:
-pwrite 3,600 MB/s, pwritev of 8 parts 3,200, mmap 2,700 (5,800 once touched, which costs the touch);
-without fallocate 1,800. fdatasync after each is p50 186 us, and 124 us when the file was filled
-with zeros before (no extent to convert): `zero_ahead` gains that by writing every byte twice.
+Writes are pwrite into fallocated files. Measured with 16 KiB writes into fresh files on 2 cores and
+ext4: pwrite 3,600 MB/s, pwritev of 8 buffers 3,200, mmap 2,700 (5,800 after the first touch), 1,800
+without fallocate. The median fdatasync takes 186 us, or 124 us if the file was zeroed before;
+`zero_ahead` gains that by writing every byte twice.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ from .segments import NextSegment, Segment, SegmentFiles, SegmentInfo
 
 SEGMENT_SIZE_BYTES = 1 << 30
 SIZE_IS_FIXED = "mappedFileSizeCommitLog must be what the store was made with"
-READ_BYTES_MAX = 4 << 20  # checked for one request: some 3 ms of the loop
-FIRST_READ_BYTES = 4096  # most records are shorter: one read fetches them
-# After a kill the mark is where the last sync ended: less than this is behind it. After a power cut
-# it may be further back, but then nothing is in the page cache that is not on the disk.
+READ_BYTES_MAX = 4 << 20  # per request: some 3 ms of the loop
+FIRST_READ_BYTES = 4096  # a single read fetches most records
+# After a kill the mark is where the last sync ended, and less than this follows it. After a power
+# cut the mark may be further back, but the page cache is empty.
 WRITTEN_AGAIN_BYTES_MAX = 256 << 20
-_COPIED_BYTES = 1 << 20  # at a time
+_COPIED_BYTES = 1 << 20  # per write
 RESTORED_SEGMENTS_MAX = 4096  # if more are missing, the names or the mark must be wrong
 
 
 class ReadBudget:
-    """How many bytes of the log one request may have checked."""
+    """The bytes of the log that a request may still have checked."""
 
     __slots__ = ("left", "spent", "started")
 
     def __init__(self, left: int = READ_BYTES_MAX) -> None:
         self.left = left
         self.started = False
-        self.spent = False  # something was not read for lack of budget
+        self.spent = False  # something was not read because the budget was used up
 
     def take(self, size: int) -> bool:
-        """Return whether that much may be checked now. The first check is always made, so that
-        every request gets something."""
+        """Return whether `size` bytes may be checked now. The first check is always allowed, so
+        that every request makes progress."""
         if self.started and size > self.left:
             self.spent = True
             return False
@@ -79,7 +79,7 @@ class ReadBudget:
 
 
 class ServedReads(Protocol):
-    """The reads whose results are handed out to clients."""
+    """Reads for clients."""
 
     def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
         """Return up to `size` bytes at `offset`; fewer if the budget is used up. Raises StoreError,
@@ -87,13 +87,13 @@ class ServedReads(Protocol):
         ...
 
     def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
-        """Return the whole message record that begins at `offset`; None if none does, or if the
-        budget is used up. Raises StoreError, OSError."""
+        """Return the message record at `offset`; None if there is none or the budget is used up.
+        Raises StoreError, OSError."""
         ...
 
 
 class CommitLog:
-    """The CommitLog. For one caller (the loop), except `ticket.run` and `prepare_next`."""
+    """The CommitLog. For the loop only, except `ticket.run` and `prepare_next`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class CommitLog:
         zero_ahead: bool = False,
         on_synced: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_synced` gets each sync's duration in s."""
+        """`on_synced` gets the duration of each sync in s."""
         assert segment_size_bytes > BLANK_SIZE_BYTES
         self.directory = directory
         self.segment_size_bytes = segment_size_bytes
@@ -116,21 +116,20 @@ class CommitLog:
         self.syncs = LogSyncs(disk, directory, self._mark, on_synced)
         self._segments: list[Segment] = []
         self._settled = False
-        self.mark_was_lost = False  # when it was opened
-        self.restored_end = 0  # end of the last segment that was missing in front of others
+        self.mark_was_lost = False  # at open
+        self.restored_end = 0  # end of the last segment that was missing before existing segments
         self.min_offset = 0
         self.max_offset = 0
-        # A log of frames sets what checks them (dledger.storage.log_reads).
+        # A log of frames replaces it with checked reads (dledger.storage.log_reads).
         self.served: ServedReads = self
 
     # -- life ---------------------------------------------------------------------------------
 
     def open(self, start_offset: int = 0, *, restore: bool = False) -> None:
-        """Open the existing segments; with none, begin an empty, settled log at `start_offset`.
-
-        Raises StoreError when names or sizes do not make a log. With `restore`, a segment that is
-        missing among the others or below the durable mark comes back as zeros instead: recovery
-        then finds damage there, and a peer may have what it held."""
+        """Open the existing segments, or an empty, settled log at `start_offset`. Raises StoreError
+        if names or sizes do not make a log. With `restore`, a missing inner segment, or one below
+        the durable mark, is restored as zeros; recovery finds damage there, and a peer may have its
+        contents."""
         assert not self._segments
         self.mark_was_lost = self.mark_lost
         self._disk.makedirs(self.directory)
@@ -149,7 +148,8 @@ class CommitLog:
             missing_starts = [start for start in starts if start < last and start not in there]
             self._record_restored(max(missing_starts, default=-size) + size)
         for start in starts:
-            # The last one may be short: killed between creating and allocating it.
+            # The last segment may be short if the process was killed between creation and
+            # allocation.
             segment = files.reopen(start, sparse=restore and start != starts[-1])
             if segment.file.size_bytes != size:
                 why = f"{segment.path} has {segment.file.size_bytes} bytes"
@@ -164,8 +164,8 @@ class CommitLog:
                 self._mark.lower_durable(start_offset)
 
     def restore_front(self, start: int) -> None:
-        """Before settling: restore segments missing at the front, or all of them, as zeros. The
-        log began at `start`, a segment's first byte. Raises OSError."""
+        """Restore segments missing at the front, or all of them, as zeros, before settling. The log
+        began at `start`, a segment's first byte. Raises OSError."""
         end = self.min_offset if self._segments else max(start, self.durable_hint)
         if end <= start:
             return
@@ -179,17 +179,17 @@ class CommitLog:
         self.max_offset = self._segments[-1].end
 
     def raise_hint(self, end: int) -> None:
-        """Before settling: note durably, for the next start, that everything below `end` was
-        durable once, even if a power cut has set the mark back. Blocking. Raises OSError."""
+        """Record durably, before settling, that everything below `end` was durable once, even if a
+        power cut has set the mark back. Blocking. Raises OSError."""
         mark = self._mark
         if end > 0 and not mark.lost:
-            # Never lower than it is; and synced, also where it is above and only noted.
+            # Never lowers it; syncs it even if it is only written.
             mark.lower_durable(max(end, mark.durable_offset))
 
     def _write_again(self, begin: int, end: int) -> None:
-        """Write everything from the durable mark up to `end` once more, as it reads now. If a sync
-        of it failed before the last process ended, the kernel calls the pages clean although they
-        are not on the disk: no sync would ever write them."""
+        """Rewrite everything from the durable mark to `end`. If its sync failed before the last
+        process ended, the kernel considers the pages clean although they are not on the disk, and
+        no sync would write them."""
         begin = min(max(begin, self.durable_hint), end)
         for segment in self._segments:
             at = max(begin, segment.start)
@@ -201,14 +201,15 @@ class CommitLog:
                 at += size
 
     def _record_restored(self, end: int) -> None:
-        """Note that a segment which ends at `end` is missing in front of others. Called before it
-        is restored: after a kill the next start could not tell it from one never filled."""
+        """Record that a segment ending at `end` is missing before existing segments. Call it before
+        the restoration, because after a kill the next start could not distinguish it from a segment
+        that was never filled."""
         self.restored_end = max(self.restored_end, end)
         self.raise_hint(end)
 
     def _restorable(self, start: int, end: int) -> list[int]:
-        """Return the first bytes of the segments that cover [start, end). Raises StoreError if too
-        many are missing."""
+        """Return the starts of the segments that cover [start, end). Raises StoreError if too many
+        are missing."""
         covered = range(start, end, self.segment_size_bytes)
         missing = len(covered) - len(self._disk.listdir(self.directory))
         if missing > RESTORED_SEGMENTS_MAX:
@@ -216,10 +217,9 @@ class CommitLog:
         return list(covered)
 
     def settle(self, end: int) -> None:
-        """Set the log's end, once after opening, and drop everything behind it.
-
-        Returns when the whole log is durable: after a kill its tail may be in the page cache
-        only. Blocking. Raises OSError."""
+        """Set the log's end once after opening, and drop everything behind it. Returns when the
+        whole log is durable, because after a kill its tail may be only in the page cache. Blocking.
+        Raises OSError."""
         assert not self._settled
         assert self.min_offset <= end <= self.max_offset
         if self.durable_hint > end:
@@ -227,14 +227,14 @@ class CommitLog:
         while self._segments and self._segments[-1].start >= end and len(self._segments) > 1:
             self._remove(self._segments.pop())
         last = self._segments[-1]
-        last.file.truncate(end - last.start)  # zeros by dropping: reads nothing, writes nothing
+        last.file.truncate(end - last.start)  # a hole of zeros, without I/O
         last.file.close()
         last.file = self._disk.open(last.path, allocate_bytes=self.segment_size_bytes)
         last.written_end = end
         if not isinstance(self._mark, NoMark):
             self._write_again(max(self.min_offset, end - WRITTEN_AGAIN_BYTES_MAX), end)
-        # All of them: below the mark, too, a frame may have been patched just before the kill. It
-        # costs nothing where nothing is dirty.
+        # All segments, because a frame below the mark may also have been patched just before the
+        # kill. Clean files cost nothing.
         for segment in self._segments:
             segment.file.sync()
         self._disk.sync_directory(self.directory)
@@ -254,23 +254,22 @@ class CommitLog:
 
     @property
     def settled(self) -> bool:
-        """True once the end is known; only then may the log be written."""
+        """True once the end is known. Only then may the log be written."""
         return self._settled
 
     @property
     def durable_hint(self) -> int:
-        """The offset up to which the log is known to have been durable once; 0 if that is not
-        known."""
+        """The offset up to which the log was durable once; 0 if unknown."""
         return 0 if self._mark.lost else self._mark.durable_offset
 
     @property
     def committed_hint(self) -> int:
-        """Raft mode: frames below this offset were committed, so peers have them; 0: not known."""
+        """Raft mode: frames below this offset were committed, so peers have them; 0 if unknown."""
         return 0 if self._mark.lost else self._mark.committed_offset
 
     @property
     def mark_lost(self) -> bool:
-        """True if the durable mark is damaged: then nothing bad may be taken for a torn tail."""
+        """True if the durable mark is damaged. Then nothing may be treated as a torn tail."""
         return self._mark.lost
 
     @property
@@ -292,21 +291,20 @@ class CommitLog:
         return segment_end
 
     def prepare_segment(self, position: int) -> None:
-        """Make the segment that `position`, which `allocate` gave, begins, if it begins one:
-        `write` then needs no room and no descriptor more. Raises OSError, having changed nothing.
-        """
+        """Create the segment that starts at `position` (from `allocate`), if any. `write` then
+        needs no more disk space or descriptors. Raises OSError with nothing changed."""
         if position != self.max_offset or self._is_full:
             self._next.get(position)
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Append `data` at `position`, which `allocate` gave for it. Rolls when that is the next
-        segment's start. Raises OSError, after which the end is unchanged (but see `allocate`)."""
+        """Append `data` at `position` (from `allocate`). Rolls if that is the next segment's start.
+        Raises OSError; the end is unchanged then."""
         self.write_many(position, (data,), len(data))
 
     def write_many(
         self, position: int, buffers: Sequence[bytes | memoryview], length: int | None = None
     ) -> None:
-        """Write several buffers one behind the other in one segment, as `write` does."""
+        """Write several buffers consecutively in a segment, as `write` does."""
         assert self._settled
         if length is None:
             length = sum(map(len, buffers))
@@ -315,15 +313,15 @@ class CommitLog:
         self._append(buffers, length, BLANK_SIZE_BYTES)
 
     def start_at(self, offset: int) -> None:
-        """Let an empty log begin at `offset`, the first byte of a segment of the copied log."""
+        """Let an empty log start at `offset`, the first byte of a segment of the copied log."""
         assert self._settled and not self._segments and self.min_offset == self.max_offset
         assert offset % self.segment_size_bytes == 0, offset
         self.min_offset = self.max_offset = self.syncs.durable_offset = offset
 
     def copy(self, data: bytes | memoryview) -> None:
-        """Append bytes of another replica's log as they stand there: whole records, or a blank
-        record and all that follows it in its segment. They end in the segment that they begin in,
-        and may fill it. Raises OSError, after which the end is unchanged."""
+        """Append bytes of a peer's log, either whole records or a blank record and the rest of its
+        segment. They stay in a segment and may fill it. Raises OSError; the end is unchanged then.
+        """
         assert self._settled
         if self._is_full:
             self._roll(self.max_offset)
@@ -334,11 +332,11 @@ class CommitLog:
         return not self._segments or self.max_offset == self._segments[-1].end
 
     def _append(self, buffers: Sequence[bytes | memoryview], length: int, spare_bytes: int) -> None:
-        """Write at the end; `spare_bytes` are to be left of the last segment."""
+        """Write at the end, and leave `spare_bytes` of the last segment."""
         segment, position = self._segments[-1], self.max_offset
         end = position + length
         assert end + spare_bytes <= segment.end, (position, length, segment.end)
-        # Before writing: a failed write may have written some of it.
+        # Before the write, because a failed write may have written part of it.
         segment.written_end = end
         self.syncs.wrote(segment)
         if len(buffers) == 1:
@@ -348,18 +346,16 @@ class CommitLog:
         self.max_offset = end
 
     def prepare_next(self) -> None:
-        """Create and allocate the segment after the last, so that the next roll need not.
-
-        Blocking; runs in the pool. Raises OSError. Does nothing if it is there already."""
+        """Create and allocate the segment after the last, if it is missing, so that the next roll
+        need not. Blocking; runs in the pool. Raises OSError."""
         self._next.prepare()
 
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int, budget: ReadBudget | None = None) -> bytes:
-        """Return up to `size` bytes at `offset`; fewer at the end of the segment or of the log.
-        Nothing is checked, so no budget is used.
-
-        Raises OffsetOutOfRange if offset is not in [min_offset, max_offset]."""
+        """Return up to `size` bytes at `offset`; fewer at the end of the segment or of the log. The
+        bytes are not checked, so no budget is used. Raises OffsetOutOfRange if offset is not in
+        [min_offset, max_offset]."""
         if not self.min_offset <= offset <= self.max_offset:
             raise OffsetOutOfRange(offset, self.min_offset, self.max_offset)
         if offset == self.max_offset:
@@ -369,9 +365,8 @@ class CommitLog:
         return segment.file.pread(offset - segment.start, size)
 
     def record_at(self, offset: int, budget: ReadBudget | None = None) -> bytes | None:
-        """Return the whole message record that begins at `offset`; None if none does.
-
-        Checks size, magic and the physical offset in the record, not its CRC."""
+        """Return the message record at `offset`; None if there is none. Checks size, magic and the
+        physical offset in the record, but not its CRC."""
         if not self.min_offset <= offset < self.max_offset:
             return None
         data = self.read(offset, FIRST_READ_BYTES)
@@ -385,33 +380,31 @@ class CommitLog:
         return [SegmentInfo(s.start, s.end, s.path) for s in self._segments]
 
     def segment_end(self, position: int) -> int:
-        """Return the offset behind the segment that holds, or would hold, `position`."""
+        """Return the end of the segment that contains, or would contain, `position`."""
         size = self.segment_size_bytes
         return self.min_offset + ((position - self.min_offset) // size + 1) * size
 
     # -- mending ------------------------------------------------------------------------------
 
     def patch(self, position: int, data: bytes | memoryview) -> SyncTicket:
-        """Write `data` over damaged bytes within one segment, below the end; also before `settle`.
-        The ticket's `run` makes it durable; then the ticket goes to `finish_sync`. Raises
-        OSError."""
+        """Overwrite damaged bytes within a segment below the end; also before `settle`. The
+        ticket's `run` makes the patch durable; then call `finish_sync`. Raises OSError."""
         segment = self._segment_at(position)
         end = position + len(data)
         assert end <= segment.end, (position, len(data), segment.end)
         assert end <= self.max_offset, (position, len(data), self.max_offset)
         segment.file.pwrite(position - segment.start, data)
-        # The names of segments that were restored are not durable before it is settled either.
+        # Before settling, names of restored segments are not durable either.
         return self.syncs.ticket([segment.file], 0, names=not self._settled)
 
     def extend(self) -> None:
-        """Before settling: add one segment, for a patch that needs it. Raises OSError."""
+        """Add a segment for a patch that needs it, before settling. Raises OSError."""
         assert not self._settled
         self._segments.append(self._files.reopen(self.max_offset))
         self.max_offset = self._segments[-1].end
 
     def hold(self, offset: int) -> SegmentHold:
-        """Hold the segment of `offset` open for a thread that reads it; hand the hold to `release`
-        after that."""
+        """Keep the segment of `offset` open for a reading thread, until `release`."""
         return self.syncs.hold(self._segment_at(offset))
 
     def release(self, hold: SegmentHold) -> None:
@@ -424,7 +417,7 @@ class CommitLog:
 
     @property
     def wants_next(self) -> bool:
-        """True if it is time to `prepare_next`: the last segment is more than half full."""
+        """True if the last segment is more than half full and the next is not prepared."""
         if not self._segments or self._next.is_prepared:
             return False
         last = self._segments[-1]
@@ -433,18 +426,17 @@ class CommitLog:
     # -- truncation and deletion --------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
-        """Drop everything at and above `offset`: later segments are removed, the rest is
-        overwritten with zeros, so that no stale byte ever looks valid again.
-
-        Durable on return (blocking; rare): otherwise old frames could come back behind new ones
-        after a power cut. Raises OSError, OffsetOutOfRange."""
+        """Drop everything at and above `offset`. Later segments are removed, and the rest is
+        overwritten with zeros, so that no stale byte looks valid. Durable on return (blocking,
+        rare): otherwise old frames could reappear behind new ones after a power cut. Raises
+        OSError, OffsetOutOfRange."""
         assert self._settled
         if not self.min_offset <= offset <= self.max_offset:
             raise OffsetOutOfRange(offset, self.min_offset, self.max_offset)
         if offset == self.max_offset and (
             not self._segments or self._segments[-1].written_end <= offset
         ):
-            return  # nothing to remove: a failed write left nothing behind the end
+            return  # a failed write left nothing behind the end
         if self._mark.durable_offset > offset:
             self._mark.lower_durable(offset)
         self.syncs.lower(offset)
@@ -455,7 +447,7 @@ class CommitLog:
             self._remove(self._segments.pop())
         self._disk.sync_directory(self.directory)
         last = self._segments[-1]
-        # Lowered in memory first: whatever fails below, nobody reads the dropped bytes.
+        # Lowered in memory first, so that the dropped bytes are not read if a later step fails.
         self.max_offset = offset
         last.fill(offset, last.written_end)
         try:
@@ -468,12 +460,11 @@ class CommitLog:
         self._next.expect(last.end)
 
     def delete_before(self, offset: int) -> int:
-        """Remove whole segments that end at or below `offset`, never the last one.
-
-        Returns how many were removed. Raises OSError."""
+        """Remove whole segments that end at or below `offset`, but never the last; return how many.
+        Raises OSError."""
         count = 0
         while len(self._segments) > 1 and self._segments[0].end <= min(offset, self.max_offset):
-            self._remove(self._segments[0])  # if it fails, the next call tries again
+            self._remove(self._segments[0])  # if it fails, the next call retries
             del self._segments[0]
             self.min_offset = self._segments[0].start
             count += 1
@@ -484,14 +475,13 @@ class CommitLog:
     # -- durability ---------------------------------------------------------------------------
 
     def start_sync(self) -> SyncTicket | None:
-        """Return a ticket for everything written so far; None if all of it is durable.
-
-        Raises SyncFailed once any sync has failed."""
+        """Return a ticket for everything written; None if all of it is durable. Raises SyncFailed
+        after any failed sync."""
         assert self._settled, "its end is not known"
         return self.syncs.start(self.max_offset)
 
     def finish_sync(self, ticket: SyncTicket) -> int:
-        """Take a ticket that has run; return the new durable offset. Raises SyncFailed."""
+        """Finish a ticket that has run; return the new durable offset. Raises SyncFailed."""
         self.syncs.finish(ticket, self._segments[-1].start if self._segments else 0)
         assert self.durable_offset <= self.max_offset
         return self.durable_offset
@@ -499,7 +489,7 @@ class CommitLog:
     # -- segments -----------------------------------------------------------------------------
 
     def _roll(self, position: int) -> None:
-        """Close the last segment with a blank record and begin the next one at `position`."""
+        """Close the last segment with a blank record and start the next at `position`."""
         start = self._segments[-1].end if self._segments else self.max_offset
         assert position == start, (position, self.max_offset, start)
         segment = self._next.get(start)
@@ -517,21 +507,21 @@ class CommitLog:
         self.max_offset = start
 
     def _remove(self, segment: Segment) -> None:
-        """Unlink a segment, and close its file once no thread of the pool uses it."""
-        with suppress(FileNotFoundError):  # somebody made room by hand
+        """Unlink a segment, and close its file once no pool thread uses it."""
+        with suppress(FileNotFoundError):  # an operator removed it
             self._disk.remove(segment.path)
         self.syncs.retire(segment)
 
 
 def record_in(data: bytes, at: int, offset: int) -> bytes | None:
-    """Return the whole message record at data[at:], whose CommitLog offset is `offset`; None if
-    there is none. Checks what `CommitLog.record_at` does."""
+    """Return the message record at data[at:], which has CommitLog offset `offset`, with the checks
+    of `CommitLog.record_at`; None if there is none."""
     size = record_size(data, at, offset)
     return data[at : at + size] if 0 < size <= len(data) - at else None
 
 
 def record_size(data: bytes, at: int, offset: int) -> int:
-    """Return the size of the record whose head is at data[at:]; 0 if none is there."""
+    """Return the size of the record at data[at:]; 0 if there is none."""
     if len(data) - at < FIXED_SIZE_BYTES:
         return 0
     size, magic = BLANK.unpack_from(data, at)

@@ -1,15 +1,15 @@
-"""GroupFlusher: fdatasync of a log in the pool, one at a time, many appends to each.
+"""Group commit of a log, by fdatasync in the pool for many appends at once.
 
-SYNC: `request()` after an append starts a sync unless one is running; appends meanwhile are covered
-by the next one, which starts as soon as the first is done (group commit). ASYNC: a sync every
-`interval_ms` if there is anything to sync.
+SYNC: `request()` after an append starts a sync unless a sync is running. The next sync covers
+appends during that time and starts when it ends. ASYNC means a sync every `interval_ms` if there is
+data to sync.
 
-`on_durable(offset)` is called after every sync; `wait(offset)` suspends until that offset is
-durable, for at most `waiting_max` callers at a time (TooManyWaiting beyond).
+`on_durable(offset)` is called after every sync. `wait(offset)` suspends until that offset is
+durable, for at most `waiting_max` callers (TooManyWaiting).
 
-A failed fdatasync is final. The pages may be gone from the kernel's cache, and the next call would
-report success for data that is nowhere ("fsyncgate"). So: `on_error` once, every waiter gets
-SyncFailed, and no sync is begun any more.
+A failed fdatasync is final. The kernel may have dropped the pages, and the next call would report
+success for lost data ("fsyncgate"). Then `on_error` is called once, every waiter gets SyncFailed,
+and no sync starts again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FlushMode(Enum):
 
 
 class GroupFlusher:
-    """Flushes one log, on one loop; the executor should have a thread to itself."""
+    """Flushes a log on a loop. The executor should have a thread of its own."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GroupFlusher:
         on_error: Callable[[BaseException], None],
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        """`interval_ms` matters in ASYNC mode only."""
+        """`interval_ms` applies to ASYNC mode only."""
         self._log = log
         self._executor = executor
         self._mode = mode
@@ -68,7 +68,7 @@ class GroupFlusher:
         self.syncs = 0  # fdatasyncs finished
 
     def start(self) -> None:
-        """Begin flushing, on the running loop."""
+        """Start flushing on the running loop."""
         assert not self._started
         self._started = True
         if self._mode is FlushMode.ASYNC:
@@ -77,7 +77,7 @@ class GroupFlusher:
             self.request()
 
     async def stop(self) -> None:
-        """Wait for the sync in flight; begin no more. Remaining waiters get SyncFailed."""
+        """Wait for the running sync, and start no more. Remaining waiters get SyncFailed."""
         self._started = False
         if self._timer is not None:
             self._timer.cancel()
@@ -86,7 +86,7 @@ class GroupFlusher:
         self._fail_waiting(SyncFailed("the flusher was stopped"))
 
     def request(self) -> None:
-        """Note that new data must become durable. In ASYNC mode the interval takes care of it."""
+        """Request a sync of new data. In ASYNC mode the interval does it."""
         if self._mode is FlushMode.SYNC:
             self._begin()
 
@@ -100,7 +100,7 @@ class GroupFlusher:
             raise TooManyWaiting(f"{len(self._waiting)} wait for a flush already")
         self._arrivals += 1
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        bisect.insort(self._waiting, (offset, self._arrivals, waiter))  # mostly at the end
+        bisect.insort(self._waiting, (offset, self._arrivals, waiter))  # usually at the end
         self.request()
         await waiter
 

@@ -1,8 +1,8 @@
-"""Durability of a CommitLog: what of it is durable, and what threads do with its files.
+"""Durability of a CommitLog. Sync tickets, and files that threads of the pool use.
 
-A sync is a ticket, so that it runs in a thread while the loop keeps writing. A failed sync is final
-(SyncFailed): the kernel may have dropped the pages. Files of removed segments are closed when no
-ticket and no hold can use them any more.
+A ticket runs in a thread while the loop keeps writing. A failed sync is final (SyncFailed), because
+the kernel may have dropped the pages. Files of removed segments are closed once no ticket and no
+hold can use them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .segments import Segment
 
 
 class NoMark:
-    """Stands in for the durable mark of a log that has no checkpoint: nothing of it counts as
-    durable once, and no peer is asked for what is missing."""
+    """The durable mark of a log without a checkpoint. Nothing was durable before, and no peer is
+    asked for missing parts."""
 
     durable_offset = 0
     committed_offset = 1 << 62
@@ -34,18 +34,18 @@ class NoMark:
 
 @dataclass(eq=False, slots=True)
 class SyncTicket:
-    """One fdatasync to be done: `run` it anywhere, then hand it to `finish_sync`."""
+    """An fdatasync to `run` in any thread, then pass it to `finish_sync`."""
 
     _disk: Disk
     directory: str | None  # None: no new names in it
     files: list[File]
-    end: int  # durable up to here afterwards; a truncation meanwhile lowers it
+    end: int  # durable up to here after `run`; a truncation lowers it
     error: OSError | None = None
     ran: bool = False
-    elapsed_s: float = 0.0  # how long `run` took
+    elapsed_s: float = 0.0  # duration of `run`
 
     def run(self) -> None:
-        """Sync the files. Blocking. Raises OSError; then this ticket can never be finished."""
+        """Sync the files. Blocking. Raises OSError; the ticket can never be finished then."""
         started_s = time.perf_counter()
         try:
             for file in self.files:
@@ -61,23 +61,21 @@ class SyncTicket:
 
 @dataclass(eq=False, slots=True)
 class SegmentHold:
-    """Keeps a segment's file open for a thread that reads it, whatever retention does meanwhile."""
+    """Keeps a segment's file open for a reading thread, even if retention removes the segment."""
 
     _segment: Segment
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes at CommitLog offset `offset`, which lies in this segment."""
+        """Return up to `size` bytes at CommitLog offset `offset` in this segment."""
         assert self._segment.start <= offset <= self._segment.end, (offset, self._segment.start)
         return self._segment.file.pread(offset - self._segment.start, size)
 
 
 @dataclass(slots=True, eq=False)
 class LogSyncs:
-    """The syncs of one CommitLog. For one caller (the loop), except `SyncTicket.run`.
-
-    `_on_synced` gets each sync's duration in s. `_dirty` are the segments, by start, that were
-    written and are not known durable. `_retired` are files of removed segments, which a ticket or a
-    hold may still use."""
+    """The syncs of a CommitLog. For the loop only, except `SyncTicket.run`. `_on_synced` gets each
+    sync's duration in s. `_dirty` has the segments, by start, that were written since their last
+    sync. `_retired` has files of removed segments that a ticket or a hold may still use."""
 
     _disk: Disk
     _directory: str
@@ -99,8 +97,8 @@ class LogSyncs:
         self._directory_dirty = True
 
     def start(self, end: int) -> SyncTicket | None:
-        """Return a ticket for everything written, which ends at `end`; None if all of it is
-        durable. Raises SyncFailed once any sync has failed."""
+        """Return a ticket for everything written up to `end`; None if all of it is durable. Raises
+        SyncFailed after any failed sync."""
         self._check_failed()
         if self.durable_offset == end and not self._directory_dirty:
             self._dirty.clear()
@@ -109,14 +107,14 @@ class LogSyncs:
         return self.ticket(files, end, names=self._directory_dirty)
 
     def ticket(self, files: list[File], end: int, *, names: bool) -> SyncTicket:
-        """Return a ticket for these files; `names`: and for the directory."""
+        """Return a ticket for these files, and with `names` for the directory."""
         ticket = SyncTicket(self._disk, self._directory if names else None, files, end)
         self._tickets.append(ticket)
         return ticket
 
     def finish(self, ticket: SyncTicket, last_start: int) -> None:
-        """Take a ticket that has run; the last segment begins at `last_start`. Raises
-        SyncFailed."""
+        """Finish a ticket that has run; the last segment starts at `last_start`. Raises SyncFailed.
+        """
         self._check_failed()
         assert ticket.ran
         self._tickets.remove(ticket)
@@ -125,7 +123,7 @@ class LogSyncs:
         if ticket.end > self.durable_offset:
             self.durable_offset = ticket.end
             self._mark.raise_durable(ticket.end)
-        # Files that lie wholly below are done; the last one always may have got more since.
+        # Files below the end are clean. The last file may have been written again.
         for segment in [s for s in self._dirty.values() if s.end <= ticket.end]:
             del self._dirty[segment.start]
         if ticket.directory is not None and self.durable_offset > last_start:
@@ -133,13 +131,13 @@ class LogSyncs:
         self._close_retired()
 
     def lower(self, offset: int) -> None:
-        """Lower what is durable, and what outstanding tickets promise, to `offset`."""
+        """Lower the durable offset and the ends of outstanding tickets to `offset`."""
         for ticket in self._tickets:
             ticket.end = min(ticket.end, offset)
         self.durable_offset = min(self.durable_offset, offset)
 
     def fail(self, error: OSError) -> None:
-        """Have every later sync fail."""
+        """Let every later sync fail."""
         self._failed = error
 
     def hold(self, segment: Segment) -> SegmentHold:

@@ -1,29 +1,29 @@
 """Recovery: finds the end of a CommitLog, in Raft mode and in classic mode.
 
-Raft mode. `FrameWalk` goes from frame header to frame header; `FrameRecovery` checks them from the
-first segment to the end, hands each to a callback (the Raft log builds its index from it: one pass
-does both), and settles the log behind the last good frame. In old segments it
-verifies only the headers, 60 bytes a frame with a CRC of their own, and that they continue each
-other; from `verify_from` on also each payload's CRC. `verify_from` is the third last segment, or
-the one that holds the durable hint if that is earlier, since a power cut tears nothing below, or
-the one that holds the end of the committed part: a frame that only this replica has cannot be
-fetched from a peer.
+Raft mode: `FrameWalk` goes from frame header to frame header. `FrameRecovery` checks the frames
+from the first segment to the end, passes each to a callback (the Raft log builds its index in the
+same pass), and settles the log behind the last good frame. In old segments it verifies only the
+headers, 60 bytes per frame with their own CRC, and their continuity. From `verify_from` on it also
+verifies the payload CRCs. `verify_from` is the earliest of three segments, the third last; that of
+the durable hint, because a power cut tears nothing below; and that of the committed end, because
+frames that only this replica has cannot be fetched from a peer.
 
 A bad frame is one of two things:
-- below the durable hint (bytes that once were durable): damage. Nothing is truncated.
-  `FrameRecovery` stops there, takes the frames that belong there (`patch`) and walks on, until the
-  log is recovered or its owner gives up everything behind the good part (`truncate`).
-- at or above it: a tail that was written, never synced and therefore never acknowledged. Pages
-  reach the disk in any order, so good frames may stand behind the hole: all of it is truncated.
-The hint is the CommitLog's durable mark, exact after a kill; see store.checkpoint. If the mark
-itself is damaged, everything bad counts as damage. The mark is raised, durably, before the log is
-changed in a way that a start after a kill could not tell from a torn tail: where a missing segment
-comes back as zeros, and where a patch leaves in doubt whether an intact frame behind it belongs
-there (the first bytes of that frame are overwritten as well, or the next walk would accept it).
+- Damage, if it is below the durable hint, that is, once durable. Nothing is truncated.
+  `FrameRecovery` stops, accepts the right frames (`patch`) and continues, until the log is
+  recovered or its owner drops everything behind the good part (`truncate`).
+- A torn tail, at or above the hint: written, never synced and never acknowledged. Pages reach the
+  disk in any order, so good frames may follow the hole. All of the tail is truncated.
 
-Classic mode, as RocketMQ's recoverNormally and recoverAbnormally. After a clean stop the last three
-segments are scanned; after an unclean one everything from the last segment whose first record is
-three seconds older than the checkpoint. The log is truncated at the first bad record.
+The hint is the CommitLog's durable mark, exact after a kill (store.checkpoint). If the mark itself
+is damaged, everything bad counts as damage. The mark is raised durably before changes that a start
+after a kill would mistake for a torn tail, that is, when a missing segment is restored as zeros,
+and when a patch leaves in doubt whether the intact frame behind it belongs there. The start of that
+frame is overwritten also, or the next walk would accept it.
+
+Classic mode follows RocketMQ's recoverNormally and recoverAbnormally. After a clean stop the last
+three segments are scanned. After an unclean stop the scan starts at the last segment with a first
+record three seconds older than the checkpoint. The log is truncated at the first bad record.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from ..record import (
 from .commitlog import CommitLog
 
 RECOVERY_SEGMENTS = 3  # scanned whole, as Apache's brokers do
-CLOCK_SLACK_MS = 3000  # records this much older than the checkpoint are surely durable
-_WINDOW_BYTES = 1 << 18  # read ahead where payloads are verified
-_HEADERS_WINDOW_BYTES = 1 << 14  # read ahead where only headers are: some fifty small frames
+CLOCK_SLACK_MS = 3000  # records this much older than the checkpoint are durable
+_WINDOW_BYTES = 1 << 18  # read-ahead for payloads
+_HEADERS_WINDOW_BYTES = 1 << 14  # read-ahead for headers, some fifty small frames
 _CLASSIC_WINDOW_BYTES = 1 << 22
 _NO_FRAME = b"\xff" * BLANK_SIZE_BYTES  # neither a frame, nor a blank record, nor zeros
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The fields of a frame's header; store.frame says what they mean."""
+    """The fields of a frame's header (store.frame)."""
 
     index: int
     term: int
@@ -88,11 +88,10 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:
-    """The place where the good part of a Raft log ends, although more was durable once.
-
-    `position` is where the bad bytes begin. The frame behind `last` (None: the log's first frame)
-    belongs at `end`, or at the next segment's start if a blank record belongs at `end`. `header`:
-    the frame's header, if that is intact and only the payload is not."""
+    """The end of a Raft log's good part, although more was durable once. `position` is the start of
+    the bad bytes. The frame behind `last` (None: the log's first frame) belongs at `end`, or at the
+    next segment's start if a blank record belongs at `end`. `header` is the frame's header if only
+    the payload is damaged."""
 
     position: int
     end: int
@@ -102,7 +101,7 @@ class FrameDamage:
 
 
 class _Window:
-    """Reads bytes of the log through one read-ahead buffer."""
+    """Reads bytes of the log through a read-ahead buffer."""
 
     def __init__(self, commitlog: CommitLog) -> None:
         self._commitlog = commitlog
@@ -111,7 +110,7 @@ class _Window:
         self.ahead_bytes = _WINDOW_BYTES
 
     def get(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes at `offset`, fewer where the segment or the log ends."""
+        """Return up to `size` bytes at `offset`; fewer at the end of the segment or the log."""
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._data):
             self._start, begin = offset, 0
@@ -120,12 +119,10 @@ class _Window:
 
 
 class FrameWalk:
-    """Iterate once for a FrameHeader of every frame from `from_offset` to `to_offset`.
-
-    After the iteration `end` is the offset behind the last good frame, `bad_position` where
-    something else begins, and `reason` says what (None: zeros, or `to_offset` is reached).
-    A frame must stand at the position it names, carry the next index and no smaller term.
-    """
+    """Iterates once over the headers of the frames from `from_offset` to `to_offset`. After the
+    iteration, `end` is behind the last good frame, `bad_position` is the start of anything else,
+    and `reason` describes it (None: zeros, or `to_offset` is reached). A frame must have its own
+    position, the next index and no smaller term."""
 
     def __init__(
         self,
@@ -136,18 +133,18 @@ class FrameWalk:
         last: FrameHeader | None = None,
         first_index: int | None = None,
     ) -> None:
-        """`last` is the frame before `from_offset`; without one, `first_index` is the index that
-        the first frame must have (None: any)."""
+        """`last` is the frame before `from_offset`. Without it, `first_index` is the required first
+        index (None: any)."""
         self._commitlog = commitlog
         self._to = commitlog.max_offset if to_offset is None else to_offset
-        self._verify_from = verify_from  # payload CRCs from here on; None: none
+        self._verify_from = verify_from  # payload CRCs from here on; None for no payload
         self._window = _Window(commitlog)
         self.end = from_offset
         self.bad_position = from_offset
         self.reason: str | None = None
         self.last = last
         self._first_index = first_index
-        self.bad_header: FrameHeader | None = None  # at `bad_position`: only its payload is bad
+        self.bad_header: FrameHeader | None = None  # at `bad_position`, if only its payload is bad
 
     def __iter__(self) -> Iterator[FrameHeader]:
         position = self.end
@@ -171,9 +168,8 @@ class FrameWalk:
             yield header
 
     def _parse(self, position: int, verify: bool) -> FrameHeader | None:
-        """Return the frame at `position`; None for a blank record or zeros, which are not bad.
-
-        Raises FrameError."""
+        """Return the frame at `position`; None for a blank record or zeros, which are valid. Raises
+        FrameError."""
         head = self._window.get(position, HEADER_SIZE_BYTES)
         if len(head) < HEADER_SIZE_BYTES or int.from_bytes(head[4:8], "big", signed=True) != (
             FRAME_MAGIC
@@ -203,7 +199,7 @@ class FrameWalk:
         return header
 
     def _next_segment(self, position: int) -> int | None:
-        """Return where to go on after a blank record or zeros: None if the log ends there."""
+        """Return the position after a blank record or zeros; None if the log ends there."""
         head = self._window.get(position, 8)
         segment_end = self._commitlog.segment_end(position)
         if len(head) == 8 and BLANK.unpack(head)[1] == MAGIC_BLANK:
@@ -211,7 +207,7 @@ class FrameWalk:
                 self.reason = "blank record of a wrong size"
                 return None
             return segment_end
-        # Zeros. Behind them there must be nothing, neither here nor in the next segment.
+        # Zeros: nothing may follow them, neither here nor in the next segment.
         if segment_end < self._to and any(self._window.get(segment_end, HEADER_SIZE_BYTES)):
             self.reason = "zeros, and frames in the next segment"
         elif any(self._window.get(position, _WINDOW_BYTES)):
@@ -220,11 +216,9 @@ class FrameWalk:
 
 
 class FrameRecovery:
-    """Finds the end of a Raft log, with a stop at each damaged place. Blocking; one caller.
-
-    Call `run`, then `patch` as long as they return damage, or `truncate`. When one returns None the
-    log is settled and ends at `end`. `on_frame` gets every good frame once, in order.
-    """
+    """Finds the end of a Raft log and stops at each damaged position. Blocking; for a single
+    caller. Call `run`, then `patch` while they return damage, or `truncate`. When a call returns
+    None, the log is settled and ends at `end`. `on_frame` gets every good frame once, in order."""
 
     def __init__(
         self,
@@ -236,28 +230,29 @@ class FrameRecovery:
         self._log = commitlog
         self._on_frame = on_frame
         self._first_index = first_index
-        # The durable mark is not synced itself, so a power cut may have set it back. A segment that
-        # is gone while later ones are there was durable all the same.
+        # The durable mark is not synced, so a power cut may have set it back. A missing segment
+        # before existing segments was also durable.
         self.hint = max(durable_hint, commitlog.durable_hint, commitlog.restored_end)
         self.end = commitlog.min_offset  # behind the last good frame
         self.last: FrameHeader | None = None
         self.damage: FrameDamage | None = None
-        self.torn: str | None = None  # why something behind `end` was truncated; None: only zeros
+        # the reason that something behind `end` was truncated; None for zeros only
+        self.torn: str | None = None
         segments = commitlog.segments()
         verify_from = [s.start for s in segments[-RECOVERY_SEGMENTS:]]
         verify_from += [s.start for s in segments if s.end > self.hint]
-        # Frames that only this replica may have: no peer could supply them later, while it leads.
+        # Frames that only this replica may have; no peer could supply them while it leads.
         verify_from += [s.start for s in segments if s.end > commitlog.committed_hint]
         self._verify_from = min(verify_from, default=0)
 
     def run(self) -> FrameDamage | None:
-        """Walk on from the last good frame; return the damage, None if the end is found. Raises
-        OSError."""
+        """Continue from the last good frame; return the damage, or None at the end. Raises OSError.
+        """
         log = self._log
         walk = FrameWalk(log, self.end, None, self._verify_from, self.last, self._first_index)
         for header in walk:
             self._take(header)
-        # A blank record ends no frame: with only it between, `bad_position` is the next segment.
+        # A blank record ends no frame; if only it is between, `bad_position` is the next segment.
         short = walk.end < self.hint and walk.bad_position < self.hint
         reason = walk.reason
         if log.mark_lost and reason is None and self._anything_behind(walk.bad_position):
@@ -272,8 +267,8 @@ class FrameRecovery:
         return None
 
     def _anything_behind(self, position: int) -> bool:
-        """Return whether anything but zeros stands from `position` on, for when no mark tells how
-        far the log went. Reads all of it, which is little and sparse behind a log's end."""
+        """Return whether any nonzero byte follows `position`, for a log without a mark. Reads all
+        of the rest, which is little and sparse."""
         log = self._log
         while position < log.max_offset:
             data = log.read(position, _CLASSIC_WINDOW_BYTES)
@@ -285,14 +280,14 @@ class FrameRecovery:
     def patch(
         self, frames: Sequence[Frame], proven: bool, last: bool = False
     ) -> FrameDamage | None:
-        """Write the frames that belong at the damage, one behind the other, make them durable, read
-        them back, and walk on. `proven`: the frames that stand behind them are known to follow
-        them; otherwise those are damaged, too. `last`: nothing follows them, and what stands there
-        is truncated. Raises OSError."""
+        """Write the right frames at the damage, make them durable, read them back, and continue.
+        With `proven`, the frames behind them are known to follow them; otherwise those count as
+        damaged. With `last`, nothing follows them, and the rest is truncated. Raises OSError."""
         assert self.damage is not None
         if frames and frames[0].end + BLANK_SIZE_BYTES > self._log.max_offset:
             self._log.extend()
-        # Frames beyond all that was ever durable here are not written: the leader will send them.
+        # Frames beyond everything that was durable here are not written, because the leader will
+        # send them.
         there = [f for f in frames if f.end + BLANK_SIZE_BYTES <= self._log.max_offset]
         if not proven:
             self._disown(there[-1] if there else None, last)
@@ -308,10 +303,9 @@ class FrameRecovery:
         return None
 
     def _disown(self, before: Frame | None, last: bool) -> None:
-        """Overwrite the beginning of an intact frame behind `before`, the last frame to be patched,
-        because it may not follow that one, and after a kill it would look as if it did. If a power
-        cut has set the durable mark back, that frame may be above the mark and yet durable, so the
-        mark is raised first."""
+        """Overwrite the start of an intact frame behind `before`, the last patched frame. It may
+        not follow that frame, but would seem to after a kill. A power cut may have set the durable
+        mark back below this durable frame, so the mark is raised first."""
         position, index = (before.end, before.index) if before else (self.end, 0)
         header = self.neighbour(position)
         if before is None or header is None or header.index != index + 1:
@@ -324,7 +318,7 @@ class FrameRecovery:
 
     def _write(self, frames: Sequence[Frame]) -> None:
         log, position = self._log, self.end
-        run_start, run = position, list[bytes]()  # adjacent frames: one write
+        run_start, run = position, list[bytes]()  # adjacent frames share a write
         taken: list[FrameHeader] = []
         for frame in frames:
             if frame.position != position:
@@ -348,8 +342,8 @@ class FrameRecovery:
         self._settle(reason)
 
     def neighbour(self, position: int) -> FrameHeader | None:
-        """Return the intact header behind a frame which ends at `position`: there, or at the next
-        segment's start (the blank record between may be damaged, too); None if there is none."""
+        """Return the intact header that follows the frame ending at `position`: there, or at the
+        next segment's start, since the blank record may also be damaged; None if there is none."""
         log = self._log
         for at in (position, log.segment_end(position)):
             if at < log.max_offset:
@@ -383,8 +377,7 @@ class FrameRecovery:
 
 def recover_records(commitlog: CommitLog, checkpoint: CheckpointFields, *, clean: bool) -> int:
     """Find the end of a classic log, truncate it at the first bad record and settle it. Blocking.
-
-    Return the offset from which on records may lack consume-queue entries. Raises OSError."""
+    Return the offset from which records may have no ConsumeQueue entries. Raises OSError."""
     segments = commitlog.segments()
     if not segments:
         return commitlog.max_offset
@@ -393,14 +386,14 @@ def recover_records(commitlog: CommitLog, checkpoint: CheckpointFields, *, clean
     else:
         start = _durable_start(commitlog, checkpoint)
     end = _end_of_records(commitlog, start)
-    # Also where the log was once durable up to a later offset: classic mode has no peer to ask.
+    # Even if the log was durable up to a later offset, since classic mode has no peer to ask.
     commitlog.settle(end)
     return end if clean else start
 
 
 def _durable_start(commitlog: CommitLog, checkpoint: CheckpointFields) -> int:
-    """Return the start of the last segment whose first record is old enough to be surely durable;
-    if there is none, of the first segment."""
+    """Return the start of the last segment with a first record old enough to be durable; otherwise
+    the start of the log."""
     newest = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - CLOCK_SLACK_MS
     for segment in reversed(commitlog.segments()):
         head = commitlog.read(segment.start, 88)

@@ -1,6 +1,6 @@
-"""The segments of a CommitLog: their files, and the next one, prepared ahead of its use.
+"""The segment files of a CommitLog, and the next segment, prepared ahead of its use.
 
-A segment is the file `<directory>/%020d`, named by the offset of its first byte and pre-allocated
+A segment is the file `<directory>/%020d`, named by the offset of its first byte and preallocated
 with zeros.
 """
 
@@ -14,12 +14,12 @@ from ..errors import StoreError
 from ..record import BLANK_SIZE_BYTES
 
 NAME_DIGITS = 20
-ZEROS = bytes(1 << 18)  # 256 KiB at a time: short enough not to delay another sync for long
+ZEROS = bytes(1 << 18)  # 256 KiB per write, so that other syncs are not delayed for long
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One segment, for callers. `end` is the offset behind its last byte."""
+    """A segment, for callers. `end` is the offset behind its last byte."""
 
     start: int
     end: int
@@ -28,8 +28,7 @@ class SegmentInfo:
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """An open segment. From `written_end` on, if that is below the segment's end, the file holds
-    only zeros."""
+    """An open segment. The file holds only zeros from `written_end` to the segment's end."""
 
     start: int
     end: int
@@ -53,7 +52,7 @@ class SegmentFiles:
         self.size_bytes = size_bytes
 
     def starts(self) -> list[int]:
-        """Return the first bytes of the segments that are there, in order. Raises StoreError."""
+        """Return the starts of the existing segments, in order. Raises StoreError."""
         starts = []
         for name in self.disk.listdir(self.directory):
             if len(name) != NAME_DIGITS or not name.isdecimal():
@@ -68,19 +67,18 @@ class SegmentFiles:
         return self.disk.exists(self.path(start))
 
     def open(self, start: int, *, sparse: bool = False) -> Segment:
-        """Open or create a segment. `sparse`: the missing part of the file takes no room before it
-        is written (so a wrong note of the log's beginning does not fill the disk with zeros)."""
+        """Open or create a segment. With `sparse`, the missing part of the file takes no disk space
+        before it is written, so that a wrong start of the log does not fill the disk with zeros."""
         existed = self.exists(start)
         try:
             return self.allocate(start, sparse=sparse)
         except OSError:
             if not existed:
-                self.remove(start)  # a full disk: leave no half segment behind
+                self.remove(start)  # leave no partial segment on a full disk
             raise
 
     def allocate(self, start: int, *, sparse: bool = False) -> Segment:
-        """Do as `open`, but leave what there is of the file if that fails: somebody else may use
-        it."""
+        """Do as `open`, but keep the file if that fails, because it may be in use."""
         path, size = self.path(start), self.size_bytes
         file = self.disk.open(path, allocate_bytes=None if sparse else size)
         if file.size_bytes < size:
@@ -88,7 +86,7 @@ class SegmentFiles:
         return Segment(start, start + size, path, file, start)
 
     def remove(self, start: int) -> None:
-        """Remove a segment's file, if it is there."""
+        """Remove a segment's file if it exists."""
         if self.exists(start):
             self.disk.remove(self.path(start))
 
@@ -99,8 +97,8 @@ class SegmentFiles:
         return segment
 
     def drop_stray(self, start: int) -> bool:
-        """Remove a last segment that was never written to (prepared, then the log was truncated,
-        then the power was cut). Return False if it holds something."""
+        """Remove a last segment that was never written (prepared, then the log was truncated and
+        the power cut). Return False if it holds data."""
         file = self.disk.open(self.path(start))
         head = file.pread(0, BLANK_SIZE_BYTES)
         file.close()
@@ -111,25 +109,25 @@ class SegmentFiles:
 
 
 class NextSegment:
-    """The segment behind the last one. `prepare` runs in the pool, everything else on the loop."""
+    """The segment after the last. `prepare` runs in the pool, everything else on the loop."""
 
     def __init__(self, files: SegmentFiles, *, zero_ahead: bool) -> None:
         self._files = files
         self._zero_ahead = zero_ahead
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._in_use = False  # the log is open
-        self._start: int | None = None  # where it begins; None: there is none to prepare
+        self._start: int | None = None  # of the next segment; None if there is none to prepare
         self._segment: Segment | None = None
         self._preparing = False
-        self._generation = 0  # of `_start`; `prepare` sees that it changed
+        self._generation = 0  # of `_start`; `prepare` notices changes
 
     @property
     def is_prepared(self) -> bool:
         return self._segment is not None
 
     def expect(self, start: int | None) -> Segment | None:
-        """Set where the next segment begins, after the last one has come into use or was dropped.
-        Return the one that was prepared before: it is the caller's now."""
+        """Set the start of the next segment, after the last segment came into use or was dropped.
+        Return the previously prepared segment, which the caller now owns."""
         with self._lock:
             before, self._segment = self._segment, None
             self._in_use, self._start = True, start
@@ -138,16 +136,16 @@ class NextSegment:
 
     def get(self, start: int) -> Segment:
         """Return the segment, opened now if it was not prepared. It is kept here until `expect`
-        says that it has come into use. Raises OSError."""
+        announces its use. Raises OSError."""
         with self._lock:
             if self._segment is None or self._segment.start != start:
-                # What fails while `prepare` has the file is left to it: it keeps or removes it.
+                # While `prepare` has the file, it keeps or removes the file after a failure.
                 make = self._files.allocate if self._preparing else self._files.open
                 self._segment = make(start)
             return self._segment
 
     def prepare(self) -> None:
-        """Create and allocate it, if that is not done. Blocking. Raises OSError."""
+        """Create and allocate it if that is not done. Blocking. Raises OSError."""
         with self._lock:
             if self._start is None or self._segment is not None or self._preparing:
                 return
@@ -162,22 +160,22 @@ class NextSegment:
                 if self._generation == generation and self._segment is None:
                     self._segment, kept = segment, True
         finally:
-            with self._lock:  # the log may roll into the very file meanwhile
+            with self._lock:  # the log may have rolled into the file
                 self._preparing = False
-                if not kept:  # too late, or there was no room
+                if not kept:  # too late, or the disk was full
                     if segment is not None:
                         segment.file.close()
                     if self._is_stray(start):
                         self._files.remove(start)
 
     def _is_stray(self, start: int) -> bool:
-        """Return whether nobody uses the segment at `start` any more. The caller has the lock."""
+        """Return whether the segment at `start` is unused. The caller has the lock."""
         if not self._in_use or (self._segment is not None and self._segment.start == start):
             return False
         return self._start is None or start >= self._start
 
     def _fill(self, segment: Segment, generation: int) -> None:
-        """Fill a segment with zeros in chunks, until it comes into use: a roll may come first."""
+        """Fill a segment with zeros in chunks, until it comes into use, which may be earlier."""
         for at in range(segment.start, segment.end, len(ZEROS)):
             with self._lock:
                 if self._generation != generation:
@@ -186,7 +184,7 @@ class NextSegment:
         segment.file.sync()
 
     def close(self) -> None:
-        """Forget it, and close its file; the file stays."""
+        """Forget it and close its file; the file stays."""
         segment = self.expect(None)
         with self._lock:
             self._in_use = False

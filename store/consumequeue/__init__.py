@@ -1,1 +1,1 @@
-"""ConsumeQueues: their files, and the checks and repair of their entries."""
+"""ConsumeQueues, their files, and the checks and repair of their entries."""

@@ -1,11 +1,12 @@
-"""Reads the records that ConsumeQueue entries point at, and checks each entry against its record.
+"""Reads the records of ConsumeQueue entries, and checks each entry against its record.
 
-A pull never returns a record of another queue, another offset or, for cold data, one with a damaged
-body. For hot data the topic is compared in the first record, the last, and one in TOPIC_EVERY:
-entries of another topic come by the page, which holds more entries than that. (A read of 32 small
-messages takes 22 us, of 700 100 us, where the topics of all would take 1 us each.)
+A pull never returns a record of a different queue or offset or, for cold data, a record with a
+damaged body. For hot data the topic is compared in the first record, the last, and every
+TOPIC_EVERY-th. Entries of a foreign topic appear by the page, and a page holds more entries than
+that. A read of 32 small messages takes 22 us, of 700 messages 100 us; comparing every topic would
+add 1 us per message.
 
-Units that do not fit their record are noted for repair (store.consumequeue.repair).
+Entries that do not match their record are reported for repair (store.consumequeue.repair).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ..record import HEAD_SIZE_BYTES, MAGIC_V1
 from .consumequeue import ConsumeQueue, ConsumeQueueStore
 from .repair import HEAD, QueueRepairs, body_is_valid, queue_offset_at
 
-TOPIC_EVERY = 64  # < 204, the entries on a page
+TOPIC_EVERY = 64  # < 204, the entries of a page
 
 
 class CheckedReads:
-    """Reads and checks the records of one store."""
+    """Reads and checks the records of a store."""
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, repairs: QueueRepairs | None
     ) -> None:
-        """If `repairs` is None (classic mode), wrong entries are not repaired; they are never
-        returned."""
+        """With `repairs` None (classic mode), wrong entries are not repaired, but never returned.
+        """
         self._commitlog = commitlog
         self._queues = queues
         self._repairs = repairs
@@ -39,10 +40,8 @@ class CheckedReads:
     def read(
         self, chosen: Selected, queue: ConsumeQueue, cold: bool, budget: ReadBudget
     ) -> tuple[Selected, bytes]:
-        """Return the chosen records, one behind the other, or as many of the first as the budget
-        allows. They must be of that queue and have the queue offsets that `chosen` gives.
-
-        Raises EntryDamaged, OSError."""
+        """Return the chosen records consecutively, or the first that the budget allows. They must
+        have that queue and the queue offsets of `chosen`. Raises EntryDamaged, OSError."""
         sizes, offsets = chosen.sizes, chosen.offsets
         if min(sizes) < HEAD_SIZE_BYTES:  # no entry of a record
             raise self._damaged_at(queue, chosen, sizes.index(min(sizes)))
@@ -96,15 +95,15 @@ class CheckedReads:
         return self.damaged(queue, chosen.offsets[number], chosen.positions[number])
 
     def check_removed(self, queue: ConsumeQueue, offset: int) -> None:
-        """Check that an entry points below the log's beginning because retention deleted its record
-        and those before it. Raises EntryDamaged if it cannot be that."""
+        """Check that an entry points below the log's start because retention deleted its record and
+        all earlier records. Raises EntryDamaged otherwise."""
         minimum = self._commitlog.min_offset
         followed = self._queues.corrected_to == minimum
         if followed or queue.first_at(lambda position, _: position >= minimum) <= offset:
             raise self.damaged(queue, offset, queue.entry(offset)[0])
 
     def damaged(self, queue: ConsumeQueue, offset: int, position: int) -> EntryDamaged:
-        """Return the error for an entry that does not fit the record it points at, and note it."""
+        """Report an entry that does not match its record, and return the error."""
         if self._repairs is not None:
             self._repairs.report(queue.topic, queue.queue_id, offset, position)
         return EntryDamaged(queue.topic, queue.queue_id, offset, position)

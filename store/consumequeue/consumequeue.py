@@ -1,31 +1,28 @@
-"""ConsumeQueues: per (topic, queue) a sequence of 20-byte entries, one per message in queue order.
+"""ConsumeQueues, sequences of 20-byte entries per (topic, queue) in queue order.
 
     consumequeue/<topic>/<queueId>/%020d   named by the byte position of its first entry
     entry: int64 CommitLog offset, int32 record size, int64 tags code
 
-Unit n stands at byte n * 20 of the sequence; files hold `entries_per_file` (300,000) and are
-sparse. A queue that begins at n > 0 is pre-filled with entries (0, 0x7FFFFFFF, 0) from its file's
-start to n.
+Entry n is at byte n * 20 of the sequence. Files hold `entries_per_file` (300,000) and are sparse. A
+queue that starts at n > 0 is filled with entries (0, 0x7FFFFFFF, 0) from its file's start to n.
 
-A queue is derived from the CommitLog and never promises durability of its own. New entries stay in
-a tail in memory until a flush has written them, in the pool, or until one tail or all tails
-together reach their bound; reads see file and tail alike. If they cannot be written for a shortage
-that passes (store.transient_errors), they stay longer, and `write_full_tails` writes them later.
-After a restart entries that point below the checkpoint's confirmPhyOffset are trusted; every entry
-at or above it is dropped and comes again from the log (`open(confirmed)`). Below it offsets only
-grow, so the end of a queue is found by bisection.
+A queue is derived from the CommitLog and has no durability of its own. New entries stay in a tail
+in memory until a flush in the pool has written them, or until a tail or all tails reach their
+limit. Reads see file and tail alike. After a transient shortage (store.transient_errors) they stay
+longer, and `write_full_tails` writes them later. After a restart, entries that point below the
+checkpoint's confirmPhyOffset are trusted. Entries at or above it are dropped and dispatched again
+from the log (`open(confirmed)`). Offsets only grow below it, so bisection finds the end of a queue.
 
-An append below max_offset is skipped (dispatch again after a restart); one that would leave a hole
-is an AssertionError, because being wrong is worse than being down. A queue without a message in the
-log may go on later: the messages between are deleted.
+An append below max_offset is skipped (a repeated dispatch after a restart). An append that would
+leave a hole is an AssertionError, because wrong is worse than down. A queue without a message in
+the log may continue at a later offset, as the messages between are deleted.
 
-Damage. With a manifest (store.consumequeue.queue_files) `open` does not load queues whose files
-cannot be right: files or entries it lists are missing, or entries stand behind the end that was
-found. (First files are missing rightly if retention removed them after the manifest was written.)
-These queues are listed in `damaged`, and rebuilt from the log (store.consumequeue.repair, in
-classic mode store.commitlog.classic_log). Of a queue whose messages are all deleted from the log,
-only its files and the manifest know how many there were (`restore_lost`). Single wrong entries are
-found when they are read, by the records they point at, and `rewrite` corrects them.
+With a manifest (store.consumequeue.queue_files), `open` does not load damaged queues, where listed
+files or entries are missing or entries follow the end. First files may be missing if retention
+removed them after the manifest was written. Damaged queues are listed in `damaged` and rebuilt from
+the log (store.consumequeue.repair; classic mode: store.commitlog.classic_log). If all messages of a
+queue are deleted from the log, only its files and the manifest have its end (`restore_lost`).
+Single wrong entries are detected on read by their records, and `rewrite` corrects them.
 """
 
 from __future__ import annotations
@@ -50,15 +47,15 @@ from .queue_files import (
 ENTRIES_PER_FILE = 300_000
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = QUEUE_ENTRY.pack(0, FILLER_SIZE, 0)
-TAIL_ENTRIES_MAX = 2048  # 40 KiB of one queue; then it is written
-TAILS_BYTES_MAX = 8 << 20  # of all queues; then the oldest are written
-PROBED_ENTRIES = 410  # two pages behind the end: where one page is gone, entries follow
-MANIFEST_QUEUES_MAX = 10_000  # more are listed with every MANIFEST_FLUSHES-th flush only
+TAIL_ENTRIES_MAX = 2048  # 40 KiB of a queue; then it is written
+TAILS_BYTES_MAX = 8 << 20  # of all queues; then the oldest tails are written
+PROBED_ENTRIES = 410  # two pages behind the end, because entries follow a missing page
+MANIFEST_QUEUES_MAX = 10_000  # with more queues, only every MANIFEST_FLUSHES-th flush lists them
 MANIFEST_FLUSHES = 12
 
 
 class QueueDamaged(Exception):
-    """The files of a queue cannot be what was written; `reason` says why."""
+    """The files of a queue are not the files that were written, for `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -67,8 +64,8 @@ class QueueDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """Units not yet in a file. Units are only ever added to one; the queue gets another when they
-    are written. So a flush in the pool always finds `first` and `entries` that belong together."""
+    """Entries not yet in a file. Entries are only added; after a write the queue gets a new tail. A
+    flush in the pool therefore always sees matching `first` and `entries`."""
 
     first: int  # queue offset of the first entry
     entries: bytearray
@@ -76,8 +73,8 @@ class _Tail:
 
 @dataclass(slots=True, eq=False)
 class ConsumeQueue:
-    """One queue. `max_offset` is the offset the next message gets, `first_offset` the oldest
-    that the CommitLog still has."""
+    """A queue. `max_offset` is the offset of the next message, `first_offset` that of the oldest
+    message in the CommitLog."""
 
     _files: QueueFiles
     topic: str
@@ -90,10 +87,11 @@ class ConsumeQueue:
     max_offset: int = field(default=0, init=False)
     _min_position: int = field(
         default=-1, init=False
-    )  # of the entry at first_offset; -1: not known
+    )  # of the entry at first_offset; -1 if unknown
     _last_loaded: bytes = field(default=b"", init=False)  # the last entry, from `load` to its check
-    has_more: bool = field(default=False, init=False)  # `load` found entries to cut
-    _shown_from: int = field(default=0, init=False)  # the CommitLog offset that this is for:
+    has_more: bool = field(default=False, init=False)  # `load` found entries to drop
+    # the CommitLog offset for which `_shown_offset` is valid
+    _shown_from: int = field(default=0, init=False)
     _shown_offset: int = field(default=0, init=False)
     _tail: _Tail = field(default_factory=lambda: _Tail(0, bytearray()), init=False)
 
@@ -102,8 +100,8 @@ class ConsumeQueue:
 
     @property
     def min_offset(self) -> int:
-        """The offset of the oldest message that is shown: of a topic that was deleted and made
-        again, messages before a CommitLog offset are not."""
+        """The offset of the oldest visible message. Messages of a topic's earlier life, below a
+        CommitLog offset, are not visible."""
         begin = self._first_shown.get(self.topic, 0)
         if not begin:
             return self.first_offset
@@ -137,11 +135,12 @@ class ConsumeQueue:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """Return (CommitLog offset, size, tags code) of one entry that exists."""
+        """Return (CommitLog offset, size, tags code) of an existing entry."""
         return QUEUE_ENTRY.unpack(self.entries(offset, 1))
 
     def append(self, first: int, entries: bytes) -> None:
-        """Append entries, the first of which has queue offset `first`; skip those already there."""
+        """Append entries, the first of which has queue offset `first`. Existing entries are
+        skipped."""
         assert len(entries) % QUEUE_ENTRY_BYTES == 0
         if first != self.max_offset:
             if first < self.max_offset:
@@ -149,7 +148,7 @@ class ConsumeQueue:
                 if not entries:
                     return
             else:
-                # Only of an empty queue older messages were deleted.
+                # Only an empty queue can have lost older messages to retention.
                 assert self.max_offset == self.first_offset, (self.path, self.max_offset, first)
                 assert not self.tail_bytes, self.path
                 self._start_at(first)
@@ -158,8 +157,8 @@ class ConsumeQueue:
         else:
             self._tail = _Tail(self.max_offset, bytearray(entries))
         if self.last_position < self._shown_from:
-            self._shown_from = 0  # these entries may not be shown either
-        # In this order: `extent` must not find a new end with an old position.
+            self._shown_from = 0  # these entries may not be visible either
+        # In this order: `extent` must not see a new end with an old position.
         self.last_position = int.from_bytes(entries[-QUEUE_ENTRY_BYTES:-12], "big")
         self.max_offset += len(entries) // QUEUE_ENTRY_BYTES
 
@@ -171,8 +170,8 @@ class ConsumeQueue:
         self._tail = _Tail(self.max_offset, bytearray())
 
     def save_tail(self, files: FlushFiles) -> range:
-        """Write the tail as it is now, in the pool, and return the offsets written; `drop_saved`
-        takes them out of memory. Blocking. Raises OSError."""
+        """Write the current tail in the pool and return the offsets written; `drop_saved` removes
+        them from memory. Blocking. Raises OSError."""
         tail = self._tail
         entries = bytes(tail.entries)
         files.write(self.path, tail.first, entries)
@@ -187,17 +186,17 @@ class ConsumeQueue:
             self._tail = _Tail(saved.stop, rest)
 
     def extent(self, saved: range) -> QueueExtent | None:
-        """Return what a manifest notes of the queue after `saved` was written; None if it has no
-        file. For the pool."""
+        """Return the queue's manifest line after `saved` was written; None if it has no file. For
+        the pool."""
         end, last_position = self.max_offset, self.last_position  # in this order
         starts = [*self.file_starts, *self._new_starts(saved)]
-        starts = [start for start in starts if start < end]  # the others are to be cut
+        starts = [start for start in starts if start < end]  # the rest is to be dropped
         if not starts:
             return None
         return QueueExtent(starts[0], starts[-1], end, last_position, self.queue_id, self.topic)
 
     def _new_starts(self, saved: range) -> list[int]:
-        """Return the starts of the files that hold `saved` and are not in `file_starts` yet."""
+        """Return the starts of the files of `saved` that are missing in `file_starts`."""
         if not saved:
             return []
         files, last = self._files, self.file_starts[-1] if self.file_starts else -1
@@ -205,17 +204,15 @@ class ConsumeQueue:
         return [start for start in starts if start > last]
 
     def rewrite(self, offset: int, entry: bytes) -> bool:
-        """Write the right entry over a damaged one; return False if it is in no file (any more).
-
-        Raises OSError."""
+        """Overwrite a damaged entry; return False if no file contains it. Raises OSError."""
         if not self.first_offset <= offset < self._tail.first:
             return False
         self._write(offset, memoryview(entry))
         return True
 
     def first_at(self, is_at: Callable[[int, int], bool], low: int | None = None) -> int:
-        """Return the first offset in [low or min, max] for whose entry (CommitLog offset, size)
-        `is_at` holds, by bisection; it must hold for all entries behind it."""
+        """Return by bisection the first offset in [low or min, max] with `is_at` true for its entry
+        (CommitLog offset, size). It must be true for all later entries."""
         low = self.min_offset if low is None else low
         high = self.max_offset
         while low < high:
@@ -238,9 +235,9 @@ class ConsumeQueue:
         *,
         suspicious: bool,
     ) -> None:
-        """Find the queue's end in its files: the first entry that is empty or points at or above
-        `confirmed`. Units behind it are to be cut (`has_more`); with `suspicious`, only after a
-        check that this end is plausible. Raises QueueDamaged."""
+        """Find the queue's end in its files, the first entry that is empty or points at or above
+        `confirmed`. Entries behind it are to be dropped (`has_more`). With `suspicious`, the end is
+        checked for plausibility. Raises QueueDamaged."""
         files = self._files
         self.file_starts = files.starts(self.path)
         for previous, start in pairwise(self.file_starts):
@@ -270,8 +267,8 @@ class ConsumeQueue:
             return
         if suspicious:
             self._check_end(end, confirmed, recorded)
-        # After a clean stop nothing stands behind an empty entry. After a power cut there may be
-        # entries behind a hole: they must not look valid once the hole is filled.
+        # After a clean stop nothing follows an empty entry. After a power cut entries may follow a
+        # hole; they must not look valid once the hole is filled.
         if not clean or (end < self.max_offset and self.entry(end)[1] != 0):
             self.has_more = True
         elif end == self.first_offset:
@@ -280,10 +277,10 @@ class ConsumeQueue:
         self._set_last()
 
     def _plain_end(self, confirmed: int, recorded: QueueExtent | None) -> tuple[int, bytes]:
-        """Return the last entries, and the offset of the first of them, if the end is near where it
-        was noted, or where the last file begins, with nothing but a hole behind it: so it is
-        mostly, and is found in one read. No entries: search. Nothing then stands behind them that
-        would have to be dropped."""
+        """Return the last entries and the first offset, in a single read, if the end is near the
+        recorded end or the last file's start and only a hole follows. This is the usual case.
+        Without entries, the caller has to search. Nothing behind the returned entries needs to be
+        dropped."""
         files, first = self._files, self.file_starts[-1]
         if recorded is not None:
             first = max(first, recorded.end - 1)
@@ -302,8 +299,8 @@ class ConsumeQueue:
         return first, entries[: count * QUEUE_ENTRY_BYTES]
 
     def _set_probed(self, first: int, entries: bytes) -> None:
-        """Note what the last entries say, so that a start with 100,000 queues opens each file
-        once."""
+        """Keep data of the last entries, so that a start with 100,000 queues opens each file once.
+        """
         self._last_loaded = entries[-QUEUE_ENTRY_BYTES:]
         self.last_position = QUEUE_ENTRY.unpack(self._last_loaded)[0]
         if first == self.first_offset:
@@ -312,14 +309,13 @@ class ConsumeQueue:
                 self._min_position = position
 
     def take_last(self) -> bytes:
-        """Return the last entry as `load` read it; once, for the check that follows. b"": it did
-        not."""
+        """Return the last entry if `load` read it, otherwise b""; once, for the following check."""
         last, self._last_loaded = self._last_loaded, b""
         return last
 
     def _check_end(self, end: int, confirmed: int, recorded: QueueExtent | None) -> None:
-        """Check the end that bisection found, which trusts every entry it reads. Raises
-        QueueDamaged."""
+        """Check the end found by bisection, which trusts every entry it reads. Raises QueueDamaged.
+        """
         if recorded is not None and end < recorded.end and recorded.last_position < confirmed:
             raise QueueDamaged(f"it ends at {end}, and had {recorded.end} entries once")
         probes = [(end, PROBED_ENTRIES)]
@@ -338,7 +334,7 @@ class ConsumeQueue:
         self.last_position = 0 if empty else self.entry(self.max_offset - 1)[0]
 
     def truncate(self, end: int) -> None:
-        """Drop entries from `end` on, in file and memory. Only while no flush is in flight."""
+        """Drop entries from `end` on, in file and memory. Not during a flush."""
         assert not self.tail_bytes
         while self.file_starts and self.file_starts[-1] >= end:
             self._files.remove(self.path, self.file_starts.pop())
@@ -352,7 +348,7 @@ class ConsumeQueue:
         self._set_last()
 
     def correct_min(self, commitlog_min: int) -> None:
-        """Move first_offset to the first entry that the CommitLog still has; remove whole files."""
+        """Move first_offset to the first entry still in the CommitLog; remove whole files."""
         if commitlog_min <= self._min_position:
             return
         self.first_offset = self.first_at(
@@ -367,9 +363,9 @@ class ConsumeQueue:
             self._files.remove(self.path, self.file_starts.pop(0))
 
     def start_at(self, first: int) -> None:
-        """Let an empty queue's first entry get offset `first` > 0, even after a restart."""
+        """Let an empty queue's first entry have offset `first` > 0, also after a restart."""
         per_file = self._files.entries_per_file
-        if first % per_file == 0:  # else there would be no file that says so
+        if first % per_file == 0:  # otherwise no file would show it
             self._write(first - per_file, memoryview(FILLER * per_file))
         self._start_at(first)
 
@@ -383,12 +379,12 @@ class ConsumeQueue:
         self._end_at(first)
 
     def _end_at(self, end: int) -> None:
-        """Set the next entry's offset, with all before it in files."""
+        """Set the next entry's offset; all earlier entries are in files."""
         self.max_offset = end
         self._tail = _Tail(end, bytearray())
 
     def _write(self, offset: int, data: memoryview) -> None:
-        """Write entries that lie within one file, creating it if need be."""
+        """Write entries within a file, created if missing."""
         start = self._files.start_of(offset)
         if not self.file_starts or start > self.file_starts[-1]:
             self._files.create(self.path, start, first=not self.file_starts)
@@ -396,24 +392,24 @@ class ConsumeQueue:
         self._files.write(self.path, offset, data)
 
     def _file_end(self, offset: int) -> int:
-        """Return the offset behind the last entry of the file that holds the one at `offset`."""
+        """Return the end offset of the file that contains the entry at `offset`."""
         return self._files.start_of(offset) + self._files.entries_per_file
 
 
 @dataclass(frozen=True, slots=True)
 class FlushTicket:
-    """A flush of tails, files and directories of ConsumeQueues: `run` it in the pool, then
+    """A flush of ConsumeQueue tails, files and directories: `run` it in the pool, then call
     `finish_flush`."""
 
     files: FlushFiles
-    tails: list[ConsumeQueue]  # that had one when the flush began
+    tails: list[ConsumeQueue]  # those with a tail at the start of the flush
     queues: list[ConsumeQueue]  # all, if a manifest is kept
     manifest: str | None
-    due: bool  # the manifest is written even if no file was created or removed
+    due: bool  # write the manifest even if no file was created or removed
     saved: dict[ConsumeQueue, range] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Write the tails and sync the files. Blocking. Raises OSError: then they are still dirty,
+        """Write the tails and sync the files. Blocking. Raises OSError; the files stay dirty then,
         and the flush is void."""
         for queue in self.tails:
             self.saved[queue] = queue.save_tail(self.files)
@@ -429,7 +425,7 @@ class FlushTicket:
 
 
 class ConsumeQueueStore:
-    """All queues of a store. One caller (the loop), except `FlushTicket.run`."""
+    """All queues of a store. For the loop only, except `FlushTicket.run`."""
 
     def __init__(
         self,
@@ -442,23 +438,23 @@ class ConsumeQueueStore:
         open_files_max: int = OPEN_FILES_MAX,
         manifest: str | None = None,
     ) -> None:
-        """`manifest`: the manifest's path; None: none is kept, and damage is not searched for."""
+        """`manifest` is the manifest's path. Without it, damage is not detected."""
         self._disk = disk
         self._files = QueueFiles(disk, directory, entries_per_file, open_files_max)
         self.damaged: dict[tuple[str, int], str] = {}  # queues that `open` did not load, and why
         self.unknown = False  # `open` found neither a queue nor a manifest
-        self.corrected_to = -1  # no entry of any queue points below this, except a damaged one
+        self.corrected_to = -1  # no valid entry of any queue points below this
         self._manifest = manifest
         self._recorded: dict[
             tuple[str, int], QueueExtent
-        ] = {}  # what it said, until the log is known
+        ] = {}  # from the manifest, until the log is known
         self._flushes = 0
         self._tail_bytes_max = tail_entries_max * QUEUE_ENTRY_BYTES
         self._tails_bytes_max = tails_bytes_max
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._with_tail: dict[tuple[str, int], ConsumeQueue] = {}
         self._overfull: dict[tuple[str, int], ConsumeQueue] = {}  # tails at tail_entries_max
-        self.tails_bytes = 0  # in memory, of all queues; above tails_bytes_max in a shortage only
+        self.tails_bytes = 0  # above tails_bytes_max only during a shortage
         self._first_shown: dict[str, int] = {}  # by topic; see show_from
         self._flushing = False
 
@@ -467,10 +463,10 @@ class ConsumeQueueStore:
     ) -> None:
         """Load every queue, keeping entries that point below CommitLog offset `confirmed`.
 
-        `clean`: the last stop was clean, so nothing stands behind the first empty entry.
-        `log_start`: where the CommitLog begins; first files of which every entry pointed below it
-        may be missing. `foreign`: so may queues among others, of which another program has deleted
-        the topic.
+        `clean` means that the last stop was clean, so nothing follows the first empty entry. The
+        CommitLog starts at `log_start`: first files may be missing if all their entries pointed
+        below it. With `foreign`, whole queues may be missing, because a different program may have
+        deleted their topics.
 
         Raises OSError; ValueError for a directory that is no queue."""
         assert not self._queues
@@ -511,9 +507,9 @@ class ConsumeQueueStore:
         self.unknown = not (kept or self._queues or self.damaged)
 
     def _record_shorter(self, found: Sequence[ConsumeQueue]) -> None:
-        """Note, before entries are cut that will be dispatched again, that these queues do not have
-        them: if power is cut before the next flush, they are not missed. Raises OSError, not for a
-        shortage."""
+        """Rewrite the manifest with the shorter queues before entries are dropped that will be
+        dispatched again. After a power cut before the next flush they are then not reported
+        missing. Raises OSError, but not for a shortage."""
         assert self._manifest is not None
         extents = [queue.extent(range(0)) for queue in found]
         extents += [self._recorded[key] for key in self.damaged if key in self._recorded]
@@ -524,9 +520,9 @@ class ConsumeQueueStore:
                 raise
 
     def append(self, topic: str, queue_id: int, first_queue_offset: int, entries: bytes) -> None:
-        """Append entries, as ConsumeQueue.append does. Raises OSError if a bound made it write.
-        After a shortage the entries are kept above the bound: `write_full_tails` is to be called
-        before more."""
+        """Append entries as ConsumeQueue.append does. Raises OSError if a write at a limit fails.
+        During a shortage entries stay above the limit; call `write_full_tails` before the next
+        append."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -551,23 +547,23 @@ class ConsumeQueueStore:
                 raise
 
     def fill_up_to(self, topic: str, queue_id: int, first: int, gap: int) -> None:
-        """Let a queue that has messages end at `first`: what is missing was lost with a part of the
-        log that begins at CommitLog offset `gap`. Its entries point there, and no read takes them
-        for a record's. Raises OSError."""
+        """Fill a queue that has messages up to `first`, because a part of the log from CommitLog
+        offset `gap` on was lost. The filling entries point at `gap`, which no read accepts as a
+        record. Raises OSError."""
         end = self.end_of(topic, queue_id)
         if first > end and self.has_messages(topic, queue_id):
             self.append(topic, queue_id, end, QUEUE_ENTRY.pack(gap, 1, 0) * (first - end))
 
     def write_full_tails(self) -> None:
-        """Write the tails that are at their bound. Raises OSError; nothing is lost then."""
+        """Write the tails at their limit. Raises OSError; nothing is lost then."""
         while self._overfull:
             self._write_tail(*next(iter(self._overfull.items())))
-        while self.tails_bytes >= self._tails_bytes_max:  # the oldest: not thousands at once
+        while self.tails_bytes >= self._tails_bytes_max:  # the oldest, not thousands at once
             self._write_tail(*next(iter(self._with_tail.items())))
 
     def start_at(self, topic: str, queue_id: int, first: int) -> None:
-        """Create a queue whose next queue offset is `first` > 0: its older messages are deleted.
-        Raises OSError; ValueError for an invalid name."""
+        """Create a queue with next queue offset `first` > 0, because its older messages are
+        deleted. Raises OSError; ValueError for an invalid name."""
         key = (topic, queue_id)
         assert key not in self._queues, key
         check_name(topic, queue_id)
@@ -576,10 +572,9 @@ class ConsumeQueueStore:
         self._queues[key] = queue
 
     def restore_lost(self, log_start: int, log_end: int = 0, gap: int = -1) -> None:
-        """Let queues that were lost, and have no message in the log from `log_start` on, go on at
-        the offset where they ended by the manifest; also those whose last messages below `log_end`
-        cannot be read, from CommitLog offset `gap` on. Once damaged ones are rebuilt. Raises
-        OSError."""
+        """Restore the ends of lost queues that have no message in the log from `log_start` on, as
+        listed in the manifest. With `gap`, also of queues with unreadable last messages, from that
+        CommitLog offset to `log_end`. Call it after damaged queues are rebuilt. Raises OSError."""
         for (topic, queue_id), recorded in self._recorded.items():
             if gap >= 0 and recorded.last_position < log_end:
                 self.fill_up_to(topic, queue_id, recorded.end, gap)
@@ -594,7 +589,7 @@ class ConsumeQueueStore:
         return self._queues.get((topic, queue_id))
 
     def end_of(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset that the next message gets; 0 for a queue without a file."""
+        """Return the next message's queue offset; 0 for a queue without a file."""
         queue = self.queue(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
@@ -604,7 +599,7 @@ class ConsumeQueueStore:
         return queue is not None and queue.first_offset < queue.max_offset
 
     def show_from(self, topic: str, begin: int) -> None:
-        """Show the messages of a topic from this CommitLog offset on; 0: all that the log has."""
+        """Hide the messages of a topic below this CommitLog offset; 0 shows all."""
         if begin:
             self._first_shown[topic] = begin
         else:
@@ -630,13 +625,13 @@ class ConsumeQueueStore:
         assert self.tails_bytes == 0
 
     def start_flush(self) -> FlushTicket:
-        """Return the ticket to write the tails and to sync all. One at a time. It is the pool that
-        writes: to make a queue's file takes a third of a millisecond, and thousands of queues may
+        """Start a flush of all tails and files, the only one in flight. The pool does the writing,
+        because creating a queue's file takes a third of a millisecond and thousands of queues may
         have a tail.
 
-        The manifest is written by every flush that syncs anything, and by the first; with many
-        queues, only when files were created or removed, and by every MANIFEST_FLUSHES-th flush,
-        since it is a lower bound anyway."""
+        The manifest is written by the first flush and by every flush that syncs files. With many
+        queues it is written only after files were created or removed, and by every
+        MANIFEST_FLUSHES-th flush, because it is a lower bound."""
         assert not self._flushing
         self._flushing = True
         self._flushes += 1
@@ -649,8 +644,8 @@ class ConsumeQueueStore:
         )
 
     def drop_saved(self, ticket: FlushTicket, count: int = 64) -> bool:
-        """Drop the saved entries of some tails from memory, after `run` returned; return whether
-        there are more. `finish_flush` does it, too, but thousands of tails take it long."""
+        """Drop saved entries of some tails from memory, after `run`; return whether there are more.
+        `finish_flush` does the rest, which is slow for thousands of tails."""
         for _ in range(min(count, len(ticket.saved))):
             queue, saved = ticket.saved.popitem()
             before = queue.tail_bytes
@@ -661,8 +656,8 @@ class ConsumeQueueStore:
         return bool(ticket.saved)
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
-        """Take a ticket after `run` returned (`synced`) or raised: then its files are dirty
-        again."""
+        """Finish a flush after `run` returned (`synced`) or raised; its files are dirty again then.
+        """
         assert self._flushing
         self._flushing = False
         if not synced:
@@ -689,8 +684,7 @@ class ConsumeQueueStore:
     # -- following the CommitLog ---------------------------------------------------------------
 
     def discard(self, topic: str, queue_id: int) -> None:
-        """Forget a queue and remove its files, because it is rebuilt. Before anything is appended
-        to it, and while no flush is in flight. Raises OSError."""
+        """Remove a queue and its files before it is rebuilt. Not during a flush. Raises OSError."""
         assert not self._flushing
         queue = self._queues.pop((topic, queue_id), None)
         if queue is not None:
@@ -703,8 +697,7 @@ class ConsumeQueueStore:
             self._files.remove(path, start)
 
     def truncate_to_commitlog(self, max_offset: int) -> None:
-        """Drop entries that point at or above `max_offset`. Blocking; not while a flush is in
-        flight."""
+        """Drop entries that point at or above `max_offset`. Blocking; not during a flush."""
         assert not self._flushing
         self.write_tails()
         for queue in self._queues.values():
@@ -715,9 +708,8 @@ class ConsumeQueueStore:
                 queue.truncate(end)
 
     def correct_min_offset(self, commitlog_min: int) -> None:
-        """Move every queue's first_offset up to the oldest message the CommitLog still has, and
-        remove files wholly below. Left for the next call while a flush is in flight. Raises
-        OSError."""
+        """Move every queue's first_offset up to the oldest message in the CommitLog, and remove
+        whole files below. During a flush it does nothing; the next call does it. Raises OSError."""
         if self._flushing:
             return
         for queue in self._queues.values():
@@ -725,7 +717,7 @@ class ConsumeQueueStore:
         self.corrected_to = commitlog_min
 
     def close(self) -> None:
-        """Close the files; tails not flushed are lost, as in a kill."""
+        """Close the files; unflushed tails are lost, as in a kill."""
         self._files.close()
         self._queues, self._with_tail, self._overfull, self.tails_bytes = {}, {}, {}, 0
 
@@ -738,7 +730,7 @@ class ConsumeQueueStore:
 
 
 def check_name(topic: str, queue_id: int) -> None:
-    """Check that a topic can be a directory name: it must not lead elsewhere. Raises
-    ValueError."""
+    """Check that a topic is a valid directory name and does not lead elsewhere. Raises ValueError.
+    """
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
         raise ValueError(f"not a queue: {topic!r}/{queue_id}")

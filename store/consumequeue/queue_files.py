@@ -5,7 +5,7 @@ position of its first entry (format: store.consumequeue.consumequeue). This modu
 by that directory and the offset of its first entry, its `start`.
 
 A queue's files cannot show that a file or its last entries are missing. Each flush therefore
-replaces one small manifest:
+replaces a small manifest:
 
     RMQQ 1 <CRC-32C of the rest, hex>
     <first file's first entry> <last file's> <end> <CommitLog offset of the last entry> <id> <topic>
@@ -29,11 +29,11 @@ from ..disk import Disk
 from ..dispatch import QUEUE_ENTRY_BYTES
 from ..file_cache import OPEN_FILES_MAX, FileCache
 
-# Files and directories synced one by one. Each takes a commit of the file system's journal, which
-# holds up the CommitLog's syncs, too: 10,000 new queues took ten seconds. More are synced by one
-# call, which writes what others have in the page cache, too, and takes a second.
+# Up to this many files and directories are synced individually. Each sync commits the file system's
+# journal and delays the CommitLog's syncs: 10,000 new queues took ten seconds. Beyond, a single
+# call syncs the whole file system in a second, including unrelated files.
 SYNCS_MAX = 256
-ADOPT_QUEUES = 4  # of a topic, of which the files' sizes are read
+ADOPT_QUEUES = 4  # per topic, for reading file sizes
 
 log = logging.getLogger("raftmq.store.consumequeue.queue_files")
 
@@ -43,17 +43,17 @@ class DirtyFiles:
     """Files and directories to sync: `run` it in the pool."""
 
     disk: Disk
-    directory: str  # in which they all are
+    directory: str  # of all files
     paths: list[str]
     directories: list[str]
 
     def run(self) -> None:
-        """Sync them. Blocking. Raises OSError: then they are still dirty."""
+        """Sync the files. Blocking. Raises OSError; they stay dirty then."""
         many = len(self.paths) + len(self.directories) > SYNCS_MAX
         if many and self.disk.sync_tree(self.directory):
             return
         for path in self.paths:
-            # A separate descriptor: the cache may close its own meanwhile.
+            # A separate descriptor, because the cache may close its own.
             file = self.disk.open(path)
             try:
                 file.sync()
@@ -65,18 +65,18 @@ class DirtyFiles:
 
 @dataclass(slots=True)
 class FlushFiles:
-    """Writes and syncs files in the pool, while the loop goes on with QueueFiles of the same
-    directory: they write the same bytes where they meet. For one flush."""
+    """Writes and syncs files in the pool for a single flush. The loop may write the same files
+    through QueueFiles, but only the same bytes."""
 
     disk: Disk
     directory: str
     entries_per_file: int
-    dirty: DirtyFiles  # what the loop wrote since the last flush
-    paths: dict[str, None] = field(default_factory=dict)  # written here, or made
+    dirty: DirtyFiles  # written by the loop since the last flush
+    paths: dict[str, None] = field(default_factory=dict)  # written or created here
     directories: dict[str, None] = field(default_factory=dict)
 
     def write(self, queue: str, offset: int, entries: bytes) -> None:
-        """Write entries to the files that hold them, made if need be. Blocking. Raises OSError."""
+        """Write entries to their files, which are created if missing. Blocking. Raises OSError."""
         for at, part in within_files(offset, entries, self.entries_per_file):
             start = at - at % self.entries_per_file
             path = path_of(queue, start)
@@ -94,14 +94,14 @@ class FlushFiles:
                 file.close()
 
     def all_dirty(self) -> DirtyFiles:
-        """Return what is to be synced by now, or what is dirty still if that failed."""
+        """Return the files to sync, or those still dirty after a failure."""
         paths = dict.fromkeys(self.dirty.paths) | self.paths
         directories = dict.fromkeys(self.dirty.directories) | self.directories
         return DirtyFiles(self.disk, self.directory, list(paths), list(directories))
 
 
 class QueueFiles:
-    """Reads and writes the files of all queues of a store. For one caller (the loop)."""
+    """Reads and writes the files of all queues of a store. For the loop only."""
 
     def __init__(
         self,
@@ -119,11 +119,10 @@ class QueueFiles:
         self._dirty_directories: dict[str, None] = {}
 
     def adopt_size(self, *, clean: bool) -> None:
-        """Use the size of existing files instead of the configured size. Neither this store nor
-        Apache's broker can read a queue with files of two sizes.
-
-        A file has that size if the next file's name shows it. After a `clean` stop two files of the
-        same size are enough. After a kill or a power cut any file may be shorter."""
+        """Use the size of existing files instead of the configured size, because neither this store
+        nor Apache's broker can read a queue with files of two sizes. A file has that size if the
+        next file's name proves it. After a `clean` stop two files of equal size are enough. After a
+        kill or a power cut any file may be shorter."""
         sizes: set[int] = set()
         for topic in self._disk.listdir(self.directory):
             for queue_id in self._disk.listdir(f"{self.directory}/{topic}")[:ADOPT_QUEUES]:
@@ -148,7 +147,7 @@ class QueueFiles:
             self.entries_per_file = size_bytes // QUEUE_ENTRY_BYTES
 
     def start_of(self, offset: int) -> int:
-        """Return the start of the file that holds the entry at `offset`."""
+        """Return the start of the file that contains the entry at `offset`."""
         return offset - offset % self.entries_per_file
 
     def starts(self, queue: str) -> list[int]:
@@ -156,7 +155,7 @@ class QueueFiles:
         return [int(name) // QUEUE_ENTRY_BYTES for name in self._disk.listdir(queue)]
 
     def read(self, queue: str, offset: int, count: int) -> bytes:
-        """Return `count` entries from `offset`, all of which lie in one file."""
+        """Return `count` entries from `offset`, all in the same file."""
         start = self.start_of(offset)
         size = count * QUEUE_ENTRY_BYTES
         file = self._open.get(path_of(queue, start))
@@ -165,20 +164,20 @@ class QueueFiles:
         return data
 
     def may_have_entries(self, queue: str, offset: int) -> bool:
-        """Return False if the file that holds `offset` has no entries from there on."""
+        """Return False if the file of `offset` has no entries from there on."""
         start = self.start_of(offset)
         file = self._open.get(path_of(queue, start))
         return file.may_have_data((offset - start) * QUEUE_ENTRY_BYTES)
 
     def write(self, queue: str, offset: int, entries: bytes | memoryview) -> None:
-        """Write entries that lie within one file, which exists. Raises OSError."""
+        """Write entries within an existing file. Raises OSError."""
         start = self.start_of(offset)
         path = path_of(queue, start)
         self._open.get(path).pwrite((offset - start) * QUEUE_ENTRY_BYTES, entries)
         self._dirty_paths[path] = None
 
     def create(self, queue: str, start: int, *, first: bool) -> None:
-        """Create a file; `first`: it is the queue's only one. Raises OSError."""
+        """Create a file; with `first`, the queue's only file. Raises OSError."""
         self._dirty_directories[queue] = None
         if first:
             self._disk.makedirs(queue)
@@ -187,14 +186,14 @@ class QueueFiles:
         self.fill_up(queue, start)
 
     def fill_up(self, queue: str, start: int) -> None:
-        """Give a file its size, sparse (most queues stay small): it may be new, or the process was
-        killed between creating and sizing it."""
+        """Extend a sparse file to its size. It may be new, or the process was killed between
+        creation and sizing."""
         file = self._open.get(path_of(queue, start))
         if file.size_bytes < self._size_bytes:
             file.truncate(self._size_bytes)
 
     def truncate(self, queue: str, start: int, end: int) -> None:
-        """Drop the entries of a file from queue offset `end` on."""
+        """Drop a file's entries from queue offset `end` on."""
         size = (end - start) * QUEUE_ENTRY_BYTES
         if size < self._size_bytes:
             path = path_of(queue, start)
@@ -211,17 +210,17 @@ class QueueFiles:
         self._dirty_directories[queue] = None
 
     def take_dirty(self) -> DirtyFiles:
-        """Return what is to be synced; it counts as durable from now on."""
+        """Return the files to sync, which count as durable from now on."""
         paths, self._dirty_paths = list(self._dirty_paths), {}
         directories, self._dirty_directories = list(self._dirty_directories), {}
         return DirtyFiles(self._disk, self.directory, paths, directories)
 
     def start_flush(self) -> FlushFiles:
-        """Return the files as the pool writes them; what is dirty counts as durable from now on."""
+        """Return the files for a flush in the pool; dirty files count as durable from now on."""
         return FlushFiles(self._disk, self.directory, self.entries_per_file, self.take_dirty())
 
     def mark_dirty(self, dirty: DirtyFiles) -> None:
-        """Take back what could not be synced."""
+        """Mark files dirty again after a failed sync."""
         self._dirty_paths |= dict.fromkeys(dirty.paths)
         self._dirty_directories |= dict.fromkeys(dirty.directories)
 
@@ -237,8 +236,8 @@ def path_of(queue: str, start: int) -> str:
 def within_files(
     offset: int, entries: bytes, entries_per_file: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Split entries from `offset` on into parts that lie within one file; yield each with the
-    offset of its first entry."""
+    """Split entries from `offset` on at file boundaries; yield each part with the offset of its
+    first entry."""
     data = memoryview(entries)
     while data:
         take = (entries_per_file - offset % entries_per_file) * QUEUE_ENTRY_BYTES
@@ -252,7 +251,7 @@ _READ_BYTES_MAX = 64 << 20  # half a million queues
 
 
 class QueueExtent(NamedTuple):
-    """One queue as it was at a flush."""
+    """The extent of a queue at a flush."""
 
     first_file: int
     last_file: int

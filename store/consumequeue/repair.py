@@ -1,15 +1,16 @@
-"""Repair of ConsumeQueues from the CommitLog: single entries at run time, whole queues at start.
+"""Repair of ConsumeQueues from the CommitLog, single entries at run time, whole queues at start.
 
-`queue_offset_at` checks an entry against the record it points at: size, magic, position, queue,
-queue offset and topic.
+`queue_offset_at` checks an entry against its record by size, magic, position, queue, queue offset
+and topic.
 
-`QueueRepairs.report` records an entry whose position does not match its record. If the log is
+`QueueRepairs.report` records an entry with a position that does not match its record. If the log is
 damaged there, the frame is repaired instead of the entry. Otherwise the nearest correct entries
 below and above it bound a part of the log. A thread walks it in steps of STEP_BYTES and overwrites
-every entry of the queue found there. The queue's other entries stay readable, and appends continue.
+every entry of the queue found there. The queue's remaining entries stay readable, and appends
+continue.
 
 `rebuild_queues` discards damaged queues at start and reads the whole log once to rebuild them. Raft
-mode only: frames show where to start, and dledger repairs damaged frames.
+mode only, as frames show where to start, and dledger repairs damaged frames.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from .consumequeue import ConsumeQueue, ConsumeQueueStore
 
 logger = logging.getLogger("raftmq.store.queues")
 
-STEP_BYTES = 16 << 20  # of the log, walked by one step in the pool
+STEP_BYTES = 16 << 20  # of the log, per step in the pool
 WINDOW_BYTES = 1 << 20
-PENDING_MAX = 1_000  # entries known to be wrong; more are noted when they are read again
+PENDING_MAX = 1_000  # pending repairs; further wrong entries are found again on the next read
 
 EntryKey = tuple[str, int, int]  # topic, queue id, queue offset
 
 
 @dataclass(slots=True)
 class QueueStep:
-    """A piece of the log to walk for one queue: `run` it in the pool, then `finish` it."""
+    """A part of the log to walk for a queue; `run` it in the pool, then `finish` it."""
 
     topic: str
     queue_id: int
@@ -60,12 +61,12 @@ class QueueStep:
     end: int
     segment_end: int
     hold: SegmentHold
-    dispatcher: Dispatcher  # of this step alone
+    dispatcher: Dispatcher  # used by this step only
     entries: dict[int, bytes] = field(default_factory=dict)  # by queue offset
-    bad_position: int | None = None  # where there is no record
+    bad_position: int | None = None  # position without a record
 
     def run(self) -> None:
-        """Walk the piece and collect the queue's entries. Blocking. Raises OSError."""
+        """Walk the part and collect the queue's entries. Blocking. Raises OSError."""
         topic = self.topic.encode()
         window, stop = WINDOW_BYTES, min(self.end, self.segment_end, self.position + STEP_BYTES)
         while self.position < stop:
@@ -93,8 +94,7 @@ class QueueStep:
 
 
 class QueueRepairs:
-    """The entries known to be wrong, and the walk that repairs them. For one caller (the loop),
-    except `QueueStep.run`."""
+    """Wrong entries and the walk that repairs them. For the loop only, except `QueueStep.run`."""
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueStore, delay_levels_ms: tuple[int, ...]
@@ -102,16 +102,18 @@ class QueueRepairs:
         self.commitlog = commitlog
         self._queues = queues
         self._delay_levels_ms = delay_levels_ms
-        self._reported: dict[EntryKey, int] = {}  # entry → where it points; may be damaged
-        self._pending: dict[EntryKey, tuple[int, int] | None] = {}  # wrong; how far the walk is
+        # entry → position it points at, which may be damaged
+        self._reported: dict[EntryKey, int] = {}
+        # wrong entry → progress of its walk
+        self._pending: dict[EntryKey, tuple[int, int] | None] = {}
         self.rewritten = 0
-        self.dropped = 0  # not noted at the limit
+        self.dropped = 0  # not reported because of the limit
 
     def __len__(self) -> int:
         return len(self._reported.keys() | self._pending.keys())
 
     def report(self, topic: str, queue_id: int, offset: int, position: int) -> None:
-        """Note an entry that does not fit what stands at `position`, to which it points."""
+        """Report an entry that points to the wrong record at `position`."""
         if len(self) >= PENDING_MAX:
             self.dropped += 1
         else:
@@ -120,9 +122,8 @@ class QueueRepairs:
     def next_step(
         self, dispatched_offset: int, frame_is_damaged: Callable[[int], bool]
     ) -> QueueStep | None:
-        """Return the next step of the walk, one at a time; None if there is none.
-        `frame_is_damaged(position)` tells whether the frame there is damaged and has it repaired.
-        Raises OSError."""
+        """Return the next step of the walk, or None. `frame_is_damaged(position)` returns whether
+        that frame is damaged, and has it repaired. Raises OSError."""
         log = self.commitlog
         for key, position in self._reported.items():
             in_log = log.min_offset <= position < log.max_offset
@@ -146,8 +147,8 @@ class QueueRepairs:
         return None
 
     def finish(self, step: QueueStep) -> int | None:
-        """Write the entries found by `run`. Return where the log itself is damaged, or None; the
-        step is repeated when that is mended. Raises OSError."""
+        """Write the entries found by `run`. Return the position of damage in the log, or None; the
+        step is repeated after that repair. Raises OSError."""
         self.commitlog.release(step.hold)
         key = (step.topic, step.queue_id, step.offset)
         queue = self._queues.queue(step.topic, step.queue_id)
@@ -163,8 +164,8 @@ class QueueRepairs:
         return step.bad_position
 
     def _bounds(self, queue: ConsumeQueue, offset: int, dispatched_offset: int) -> tuple[int, int]:
-        """Return between which log offsets the records of the wrong entries around `offset` must
-        be."""
+        """Return the range of log offsets that contains the records of the wrong entries near
+        `offset`."""
         below, above = (self._nearest_right(queue, offset, step) for step in (-1, 1))
         return (
             below if below >= 0 else self.commitlog.min_offset,
@@ -172,8 +173,8 @@ class QueueRepairs:
         )
 
     def _nearest_right(self, queue: ConsumeQueue, offset: int, step: int) -> int:
-        """Search in doubling steps on that side for the nearest right entry; return the log offset
-        to which it points, -1 if none is found."""
+        """Search in doubling steps for the nearest correct entry on that side; return its log
+        offset, or -1."""
         while queue.first_offset <= offset + step < queue.max_offset:
             position = self.position_if_right(queue, offset + step)
             if position >= 0:
@@ -182,8 +183,8 @@ class QueueRepairs:
         return -1
 
     def position_if_right(self, queue: ConsumeQueue, offset: int, entry: bytes = b"") -> int:
-        """Return where the entry at `offset` points, if a record of that queue and offset is there;
-        else -1. `entry`: if it was read already. Raises OSError."""
+        """Return the position of the entry at `offset` if a record of that queue and offset is
+        there; otherwise -1. `entry` saves a read. Raises OSError."""
         position, size, _ = QUEUE_ENTRY.unpack(entry) if entry else queue.entry(offset)
         if not HEAD_SIZE_BYTES <= size <= RECORD_SIZE_BYTES_MAX:
             return -1
@@ -199,12 +200,10 @@ class QueueRepairs:
 def rebuild_queues(
     queues: ConsumeQueueStore, repairs: QueueRepairs, dispatcher: Dispatcher, end_offset: int
 ) -> bool:
-    """Rebuild, at start, from a log recovered up to `end_offset`, the queues that were not loaded,
-    and those whose last entry points at no record of theirs. Blocking.
-
-    Returns False if the log has a damaged frame that was not found before. These queues are empty
-    then, and everything must be dispatched again (which waits until the frame is mended). Raises
-    OSError."""
+    """Rebuild at start, from a log recovered up to `end_offset`, the queues that were not loaded
+    and those with a wrong last entry. Blocking. Returns False if the log has a damaged frame not
+    found before. These queues are then empty, and everything must be dispatched again after the
+    frame's repair. Raises OSError."""
     damaged = dict(queues.damaged)
     for queue in queues.queues():
         last = queue.max_offset - 1
@@ -235,7 +234,7 @@ def _rebuild(
     keys: Set[tuple[str, int]],
     end_offset: int,
 ) -> None:
-    """Append all entries that the log holds for the queues `keys`. Raises StoreDamaged."""
+    """Append all entries of the queues `keys` from the log. Raises StoreDamaged."""
     walk = FrameWalk(commitlog, commitlog.min_offset, end_offset)
     for header in walk:
         if header.kind != FrameKind.MESSAGES:
@@ -262,8 +261,8 @@ assert _HEAD.size == HEAD_SIZE_BYTES
 def queue_offset_at(
     data: bytes, at: int, position: int, size: int, topic: bytes, queue_id: int
 ) -> int:
-    """Return QUEUEOFFSET of the record at data[at:], to which an entry (position, size) of that
-    queue points; -1 if there is no record of that queue and that position."""
+    """Return QUEUEOFFSET of the record at data[at:] for an entry (position, size) of that queue; -1
+    for a different queue or position."""
     if at + max(size, HEAD_SIZE_BYTES) > len(data):
         return -1
     told, magic, queue, queue_offset, physical, sys_flag, body_length = _HEAD.unpack_from(data, at)
@@ -282,7 +281,7 @@ def queue_offset_at(
 
 
 def body_is_valid(data: bytes, at: int, position: int) -> bool:
-    """Return whether the record at data[at:] agrees with its lengths and its body's checksum."""
+    """Return whether the record at data[at:] matches its lengths and its body's checksum."""
     try:
         check_record(data, at, position)
     except RecordError:

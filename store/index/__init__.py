@@ -1,1 +1,1 @@
-"""IndexFiles: messages by key."""
+"""IndexFiles, for messages by key."""

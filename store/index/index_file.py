@@ -1,4 +1,4 @@
-"""One IndexFile: a hash table on disk from keys to CommitLog offsets.
+"""An IndexFile, a hash table on disk from keys to CommitLog offsets.
 
     index/yyyyMMddHHmmssSSS    40 + slots * 4 + entries * 20 bytes, sparse
     0   beginTimestamp  int64  store time in ms of the first entry's message
@@ -11,13 +11,13 @@
         entry: int32 key hash, int64 offset, int32 seconds since beginTimestamp, int32 the entry
         before it in the same slot, 0 for none
 
-The newest file is appended to: entries are written at once, one write for many; the slots are kept
-in memory and written by a flush, page by page; the header comes last, once the rest is durable. So
-after a crash the entries below the header's count are good, and the slots can be made from them
-(`rebuild`). A full file never changes again and keeps no slots in memory.
+Only the newest file is appended to. Entries are written at once, many per write. The slots are kept
+in memory, and a flush writes them page by page. The header is written last, once the rest is
+durable. After a crash the entries below the header's count are therefore valid, and the slots can
+be rebuilt from them (`rebuild`). A full file never changes again and keeps no slots in memory.
 
-Times in entries are whole seconds, rounded down: a match of `select` may lie up to a second outside
-the range asked for, and its hash may be another key's. The record decides.
+Times in entries are whole seconds, rounded down. A match of `select` may be up to a second outside
+the requested range, and its hash may be a different key's. The record decides.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SLOT_SIZE_BYTES = 4
 _SLOT = struct.Struct(">i")
 _SLOTS = np.dtype(">i4")
 _ENTRIES = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
-_PAGE_SHIFT = 10  # slots are written in pages of 1024, which are 4096 bytes
+_PAGE_SHIFT = 10  # slots are written in pages of 1024, that is, 4096 bytes
 _PAGE = 1 << _PAGE_SHIFT
 _PAGES_AT_ONCE = 256  # 1 MiB read or written
-_PAGES_AT_A_TIME = 16  # 64 KiB loaded while requests wait: some 50 us
+_PAGES_AT_A_TIME = 16  # 64 KiB, loaded while requests wait: some 50 us
 _ENTRIES_AT_ONCE = 16_384
 _BLOCK_BYTES = 1 << 20
 _SECONDS_MAX = 0x7FFFFFFF
@@ -68,11 +68,9 @@ class IndexLimits:
 
 
 def limits_of(disk: Disk, path: str, configured: IndexLimits) -> IndexLimits:
-    """Return the limits with which an existing file was made; `configured` if it has that size, or
-    if they cannot be determined. Blocking. Raises OSError.
-
-    Slots and entries fill the file, and nothing but zeros follows the last entry, whose number is
-    in the header."""
+    """Return the limits of an existing file; `configured` if it has that size, or if they cannot be
+    determined. Blocking. Raises OSError. Slots and entries fill the file. Only zeros follow the
+    last entry, whose number is in the header."""
     file = disk.open(path)
     try:
         size = file.size_bytes
@@ -97,7 +95,7 @@ def limits_of(disk: Disk, path: str, configured: IndexLimits) -> IndexLimits:
 
 
 def _data_end(file: File) -> int:
-    """Return the position behind the last byte that is not 0."""
+    """Return the position behind the last nonzero byte."""
     for block in range((file.size_bytes - 1) // _BLOCK_BYTES, -1, -1):
         at = block * _BLOCK_BYTES
         if file.may_have_data(at):
@@ -108,10 +106,10 @@ def _data_end(file: File) -> int:
 
 
 class IndexFile:
-    """One index file. For one caller, except `FileFlush.run`."""
+    """An index file. For a single caller, except `FileFlush.run`."""
 
     def __init__(self, disk: Disk, path: str, limits: IndexLimits) -> None:
-        """Open it, sparse if it is new. Raises OSError."""
+        """Open the file, sparse if it is new. Raises OSError."""
         self.disk = disk
         self.path = path
         self.limits = limits
@@ -125,7 +123,7 @@ class IndexFile:
         self.used_slots = fields[4]
         self.count = max(1, fields[5])  # number of the next entry
         self.slots: Int32s | None = None  # in memory while the file is appended to
-        self._loading: Int32s | None = None  # those that `load` has read so far
+        self._loading: Int32s | None = None  # slots read by `load` until now
         self._loaded = 0  # their number
         self.dirty = bytearray()  # a flag for each page of slots
         self.changed = False  # since the last flush
@@ -136,7 +134,7 @@ class IndexFile:
 
     @property
     def plausible(self) -> bool:
-        """True if size and header can be those of an index file with these limits."""
+        """True if size and header are possible for an index file with these limits."""
         return (
             self.file.size_bytes == self.limits.file_size_bytes
             and self.count <= self.limits.entries
@@ -148,9 +146,8 @@ class IndexFile:
     # -- writing ------------------------------------------------------------------------------
 
     def append(self, keys: Keys) -> int:
-        """Add as many of `keys`, in log order, as there is room for; return how many. One write.
-
-        Raises OSError, the file then being as before."""
+        """Append as many of `keys`, in log order, as fit, in a single write; return how many.
+        Raises OSError; the file is unchanged then."""
         capacity = self.limits.entries - self.count
         hashes, offsets, store_ms = (
             keys.hashes[:capacity],
@@ -167,7 +164,7 @@ class IndexFile:
         entries["seconds"] = _seconds(store_ms, begin_ms)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
         which = hashes % np.int32(self.limits.slots)
-        before = slots[which]  # of several in one slot each gets the same
+        before = slots[which]  # several keys of a slot get the same number
         entries["before"] = before
         if _set_last(slots, which, numbers):
             _chain(entries, which, numbers)
@@ -186,19 +183,19 @@ class IndexFile:
         return len(hashes)
 
     def _changed(self, which: NDArray[np.integer]) -> None:
-        """Note that these slots have changed; after they did, or a flush might miss it."""
+        """Mark these slots as changed. Call it after the change, or a flush might miss it."""
         np.frombuffer(self.dirty, np.uint8)[which >> _PAGE_SHIFT] = 1
 
     def mark(self, offset: int, store_ms: int) -> None:
-        """Note that the log is indexed up to and including the message at `offset`."""
-        if self.count == 1 and not self.end_offset:  # no entry yet: as Apache begins a next file
+        """Record that the log is indexed up to and including the message at `offset`."""
+        if self.count == 1 and not self.end_offset:  # without entries, as Apache starts a next file
             self.begin_offset, self.begin_ms = offset, store_ms
         self.end_offset, self.end_ms = offset, max(store_ms, self.end_ms)
         self.changed = True
 
     def load(self) -> bool:
-        """Read some more of the slots into memory, if they are not there; return whether all are.
-        Raises OSError; then call again."""
+        """Read more slots into memory if needed; return whether all are loaded. Raises OSError;
+        then call again."""
         if self.slots is not None:
             return True
         if self._loading is None:
@@ -209,7 +206,7 @@ class IndexFile:
             self._loaded += len(stored)
             if self._loaded < self.limits.slots:
                 return False
-        self._hold(self._loading)  # only now: never a part of them
+        self._hold(self._loading)  # only now, never a part of them
         return True
 
     def _loaded_slots(self) -> Int32s:
@@ -219,21 +216,20 @@ class IndexFile:
         return self.slots
 
     def _hold(self, slots: Int32s) -> None:
-        """Keep these in memory from now on, as they are on disk."""
+        """Use these slots in memory, as they are on disk."""
         self.slots, self._loading = slots, None
         self.dirty = bytearray((self.limits.slots + _PAGE - 1) >> _PAGE_SHIFT)
 
     def _stored_slots(self, first: int, pages: int) -> Int32s:
-        """Return so many pages of the slots on disk from slot `first` on, or those there are."""
+        """Return `pages` pages of slots on disk from slot `first` on, or fewer at the end."""
         size = min(pages << _PAGE_SHIFT, self.limits.slots - first) * SLOT_SIZE_BYTES
         data = self.file.pread(HEADER_SIZE_BYTES + first * SLOT_SIZE_BYTES, size)
         return np.frombuffer(data, _SLOTS).astype(np.int32)
 
     def truncate(self, offset: int, end_ms: int | None = None) -> None:
-        """Drop the entries of messages at or above `offset` and rebuild the slots from the rest.
-        `end_ms`: store time of the last message kept, if known. Blocking; flush after it.
-
-        Raises OSError."""
+        """Drop the entries of messages at or above `offset` and rebuild the slots. `end_ms` is the
+        store time of the last remaining message, if known. Blocking; flush after it. Raises
+        OSError."""
         low, high = 1, self.count
         while low < high:
             middle = (low + high) // 2
@@ -249,8 +245,8 @@ class IndexFile:
         self.rebuild()
 
     def drop_bad(self) -> bool:
-        """Read every entry and truncate at the first invalid one; return whether there was one.
-        Blocking. Raises OSError."""
+        """Read every entry and truncate at the first invalid entry; return whether there was such
+        an entry. Blocking. Raises OSError."""
         offset = self.begin_offset
         for first, entries in self._chunks():
             offsets = entries["offset"].astype(np.int64)
@@ -262,13 +258,14 @@ class IndexFile:
             if bad.any():
                 row = int(bad.argmax())
                 self.count = first + row
-                self.truncate(int(earlier[row]))  # with the message before: all its keys come again
+                # with the previous message; its keys are indexed again
+                self.truncate(int(earlier[row]))
                 return True
             offset = int(offsets[-1])
         return False
 
     def rebuild(self) -> None:
-        """Rebuild the slots from the entries, and zero all behind the entries. Blocking."""
+        """Rebuild the slots from the entries, and zero everything behind the entries. Blocking."""
         end = self._entries_at + self.count * ENTRY_SIZE_BYTES
         self.file.truncate(end)
         self.file.truncate(self.limits.file_size_bytes)
@@ -284,7 +281,7 @@ class IndexFile:
         self.changed = True
 
     def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the entries on disk: the number of the first, and a part of them."""
+        """Yield the entries on disk in chunks, each with the number of its first entry."""
         for first in range(1, self.count, _ENTRIES_AT_ONCE):
             size = min(_ENTRIES_AT_ONCE, self.count - first) * ENTRY_SIZE_BYTES
             data = self.file.pread(self._entries_at + first * ENTRY_SIZE_BYTES, size)
@@ -293,13 +290,13 @@ class IndexFile:
     # -- reading ------------------------------------------------------------------------------
 
     def entry(self, number: int) -> tuple[int, int, int, int]:
-        """Return (hash, offset, seconds, entry before) of one entry."""
+        """Return (hash, offset, seconds, entry before) of an entry."""
         at = self._entries_at + number * ENTRY_SIZE_BYTES
         return ENTRY.unpack(self.file.pread(at, ENTRY_SIZE_BYTES))
 
     def select(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
-        """Yield offsets of messages that may match, newest first, and None for each other entry
-        read, so that the caller can bound the search. Raises OSError."""
+        """Yield offsets of messages that may match, newest first, and None for each non-matching
+        entry, so that the caller can bound the search. Raises OSError."""
         slot = hashed % self.limits.slots
         if self.slots is not None:
             number = int(self.slots[slot])
@@ -309,15 +306,16 @@ class IndexFile:
         above = self.count
         while 0 < number < above:
             found, offset, seconds, before = self.entry(number)
-            # The first entry of a file is its beginning; Apache counts it from the file before.
+            # The first entry of a file defines its start; Apache counts it from the previous file.
             time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
             if time_ms + 999 < begin_ms:
                 return
             yield offset if found == hashed and time_ms <= end_ms else None
-            above, number = number, before  # a chain only leads back: no damage makes it a circle
+            # a chain only leads back, so damage cannot make it a circle
+            above, number = number, before
 
     def trailing(self, offset: int) -> int:
-        """Return how many of the last entries are of the message at `offset`."""
+        """Return how many of the last entries belong to the message at `offset`."""
         number = self.count - 1
         while number > 0 and self.entry(number)[1] == offset:
             number -= 1
@@ -326,7 +324,7 @@ class IndexFile:
     # -- flushing -----------------------------------------------------------------------------
 
     def start_flush(self) -> FileFlush:
-        """Return a flush that makes the file durable as it is now."""
+        """Return a flush that makes the file's current state durable."""
         self.changed = False
         header = HEADER.pack(
             self.begin_ms,
@@ -345,29 +343,28 @@ class IndexFile:
 
 @dataclass(eq=False, slots=True)
 class FileFlush:
-    """A flush of one file: `run` it in the pool, then `finish`."""
+    """A flush of a file; `run` it in the pool, then `finish`."""
 
     _file: IndexFile
     _header: bytes
-    full_until_ms: int | None  # its last message's store time, if the file is full
+    full_until_ms: int | None  # store time of its last message, if the file is full
     _pages: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        """Write slots and header and sync them. Blocking. Slots may change meanwhile, and those
-        written may be newer than the header; only an unclean stop leaves that behind, and after it
-        the slots are rebuilt.
-
-        Raises OSError."""
+        """Write slots and header and sync them. Blocking. Slots may change during that time and be
+        newer than the header. Only an unclean stop leaves such a file, and then the slots are
+        rebuilt. Raises OSError."""
         index = self._file
         slots, dirty = index.slots, index.dirty
-        file = index.disk.open(index.path)  # a descriptor of its own, so each has one caller
+        # a separate descriptor, so that each has a single caller
+        file = index.disk.open(index.path)
         try:
             if slots is not None:
                 page = dirty.find(1)
                 while page >= 0:
                     stop = dirty.find(0, page)
                     stop = min(stop if stop >= 0 else len(dirty), page + _PAGES_AT_ONCE)
-                    dirty[page:stop] = bytes(stop - page)  # first: a change from now on counts
+                    dirty[page:stop] = bytes(stop - page)  # first, so that later changes count
                     self._pages += range(page, stop)
                     data = slots[page << _PAGE_SHIFT : stop << _PAGE_SHIFT].astype(_SLOTS)
                     at = HEADER_SIZE_BYTES + (page << _PAGE_SHIFT) * SLOT_SIZE_BYTES
@@ -380,7 +377,7 @@ class FileFlush:
             file.close()
 
     def finish(self, *, synced: bool) -> None:
-        """Finish after `run` returned (`synced`) or raised: then all counts as unwritten again."""
+        """Finish after `run` returned (`synced`) or raised; then everything counts as unwritten."""
         index = self._file
         if not synced:
             index.changed = True
@@ -391,19 +388,19 @@ class FileFlush:
 
 
 def _seconds(store_ms: Int64s, begin_ms: int) -> Int64s | int:
-    """Return the whole seconds of store times since the file's first."""
+    """Return the seconds of store times since the file's first, rounded down."""
     first, last = int(store_ms.min()) - begin_ms, int(store_ms.max()) - begin_ms
-    if first // 1000 == last // 1000:  # mostly; and a division of each takes its time
+    if first // 1000 == last // 1000:  # the usual case, which saves a division per time
         return min(max(0, first // 1000), _SECONDS_MAX)
     return np.clip((store_ms - begin_ms) // 1000, 0, _SECONDS_MAX)
 
 
 def _set_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:
-    """Note in each slot the highest of its entries' numbers, which rise. Return whether there are
-    several of one slot."""
+    """Set each slot to the highest of its entries' numbers, which rise. Return whether a slot has
+    several entries."""
     slots[which] = numbers
     shared = bool((slots[which] != numbers).any())
-    # Which of several in one slot is written last is not defined: repeat it for those above it.
+    # With several entries per slot, the last written is undefined, so repeat for higher numbers.
     while shared and (late := slots[which] < numbers).any():
         which, numbers = which[late], numbers[late]
         slots[which] = numbers
@@ -411,7 +408,7 @@ def _set_last(slots: Int32s, which: Int32s, numbers: Int32s) -> bool:
 
 
 def _chain(entries: np.ndarray, which: Int32s, numbers: Int32s) -> None:
-    """Make every entry but the first of its slot point at the one before it in the same slot."""
+    """Point every entry at the previous entry of its slot, except the first."""
     order = np.argsort(which, kind="stable")
     same = which[order[1:]] == which[order[:-1]]
     entries["before"][order[1:][same]] = numbers[order[:-1][same]]

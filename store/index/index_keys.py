@@ -1,22 +1,24 @@
-"""Index keys: by which keys a record's message can be found, and their hashes.
+"""Index keys, the keys by which a message can be found, and their hashes.
 
 A message is indexed under `topic#key` for its UNIQ_KEY and for each blank-separated token of its
-KEYS, in that order; a rolled-back transaction's record is not, a prepared one is. The hash is the
-absolute value of Java's String.hashCode of `topic#key`, and 0 where Java's abs stays negative.
+KEYS, in that order. Records of rolled-back transactions are not indexed; prepared records are. The
+hash is the absolute value of Java's String.hashCode of `topic#key`, and 0 where Java's abs stays
+negative.
 
-Every message of every replica passes here, so a slice of the log is handled at once, as arrays:
+Every message of every replica is processed here, so a slice of the log is handled at once, as
+arrays:
+- The starts of its records are known from their ConsumeQueue entries; otherwise `hop` goes from
+  size to size. Frame headers, commands and blank records are skipped. Sizes are trusted, because
+  everything was verified before dispatch.
+- A producer's records usually have the same layout behind the body, that is, a topic and properties with
+  names and values of equal lengths. A `_Shape` is such a layout. The endings of equally long
+  records are a matrix of bytes, in which the fixed columns of a shape are compared, and the columns
+  of topic and keys hashed. A slice with thousands of topics therefore costs little more than a
+  slice of one topic.
+- A record that fits no shape is decoded individually.
 
-- Where its records begin is known from their ConsumeQueue units, or else found by going from size
-  to size (`hop`). Frame headers, commands and blank records are skipped. Sizes are trusted: all
-  that is given here was dispatched, and so verified, before.
-- Records of one producer are mostly laid out alike behind the body: a topic and properties with
-  names and values of the same lengths. A `_Shape` is such a layout; the endings of equally long
-  records are a matrix of bytes, in which a shape's fixed columns are compared, and the columns of
-  topic and keys hashed. So a slice with thousands of topics costs little more than one of a single
-  topic.
-- A record that fits no shape is decoded by itself.
-
-Measured with 128-byte bodies: 0.1 microseconds a record, 2 for one that is decoded by itself. Pure.
+Measured with 128-byte bodies: 0.1 us per record, 2 us for an individually decoded record. Pure,
+without I/O.
 """
 
 from __future__ import annotations
@@ -48,20 +50,20 @@ from ..record import (
 )
 
 KEY_SEPARATOR = " "  # between the tokens of KEYS
-_PAIR_END = 0x02  # behind a property's value
+_PAIR_END = 0x02  # follows a property's value
 _MASK = 0xFFFFFFFF
 _BASE, _SEPARATOR = np.uint32(31), np.uint32(ord("#"))  # of Java's hash; between topic and key
 _UNUSUAL = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6 | SYS_TRANSACTION_MASK
-# Where a record and a frame tell their CommitLog offset.
+# Position of the CommitLog offset in a record and in a frame.
 _POSITION_AT = tuple(
     ((magic & _MASK).to_bytes(4, "big"), at)
     for magic, at in ((MAGIC_V1, 28), (MAGIC_V2, 28), (FRAME_MAGIC, 24))
 )
-_AT_ONCE = 2048  # records: what is made of so many is small enough to be given back and got again
-_ROWS_MIN = 6  # equally long records; fewer are decoded one by one, which is then faster
-_SHAPES_MAX = 4  # of one size
-_SIZES_MAX = 256  # of endings with known shapes; then they are learned anew
-_ENDING_MAX = 1024  # bytes of an ending that is learned: so shapes take 10 MB at most
+_AT_ONCE = 2048  # records; their arrays are small enough to be reused by the allocator
+_ROWS_MIN = 6  # equally long records; fewer are decoded individually, which is then faster
+_SHAPES_MAX = 4  # per size
+_SIZES_MAX = 256  # of endings with known shapes; then the shapes are cleared
+_ENDING_MAX = 1024  # of an ending, so that shapes take 10 MB at most
 
 _QUEUE_ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])  # store.dispatch
 _HOP = np.dtype([("size", ">i4"), ("magic", ">i4")])
@@ -80,11 +82,11 @@ Bytes = NDArray[np.uint8]
 
 
 class Keys(NamedTuple):
-    """Keys of messages in log order: arrays of one length, an element for each key."""
+    """Keys of messages in log order, as parallel arrays."""
 
     hashes: Int32s  # of `topic#key`
     offsets: Int64s  # of the message in the CommitLog
-    store_ms: Int64s  # its store time
+    store_ms: Int64s  # of the message
 
     def since(self, first: int) -> Keys:
         """Return the keys from number `first` on."""
@@ -101,17 +103,17 @@ NO_KEYS = Keys(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int6
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The keys in a slice of the log, and how far it could be read."""
+    """The keys in a slice of the log, and the progress of the walk."""
 
     keys: Keys
-    end: int  # CommitLog offset of the first thing not walked
-    last_offset: int  # of the last record walked, with or without a key; -1: there is none
+    end: int  # CommitLog offset of the first byte not walked
+    last_offset: int  # of the last record walked, with or without a key; -1 if none
     last_store_ms: int
-    error: str  # why what is at `end` is neither record nor frame nor blank record; "": it is
+    error: str  # why the bytes at `end` are no record, frame or blank record; "" otherwise
 
 
 class WalkError(Exception):
-    """The bytes `at` (an offset in the slice) are neither record nor frame nor blank record."""
+    """The bytes at `at` (an offset in the slice) are no record, frame or blank record."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(f"{reason} at {at}")
@@ -126,20 +128,20 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def keys_of(properties: dict[str, str]) -> list[str]:
-    """Return a message's keys in the order in which they are indexed."""
+    """Return a message's keys in index order."""
     found = [properties[UNIQ_KEY]] if UNIQ_KEY in properties else []
     found += [key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key]
     return found
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """Return whether the message really has this topic and key: a hash only suggests it."""
+    """Return whether the message has this topic and key; a hash only suggests it."""
     return record.topic == topic and key in keys_of(decode_properties(record.properties))
 
 
 def find_sound(data: bytes, base: int) -> int:
-    """Return where in `data`, which begins at CommitLog offset `base` and in the midst of anything,
-    the first record or frame begins that tells its own place rightly; -1 if none does."""
+    """Return the offset of the first record or frame in `data` with a right stored CommitLog
+    offset; -1 if none. `data` starts at CommitLog offset `base`, within anything."""
     found = -1
     for magic, position_at in _POSITION_AT:
         mark = data.find(magic, 4)
@@ -153,25 +155,23 @@ def find_sound(data: bytes, base: int) -> int:
 
 
 class KeyWalker:
-    """Finds the keys of records. Holds the shapes of records met before."""
+    """Finds the keys of records, with the shapes of earlier records."""
 
     def __init__(self) -> None:
         self._shapes: dict[int, list[_Shape]] = {}  # by the ending's size in bytes
 
     def walk(self, data: bytes, base: int, queue_entries: bytes = b"") -> Walk:
-        """Return the keys of every complete record in `data`, which begins at CommitLog offset
-        `base` with a record, frame or blank record. `queue_entries`: the ConsumeQueue units of its
-        records, in any order, as far as they are known.
-
-        The end is where the first incomplete record begins, or beyond the slice, if something
-        that is skipped ends there."""
+        """Return the keys of every complete record in `data`. It starts at CommitLog offset `base`
+        with a record, frame or blank record. `queue_entries` are the known ConsumeQueue entries of
+        its records, in any order. The end is the start of the first incomplete record, or beyond
+        the slice after a skipped frame or blank record."""
         starts, end, error = _records(data, base, queue_entries)
         parts, done, last, last_ms = [NO_KEYS], 0, -1, 0
         while done < len(starts):
             part = starts[done : done + _AT_ONCE]
             try:
                 keys, stamps = self._find(data, base, part)
-            except WalkError as broken:  # its sizes add up, its fields do not: stop before it
+            except WalkError as broken:  # its sizes add up, but not its fields, so stop before it
                 starts = starts[starts < broken.at]
                 end, error = broken.at, broken.reason
                 continue
@@ -182,8 +182,8 @@ class KeyWalker:
         return Walk(keys, base + end, last, last_ms, error)
 
     def _find(self, data: bytes, base: int, starts: Int64s) -> tuple[Keys, Int64s]:
-        """Return the keys of the records that begin at `starts` in `data`, in that order, and the
-        store times of the records. Raises WalkError."""
+        """Return the keys of the records at `starts` in `data`, in that order, and the records'
+        store times. Raises WalkError."""
         heads = _windows(data, HEAD_SIZE_BYTES)[starts].view(_HEAD)
         stamps = heads["store_ms"].astype(np.int64)
         stops = starts + heads["size"]
@@ -201,15 +201,16 @@ class KeyWalker:
         for row in irregular:
             at = int(starts[row])
             found.add_one(int(row), _decoded(data[at : int(stops[row])], at))
-            stamps[row] = store_timestamp_at(data, at)  # it stands elsewhere behind an IPv6 host
+            stamps[row] = store_timestamp_at(data, at)  # its position differs behind an IPv6 host
         rows, hashes = found.in_order()
         return Keys(hashes, base + starts[rows], stamps[rows]), stamps
 
     def _by_shape(
         self, data: bytes, size: int, stops: Int64s, rows: Int64s, found: _Hashes
     ) -> Int64s:
-        """Find the keys of records whose endings have `size` bytes; return those of no shape."""
-        width = -(-size // 8) * 8  # whole words; what is before the ending is masked
+        """Find the keys of records with endings of `size` bytes; return the rows that fit no shape.
+        """
+        width = -(-size // 8) * 8  # whole words; bytes before the ending are masked
         endings = _windows(data, width)[stops[rows] - width].view(np.uint8).reshape(-1, width)
         if len(self._shapes) >= _SIZES_MAX and size not in self._shapes:
             self._shapes.clear()
@@ -232,14 +233,14 @@ class KeyWalker:
 
 
 class _Hashes:
-    """Hashes found so far, by the row of their record."""
+    """Hashes by the row of their record."""
 
     def __init__(self) -> None:
         self._rows: list[Int64s] = []
         self._hashes: list[Int32s] = []
 
     def add(self, rows: Int64s, hashes: Int32s) -> None:
-        """Add equally many hashes for each row: a matrix with a line a row."""
+        """Add a matrix of hashes, with a line per row."""
         self._rows.append(np.repeat(rows, hashes.shape[1]))
         self._hashes.append(hashes.ravel())
 
@@ -248,7 +249,7 @@ class _Hashes:
         self._hashes.append(np.array(hashes, np.int32))
 
     def in_order(self) -> tuple[Int64s, Int32s]:
-        """Return rows and hashes by row, the hashes of one row in their order."""
+        """Return rows and hashes sorted by row, stable within a row."""
         if len(self._rows) == 1:
             return self._rows[0], self._hashes[0]
         rows, hashes = np.concatenate(self._rows), np.concatenate(self._hashes)
@@ -257,14 +258,13 @@ class _Hashes:
 
 
 class _Shape:
-    """One layout of a record behind its body, made from an example.
-
-    Fixed are the lengths, the properties' names, the separators, and the blanks between KEYS. Topic
-    and values may be anything of their length without a separator; so the properties of every
-    ending that fits are split as the example's."""
+    """A layout of a record behind its body, made from an example. Fixed are the lengths, the
+    property names, the separators, and the blanks between KEYS. Topic and values may be any text of
+    their length without a separator. The properties of every matching ending are therefore split
+    like the example's."""
 
     def __init__(self, ending: bytes, width: int) -> None:
-        """`ending`: from the topic's length to the record's end; it stands at the end of lines of
+        """`ending` is from the topic's length to the record's end, right-aligned in lines of
         `width` bytes."""
         shift = width - len(ending)
         fixed = np.full(width, 0xFF, np.uint8)
@@ -273,7 +273,8 @@ class _Shape:
         fixed[shift + 1 : shift + topic_end] = 0
         self._topic = _columns(shift, 1, topic_end)
         at = topic_end + 2
-        values: dict[bytes, int] = {}  # of the two names: where its value begins; the last counts
+        # start of the value of each of the two names; the last counts
+        values: dict[bytes, int] = {}
         for pair in ending[at:].split(b"\x02"):
             name, separator, value = pair.partition(b"\x01")
             if separator and name and value:
@@ -281,7 +282,7 @@ class _Shape:
                 fixed[shift + first : shift + at + len(pair)] = 0
                 values[name] = first
             at += len(pair) + 1
-        self._keys: list[tuple[slice, bool]] = []  # columns, and whether a blank ends it
+        self._keys: list[tuple[slice, bool]] = []  # columns, and whether a blank ends them
         if (first := values.get(UNIQ_KEY.encode(), 0)) > 0:
             self._keys.append((_columns(shift, first, _value_end(ending, first)), False))
         if (first := values.get(KEYS.encode(), 0)) > 0:
@@ -292,7 +293,7 @@ class _Shape:
                 fixed[shift + first : shift + first + 1] = 0xFF  # a blank, or the end of the value
                 first += 1
         line = np.frombuffer(bytes(shift) + ending, np.uint8)
-        # A text that is not ASCII has fewer characters than bytes.
+        # Non-ASCII text has fewer characters than bytes.
         texts = [self._topic, *(columns for columns, _ in self._keys)]
         self.usable = all(ending[c.start - shift : c.stop - shift].isascii() for c in texts)
         self._fixed = fixed
@@ -302,7 +303,7 @@ class _Shape:
         self._powers = [_powers(columns.stop - columns.start) for columns, _ in self._keys]
 
     def take(self, rows: Int64s, endings: Bytes, found: _Hashes) -> tuple[Int64s, Bytes]:
-        """Add the keys of the endings that have this shape; return rows and endings of the rest."""
+        """Add the keys of the endings with this shape; return rows and endings of the rest."""
         if not len(rows):
             return rows, endings
         differs = (endings.view(np.uint64) & self._fixed_mask) != self._masked_line
@@ -322,10 +323,10 @@ class _Shape:
         return rows[:0], endings[:0]
 
     def _hashes(self, endings: Bytes) -> Int32s:
-        """Return a line of hashes for each ending."""
+        """Return a line of hashes per ending."""
         hashes = np.empty((len(endings), len(self._keys)), np.int32)
         topics = endings[:, self._topic]
-        if (topics == topics[:1]).all():  # mostly: then it is hashed once
+        if (topics == topics[:1]).all():  # the usual case, hashed once
             topics = topics[:1]
         prefixes = topics.astype(np.uint32) @ self._topic_powers * _BASE + _SEPARATOR
         for number, (columns, _) in enumerate(self._keys):
@@ -354,7 +355,7 @@ def _powers(length: int) -> NDArray[np.uint32]:
 
 
 def _windows(data: bytes, size: int) -> NDArray[np.void]:
-    """Return every run of `size` bytes in `data`, by its offset; nothing is copied."""
+    """Return every run of `size` bytes in `data` by its offset, without copies."""
     return np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))
 
 
@@ -370,7 +371,7 @@ def _equal(values: Int64s, rows: Int64s) -> list[Int64s]:
 
 
 def _decoded(data: bytes, at: int) -> list[int]:
-    """Return the hashes of one record's keys. Raises WalkError."""
+    """Return the hashes of a record's keys. Raises WalkError."""
     try:
         record = decode_record(data, check_body=False)
     except RecordError as error:
@@ -381,8 +382,8 @@ def _decoded(data: bytes, at: int) -> list[int]:
 
 
 def _records(data: bytes, base: int, packed: bytes) -> tuple[Int64s, int, str]:
-    """Return where the records in `data` begin, the end of the last thing read whole, and why that
-    is not the end of `data`, if it is damage."""
+    """Return the starts of the records in `data`, the end of the last complete record, and the
+    damage, if any, that prevents reading to the end of `data`."""
     queue_entries = np.frombuffer(packed, _QUEUE_ENTRY)
     starts, sizes = queue_entries["offset"] - base, queue_entries["size"].astype(np.int64)
     inside = (starts >= 0) & (starts + sizes <= len(data)) & (sizes >= FIXED_SIZE_BYTES)
@@ -393,7 +394,7 @@ def _records(data: bytes, base: int, packed: bytes) -> tuple[Int64s, int, str]:
     if (np.diff(starts) < 0).any():  # of several queues
         order = np.argsort(starts, kind="stable")
         starts, sizes = starts[order], sizes[order]
-    # Between two of them is nothing, mostly, or a frame's header.
+    # Between two records there is nothing, usually, or a frame header.
     before = np.concatenate(([0], (starts + sizes)[:-1]))
     gaps = np.flatnonzero(before != starts)
     if (before > starts).any() or (starts - before)[gaps].min(initial=8) < BLANK_SIZE_BYTES:
@@ -403,7 +404,7 @@ def _records(data: bytes, base: int, packed: bytes) -> tuple[Int64s, int, str]:
         before[gaps] + hops["size"] == starts[gaps]
     )
     more: list[Int64s] = []
-    for gap in gaps[~known]:  # several headers, or records that no queue has
+    for gap in gaps[~known]:  # several headers, or records without a queue
         there, end, error = _hop(data, int(before[gap]), int(starts[gap]))
         if error or end != starts[gap]:
             return _hop(data, 0, len(data))

@@ -1,29 +1,26 @@
-"""The index of messages by key: a sequence of IndexFiles that lags behind the CommitLog.
+"""The index of messages by key, a sequence of IndexFiles that lags behind the CommitLog.
 
-Dispatch only hands over the ConsumeQueue units it made (`dispatched`), by which the records are
-found again. `step` indexes the next slice of the log, of the dispatched part, whenever its caller
-has time; so the index may lag, and a lookup first catches up. Measured with 128-byte bodies and one
-key, 1,000 messages a step: 0.15 microseconds a message all in all (0.3 without units, after a
-restart), beside 0.9 for dispatch. A step of one message takes some 80: so many are done together.
+Dispatch only hands over the ConsumeQueue entries (`dispatched`), which locate the records. `step`
+indexes the next slice of the dispatched log when its caller has time; a lookup first catches up.
+Measured with 128-byte bodies, one key and 1,000 messages per step: 0.15 us per message (0.3 without
+entries, after a restart), compared to 0.9 for dispatch. A step of a single message takes some 80
+us, so steps are large. A separate thread took twice the time, because array operations release and
+take the interpreter's lock every time.
 
-That is not done in a thread of its own: there it took twice the time, because arrays take and give
-back the interpreter's lock for every operation.
-
-After a restart the index ends where its last flush ended, or earlier, where the part of the log
-known to be durable ends (`bound`): entries above are dropped and made again. Files form one
-sequence: each but the last is full, and each begins at the first key behind the one before. A file
-that does not fit is dropped with all behind it, and made again: a damaged or missing file costs
-time, nothing else.
+After a restart the index ends where its last flush ended, or at the end of the durable part of the
+log (`bound`) if that is earlier; entries above are dropped and indexed again. Each file but the
+last is full, and each starts at the first key behind the previous file. A damaged or missing file
+is dropped with all later files and indexed again, which only costs time.
 
 The checkpoint's indexMsgTimestamp (`full_until_ms`) is the store time up to which full, durable
-files reach. After an unclean stop Apache drops every file that goes beyond it; here such a file,
-and one that is not full, is read through and its slots are rebuilt.
+files reach. After an unclean stop Apache drops every later file. Here later files, and files that
+are not full, are read through and their slots rebuilt.
 
-Where the log is damaged the index stops before the last record that it could read there, so that it
-goes on in the repaired log. Its caller says when to wait no longer: then it goes on with the next
-record or frame that says that it stands where it does.
+At damage in the log the index stops before the last readable record, in order to continue in the
+repaired log. If its caller stops waiting, it continues with the next record or frame with a right
+stored offset.
 
-Messages that the log no longer has are not indexed; files wholly below its beginning are removed.
+Messages that the log has deleted are not indexed; files below its start are removed.
 """
 
 from __future__ import annotations
@@ -44,19 +41,21 @@ from .index_keys import Keys, KeyWalker, Walk, find_sound, has_key, key_hash
 
 log = logging.getLogger("raftmq.store.index")
 
-STEP_BYTES = 320 << 10  # of the log, indexed at once: some 1,000 small messages
-BATCHES_MAX = 16_384  # batches of units that wait to be indexed; more are found again in the log
-BATCHES_BYTES_MAX = 64 << 20  # of log that they are of: some 4 MB of units of small messages
+STEP_BYTES = 320 << 10  # of the log per step, some 1,000 small messages
+# batches of entries that wait for the index; further entries are found in the log
+BATCHES_MAX = 16_384
+# of the log, for these batches, some 4 MB of entries of small messages
+BATCHES_BYTES_MAX = 64 << 20
 QUERY_COUNT_MAX = 64  # maxMsgsNumBatch
 QUERY_BYTES_MAX = 8 << 20  # half of the largest remoting frame
-CHAIN_ENTRIES_MAX = 20_000  # read by one query: a key that every message has is no key
+CHAIN_ENTRIES_MAX = 20_000  # read per query; a key of every message is useless
 UNMARKED_BYTES = 1 << 20  # of log without any key, walked again after a restart
 NAME_DIGITS = 17
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQuery:
-    """The result of a lookup: whole records in log order, and how far the index goes."""
+    """The result of a lookup, records in log order, and the end of the index."""
 
     records: list[bytes]
     index_timestamp_ms: int
@@ -81,15 +80,16 @@ class IndexFlush:
 
 
 class DispatchedEntries:
-    """The units of the records dispatched last: where the records are in the log."""
+    """The entries of the last dispatched records, which locate the records in the log."""
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[int, Sequence[EntryBatch]]] = deque()  # (end in the log, units)
-        self._begin = 0  # in the log, of the first batch
+        # (end in the log, entries)
+        self._batches: deque[tuple[int, Sequence[EntryBatch]]] = deque()
+        self._begin = 0  # start of the first batch in the log
 
     def add(self, begin: int, end: int, queue_entries: Sequence[EntryBatch]) -> None:
-        """Add the units of the log's part from `begin` to `end`, just dispatched. It should follow
-        the one before."""
+        """Add the entries of the log's part from `begin` to `end`, just dispatched. It should
+        follow the previous part."""
         batches = self._batches
         many = len(batches) >= BATCHES_MAX or end - self._begin > BATCHES_BYTES_MAX
         if not batches or batches[-1][0] != begin or many:
@@ -98,8 +98,8 @@ class DispatchedEntries:
         batches.append((end, queue_entries))
 
     def take(self, position: int, limit: int) -> tuple[int, bytes]:
-        """Return the end of the last batch that lies wholly between the two, and the units from
-        `position` to there; `position` and none if they are not known. They are gone then."""
+        """Remove and return the end of the last batch between the two offsets, and the entries from
+        `position` to there. If they are unknown, return `position` and no entries."""
         batches, end, parts = self._batches, position, []
         while batches and self._begin <= end and batches[0][0] <= limit:
             self._begin, queue_entries = batches.popleft()
@@ -112,13 +112,12 @@ class DispatchedEntries:
         self._batches.clear()
 
     def __len__(self) -> int:
-        """Return how many batches wait."""
+        """Return the number of waiting batches."""
         return len(self._batches)
 
 
 class MessageIndex:
-    """The index of a store's messages by key. For one caller (the loop), except
-    `IndexFlush.run`."""
+    """The index of a store's messages by key. For the loop only, except `IndexFlush.run`."""
 
     def __init__(
         self, disk: Disk, directory: str, commitlog: CommitLog, limits: IndexLimits | None = None
@@ -127,13 +126,13 @@ class MessageIndex:
         self.directory = directory
         self.limits = limits or IndexLimits()
         self.files: list[IndexFile] = []
-        self.position = 0  # the log is indexed up to here
+        self.position = 0  # end of the indexed part of the log
         self.full_until_ms = 0
         self._commitlog = commitlog
         self._walker = KeyWalker()
-        self._skip = 0  # keys of the record at `position` that are indexed already
+        self._skip = 0  # already indexed keys of the record at `position`
         self.dispatched = DispatchedEntries()
-        self._passed = -1  # the damage there is not waited for
+        self._passed = -1  # position of damage that is no longer waited for
         self._last = -1, 0  # offset and store time of the last record walked
         self._directory_dirty = False
         self._flushing = False
@@ -141,7 +140,7 @@ class MessageIndex:
     # -- life ---------------------------------------------------------------------------------
 
     def open(self, bound: int, *, clean: bool, full_until_ms: int) -> None:
-        """Open the existing files and keep what is valid and below CommitLog offset `bound`.
+        """Open the existing files and keep their valid part below CommitLog offset `bound`.
         Blocking. Raises OSError."""
         assert not self.files
         self.full_until_ms = full_until_ms
@@ -151,14 +150,14 @@ class MessageIndex:
         if strangers:
             log.warning("index_not_ours directory=%s names=%s", self.directory, strangers)
         ours = [name for name in names if name not in strangers]
-        for name in ours[:1]:  # neither Apache's broker nor this one reads files of two sizes
+        for name in ours[:1]:  # neither Apache's broker nor this store reads files of two sizes
             limits = limits_of(self.disk, f"{self.directory}/{name}", self.limits)
             if limits != self.limits:
                 log.info(
                     "index_file_size_adopted slots=%d entries=%d", limits.slots, limits.entries
                 )
             self.limits = limits
-        row = True  # whether every file up to here is valid, so that the next may follow
+        row = True  # whether all files up to here are valid, so that the next may follow
         for name in ours:
             file = IndexFile(self.disk, f"{self.directory}/{name}", self.limits)
             if row and self._keep(file, bound, clean):
@@ -170,7 +169,7 @@ class MessageIndex:
         self.truncate(bound)
 
     def _keep(self, file: IndexFile, bound: int, clean: bool) -> bool:
-        """Return whether a file found at start continues the sequence."""
+        """Return whether a file continues the sequence, at start."""
         if not file.plausible or (file.count == 1 and not file.end_offset):
             return False
         expected = self._first_key_behind(bound)
@@ -180,12 +179,12 @@ class MessageIndex:
             return False
         trusted = clean or (file.full and file.end_ms <= self.full_until_ms)
         if not trusted and not file.drop_bad() and file.end_offset < bound:
-            file.rebuild()  # else `truncate` does it
+            file.rebuild()  # otherwise `truncate` does it
         return file.count > 1 or file.end_offset > 0
 
     def _first_key_behind(self, bound: int) -> int | None:
-        """Return the offset of the first message with a key that the files kept so far do not hold;
-        None if there is none below `bound`, or if that cannot be told."""
+        """Return the offset of the first message below `bound` with a key missing in the files
+        kept; None if there is none, or if unknown."""
         self._resume()
         while self.position < bound:
             walk = self._read(min(bound, self.position + STEP_BYTES), bound)
@@ -198,13 +197,12 @@ class MessageIndex:
         return None
 
     def truncate(self, offset: int) -> None:
-        """Drop entries that point at or above `offset`. Blocking; not while a flush is in
-        flight."""
+        """Drop entries that point at or above `offset`. Blocking; not during a flush."""
         assert not self._flushing
         self.dispatched.clear()
         while self.files and self.files[-1].end_offset >= offset:
             file = self.files[-1]
-            # A full file is durable as it is, and trusted: it is removed whole, and made again.
+            # A full file is durable and trusted, so it is removed and indexed again as a whole.
             if not file.full and file.count > 1 and file.entry(1)[1] < offset:
                 file.truncate(offset)
                 if file.end_offset < offset:
@@ -214,8 +212,7 @@ class MessageIndex:
         self._resume()
 
     def _resume(self) -> None:
-        """Continue behind the last message indexed, only a part of whose keys may be in the
-        files."""
+        """Continue behind the last indexed message; its keys may be only partly in the files."""
         files = [file for file in self.files if file.end_offset or file.count > 1]
         self.position, self._skip = self._commitlog.min_offset, 0
         if not files or files[-1].end_offset < self.position:
@@ -228,7 +225,7 @@ class MessageIndex:
                 break
 
     def close(self) -> None:
-        """Close the files; entries not flushed are lost, as in a kill."""
+        """Close the files; unflushed entries are lost, as in a kill."""
         for file in self.files:
             file.close()
         self.files = []
@@ -236,12 +233,10 @@ class MessageIndex:
     # -- following the log ----------------------------------------------------------------------
 
     def step(self, limit: int, budget_bytes: int = STEP_BYTES) -> int:
-        """Index about `budget_bytes` more of the log, never beyond `limit`, which is the end of a
-        record or frame; or, after a start, load some of the last file. Return how many bytes are
-        left.
-
-        Raises StoreDamaged where the log cannot be read: call again when it is repaired, or
-        `pass_damage`. Raises OSError; then call again."""
+        """Index about `budget_bytes` more of the log up to `limit`, a record's or frame's end, or
+        load some of the last file after a start. Return how many bytes are left. Raises
+        StoreDamaged at damage in the log; call again after its repair, or `pass_damage`. Raises
+        OSError; then call again."""
         if self.position < self._commitlog.min_offset:
             self.position, self._skip = self._commitlog.min_offset, 0
         if self.position >= limit:
@@ -255,7 +250,7 @@ class MessageIndex:
         walk = self._read(end, limit, queue_entries)
         keys, stop = walk.keys, min(walk.end, limit)
         if walk.error:
-            stop = max(start, walk.last_offset)  # the size that stands there may be what is wrong
+            stop = max(start, walk.last_offset)  # the stored size may be the damage
             if walk.end == self._passed:
                 stop = self._passed = self._next_sound(stop + 1, limit, budget_bytes)
             elif stop == start:
@@ -267,7 +262,7 @@ class MessageIndex:
         self.position, self._skip = stop, 0
         try:
             self._append(keys.since(skip))
-        except OSError:  # entries already written count: continue behind them
+        except OSError:  # written entries count, so continue behind them
             self._resume()
             if self.position < start:
                 self.position, self._skip = start, skip
@@ -276,12 +271,12 @@ class MessageIndex:
         return max(0, limit - self.position)
 
     def pass_damage(self, position: int) -> None:
-        """Have `step` go on behind the damage that it met at `position`."""
+        """Let `step` continue after the damage that it found at `position`."""
         self._passed = position
 
     def _next_sound(self, begin: int, limit: int, budget_bytes: int) -> int:
-        """Return where the next record or frame from `begin` on stands, as far as `budget_bytes`
-        reach; else how far nothing stands."""
+        """Return the start of the next record or frame from `begin` on within `budget_bytes`;
+        otherwise the end of the searched part."""
         end = min(self._commitlog.segment_end(begin), limit)
         data = self._commitlog.read(begin, min(end - begin, budget_bytes + HEAD_SIZE_BYTES))
         found = find_sound(data, begin)
@@ -290,12 +285,12 @@ class MessageIndex:
         return end if begin + len(data) >= end else begin + budget_bytes
 
     def _read(self, end: int, limit: int, queue_entries: bytes = b"") -> Walk:
-        """Walk the log from `position` to `end`, or further if one record is larger, but not beyond
+        """Walk the log from `position` to `end`, or further for a larger record, but not beyond
         `limit`."""
         position, commitlog = self.position, self._commitlog
         data = commitlog.read(position, end - position)
         walk = self._walker.walk(data, position, queue_entries)
-        if walk.end == position and not walk.error:  # one record is larger than the slice
+        if walk.end == position and not walk.error:  # the record is larger than the slice
             size = int.from_bytes(data[:4], "big", signed=True)
             data = commitlog.read(position, min(max(size, 0), limit - position))
             walk = self._walker.walk(data, position)
@@ -312,8 +307,8 @@ class MessageIndex:
             keys = keys.since(file.append(keys))
 
     def _create(self, store_ms: int) -> IndexFile:
-        """Create the next file, named by the store time of its first message in local time, as
-        Apache does; if the clock was set back, by the last file's name plus one."""
+        """Create the next file. Its name is the store time of its first message in local time, as
+        Apache's, or the last file's name plus one if the clock was set back."""
         parts = time.localtime(store_ms // 1000)
         name = time.strftime("%Y%m%d%H%M%S", parts) + f"{store_ms % 1000:03d}"
         if self.files:
@@ -325,7 +320,7 @@ class MessageIndex:
         return file
 
     def _mark(self) -> None:
-        """Note the progress where a long stretch of the log has no keys."""
+        """Record the progress in a long part of the log without keys."""
         last, stamp = self._last
         done = self.files[-1].end_offset if self.files else self._commitlog.min_offset
         if last - done >= UNMARKED_BYTES:
@@ -346,10 +341,9 @@ class MessageIndex:
         max_bytes: int = QUERY_BYTES_MAX,
     ) -> Generator[None, None, KeyQuery]:
         """Find the newest messages of `topic` that have `key` as UNIQ_KEY or among their KEYS,
-        stored between the two times, in steps of one entry; the index may change in between.
-
-        They are at most `max_count` and QUERY_COUNT_MAX, and `max_bytes` unless the first alone is
-        larger. Raises StoreDamaged, OSError."""
+        stored between the two times, an entry per step; the index may change in between. They are
+        at most `max_count` and QUERY_COUNT_MAX, and `max_bytes` unless the first alone is larger.
+        Raises StoreDamaged, OSError."""
         limit = min(max_count, QUERY_COUNT_MAX)
         hashed, scanned, size = key_hash(topic, key), 0, 0
         chosen: dict[int, bytes] = {}
@@ -393,13 +387,13 @@ class MessageIndex:
         try:
             record = decode_record(data, check_body=False)
         except RecordError:
-            return None  # damaged, so it cannot be verified
+            return None  # damaged and not verifiable
         return data if has_key(record, topic, key) else None
 
     # -- flushing and retention -----------------------------------------------------------------
 
     def start_flush(self) -> IndexFlush:
-        """Return a flush that makes the index durable up to `position`. One at a time."""
+        """Return a flush that makes the index durable up to `position`. Not concurrent."""
         assert not self._flushing
         self._flushing = True
         files = [file.start_flush() for file in self.files if file.changed]
@@ -419,8 +413,8 @@ class MessageIndex:
             self._directory_dirty |= flush.directory_dirty
 
     def delete_before(self, offset: int) -> int:
-        """Remove files, but never the last, that have no entry at or above CommitLog `offset`.
-        Return how many. Left for the next call while a flush is in flight. Raises OSError."""
+        """Remove files without an entry at or above CommitLog `offset`, but never the last; return
+        how many. During a flush it does nothing; the next call does it. Raises OSError."""
         count = 0
         while not self._flushing and len(self.files) > 1 and self.files[0].end_offset < offset:
             self._remove(self.files.pop(0))

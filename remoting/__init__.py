@@ -1,5 +1,4 @@
-"""The remoting room: RocketMQ's wire protocol, and connections that speak it.
+"""RocketMQ's remoting protocol, its connections, and access control.
 
-Core (pure): codes, command, codec, fastjson, fields, headers, admin_headers, registration, address,
-errors, pending. Shell (asyncio): connection, server, client.
+Connection, server and client use asyncio; the codecs and headers do not.
 """

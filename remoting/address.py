@@ -1,6 +1,6 @@
-"""Parses addresses: `host:port`, `[ipv6]:port`; a host may be a name. Pure: resolves nothing.
+"""Parses addresses, `host:port` or `[ipv6]:port`; a host may be a name.
 
-Every connect resolves names anew, so a broker that moved is found again.
+Every connect resolves names again, so that a moved broker is found. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from .errors import ConnectError
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Parse `host:port` into (host, port). Raises ConnectError if it is not one."""
+    """Parse `host:port` into (host, port). Raises ConnectError."""
     host, colon, port = address.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -24,6 +24,6 @@ def format_address(host: str, port: int) -> str:
 
 
 def parse_address_list(addresses: str) -> list[str]:
-    """Split `a:1;b:2` (Apache's name server lists; commas are accepted, too), without blanks."""
+    """Split `a:1;b:2` (Apache's name server lists, also with commas), without blanks."""
     parts = addresses.replace(",", ";").split(";")
     return [part.strip() for part in parts if part.strip()]

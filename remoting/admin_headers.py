@@ -1,6 +1,7 @@
-"""Typed headers of administration requests, and of requests from brokers to clients. Pure.
+"""Typed headers of administration requests, and of requests from brokers to clients.
 
-Same rules as `headers.py`: named tuples, `parse(ext)` raises HeaderError, times in milliseconds.
+The rules of `headers.py` apply: named tuples, `parse(ext)` raises HeaderError, times in
+milliseconds. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class TopicHeader(NamedTuple):
     order: Annotated[bool, "order"] = False
     default_topic: Annotated[str, "defaultTopic"] = "TBW102"
     attributes: Annotated[str, "attributes"] = ""
-    keep_messages: Annotated[bool | None, "keepMessages"] = None  # ours: of a deleted topic
+    keep_messages: Annotated[bool | None, "keepMessages"] = None  # ours, of a deleted topic
 
     @classmethod
     def parse(cls, ext: Ext) -> TopicHeader:
@@ -33,7 +34,7 @@ class TopicHeader(NamedTuple):
 
     @classmethod
     def of_bean(cls, topic: str, bean: Mapping[str, Any], perm: int) -> TopicHeader:
-        """Make the request for a topic as a broker describes it (351 and 21), with another
+        """Make the request from a topic's description by a broker (351 and 21), with a new
         permission and without its attributes."""
         return cls(
             topic,
@@ -50,7 +51,7 @@ class TopicHeader(NamedTuple):
 
 
 class QueryMessageHeader(NamedTuple):
-    """12 QUERY_MESSAGE; `unique_key`: the key is a UNIQ_KEY, not one of KEYS."""
+    """12 QUERY_MESSAGE; with `unique_key` the key is a UNIQ_KEY instead of one of KEYS."""
 
     topic: Annotated[str, "topic"]
     key: Annotated[str, "key"]
@@ -68,7 +69,8 @@ class QueryMessageHeader(NamedTuple):
 
 
 class ResetOffsetHeader(NamedTuple):
-    """222 INVOKE_BROKER_TO_RESET_OFFSET and 220, its echo to clients. Timestamp -1: to the end."""
+    """222 INVOKE_BROKER_TO_RESET_OFFSET and its echo to clients, 220. Timestamp -1 means the end.
+    """
 
     topic: Annotated[str, "topic"]
     group: Annotated[str, "group"]
@@ -101,7 +103,7 @@ class RunningInfoHeader(NamedTuple):
 
 
 class ConsumeDirectlyHeader(NamedTuple):
-    """309 CONSUME_MESSAGE_DIRECTLY; the body is one record."""
+    """309 CONSUME_MESSAGE_DIRECTLY; the body is a record."""
 
     consumer_group: Annotated[str, "consumerGroup"]
     client_id: Annotated[str | None, "clientId"] = None
@@ -117,7 +119,7 @@ class ConsumeDirectlyHeader(NamedTuple):
 
 
 class ReplyPushHeader(NamedTuple):
-    """326 PUSH_REPLY_MESSAGE_TO_CLIENT: a send header and where the reply came from."""
+    """326 PUSH_REPLY_MESSAGE_TO_CLIENT, a send header and the origin of the reply."""
 
     send: SendHeader
     born_host: str

@@ -1,10 +1,10 @@
-"""RocketMQ's strategies for allocating a topic's queues to the consumers of a group. Pure.
+"""RocketMQ's strategies for allocating a topic's queues to the consumers of a group.
 
-Every consumer computes the same answer from the same two sorted lists; nothing coordinates them. So
-all consumers of a group must use one strategy with the same parameters. The answers equal those of
-Apache's Java client, so mixed groups share queues correctly. Both lists are sorted here. A client
-that is not in the list gets nothing: the broker has not registered it yet, and any queue it took
-now would be taken from another client.
+Every consumer computes the same result from the same two sorted lists, without coordination. All
+consumers of a group must therefore use the same strategy and parameters. Results equal those of
+Apache's Java client, so mixed groups share queues correctly. A client missing in the list gets
+nothing, because the broker has not registered it yet and its queues would be taken from active
+clients. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def allocate_averagely(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> Queues:
     """Allocate by AVG, the default: each consumer gets a run of neighbouring queues, and the first
-    consumers get one more if the queues do not divide evenly."""
+    consumers get an extra queue for a remainder."""
     ordered, clients, position = _places(queues, client_ids, client_id)
     if position is None:
         return ()
@@ -37,17 +37,17 @@ def allocate_averagely(
 def allocate_averagely_by_circle(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> Queues:
-    """Allocate by AVG_BY_CIRCLE: deal the queues out one by one, so that each consumer has queues
-    of every broker group."""
+    """Allocate by AVG_BY_CIRCLE: deal out the queues in turn, so that each consumer has queues of
+    every broker group."""
     ordered, clients, position = _places(queues, client_ids, client_id)
     return () if position is None else tuple(ordered[position :: len(clients)])
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
-    """The CONSISTENT_HASH strategy: few queues move when a consumer joins or leaves. Each consumer
-    stands `virtual_nodes` times on a ring; a queue belongs to the first one at or after its own
-    hash."""
+    """The CONSISTENT_HASH strategy moves few queues when a consumer joins or leaves. Each consumer
+    has `virtual_nodes` positions on a ring; a queue belongs to the first position at or after its
+    own hash."""
 
     virtual_nodes: int = 10
 
@@ -70,8 +70,9 @@ class AllocateByConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """The MACHINE_ROOM strategy: only queues of brokers named `datacenter@name` in the given rooms.
-    Consumers get equal shares, and the first ones get one queue each of the remainder."""
+    """The MACHINE_ROOM strategy uses only queues of brokers named `datacenter@name` in the given
+    data centers. Consumers get equal shares, and the first consumers an extra queue for the
+    remainder."""
 
     rooms: frozenset[str]
 
@@ -95,9 +96,9 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateMachineRoomNearby:
-    """The MACHINE_ROOM_NEARBY strategy: queues go to consumers in their own room, by `inner`; all
-    consumers share the queues of rooms without a consumer. The two functions map a queue and a
-    client to their rooms."""
+    """The MACHINE_ROOM_NEARBY strategy allocates queues to consumers in their own data center by
+    `inner`. All consumers share the queues of data centers without a consumer. The two functions
+    map a queue and a client to their data center."""
 
     inner: AllocationStrategy
     room_of_queue: Callable[[MessageQueue], str]
@@ -122,8 +123,8 @@ class AllocateMachineRoomNearby:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """The CONFIG strategy: this consumer gets exactly `queues`, whatever other consumers there are.
-    Queues that the topic does not have are left out."""
+    """The CONFIG strategy gives this consumer exactly `queues`, except queues that the topic does
+    not have."""
 
     queues: tuple[MessageQueue, ...]
 
@@ -137,7 +138,7 @@ class AllocateByConfig:
 def _places(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
 ) -> tuple[list[MessageQueue], list[str], int | None]:
-    """Return both lists sorted, and the client's position; None if the client gets nothing."""
+    """Return both sorted lists and the client's position; None if the client gets nothing."""
     clients = sorted(set(client_ids))
     if not queues or client_id not in clients:
         return [], clients, None

@@ -1,6 +1,7 @@
-"""Sends one request over a blocking socket, without an event loop or a kept connection: for
-commands that ask once and end, and for health checks, which run every few seconds and must be
-cheap."""
+"""A single request over a blocking socket, for commands and cheap health checks.
+
+It needs no event loop and keeps no connection.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from .errors import (
 from .tls import tls_reason
 
 RECEIVE_BYTES = 64 * 1024
-# In an answer's ext, a line each: what somebody should look at although the server serves.
+# In an answer's ext, one warning per line of a server that works.
 WARNINGS = "warnings"
 
 
@@ -35,8 +36,8 @@ def ask(
     *,
     context: ssl.SSLContext | None = None,
 ) -> RemotingCommand:
-    """Send one request to `host:port` and return the answer; signed with `credentials`, over TLS
-    with `context`. Raises ConnectError, ConnectionLost, SendTimeout, RemotingProtocolError."""
+    """Send a request to `host:port` and return the answer. It is signed with `credentials`, over
+    TLS with `context`. Raises ConnectError, ConnectionLost, SendTimeout, RemotingProtocolError."""
     host, port = parse_address(address)
     reader = FrameReader()
     if credentials is not None:
@@ -87,9 +88,9 @@ def complaint(
     *,
     context: Callable[[], ssl.SSLContext | None] = lambda: None,
 ) -> str:
-    """Return why the server at `host:port` is unhealthy: it does not answer request `code`, refuses
-    it, or `judge` finds its answer wrong; "" if it is healthy. `context()` returns the TLS context
-    and may raise TlsError."""
+    """Return why the server at `host:port` is unhealthy, or "": it does not answer request `code`,
+    rejects it, or `judge` returns a complaint. `context()` returns the TLS context and may raise
+    TlsError."""
     try:
         request = RemotingCommand.request(code)
         answer = ask(address, request, timeout_s, credentials, context=context())

@@ -1,12 +1,11 @@
-"""Binds a port before its listener exists. Shell, blocking.
+"""Ports bound before their listener exists.
 
-A server that has to recover its data before it can listen uses this to find out, before it touches
-anything, whether it will get its ports. They are bound but do not listen: connections are refused
-at once, as before the start.
+A server that recovers its data before it listens checks thereby at once whether it will get its
+ports. Bound ports do not listen, so connections are refused immediately, as before the start.
 
-Linux lets two sockets share a port while neither listens, if both ask for SO_REUSEADDR. So a port
-is first bound without it. Only if that fails (a predecessor's connections linger there for a
-minute) it is bound with it, which still fails if another process listens.
+On Linux two sockets with SO_REUSEADDR may share a port while neither listens. A port is therefore
+first bound without it. If that fails (connections of a previous process linger for a minute), it is
+bound with it, which still fails if a process listens. Blocking.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]  # get
 
 
 class BoundPort:
-    """Every address of `host`, bound. `take` hands the socket over, `close` releases it."""
+    """Every address of `host`, bound. `take` transfers the socket, `close` releases it."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Bind. `port` 0: any free one. `host` may be a name; "": every address of this machine.
-        Raises OSError."""
+        """Bind. `port` 0 means any free port. `host` may be a name; "" means every address of this
+        machine. Raises OSError."""
         self._sockets: list[socket.socket] = []
         try:
             for family, address in _addresses(host, port):
@@ -32,21 +31,21 @@ class BoundPort:
             self.close()
             raise
         self.port = int(self._sockets[0].getsockname()[1])
-        self.hosts = [str(one.getsockname()[0]) for one in self._sockets]  # as numbers
+        self.hosts = [str(one.getsockname()[0]) for one in self._sockets]  # numeric
 
     def take(self) -> socket.socket | None:
-        """Return the socket, to listen on. If there is more than one address, unbind all and return
-        None: the listener then has to bind by the host's name."""
+        """Return the socket to listen on. With several addresses, unbind all and return None; the
+        listener then has to bind by the host's name."""
         if len(self._sockets) != 1:
             self.close()
             return None
         taken = self._sockets.pop()
-        # Connections accepted on this socket must not hinder the next start.
+        # Connections accepted on this socket must not block the next start.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return taken
 
     def close(self) -> None:
-        """Close what was not taken; may be called twice."""
+        """Close the remaining sockets. Idempotent."""
         for one in self._sockets:
             one.close()
         self._sockets.clear()
@@ -56,7 +55,7 @@ def _addresses(host: str, port: int) -> Sequence[tuple[socket.AddressFamily, Add
     """Resolve the host. Raises OSError, also for an unknown name."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = list(dict.fromkeys((info[0], info[4]) for info in found))
-    # For port 0 use the first address only: others would get different ports.
+    # For port 0 use only the first address, since each would get a different port.
     return addresses if port else addresses[:1]
 
 

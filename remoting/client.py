@@ -1,9 +1,8 @@
-"""Connects to peers and keeps one connection per address. Shell.
+"""A client that keeps a single connection per address.
 
-Names are resolved at every connect. Callers that want the same address at the same time share one
-attempt. A connection that ends is forgotten (and its requests fail at once); the next call dials
-again. There is no retry and no back-off here: that is up to the caller, who knows what a request
-means.
+Names are resolved at every connect. Concurrent callers of an address share an attempt. When a
+connection ends, its requests fail and the next call dials again. Retries and back-off are left to
+callers, which know the meaning of their requests.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RemotingClient:
         reached_at: Mapping[str, str] | None = None,
     ) -> None:
         """`credentials` sign every request; `tls` is the context of all connections. Both may be
-        None. `reached_at`: the addresses that are dialled at another one from here."""
+        None. `reached_at` maps addresses to the addresses to dial from here."""
         self._tls = tls
         self._reached_at = dict(reached_at or {})
         self._credentials = credentials
@@ -60,28 +59,26 @@ class RemotingClient:
         self._on_raw = on_raw
         self._open: dict[str, Connection] = {}
         self._dialling: dict[str, asyncio.Task[Connection]] = {}
-        self._alive: set[Connection] = set()  # also those that are closing
+        self._alive: set[Connection] = set()  # also closing connections
         self._close_callbacks: list[CloseCallback] = []
         self._closed = False
 
     def register(self, code: int, handler: Handler) -> None:
-        """Serve requests of this code that peers send us over connections we dialled."""
+        """Serve requests of this code from peers, over dialled connections."""
         self._handlers[int(code)] = handler
 
     def on_close(self, callback: CloseCallback) -> None:
-        """Call `callback(connection, reason)` for every connection that ends from now on.
-
-        The connection's `address` says which one it was.
-        """
+        """Call `callback(connection, reason)` for every connection that ends from now on; see the
+        connection's `address`."""
         self._close_callbacks.append(callback)
 
     def connection(self, address: str) -> Connection | None:
-        """Return the open connection to `address`, if there is one, without waiting."""
+        """Return the open connection to `address`, if any, without waiting."""
         connection = self._open.get(address)
         return connection if connection is not None and connection.is_open else None
 
     async def connect(self, address: str) -> Connection:
-        """Return the open connection to `address`, dialling if need be. Raises ConnectError,
+        """Return the open connection to `address`, dialled if needed. Raises ConnectError,
         TooManyRequests."""
         connection = self.connection(address)
         if connection is not None:
@@ -95,7 +92,7 @@ class RemotingClient:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[address] = task
             task.add_done_callback(lambda done: self._dialled(address, done))
-        await asyncio.wait((task,))  # does not cancel it: others may wait for it too
+        await asyncio.wait((task,))  # does not cancel the task, which other callers may share
         if task.cancelled():
             raise ConnectError(f"connecting to {address}: this client was closed")
         return task.result()
@@ -103,10 +100,8 @@ class RemotingClient:
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_ms: float = 3_000
     ) -> RemotingCommand:
-        """Send a request and wait for its response; `timeout_ms` includes connecting.
-
-        Raises ConnectError, SendTimeout, ConnectionLost, TooManyRequests.
-        """
+        """Send a request and wait for its response; `timeout_ms` includes connecting. Raises
+        ConnectError, SendTimeout, ConnectionLost, TooManyRequests."""
         connection = self.connection(address)
         if connection is None:
             loop = asyncio.get_running_loop()
@@ -120,11 +115,11 @@ class RemotingClient:
         return await connection.invoke(command, timeout_ms)
 
     async def invoke_oneway(self, address: str, command: RemotingCommand) -> None:
-        """Send a request that wants no answer. Raises ConnectError, TooManyRequests."""
+        """Send a one-way request. Raises ConnectError, TooManyRequests."""
         (await self.connect(address)).invoke_oneway(command)
 
     async def close(self) -> None:
-        """Close everything; requests that still wait fail with ConnectionLost."""
+        """Close everything; waiting requests fail with ConnectionLost."""
         self._closed = True
         dialling = list(self._dialling.values())
         for task in dialling:
@@ -150,7 +145,7 @@ class RemotingClient:
         try:
             async with within(self._connect_timeout_ms):
                 await dial(lambda: connection, host, port, context)
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # TimeoutError is a subclass
             connection.abort("not connected")
             raise ConnectError(f"connecting to {address}: {tls_reason(error)}") from error
         except asyncio.CancelledError:
@@ -164,7 +159,7 @@ class RemotingClient:
     def _dialled(self, address: str, task: asyncio.Task[Connection]) -> None:
         del self._dialling[address]
         if not task.cancelled() and task.exception() is not None:
-            # Callers who wait get the same error; the log line is for when none waits any more.
+            # Waiting callers get the error; the log line is for the case without callers.
             LOG.info("connect_failed address=%s error=%s", address, task.exception())
 
     def _connection_closed(self, connection: Connection, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Frames and command headers, sans I/O: bytes in, tuples and commands out. Pure.
+"""Codec of frames and command headers, sans I/O.
 
 A frame, all integers big-endian:
 
@@ -14,16 +14,16 @@ The binary header:
     int16 code | int8 language | int16 version | int32 opaque | int32 flag
     int32 size, remark | int32 size, ext;  ext = repeat (int16 size, key | int32 size, value)
 
-Invariants: at most one unfinished frame is kept, at most `frame_size_max` long and with a header of
-at most HEADER_SIZE_BYTES_MAX (checked as soon as the lengths are known). Every byte is copied at
-most once between the buffer that arrived and the header or body handed out, except for frames that
-arrive in several pieces. Those are gathered in one buffer, so a peer that sends byte by byte costs
-no more memory than it has sent.
+Invariants: at most one unfinished frame is kept, of at most `frame_size_max` bytes and with a
+header of at most HEADER_SIZE_BYTES_MAX, checked as soon as the lengths are known. Every byte is
+copied at most once between the received buffer and the header or body, except in frames received in
+several chunks. Those are collected in one buffer, so a peer that sends byte by byte costs only the
+memory that it has sent.
 
-`decode_command` is the only check of a request's form: `code`, `opaque`, `flag` and `version` are
-int32 (binary: as wide as the codec has them), the extFields are strings, and there are at most
-HEADER_FIELDS_MAX of them. Nothing after it looks at a header's bytes again, except the fast path of
-plain sends (broker.send.fast_path), which accepts nothing that this refuses.
+`decode_command` is the only check of a request's form. `code`, `opaque`, `flag` and `version` are
+int32 (binary: the codec's width), extFields are strings, at most HEADER_FIELDS_MAX. No later code
+parses header bytes, except the fast path of plain sends (broker.send.fast_path), which is stricter.
+Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .codes import LanguageCode
 from .command import BINARY, JSON, RemotingCommand
 from .errors import RemotingProtocolError
 
-FRAME_SIZE_BYTES_MAX = 16 * 1024 * 1024  # Apache's default; counts the length word too
-# The longest headers of Apache's clients carry 32,767 bytes of properties; JSON writes a control
-# character as six bytes, which makes 200,000 bytes. This is more than twice that.
+FRAME_SIZE_BYTES_MAX = 16 * 1024 * 1024  # Apache's default, including the length word
+# The longest headers of Apache's clients have 32,767 bytes of properties. As JSON, with six bytes
+# per control character, these are 200,000 bytes. This is more than twice that.
 HEADER_SIZE_BYTES_MAX = 512 * 1024
 HEADER_FIELDS_MAX = 256  # Apache's largest headers have some 25
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
@@ -58,11 +58,9 @@ _LANGUAGE_NAME = {int(language): language.name for language in LanguageCode}
 
 
 class FrameReader:
-    """Splits a byte stream into frames.
-
-    Use either `split(data)` per arrival, which returns all finished frames at once and leaves a
-    protocol error in `error`; or `receive_data(data)` and then `next_frame()` until None, which
-    raises it. Frames before the damage are returned in both cases, frames after it never.
+    """Splits a byte stream into frames. Use `split(data)` per arrival, which returns all finished
+    frames and sets `error` on damage; or `receive_data(data)` and then `next_frame()` until None,
+    which raises the error. Frames before the damage are returned in both cases, later frames never.
     """
 
     __slots__ = ("_frame_size_max", "_need", "_ready", "_rest", "error")
@@ -70,22 +68,21 @@ class FrameReader:
     def __init__(self, frame_size_max: int = FRAME_SIZE_BYTES_MAX) -> None:
         assert frame_size_max >= _PREFIX.size
         self._frame_size_max = frame_size_max
-        self._rest = bytearray()  # the one unfinished frame
-        self._need = 0  # bytes that `_rest` needs before it is looked at again
+        self._rest = bytearray()  # the unfinished frame
+        self._need = 0  # bytes that `_rest` needs before the next check
         self._ready: deque[RawFrame] = deque()
         self.error: RemotingProtocolError | None = None
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how many bytes of an unfinished frame are held."""
+        """Return the size of the unfinished frame."""
         return len(self._rest)
 
     def receive_data(self, data: bytes) -> None:
         self._ready.extend(self.split(data))
 
     def next_frame(self) -> RawFrame | None:
-        """Return the next finished frame, or None. After the last one before damage, raises
-        RemotingProtocolError."""
+        """Return the next finished frame, or None. Raises RemotingProtocolError at damage."""
         if self._ready:
             return self._ready.popleft()
         if self.error is not None:
@@ -93,7 +90,7 @@ class FrameReader:
         return None
 
     def split(self, data: bytes) -> list[RawFrame]:
-        """Take `data`; return every frame that is now complete. Sets `error` on damage."""
+        """Return every frame completed by `data`. Sets `error` on damage."""
         if self.error is not None:
             return []
         rest = self._rest
@@ -134,7 +131,7 @@ class FrameReader:
         return frames
 
     def drop(self) -> None:
-        """Drop the unfinished frame: nothing more is read from this stream."""
+        """Drop the unfinished frame, since the stream is not read any further."""
         self._rest = bytearray()
         self._ready.clear()
 
@@ -161,10 +158,8 @@ def join_frame(header: bytes, body: bytes = b"", serialize_type: int = JSON) -> 
 
 
 def encode_command(command: RemotingCommand, serialize_type: int | None = None) -> bytes:
-    """Encode `command` as a frame, with its own header codec unless another is given.
-
-    Raises RemotingProtocolError for values the codec cannot carry (binary: codes past int16).
-    """
+    """Encode `command` as a frame, by default with its own header codec. Raises
+    RemotingProtocolError for values beyond the codec (binary: codes past int16)."""
     if serialize_type is None:
         serialize_type = command.serialize_type
     if serialize_type == JSON:
@@ -227,7 +222,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise RemotingProtocolError("remark is not a string")
     name = get("language")
     language = LanguageCode.OTHER
-    if type(name) is str:  # else not worth a refusal: it is only shown to operators
+    if type(name) is str:  # otherwise ignored, since it is only shown to operators
         language = _LANGUAGE_BY_NAME.get(name, LanguageCode.OTHER)
     return RemotingCommand(code, opaque, flag, remark, ext, body, language, version, JSON)
 
@@ -237,7 +232,7 @@ def _too_many(count: int) -> RemotingProtocolError:
 
 
 def _as_text(value: Any) -> str:
-    """Convert a value that some client wrote as a JSON number or boolean, not as a string."""
+    """Convert a value that a client wrote as a JSON number or boolean instead of a string."""
     if value is True:
         return "true"
     if value is False:
@@ -287,7 +282,7 @@ def _decode_ext(data: bytes) -> dict[str, str]:
             raise _too_many(count)
         key, position = _sized(data, position, _INT16)
         value, position = _sized(data, position, _INT32)
-        if value:  # an empty value stands for null, and null fields are absent
+        if value:  # an empty value means null, and null fields are absent
             ext[key.decode()] = value.decode()
     return ext
 

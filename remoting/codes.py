@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-MQ_VERSION = 409  # ordinal of V4_9_8; peers decide by it which requests we understand
+MQ_VERSION = 409  # ordinal of V4_9_8; peers choose their requests by it
 SUCCESS = 0  # ResponseCode.SUCCESS as a plain int, for hot paths
-NOT_STORED = "notStored"  # a field of refused sends: certainly not stored, nor if repeated
+NOT_STORED = "notStored"  # a field of failed sends that are certainly not stored, even if repeated
 
 
 class LanguageCode(IntEnum):
-    """The sender's language; one byte in the binary header, the name in the JSON header."""
+    """The sender's language, a byte in the binary header and a name in the JSON header."""
 
     JAVA = 0
     CPP = 1
@@ -71,7 +71,7 @@ class RequestCode(IntEnum):
     GET_BROKER_CLUSTER_ACL_INFO = 52
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
     GET_BROKER_CLUSTER_ACL_CONFIG = 54
-    GET_TIMER_CHECK_POINT = 60  # answered by Apache's brokers; ours only ask
+    GET_TIMER_CHECK_POINT = 60  # served by Apache's brokers only
     # name server
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
@@ -149,7 +149,7 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     POLLING_INFO = 200055
     BATCH_ACK_MESSAGE = 200151
-    # ours, without a counterpart at Apache's
+    # our own codes
     TRANSFER_LEADERSHIP = 30_001
     CHANGE_MEMBERS = 30_002
     BACKUP = 30_003
@@ -160,8 +160,8 @@ class RequestCode(IntEnum):
     EMPTY_TOPIC = 30_008
 
 
-BODY_BYTES_MAX = 1 << 20  # of a request; a broker or name server of Apache's has no such limit
-# Their bodies are messages or whole tables: they may have what fits into a frame.
+BODY_BYTES_MAX = 1 << 20  # of a request; Apache's brokers and name servers have no such limit
+# Their bodies are messages or tables and may fill a frame.
 LARGE_BODIES = frozenset(
     {
         RequestCode.SEND_MESSAGE,
@@ -236,7 +236,7 @@ _PER_VERSION = 2  # a snapshot and the release
 
 
 def version_name(number: int) -> str:
-    """Return the version in Apache's words ("V5_3_3"), the number in words for others."""
+    """Return the version as Apache writes it ("V5_3_3"), or "number N" for unknown ordinals."""
     if not FIRST_VERSION <= number <= LAST_VERSION:
         return f"number {number}"
     steps, is_release = divmod(number - FIRST_VERSION + 1, _PER_VERSION)

@@ -1,8 +1,8 @@
-"""`RemotingCommand`: one request or response, decoded. Pure.
+"""`RemotingCommand`, a decoded request or response.
 
-Flag bits: 1 = response, 2 = one-way (no response is wanted, and none may be sent).
-`ext` is the custom header: all values are strings; None if the frame had none. A success response
-to a send must have `ext` (Java clients dereference it unguarded).
+Flag bits: 1 is a response, 2 is one-way (no response is allowed). `ext` is the custom header with
+string values; None if the frame had none. A success response to a send must have `ext`, because
+Java clients dereference it unguarded. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from .codes import MQ_VERSION, SUCCESS, LanguageCode
 RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2
 JSON = 0  # serialize type of the header
-BINARY = 1  # Apache calls this one ROCKETMQ
-# Never shown: the secret of an account that is changed (50), and the proofs of the sender.
+BINARY = 1  # ROCKETMQ in Apache's terms
+# Never shown, because these are an account's secret (50) and the sender's proofs.
 SECRET_FIELDS = frozenset(("secretKey", "Signature", "SecurityToken"))
 
 
 class RemotingCommand:
-    """One request or response. Not frozen: the connection that sends a request sets `opaque`."""
+    """A request or response. Not frozen, because the sending connection sets `opaque`."""
 
     __slots__ = (
         "body",
@@ -52,13 +52,13 @@ class RemotingCommand:
         self.body = body
         self.language = language
         self.version = version
-        self.serialize_type = serialize_type  # of the frame it came in; a reply uses the same
+        self.serialize_type = serialize_type  # of its frame; a reply uses the same
 
     @classmethod
     def request(
         cls, code: int, ext: dict[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """Make a request; the connection that sends it chooses its opaque."""
+        """Make a request; the sending connection chooses its opaque."""
         return cls(int(code), ext=ext, body=body)
 
     @classmethod
@@ -70,7 +70,7 @@ class RemotingCommand:
         ext: dict[str, str] | None = None,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Make the answer to `request`: same opaque, same header codec."""
+        """Make the answer to `request`, with the same opaque and header codec."""
         return cls(
             int(code),
             request.opaque,
@@ -90,7 +90,7 @@ class RemotingCommand:
         return bool(self.flag & ONEWAY_FLAG)
 
     def __eq__(self, other: object) -> bool:
-        """Compare what the peer sees: the header codec does not count."""
+        """Compare except for the header codec."""
         if not isinstance(other, RemotingCommand):
             return NotImplemented
         return all(

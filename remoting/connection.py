@@ -1,27 +1,28 @@
-"""One TCP connection that carries requests both ways. Shell: an asyncio.Protocol.
+"""A TCP connection with requests in both directions, an asyncio.Protocol.
 
 Nothing here costs a task, a future or a lock per message. Handlers are plain functions
-`(connection, command)`; their return value decides:
-- a RemotingCommand: it is the answer (never sent for a one-way request);
-- None: there is no answer, or the handler sends it later with `reply` or `write`;
-- a generator: the work for the request, in steps. The connection runs it in turns
-  (remoting.fair_scheduling), and serves nothing behind it before its end. Its result is the answer,
-  or None.
-- a coroutine: a slow request. The connection owns it as a task (at most `tasks_max`, beyond
-  that SYSTEM_BUSY) and cancels it when the connection ends.
-If a handler raises, the error is the answer. Nothing that a peer sends can make this module raise:
-an unforeseen error (also a failed assertion) is logged and counted, and ends this connection if no
-request can be answered. Failures that endanger the log or the replicated state stop the node where
-those are changed, not here.
+`(connection, command)`, and their return value decides:
+- A RemotingCommand is the answer (never sent for a one-way request).
+- None means no answer, or a later answer by `reply` or `write`.
+- A generator is the work for the request, in steps. The connection runs it in turns
+  (remoting.fair_scheduling), and serves later requests only after its end. Its result is the
+  answer, or None.
+- A coroutine is a slow request. The connection owns it as a task (at most `tasks_max`, then
+  SYSTEM_BUSY) and cancels it when the connection ends.
 
-Writes of one loop iteration are joined into one transport write. Limits on a peer that does not
-read: past `write_high_bytes` of unsent answers a server stops reading its requests (no further work
-is begun for it), past `write_bytes_max` the connection is closed. A client never stops reading,
-or two full peers would wait for each other; it refuses new requests with TooManyRequests.
-`budgets` bounds what all connections of a server hold together (remoting.memory_limits).
+An exception of a handler becomes the answer. Nothing that a peer sends can make this module raise.
+An unforeseen error, also a failed assertion, is logged and counted, and ends this connection if no
+request can be answered. Failures that endanger the log or the replicated state stop the node in the
+code that changes them.
 
-A connection with `credentials` signs what `invoke` and `invoke_oneway` send; whoever writes encoded
-frames has to sign them (client.producer.send_frame).
+Writes of one loop iteration are joined into one transport write. If a peer does not read, a server
+stops reading its requests past `write_high_bytes` of unsent answers, and closes the connection past
+`write_bytes_max`. A client never stops reading, or two full peers would wait for each other; it
+rejects new requests with TooManyRequests. `budgets` limits the memory of all connections of a
+server (remoting.memory_limits).
+
+A connection with `credentials` signs requests of `invoke` and `invoke_oneway`. Encoded frames have
+to be signed by their writer (client.producer.send_frame).
 """
 
 from __future__ import annotations
@@ -68,32 +69,31 @@ Handler = Callable[["Connection", RemotingCommand], Answer]
 RawHandler = Callable[["Connection", list[RawFrame]], None]
 CloseCallback = Callable[["Connection", str], None]
 
-# Marks a log record that a peer can cause any number of times (ops.logs bounds those).
+# Marks log records that a peer can cause without limit (ops.logs bounds those).
 FROM_PEER = {"from_peer": True}
 UNFORESEEN = "unforeseen what=%s peer=%s"
 CLOSED = "connection_closed peer=%s reason=%s"
-REMARK_CHARS_MAX = 2_000  # of a refusal's remark
+REMARK_CHARS_MAX = 2_000  # of an error's remark
 
-SWEEP_SPACING_S = 0.01  # at most 100 sweeps a second over a connection's waiting requests
+SWEEP_SPACING_S = 0.01  # at most 100 sweeps per second over a connection's waiting requests
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bounds of one connection; each has a test at the limit."""
+    """Limits of a connection; each has a test at the limit."""
 
     frame_size_max: int = FRAME_SIZE_BYTES_MAX
-    requests_max: int = 65_536  # own requests that wait for an answer
-    tasks_max: int = 256  # slow requests of the peer in progress
-    write_high_bytes: int = 4 * 1024 * 1024  # above, a server stops reading,
-    write_low_bytes: int = 1 * 1024 * 1024  # below, it goes on
+    requests_max: int = 65_536  # own unanswered requests
+    tasks_max: int = 256  # running slow requests of the peer
+    write_high_bytes: int = 4 * 1024 * 1024  # above, a server stops reading
+    write_low_bytes: int = 1 * 1024 * 1024  # below, it resumes
     write_bytes_max: int = 64 * 1024 * 1024  # unsent; above, the connection is closed
     close_timeout_s: float = 5.0  # to send the last bytes of an orderly close
 
 
 class Connection(asyncio.Protocol):
-    """Either end of a connection. Attributes for users: `peer_address`, `local_address`,
-    `address` (the text it was dialled with; "" if it was accepted), `attachment` (any value of
-    theirs)."""
+    """Either end of a connection. Attributes for users: `peer_address`, `local_address`, `address`
+    (as dialled, or "" if accepted), `attachment` (any value of theirs)."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class Connection(asyncio.Protocol):
         budgets: Budgets | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """A dialled connection has an `address`; an accepted one is given to its server's
-        `on_accepted` when it is open. `budgets` None: the other side is trusted not to exhaust our
-        memory; clients trust servers so. `turns` None: it is trusted not to hog the loop either."""
+        """A dialled connection has an `address`; an accepted connection is passed to its server's
+        `on_accepted` when it is open. Without `budgets` the peer is trusted with memory, as clients
+        trust servers; without `turns`, with the loop."""
         self.limits = limits or ConnectionLimits()
         self.handlers = handlers
         self.on_raw = on_raw
@@ -117,11 +117,13 @@ class Connection(asyncio.Protocol):
         self.peer_address = ""
         self.local_address = ""
         self.attachment: Any = None
-        self.has_account = False  # set by who accepts an account here, or a broker's registration
+        # set after a request of an account or a broker's registration was accepted
+        self.has_account = False
         self.close_reason = ""
         self.received_bytes = 0
         self.sent_bytes = 0  # handed to the transport
-        self.last_active_s = 0.0  # loop time of the last arrival, or of a write not held up
+        # loop time of the last arrival, or of a write without back-pressure
+        self.last_active_s = 0.0
         self._credentials = credentials
         self._on_accepted = on_accepted
         self._pauses_reading = on_accepted is not None  # only a server pauses
@@ -134,16 +136,16 @@ class Connection(asyncio.Protocol):
         self._open = False
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._flush_due = False  # _flush will be called; no need to schedule it
+        self._flush_due = False  # _flush is scheduled
         self._write_paused = False
         self._read_paused = False
-        self._backlog: list[RawFrame] = []  # frames that arrived, and are not served yet
+        self._backlog: list[RawFrame] = []  # received frames that are not served yet
         self._backlog_bytes = 0
         self._budgets = budgets
         self._turns = turns
-        self._waits_turn = False  # take_turn will be called
-        self._put_off: list[bytes] = []  # arrived data that waits for its turn
-        # The request that is served in steps, and what is left of them.
+        self._waits_turn = False  # take_turn is scheduled
+        self._put_off: list[bytes] = []  # received data that waits for its turn
+        # The request that is served in steps, and its remaining steps.
         self._in_steps: tuple[RemotingCommand, Steps[RemotingCommand | None]] | None = None
         self._recorded = False  # in budgets.unfinished
         self._sweep: asyncio.TimerHandle | None = None
@@ -161,17 +163,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether it must not be closed for another one (ops.fairness): never."""
+        """Return whether it must not be evicted (ops.fairness), that is, never."""
         return False
 
     @property
     def holder(self) -> str:
-        """Return the address that it counts for among the server's connections."""
+        """Return the address by which the server counts it."""
         return self.peer_address.rpartition(":")[0]
 
     @property
     def outstanding(self) -> int:
-        """Count the own requests that wait for an answer."""
+        """Return the number of own unanswered requests."""
         return len(self._pending)
 
     @property
@@ -180,7 +182,7 @@ class Connection(asyncio.Protocol):
         return self._out_bytes + buffered
 
     def hand_to(self, handler: RawHandler) -> None:
-        """Give every further arrival's frames to `handler`, which may `dispatch` them."""
+        """Pass the frames of later arrivals to `handler`, which may `dispatch` them."""
         self.on_raw = handler
 
     def on_close(self, callback: CloseCallback) -> None:
@@ -192,9 +194,7 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> bool:
         """Queue whole frames; they are sent at the end of this loop iteration, joined with others.
-
-        Returns False if the connection is closed: the bytes are dropped.
-        """
+        Returns False, with the bytes dropped, if the connection is closed."""
         if not self._open:
             return False
         self._out.append(data)
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
         return self._open
 
     def write_many(self, frames: list[bytes]) -> bool:
-        """Hand all frames, after those queued before, to the transport now, in one write."""
+        """Write all frames, after those queued before, to the transport at once."""
         if not self._open:
             return False
         self._out.extend(frames)
@@ -223,10 +223,8 @@ class Connection(asyncio.Protocol):
         return self.write(encode_command(response, request.serialize_type))
 
     async def invoke(self, command: RemotingCommand, timeout_ms: float) -> RemotingCommand:
-        """Send a request and wait for its response, whatever its code.
-
-        Raises SendTimeout, ConnectionLost, TooManyRequests, RemotingProtocolError.
-        """
+        """Send a request and wait for its response. Raises SendTimeout, ConnectionLost,
+        TooManyRequests, RemotingProtocolError."""
         if self._credentials is not None:
             self._credentials.sign(command)
         if not self._open:
@@ -246,7 +244,7 @@ class Connection(asyncio.Protocol):
             raise
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
-        """Send a request that wants no answer. Raises ConnectionLost, TooManyRequests."""
+        """Send a one-way request. Raises ConnectionLost, TooManyRequests."""
         if self._credentials is not None:
             self._credentials.sign(command)
         command.flag |= ONEWAY_FLAG
@@ -255,10 +253,8 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost(f"connection to {self.peer_address} is closed")
 
     def close(self, reason: str = "closed by us") -> None:
-        """Send what is queued, then close. Ignore everything that arrives from now on.
-
-        A peer that does not take the rest within `close_timeout_s` loses it.
-        """
+        """Send the queued data, then close, and ignore further arrivals. Data unsent after
+        `close_timeout_s` is lost."""
         if not self._open:
             return
         self._flush()
@@ -275,14 +271,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection has ended and the tasks it owned are finished."""
+        """Wait until the connection and its tasks have ended."""
         await asyncio.shield(self._lost)
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def dispatch(self, frame: RawFrame) -> bool:
-        """Handle one frame as usual; raw handlers call this for frames they do not take. Returns
-        False if it is malformed; then the connection is closed."""
+        """Handle a frame as usual, for raw handlers. Returns False if it is malformed; the
+        connection is closed then."""
         try:
             command = decode_command(frame)
         except RemotingProtocolError as error:
@@ -294,13 +290,12 @@ class Connection(asyncio.Protocol):
         waiting = self._pending.take(command.opaque)
         if waiting is None:
             LOG.debug("answer_unclaimed peer=%s opaque=%d", self.peer_address, command.opaque)
-        elif not waiting.done():  # else the caller was cancelled
+        elif not waiting.done():  # otherwise the caller was cancelled
             waiting.set_result(command)
         return True
 
     def fail(self, what: str, error: Exception) -> None:
-        """End this connection, and nothing else, after an unforeseen error in work for its
-        peer."""
+        """End only this connection, after an unforeseen error in work for its peer."""
         self._unforeseen(what, error)
         self.abort(f"{what} failed: {type(error).__name__}")
 
@@ -311,7 +306,7 @@ class Connection(asyncio.Protocol):
             self._start(transport)
             if self._on_accepted is not None:
                 self._on_accepted(self)
-        except Exception as error:  # for example, the peer has gone already
+        except Exception as error:  # for example, the peer has disconnected
             self.fail("accept" if self._on_accepted else "connect", error)
             transport.close()
 
@@ -355,20 +350,20 @@ class Connection(asyncio.Protocol):
 
     @property
     def turn_is_over(self) -> bool:
-        """Whether the frames behind the one just dispatched have to wait (`put_off`)."""
+        """True if the frames behind the current frame have to wait (`put_off`)."""
         if self._in_steps is not None:
             return True
         return self._turns is not None and self._turns.is_over
 
     def put_off(self, frames: list[RawFrame]) -> None:
-        """Have these frames served in a later turn, before those put off already."""
+        """Serve these frames in a later turn, before those already put off."""
         self._backlog = frames + self._backlog
         self._backlog_bytes += sum(len(f[1]) + len(f[2]) for f in frames)
         self._wait_turn()
         self._settle_reading()
 
     def take_turn(self) -> None:
-        """Go on with what was put off (remoting.fair_scheduling)."""
+        """Continue with waiting data (remoting.fair_scheduling)."""
         self._waits_turn = False
         if self._in_steps is not None:
             self._step()
@@ -384,7 +379,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether nothing more is served because the peer does not read."""
+        """True if nothing more is served because the peer does not read."""
         return self._write_paused and self._pauses_reading
 
     def _serve_backlog(self) -> None:
@@ -394,8 +389,8 @@ class Connection(asyncio.Protocol):
             self._record_unfinished(anew=True)
 
     def _settle_reading(self) -> None:
-        """Pause reading while an arrival waits, or (a server) while the peer does not read; else
-        resume it."""
+        """Pause reading while data waits, or (a server) while the peer does not read; otherwise
+        resume."""
         if self._transport is None or not self._open:
             return
         pauses = self._waits_turn or self._is_blocked
@@ -418,7 +413,7 @@ class Connection(asyncio.Protocol):
             self._record_unfinished(anew=bool(frames) or not self._recorded)
 
     def _hand_out(self, frames: list[RawFrame]) -> None:
-        self._flush_due = True  # answers given now are sent together below
+        self._flush_due = True  # answers from here are sent together below
         try:
             if self.on_raw is not None:
                 self.on_raw(self, frames)
@@ -430,7 +425,7 @@ class Connection(asyncio.Protocol):
             self._flush()
 
     def _record_unfinished(self, anew: bool) -> None:
-        """Tell the budgets how many bytes of unserved frames are held."""
+        """Report the size of unserved frames to the budgets."""
         if self._budgets is None or not self._open:
             return
         size = self._reader.buffered_bytes + self._backlog_bytes + sum(map(len, self._put_off))
@@ -439,7 +434,7 @@ class Connection(asyncio.Protocol):
         note(self, size, self.last_active_s)
 
     def eof_received(self) -> bool:
-        return False  # the transport closes itself; half-open connections have no use here
+        return False  # the transport closes itself; half-open connections are useless here
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -451,7 +446,7 @@ class Connection(asyncio.Protocol):
             if self._backlog or self._put_off or self._in_steps is not None:
                 self._wait_turn()
         else:
-            self._serve_backlog()  # may fill the buffer, and the backlog, again
+            self._serve_backlog()  # may fill buffer and backlog again
         self._record_unsent()
         self._settle_reading()
 
@@ -483,7 +478,8 @@ class Connection(asyncio.Protocol):
     def _dispatch_all(self, frames: list[RawFrame]) -> None:
         for position, frame in enumerate(frames):
             if self._is_blocked or (position and self.turn_is_over):
-                # At most the frames of one arrival: nothing more is read before they are served.
+                # At most the frames of an arrival, since nothing more is read before they are
+                # served.
                 self.put_off(frames[position:])
                 return
             if not self._open:
@@ -517,7 +513,7 @@ class Connection(asyncio.Protocol):
             self._step()
 
     def _step(self) -> None:
-        """Go on with the request that is served in steps, for as long as its turn is not over."""
+        """Continue the request in steps until its turn is over."""
         assert self._in_steps is not None
         request, steps = self._in_steps
         turns, started_s = self._turns, thread_time()
@@ -596,7 +592,7 @@ class Connection(asyncio.Protocol):
         LOG.error(UNFORESEEN, what, self.peer_address, exc_info=error, extra=FROM_PEER)
 
     def _encoded(self, command: RemotingCommand) -> bytes:
-        """Return a request's frame. Raises TooManyRequests if the peer does not read ours."""
+        """Return a request's frame. Raises TooManyRequests if the peer does not read."""
         encoded = encode_command(command)
         if self._write_paused and self.unsent_bytes + len(encoded) > self.limits.write_bytes_max:
             raise TooManyRequests(f"{self.peer_address} does not read; too many bytes wait")
@@ -623,7 +619,7 @@ class Connection(asyncio.Protocol):
             self.abort(reason)
 
     def _record_unsent(self) -> None:
-        """Tell the budgets how many bytes the transport holds."""
+        """Report the size of the transport's buffer to the budgets."""
         if self._budgets is not None and self._transport is not None:
             unsent = self._budgets.unsent
             size = self._transport.get_write_buffer_size()
@@ -648,12 +644,12 @@ class Connection(asyncio.Protocol):
             self._schedule_sweep(max(self._pending.next_deadline, now_s + SWEEP_SPACING_S))
 
     def _break(self, reason: str) -> None:
-        """Close after the peer broke the protocol; answers given before that are still sent."""
+        """Close after a protocol error of the peer; earlier answers are still sent."""
         LOG.warning(CLOSED, self.peer_address, reason, extra=FROM_PEER)
         self.close(reason)
 
     def _end(self, reason: str) -> None:
-        """Stop reading and writing; the first reason stays."""
+        """Stop reading and writing; the first reason is kept."""
         self._open = False
         self.close_reason = self.close_reason or reason
         self._out.clear()
@@ -667,7 +663,7 @@ class Connection(asyncio.Protocol):
 
 
 class _Watched:
-    """Does as a slow answer, and notes how long each of its turns takes."""
+    """A slow answer that records the duration of each of its turns."""
 
     __slots__ = ("_answer", "_record")
 
@@ -689,5 +685,5 @@ class _Watched:
             try:
                 value = yield waits_for
                 resume = self._answer.send
-            except BaseException as error:  # a cancellation, for example
+            except BaseException as error:  # for example, a cancellation
                 resume, value = self._answer.throw, error

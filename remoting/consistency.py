@@ -1,8 +1,8 @@
-"""Finds the consumers of a group whose subscriptions differ from the others'. Pure.
+"""Detects consumers of a group with inconsistent subscriptions.
 
-A broker filters for a group, and its queues are shared out among its consumers. So where two of
-them subscribe to different topics or tags, each loses messages that the other one's queues have.
-Tags count, not how they are written; a group's retries are its own and not compared.
+A broker filters for a group, and its queues are shared by its consumers. If consumers subscribe to
+different topics or tags, each loses messages in the queues of the rest. Tags are compared as sets;
+the group's retry topic is ignored. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from .names import RETRY_PREFIX
 
 TAG = "TAG"
 TAGS_MAX = 100  # 10 us
-Wishes = frozenset[tuple[str, str]]  # topic, expression in one spelling
+Wishes = frozenset[tuple[str, str]]  # topic, normalized expression
 
 
 class Difference(NamedTuple):
-    """A topic in which a client subscribes to another expression than most. None: not at all."""
+    """A topic for which a client's expression differs from the majority's. None means no
+    subscription."""
 
     topic: str
     expression: str | None
@@ -27,7 +28,7 @@ class Difference(NamedTuple):
 
 
 def wishes(subscriptions: Iterable[tuple[str, str, str]]) -> Wishes:
-    """Return a client's wishes from (topic, expression type, expression)."""
+    """Return a client's subscriptions from (topic, expression type, expression)."""
     return frozenset(
         (topic, spelled(kind, expression))
         for topic, kind, expression in subscriptions
@@ -36,8 +37,8 @@ def wishes(subscriptions: Iterable[tuple[str, str, str]]) -> Wishes:
 
 
 def spelled(kind: str, expression: str) -> str:
-    """Return an expression as all clients would write it that wish the same; one of more than
-    TAGS_MAX tags as it is written."""
+    """Return an expression's normalized form; with more than TAGS_MAX tags, the expression itself.
+    """
     if kind not in ("", TAG):
         return f"{kind} {expression.strip()}"
     if expression == "*" or expression.count("||") > TAGS_MAX:
@@ -47,9 +48,9 @@ def spelled(kind: str, expression: str) -> str:
 
 
 def differences(members: Mapping[str, Wishes]) -> dict[str, list[Difference]]:
-    """Return, by client, where it differs from the wishes that most clients have; if there are
-    several, from those of the first client by its id that has such. Clients without any
-    subscription are not compared: they pull whatever they like."""
+    """Return, by client, the differences from the most common subscriptions; on a tie, from those
+    of the first client by id. Clients without a subscription are not compared, because they pull
+    freely."""
     members = {client: one for client, one in members.items() if one}
     counts = Counter(members.values())
     if len(counts) < 2:

@@ -1,15 +1,15 @@
-"""Saved contexts: names for clusters, so that tools need not be told their addresses each time.
+"""Saved contexts, names for clusters that replace repeated addresses in tools.
 
-A context stands for environment variables: name servers, account, TLS settings. They are kept in
-`$XDG_CONFIG_HOME/raftmq/contexts.json` (`~/.config` without the variable), which only its owner may
-read because it may hold secret keys:
+A context has values of environment variables for name servers, account and TLS. They are stored in
+`$XDG_CONFIG_HOME/raftmq/contexts.json` (by default in `~/.config`), readable only by its owner,
+because it may have secret keys:
 
     {"current": "prod", "contexts": {"prod": {"namesrv": "10.0.0.1:9876", "accessKey": "ops", …}}}
 
-What wins: flags, and the context that a flag names; then environment variables; then the context
-that RAFTMQ_CONTEXT names, else the one in use. That last one stands back as a whole where name
-servers are given: its account and TLS settings are for its own cluster. An account is taken whole
-from one place, never a key from here and a secret from there. Blocking.
+Precedence: flags, and the context of a flag; then environment variables; then the context in
+RAFTMQ_CONTEXT, or else the current context. The latter is ignored entirely if name servers are
+given, because its account and TLS settings are for its own cluster. An account is never mixed from
+two sources. Blocking.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from raftmq.ops.strict_json import loads
 
 VARIABLE = "RAFTMQ_CONTEXT"
 NAME_SERVERS = "NAMESRV_ADDR"
-# A context's fields → the environment variables that they stand for, in groups that belong
-# together.
+# A context's fields → their environment variables, grouped.
 GROUPS: tuple[Mapping[str, str], ...] = (
     {"namesrv": NAME_SERVERS},
     {
@@ -46,12 +45,12 @@ _FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 
 class ContextError(ValueError):
-    """A context that is not there, or contexts that cannot be read or written. Shows no secret."""
+    """A context does not exist, or contexts cannot be read or written. Without secrets."""
 
 
 @dataclass(slots=True)
 class Contexts:
-    """All contexts by name, and which one is in use ("": none)."""
+    """All contexts by name, and the current name ("" for none)."""
 
     current: str = ""
     by_name: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -65,22 +64,22 @@ class Contexts:
 
 
 def path_of(environment: Mapping[str, str]) -> Path:
-    """Return where the contexts are kept."""
+    """Return the path of the contexts."""
     home = environment.get("XDG_CONFIG_HOME", "")
-    # The specification has paths that are not absolute ignored.
+    # The specification ignores relative paths.
     base = home if os.path.isabs(home) else os.path.expanduser("~/.config")
     return Path(base) / "raftmq" / "contexts.json"
 
 
 def read(path: Path) -> Contexts:
-    """Read the contexts; there are none if there is no file. Raises ContextError."""
+    """Read the contexts; empty without a file. Raises ContextError."""
     try:
         found = loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except OSError as error:
         raise ContextError(f"{path}: {error.strerror}") from error
-    except ValueError:  # its text could show a secret
+    except ValueError:  # its text could contain a secret
         raise ContextError(f"{path} is not JSON") from None
     try:
         by_name = {
@@ -94,8 +93,8 @@ def read(path: Path) -> Contexts:
 
 @contextmanager
 def changing(path: Path) -> Iterator[Contexts]:
-    """Read the contexts, and write them back atomically if nothing is raised. Others who change
-    them wait meanwhile. Raises ContextError."""
+    """Read the contexts, and write them back atomically unless an error is raised, under a lock.
+    Raises ContextError."""
     try:
         path.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "a", opener=_private) as lock:
@@ -108,7 +107,7 @@ def changing(path: Path) -> Iterator[Contexts]:
 
 
 def check_name(name: str) -> None:
-    """Raise ContextError for a name that a context cannot have."""
+    """Raise ContextError for an invalid context name."""
     if not _NAME.fullmatch(name):
         raise ContextError(
             f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 64"
@@ -118,9 +117,9 @@ def check_name(name: str) -> None:
 def resolve(
     environment: Mapping[str, str], named: str = "", *, servers_given: bool = False
 ) -> dict[str, str]:
-    """Return the environment with what a context adds: the one that a flag has `named` before the
-    variables; else the one of RAFTMQ_CONTEXT or in use behind them, unless name servers are given,
-    by a flag (`servers_given`) or variable. Raises ContextError."""
+    """Return the environment with a context's values. The context `named` by a flag overrides
+    variables. Otherwise the context in RAFTMQ_CONTEXT or the current context is the fallback,
+    unless name servers are given, by a flag (`servers_given`) or variable. Raises ContextError."""
     found = dict(environment)
     if not named and (servers_given or environment.get(NAME_SERVERS)):
         return found
@@ -129,7 +128,7 @@ def resolve(
         contexts = read(path_of(environment))
     except ContextError as error:
         if not chosen and isinstance(error.__cause__, PermissionError):
-            return found  # a service that runs with somebody else's home
+            return found  # a service with a different user's home
         raise
     chosen = chosen or contexts.current
     if not chosen:
@@ -144,11 +143,11 @@ def resolve(
 
 
 def _write(path: Path, contexts: Contexts) -> None:
-    """Write all contexts to a new file, and put it in the place of the old one."""
+    """Write all contexts to a new file, and replace the old file."""
     content = {"current": contexts.current, "contexts": contexts.by_name}
     new = path.with_suffix(".new")
     with open(new, "w", encoding="utf-8", opener=_private) as file:
-        os.fchmod(file.fileno(), _FILE_MODE)  # if it was left by somebody else's hand
+        os.fchmod(file.fileno(), _FILE_MODE)  # if the file was created with a different mode
         json.dump(content, file, indent=2, ensure_ascii=False)
         file.write("\n")
         file.flush()

@@ -1,16 +1,16 @@
-"""The errors between two peers. Pure.
+"""The errors between two peers.
 
-Every error says two things that a caller must know before it tries again: `retriable`: another
-attempt (perhaps elsewhere) may succeed; `outcome_unknown`: the peer may have carried the request
-out although no answer came. `code` is the ResponseCode with which a server answers if a handler
-raises the error.
+A caller needs two properties before a retry. `retriable`: a further attempt, perhaps to a different
+peer, may succeed. `outcome_unknown`: the peer may have executed the request although no answer
+arrived. `code` is the ResponseCode of a server's answer if a handler raises the error. Pure,
+without I/O.
 """
 
 from .codes import ResponseCode
 
 
 class RemotingError(Exception):
-    """Base of this room's errors."""
+    """Base of this package's errors."""
 
     retriable = False
 
@@ -27,37 +27,37 @@ class RemotingError(Exception):
 
 
 class RemotingProtocolError(RemotingError):
-    """The peer broke the protocol; its connection is closed."""
+    """The peer violated the protocol; its connection is closed."""
 
 
 class HeaderError(RemotingError):
-    """A request's extFields lack a field or hold a wrong value; answered, connection stays open."""
+    """A request's extFields miss a field or have a wrong value. The connection stays open."""
 
 
 class BodyError(RemotingError):
-    """A body does not have its request code's form; answered, connection stays open."""
+    """A body has the wrong form for its request code. The connection stays open."""
 
 
 class ConnectError(RemotingError):
-    """No connection could be made: nothing was sent."""
+    """No connection could be made, and nothing was sent."""
 
     retriable = True
 
 
 class ConnectionLost(RemotingError):
-    """The connection ended first. `outcome_unknown` if the request was handed to the transport."""
+    """The connection ended first. `outcome_unknown` if the request was passed to the transport."""
 
     retriable = True
 
 
 class SendTimeout(RemotingError):
-    """No answer in time. `outcome_unknown` if the request was handed to the transport."""
+    """No answer in time. `outcome_unknown` if the request was passed to the transport."""
 
     retriable = True
 
 
 class TooManyRequests(RemotingError):
-    """A bound on outstanding requests or unsent bytes is reached: nothing was sent."""
+    """A limit of outstanding requests or unsent bytes is reached, and nothing was sent."""
 
     retriable = True
 

@@ -1,20 +1,18 @@
-"""Shares an event loop between busy connections and other work that has to be on time. Shell.
+"""Shares an event loop between busy connections and work that has to be on time.
 
-In one turn a loop hands out everything that has arrived since the turn before. With many busy
-connections that is hundreds of milliseconds of work, during which no timer runs and no other socket
-is read; a leader that cannot send its heartbeats for so long is deposed. So arrivals are processed
-for at most `TURN_S` in each turn. The rest waits for the next turns, in order, and those
-connections are not read meanwhile. An arrival (at most 256 KiB, the size of a read) is divided
-between its requests.
+In each turn a loop processes everything that has arrived since the previous turn. With many busy
+connections that takes hundreds of milliseconds without timers or other sockets, and a leader
+without heartbeats is deposed. Arrivals are therefore processed for at most `TURN_S` per turn. The
+rest waits in order for the next turns, and those connections are not read. An arrival (at most 256
+KiB, the size of a read) is divided between its requests.
 
-A turn is over when the callback that its first arrival scheduled with `call_soon` runs.
-(`loop.time()` does not show it: it advances within a turn, also on uvloop, which may read 32 times
-256 KiB from every connection in one turn.)
+A turn ends when the callback runs that its first arrival scheduled with `call_soon`. (`loop.time()`
+does not show it, because it advances within a turn, also on uvloop, which may read 32 times 256 KiB
+from every connection in a turn.)
 
-A request that needs more than a turn is a generator of small steps. Its connection runs them and
-serves nothing behind it meanwhile, or `StepTurns` runs the steps of all such requests, for one
-`TURN_S` in each turn of the loop, however many requests there are. `Watch` counts and logs the
-requests that keep the loop for longer than WATCH_S at once.
+A request longer than a turn is a generator of small steps. Its connection runs them before it
+serves further requests, or `StepTurns` runs the steps of all such requests for one `TURN_S` per
+turn of the loop. `Watch` counts and logs requests that occupy the loop for longer than WATCH_S.
 """
 
 from __future__ import annotations
@@ -33,17 +31,17 @@ WATCH_S = 0.020  # < a third of a heartbeat
 LONG_TURN = "long_turn code=%d ms=%d peer=%s"
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]  # work that yields after each small step, and returns a result
+Steps = Generator[None, None, T]  # work that yields after each small step and returns a result
 
 
 class Arrived(Protocol):
-    """A connection with an arrival that waits for its turn."""
+    """A connection with data that waits for its turn."""
 
     def take_turn(self) -> None: ...
 
 
 class Watch:
-    """Processor time that the requests of a server took on the loop at once, by request code."""
+    """Uninterrupted processor time of a server's requests on the loop, by request code."""
 
     def __init__(self) -> None:
         self.longest_s: dict[int, float] = {}
@@ -59,7 +57,7 @@ class Watch:
 
 
 class Turns:
-    """The turns of one server's loop."""
+    """The turns of a server's loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, turn_s: float = TURN_S, watch: Watch | None = None
@@ -68,8 +66,8 @@ class Turns:
         self._loop = loop
         self._turn_s = turn_s
         self._left_s = 0.0
-        self._ends_s = 0.0  # when the work under way has had its turn
-        self._started = False  # a turn has begun, and `_end` will be called
+        self._ends_s = 0.0  # when the current work's turn ends
+        self._started = False  # a turn has started, and `_end` is scheduled
         self._waiting: deque[Arrived] = deque()
 
     def begin(self) -> bool:
@@ -88,11 +86,11 @@ class Turns:
 
     @property
     def is_over(self) -> bool:
-        """Whether the work under way has had its turn."""
+        """True if the current work's turn is over."""
         return perf_counter() >= self._ends_s
 
     def wait(self, connection: Arrived) -> None:
-        """Have `take_turn` called in a later turn."""
+        """Schedule `take_turn` in a later turn."""
         if not self._waiting:
             self._loop.call_soon(self._run)
         self._waiting.append(connection)
@@ -108,23 +106,23 @@ class Turns:
                 try:
                     waiting[0].take_turn()
                 finally:
-                    waiting.popleft()  # after its turn, so that arrivals within it queue up last
+                    waiting.popleft()  # after its turn, so that new arrivals are queued last
                 if self.is_over:
                     break
-        finally:  # whatever one of them raises, the others get their turns
+        finally:  # even if one raises, the rest get their turns
             if waiting:
                 self._loop.call_soon(self._run)
 
 
 class StepTurns:
-    """Runs steps of large work, in turns that all work of one loop shares."""
+    """Runs steps of large work in turns shared by all such work of a loop."""
 
     def __init__(self, turn_s: float = TURN_S) -> None:
         self._turn_s = turn_s
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run the steps to their end and return their result. Raises whatever a step raises."""
+        """Run the steps and return their result. Raises their errors."""
         try:
             while True:
                 await self._turn()
@@ -139,7 +137,7 @@ class StepTurns:
             steps.close()
 
     async def _turn(self) -> None:
-        """Wait for a turn of the loop in which no other work has one."""
+        """Wait for a turn of the loop without other large work."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
@@ -156,7 +154,7 @@ class StepTurns:
 
 
 def finish(steps: Steps[T]) -> T:
-    """Run steps to their end, without turns, and return their result."""
+    """Run steps without turns, and return their result."""
     while True:
         try:
             next(steps)

@@ -1,12 +1,12 @@
-"""Reads and writes bodies in the dialect of Java's fastjson. Pure.
+"""Bodies in the dialect of Java's fastjson.
 
 Fastjson writes two kinds of maps that are not JSON: number keys without quotes,
 `{0:"10.0.0.1:10911"}`, and objects as keys, `{{"brokerName":"b","queueId":0,"topic":"t"}:5}`.
-`loads` reads those and plain JSON; an unquoted number key becomes its text ("0"), as if it had been
-quoted, an object key becomes a `MessageQueue` (the only class used as a key). An object that has a
-key twice is refused in bodies up to STRICT_BYTES_MAX; in larger ones the last value counts. `dumps`
-writes JSON, with MessageQueue keys as objects and number keys quoted, which fastjson reads as well.
-Not supported: fastjson's `$ref` shorthand for repeated objects (it is read as a plain object).
+`loads` reads both and plain JSON. A number key becomes a string ("0"), an object key a
+`MessageQueue`, the only class used as a key. Duplicate keys are rejected in bodies up to
+STRICT_BYTES_MAX; in larger bodies the last value counts. `dumps` writes JSON, with MessageQueue
+keys as objects and number keys quoted, which fastjson also reads. Fastjson's `$ref` shorthand is
+not supported; it is read as a plain object. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from raftmq.ops.strict_json import loads as loads_strictly
 
 from .errors import BodyError
 
-STRICT_BYTES_MAX = 256 * 1024  # larger ones are tables and registrations, made by programs
-_STRING = r'"(?:[^"\\]|\\.)*+"?+'  # one without an end goes to the end: no place is read twice
+STRICT_BYTES_MAX = 256 * 1024  # larger bodies are tables and registrations, made by programs
+# an unterminated string extends to the end, so that nothing is read twice
+_STRING = r'"(?:[^"\\]|\\.)*+"?+'
 _COLON = r"(?=[ \t\r\n]*+:)"
-# Strings, which are left as they are, and the two kinds of keys that are not JSON.
+# Strings, which are kept, and the two kinds of keys that are not JSON.
 _FIELDS = re.compile(
     rf'(?P<object>\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*+\}}){_COLON}'
     rf"|(?P<before>[{{,][ \t\r\n]*+)(?P<number>-?+(?:0|[1-9][0-9]*+)){_COLON}"
@@ -31,13 +32,13 @@ _FIELDS = re.compile(
     re.DOTALL,
 )
 
-# Of a request's body: reading a value takes up to .2 us, in the dialect up to 2 us.
+# Of a request's body, because a value takes up to .2 us, in the dialect up to 2 us.
 VALUES_MAX, DIALECT_VALUES_MAX = 32_768, 2_048
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic in one broker group; the key of many Java maps. Sorts as RocketMQ's
-    clients sort it."""
+    """A queue of a topic in a broker group; the key of many Java maps. Sorts as in RocketMQ's
+    clients."""
 
     topic: str
     broker_name: str
@@ -49,7 +50,7 @@ class MessageQueue(NamedTuple):
 
     @classmethod
     def from_fields(cls, fields: Any) -> MessageQueue:
-        """Make a queue from its fields. Raises BodyError if `fields` is not a message queue."""
+        """Make a queue from its fields. Raises BodyError."""
         if not isinstance(fields, dict):
             raise BodyError("a message queue is not an object")
         topic, name, queue_id = (fields.get(key) for key in ("topic", "brokerName", "queueId"))
@@ -59,12 +60,12 @@ class MessageQueue(NamedTuple):
 
 
 def loads(data: bytes) -> Any:
-    """Read JSON or fastjson's dialect. What it returns, `dumps` can write. Raises BodyError."""
+    """Read JSON or fastjson's dialect, into values for `dumps`. Raises BodyError."""
     read = loads_strictly if len(data) <= STRICT_BYTES_MAX else orjson.loads
     try:
         return read(data)
     except orjson.JSONDecodeError:
-        pass  # expected for the two dialect forms; a damaged body fails again below
+        pass  # expected for the dialect; a damaged body fails again below
     queues: dict[str, MessageQueue] = {}
 
     def as_json(part: re.Match[str]) -> str:
@@ -83,15 +84,15 @@ def loads(data: bytes) -> Any:
 
 
 def _with_queues(value: Any, queues: dict[str, MessageQueue]) -> Any:
-    """Return the value with message queues for the keys that are their text."""
+    """Replace keys that are the text of message queues by the queues."""
     if isinstance(value, dict):
         return {queues.get(key, key): _with_queues(item, queues) for key, item in value.items()}
     return [_with_queues(item, queues) for item in value] if isinstance(value, list) else value
 
 
 def loads_request(data: bytes) -> dict[str, Any]:
-    """Do as `loads_object` for a body that anybody may send: a body that takes long to read is
-    refused unread. Raises BodyError."""
+    """Do as `loads_object` for bodies of unknown origin. Slow bodies are rejected unread. Raises
+    BodyError."""
     count = 1 + data.count(b",") + data.count(b"{") + data.count(b"[")
     if count > VALUES_MAX:
         raise BodyError(f"a body of some {count} values; at most {VALUES_MAX}")
@@ -107,7 +108,7 @@ def loads_request(data: bytes) -> dict[str, Any]:
 
 
 def loads_object(data: bytes) -> dict[str, Any]:
-    """Read a body that must be an object. Raises BodyError."""
+    """Read a body that is an object. Raises BodyError."""
     value = loads(data)
     if not isinstance(value, dict):
         raise BodyError("body is not a JSON object")
@@ -118,9 +119,9 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def dumps(value: Any) -> bytes:
-    """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue), as
-    orjson does, except for MessageQueue keys. Parts without any are left to orjson as a whole: for
-    a topic with 65,536 queues that is everything but the keys."""
+    """Write `value` (dict, list, str, int, float, bool, None; keys str, int or MessageQueue) as
+    orjson does, except for MessageQueue keys. Values without such keys are passed to orjson as a
+    whole."""
     try:
         return orjson.dumps(value, default=_fields_of, option=_OPTIONS)
     except orjson.JSONEncodeError:

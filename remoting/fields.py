@@ -1,10 +1,10 @@
-"""Reads typed values from extFields, where everything is text. Pure.
+"""Typed values of extFields, where everything is text.
 
-A function for one value takes the map (None counts as empty) and a field name. `parse_fields` and
-`write_fields` translate a whole typed header, which is a named tuple whose fields say their names
-on the wire: `queue_id: Annotated[int, "queueId"]`. The type says how the text is read; a field is
-required unless it has a default or an `Absent`. Everything that reads raises HeaderError, whose
-text goes to the peer as the remark.
+A function for a single value has the map (None counts as empty) and a field name. `parse_fields`
+and `write_fields` translate a typed header, a named tuple with wire names in its annotations:
+`queue_id: Annotated[int, "queueId"]`. The type selects the parser. A field is required unless it
+has a default or an `Absent`. All parsers raise HeaderError; its text is the remark for the peer.
+Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _REQUIRED = object()
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A field's value if the peer leaves it out, where that is not the field's default."""
+    """The value of a missing field, if it is not the field's default."""
 
     value: object
 
 
-_Read = Callable[[str, str], object] | None  # (text, name) → value; None: the text itself
-# A field's name on the wire, how it is read, and its value if missing or empty, or _REQUIRED.
+_Read = Callable[[str, str], object] | None  # (text, name) → value; None for the text itself
+# A field's wire name, its parser, and its value if missing or empty, or _REQUIRED.
 _Field = tuple[str, _Read, object]
 
 
 def parse_fields(
     header: type[NamedTuple], ext: Ext, names: tuple[str, ...] | None = None
 ) -> list[Any]:
-    """Return the values of the fields of `header`, in order. `names`: other names on the wire."""
+    """Return the values of the fields of `header`, in order. `names` replaces the wire names."""
     get = (ext or _NOTHING).get
     values: list[object] = []
     for name, read, absent in _fields_of(header, names):
@@ -64,7 +64,7 @@ def write_fields(header: NamedTuple, names: tuple[str, ...] | None = None) -> di
 
 @functools.cache
 def _fields_of(header: type[NamedTuple], names: tuple[str, ...] | None) -> list[_Field]:
-    """Return the leading fields of a named tuple that have a name on the wire."""
+    """Return the leading fields of a named tuple that have a wire name."""
     fields: list[_Field] = []
     for field, hint in get_type_hints(header, include_extras=True).items():
         if get_origin(hint) is not Annotated:
@@ -78,7 +78,7 @@ def _fields_of(header: type[NamedTuple], names: tuple[str, ...] | None) -> list[
 
 
 def text(ext: Ext, name: str) -> str:
-    """Return a required string; empty counts as missing, as for every Java peer."""
+    """Return a required string; empty counts as missing, as in Java peers."""
     value = (ext or _NOTHING).get(name)
     if not value:
         raise HeaderError(f"the custom field <{name}> is null")
@@ -113,7 +113,7 @@ def _is_true(value: str, _: str) -> bool:
 
 def parse_integer(value: str, name: str) -> int:
     """Parse a decimal integer that fits into a Java long; `name` is the field's, for the error."""
-    # int() alone would accept "1_000", " 1 " and digits of other scripts, which no Java peer does.
+    # int() alone would accept "1_000", " 1 " and digits of other scripts, unlike Java peers.
     if len(value) < 19 and value.isdigit() and value.isascii():
         return int(value)
     digits = value[1:] if value[:1] == "-" else value
@@ -126,11 +126,11 @@ def parse_integer(value: str, name: str) -> int:
 
 
 def parse_integers(values: str, name: str) -> list[int]:
-    """Parse decimal integers with a comma between each two, as `parse_integer` does each."""
+    """Parse comma-separated decimal integers, each as `parse_integer` does."""
     parts = values.split(",")
     lengths, digits = [len(part) for part in parts], "".join(parts)
     if min(lengths) > 0 and max(lengths) < 19 and digits.isdigit() and digits.isascii():
-        return list(map(int, parts))  # at once: the answer to a pop names 32 offsets
+        return list(map(int, parts))  # at once, because the answer to a pop has 32 offsets
     return [parse_integer(part, name) for part in parts]
 
 

@@ -1,9 +1,9 @@
-"""Typed headers of the requests that producers and consumers send, and of the answers. Pure.
+"""Typed headers of requests of producers and consumers, and of the answers.
 
-Each header is a named tuple (immutable, and the cheapest object to build per message) whose fields
-say their names on the wire (`fields.py`), with `parse(ext)`, which raises HeaderError, and
-`to_ext()`. Times are epoch milliseconds. Fields that only 5.x knows are optional and left out if
-None. Administration headers are in `admin_headers.py`, registration headers in `registration.py`.
+Each header is a named tuple (immutable, and the cheapest object per message) with wire names in its
+fields (`fields.py`). `parse(ext)` raises HeaderError, and `to_ext()` writes the fields. Times are
+epoch milliseconds. Fields of 5.x only are optional and omitted if None. Administration headers are
+in `admin_headers.py`, registration headers in `registration.py`. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _LONG_NAMED = frozenset(
 
 
 class SendHeader(NamedTuple):
-    """Sends: 10, 324 and 326 (long names), 310, 320 and 325 (one-letter names)."""
+    """Sends 10, 324 and 326 (long names), 310, 320 and 325 (one-letter names)."""
 
     producer_group: Annotated[str, "a"]
     topic: Annotated[str, "b"]
     default_topic: Annotated[str, "c", Absent("")]
     default_topic_queue_count: Annotated[int, "d", Absent(0)]
-    queue_id: Annotated[int, "e"]  # < 0: the broker picks one
+    queue_id: Annotated[int, "e"]  # < 0 lets the broker choose
     sys_flag: Annotated[int, "f"]
     born_timestamp_ms: Annotated[int, "g"]
     flag: Annotated[int, "h"]
@@ -63,7 +63,7 @@ class SendHeader(NamedTuple):
 
     @classmethod
     def parse(cls, ext: Ext, code: int = RequestCode.SEND_MESSAGE_V2) -> SendHeader:
-        """Parse a send header. The request's `code` decides between long and short names."""
+        """Parse a send header. The request's `code` selects long or short names."""
         names = _LONG_NAMES if code in _LONG_NAMED else None
         return cls._make(parse_fields(cls, ext, names))
 
@@ -111,7 +111,7 @@ class PullHeader(NamedTuple):
         return cls._make(parse_fields(cls, ext))
 
     def to_ext(self) -> dict[str, str]:
-        # Written out, because it is done for every pull: thrice as fast as `write_fields`.
+        # Written by hand for every pull, three times as fast as `write_fields`.
         ext = {
             "consumerGroup": self.consumer_group,
             "topic": self.topic,
@@ -133,7 +133,7 @@ class PullHeader(NamedTuple):
 
 
 class PullResponseHeader(NamedTuple):
-    """The answer to a pull, whatever its code; the remark is the store's status name."""
+    """The answer to a pull; the remark is the store's status name."""
 
     suggested_broker_id: Annotated[int, "suggestWhichBrokerId"]
     next_offset: Annotated[int, "nextBeginOffset"]
@@ -145,7 +145,7 @@ class PullResponseHeader(NamedTuple):
         return cls._make(parse_fields(cls, ext))
 
     def to_ext(self) -> dict[str, str]:
-        # Written out, because it is done for every pull: thrice as fast as `write_fields`.
+        # Written by hand for every pull, three times as fast as `write_fields`.
         return {
             "suggestWhichBrokerId": str(self.suggested_broker_id),
             "nextBeginOffset": str(self.next_offset),
@@ -156,7 +156,7 @@ class PullResponseHeader(NamedTuple):
 
 class ConsumerOffsetHeader(NamedTuple):
     """14 QUERY_CONSUMER_OFFSET and 15 UPDATE_CONSUMER_OFFSET (which has `commit_offset`).
-    `client_id`: the consumer that commits, if it is ours; Apache's header does not have it."""
+    `client_id` is the committing consumer, in our clients only."""
 
     consumer_group: Annotated[str, "consumerGroup"]
     topic: Annotated[str, "topic"]
@@ -199,7 +199,7 @@ class QueueOffsetHeader(NamedTuple):
 
 
 class SendBackHeader(NamedTuple):
-    """36 CONSUMER_SEND_MSG_BACK. `delay_level` 0: the broker decides, < 0: dead letter now."""
+    """36 CONSUMER_SEND_MSG_BACK. With `delay_level` 0 the broker decides; < 0 means dead letter."""
 
     commitlog_offset: Annotated[int, "offset"]
     group: Annotated[str, "group"]

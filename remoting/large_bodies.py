@@ -1,15 +1,14 @@
-"""Decodes large bodies from peers in steps: zlib streams and JSON.
+"""Step-by-step decoding of large bodies from peers, zlib streams and JSON.
 
-A body may decompress to a thousand times its size. It is decompressed twice: first in small pieces
-that are only counted, up to the limit; then into memory of exactly the counted size. A rejected
-body costs the memory of one piece.
+A body may decompress to a thousand times its size. It is decompressed twice, first in small chunks
+that are only counted, up to the limit, then into memory of exactly the counted size. A rejected
+body costs the memory of one chunk.
 
-A JSON decoder holds the interpreter's lock until it has read all of its input: 16 MiB stop a loop
-for 200 ms, also from a thread. `JsonWalk` decodes one value at a time, of at most VALUE_BYTES_MAX
-characters. Objects in which it looks for names may have any size. Other values are skipped without
-decoding; only their brackets and strings are matched, so fastjson's number keys are accepted. An
-object with a duplicate name is rejected, because two readers of it would see different values.
-Pure: no I/O.
+A JSON decoder holds the interpreter's lock until its end, so 16 MiB stop a loop for 200 ms, even
+from a thread. `JsonWalk` decodes a value at a time, of at most VALUE_BYTES_MAX characters. Objects
+in which it searches for names may have any size. Skipped values are not decoded; only their
+brackets and strings are matched, so fastjson's number keys are accepted. An object with a duplicate
+name is rejected, because readers would see different values. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from typing import Any
 from .errors import BodyError
 from .fair_scheduling import Steps
 
-STEP_BYTES = 16 * 1024  # packed bytes; they unpack to at most a thousand times as many, in pieces:
+# compressed; they decompress to at most a thousand times as much, in chunks of
+STEP_BYTES = 16 * 1024
 PIECE_BYTES = 256 * 1024
 
 
 def inflating(packed: bytes, bytes_max: int, what: str) -> Steps[bytearray | None]:
-    """Unpack a zlib stream; return None if it unpacks to more than `bytes_max`. Raises BodyError
-    for damage; the error names `what`."""
+    """Decompress a zlib stream; None if it exceeds `bytes_max`. Raises BodyError, which contains
+    `what`, for damage."""
     size = 0
     for piece in _inflate(packed, what):
         size += len(piece)
@@ -47,7 +47,7 @@ def inflating(packed: bytes, bytes_max: int, what: str) -> Steps[bytearray | Non
 
 
 def _inflate(packed: bytes, what: str) -> Iterator[bytes]:
-    """Unpack in pieces. Raises BodyError."""
+    """Decompress in chunks. Raises BodyError."""
     stream = zlib.decompressobj()
     view = memoryview(packed)
     try:
@@ -66,7 +66,7 @@ def _inflate(packed: bytes, what: str) -> Iterator[bytes]:
 
 VALUE_BYTES_MAX = 64 * 1024
 NAME_CHARS_MAX = 1024
-USUAL_CHARS = 512  # most values are shorter; a longer one is read again from its beginning
+USUAL_CHARS = 512  # most values are shorter; a longer value is read again
 DEPTH_MAX = 64
 SKIPPED_PER_STEP = 256  # brackets and strings
 _CLOSING = {"{": "}", "[": "]"}
@@ -86,13 +86,13 @@ _read = json.JSONDecoder(object_pairs_hook=_object).raw_decode
 
 
 class JsonWalk:
-    """A position in a text, which moves forward only. Raises BodyError."""
+    """A position in a text, which only moves forward. Raises BodyError."""
 
     def __init__(self, data: bytes, what: str) -> None:
-        """`what` names the text in errors."""
+        """`what` describes the text in errors."""
         self._what = what
         self._at = 0
-        # A character for each byte: names are ASCII, and other text may not take four times as much
+        # A character per byte, because names are ASCII and other text must not take four times the
         # memory.
         self._text = data.decode("latin-1")
 
@@ -101,8 +101,8 @@ class JsonWalk:
         return self._at
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the object that begins here. The caller reads or skips the value of
-        each before it asks for the next."""
+        """Yield the names of the object at this position. The caller reads or skips each value
+        before the next name."""
         self._take("{")
         if self._is_next("}"):
             self._at += 1
@@ -127,7 +127,7 @@ class JsonWalk:
             self._take(",")
 
     def value(self) -> Any:
-        """Decode the value that begins here."""
+        """Decode the value at this position."""
         start = self._skip_space()
         for size in (USUAL_CHARS, VALUE_BYTES_MAX):
             try:
@@ -135,14 +135,15 @@ class JsonWalk:
             except (ValueError, RecursionError) as error:
                 problem = str(error)
                 continue
-            if length < size:  # else a number might go on behind
+            if length < size:  # otherwise a number might continue
                 self._at = start + length
                 return value
             problem = "it is too long"
         raise self._damaged(f"not a value of at most {VALUE_BYTES_MAX} characters: {problem}")
 
     def skipping(self) -> Steps[None]:
-        """Skip the value that begins here, in steps. It may have any size, its parts may not."""
+        """Skip the value at this position in steps. It may have any size, but not its components.
+        """
         start = self._skip_space()
         closing: list[str] = []
         count = 0
@@ -173,7 +174,7 @@ class JsonWalk:
         return self._at
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        """Move behind what matches here, which has at most VALUE_BYTES_MAX characters."""
+        """Move behind the match at this position, of at most VALUE_BYTES_MAX characters."""
         match = pattern.match(self._text, self._at, self._at + VALUE_BYTES_MAX)
         if match is None:
             raise self._damaged(f"no part of at most {VALUE_BYTES_MAX} characters")

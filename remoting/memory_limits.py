@@ -1,18 +1,17 @@
-"""Bounds on the bytes that all connections of a process together may make it hold. Pure.
+"""Limits of the memory that all connections of a process may cause.
 
-A peer that may send a frame of 16 MiB may also begin one and never end it, and so may sixty peers.
-So a bound for each connection does not bound the process. These budgets do:
+A peer may start a frame of 16 MiB and never finish it, and so may sixty peers. Limits per
+connection therefore do not limit the process. These budgets do:
+- `unfinished` covers incomplete frames, and frames that wait because their sender does not read our
+  answers. Each has a deadline.
+- `unsent` covers answers in transports to peers that do not read.
+- `work` covers bodies of running slow requests (a task each).
+- `kept` covers data that peers sent about themselves and their waits, until their connection ends.
 
-- `unfinished`: frames that have arrived in part, and frames that wait because their sender does not
-  read our answers. Each has a deadline, too.
-- `unsent`: answers that the transports hold for peers that do not read.
-- `work`: bodies of slow requests in progress (a task each).
-- `kept`: what peers told of themselves and of what they wait for, until their connection ends.
-
-A `Holding` over its bound closes connections until it is not: first the one whose frame began
-first, or the one that holds most. With the former, small holders are spared while there is a large
-one. All others are served meanwhile. An `Allowance` that is used up refuses more: the request is
-answered BUSY. A `Share` is one peer's part of it.
+A `Holding` above its limit closes connections until it is below: those with the oldest frame first,
+or the largest. The former spares small holders while there is a large holder. All remaining
+connections are served. A used-up `Allowance` rejects further requests with BUSY. A `Share` is a
+peer's share of it. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MIB = 1024 * 1024
-SMALL_BYTES = 64 * 1024  # any peer may hold this at times: a read that ended within a frame
-TASK_BYTES = 4 * 1024  # memory of a slow request besides its body
+SMALL_BYTES = 64 * 1024  # any peer may hold this, by a read that ended within a frame
+TASK_BYTES = 4 * 1024  # memory of a slow request except its body
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """The bounds of a process; each has a configuration key."""
+    """The limits of a process; each has a configuration key."""
 
     unfinished_bytes_max: int = 64 * MIB
     frame_deadline_s: float = 60.0
@@ -37,7 +36,7 @@ class BudgetLimits:
 
 
 class Holder(Protocol):
-    """A connection, as a `Holding` sees it."""
+    """A connection, for a `Holding`."""
 
     @property
     def unsent_bytes(self) -> int: ...
@@ -46,22 +45,20 @@ class Holder(Protocol):
 
 
 class Holding:
-    """Bytes held for connections that may be closed to get them back.
-
-    `oldest_first`: close the oldest holder first, else the largest.
-    """
+    """Bytes held for connections, which are closed to free memory, with `oldest_first` the oldest,
+    otherwise the largest."""
 
     def __init__(self, name: str, bytes_max: int, *, oldest_first: bool) -> None:
         assert bytes_max > 0, bytes_max
         self.name = name
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        self.closed_count = 0  # connections, for being over the bound or too late
+        self.closed_count = 0  # connections closed above the limit or past the deadline
         self._oldest_first = oldest_first
         self._held: dict[Holder, tuple[float, int]] = {}  # since when, bytes; oldest first
 
     def hold(self, holder: Holder, size: int, now_s: float) -> None:
-        """Note that `holder` holds `size` bytes now. May close connections, also `holder`."""
+        """Record that `holder` holds `size` bytes. May close connections, also `holder`."""
         since_s, before = self._held.get(holder, (now_s, 0))
         if size:
             self._held[holder] = (since_s, size)
@@ -72,7 +69,7 @@ class Holding:
             self._free()
 
     def restart(self, holder: Holder, size: int, now_s: float) -> None:
-        """Do as `hold`, for a new frame: its deadline counts from now."""
+        """Do as `hold` for a new frame, with a new deadline."""
         known = self._held.pop(holder, None)
         if known is not None:
             self.held_bytes -= known[1]
@@ -80,14 +77,14 @@ class Holding:
             self.hold(holder, size, now_s)
 
     def refresh(self) -> None:
-        """Update the sizes that transports hold: they shrink without notice as they send."""
+        """Update the sizes in transports, which shrink without notice as they send."""
         for holder, (_, size) in list(self._held.items()):
             now = holder.unsent_bytes
             if now != size:
                 self.hold(holder, min(now, size), 0.0)
 
     def expire(self, before_s: float) -> None:
-        """Close holders that have held something since `before_s` or longer."""
+        """Close holders since `before_s` or longer."""
         for holder, (since_s, size) in list(self._held.items()):
             if since_s > before_s:
                 break
@@ -113,7 +110,7 @@ class Holding:
 
 
 class Allowance:
-    """A budget of bytes that are taken before work begins and given back when it is done."""
+    """A budget of bytes, taken before work and returned after it."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -121,7 +118,7 @@ class Allowance:
         self.refused_count = 0
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes; return False if there is no room, with nothing taken."""
+        """Take `size` bytes; return False if that exceeds the budget."""
         if self.used_bytes + size > self.bytes_max:
             self.refused_count += 1
             return False
@@ -129,14 +126,13 @@ class Allowance:
         return True
 
     def give_back(self, size: int) -> None:
-        """Give back `size` bytes that were taken."""
+        """Return `size` bytes."""
         self.used_bytes -= size
         assert self.used_bytes >= 0, self.used_bytes
 
 
 class Share:
-    """The bytes that one peer has taken of a shared Allowance: at most `bytes_max`, all given back
-    by `end`."""
+    """A peer's share of an Allowance, at most `bytes_max`; `end` returns all of it."""
 
     def __init__(self, allowance: Allowance, bytes_max: int) -> None:
         self.used_bytes = 0
@@ -144,26 +140,25 @@ class Share:
         self._bytes_max = bytes_max
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes; return False if there is no room, with nothing taken."""
+        """Take `size` bytes; return False if that exceeds share or budget."""
         if self.used_bytes + size > self._bytes_max or not self._allowance.take(size):
             return False
         self.used_bytes += size
         return True
 
     def give_back(self, size: int) -> None:
-        """Give back `size` bytes that were taken."""
+        """Return `size` bytes."""
         self._allowance.give_back(size)
         self.used_bytes -= size
         assert self.used_bytes >= 0, self.used_bytes
 
     def end(self) -> None:
-        """Give back all that is taken."""
+        """Return everything."""
         self.give_back(self.used_bytes)
 
 
 class Budgets:
-    """All budgets of a process. `failures` counts requests and callbacks that raised an unforeseen
-    error."""
+    """All budgets of a process. `failures` counts unforeseen errors in requests and callbacks."""
 
     def __init__(self, limits: BudgetLimits | None = None) -> None:
         self.limits = limits or BudgetLimits()
@@ -177,10 +172,10 @@ class Budgets:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes that all peers together make this process hold."""
+        """Return the bytes held for all peers."""
         held_bytes = self.unfinished.held_bytes + self.unsent.held_bytes
         return held_bytes + self.work.used_bytes + self.kept.used_bytes
 
     def expire(self, now_s: float) -> None:
-        """Close connections whose frame has taken too long. Call it about once a second."""
+        """Close connections with overdue frames. Call it about once per second."""
         self.unfinished.expire(now_s - self.limits.frame_deadline_s)

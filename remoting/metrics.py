@@ -1,6 +1,6 @@
 """Metric families of a process's memory limits, of long turns on the loop, and of TLS.
 
-Names begin with the prefix of the process's other metric families. Pure: no I/O.
+Names start with the prefix of the process's metric families. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def add_limits(families: Families, prefix: str, budgets: Budgets, watch: Watch) 
 
 
 def add_tls(families: Families, prefix: str, tls: ProcessTls) -> None:
-    """Add the families of TLS, which have no series if TLS is not used."""
+    """Add the families of TLS, without series if TLS is not used."""
     contexts = tls.contexts()
     families.gauges(
         f"{prefix}_tls_certificate_not_after_seconds",

@@ -1,9 +1,9 @@
-"""The rules for names and addresses on the wire, for brokers and name servers. Pure.
+"""Rules for names and addresses on the wire, for brokers and name servers.
 
-A broker refuses to create a topic whose name breaks the rule for topics. A name server also accepts
-registrations of Apache's brokers, whose own topics are named after clusters and hosts, so it allows
-dots, colons and plus signs, too. Control characters, blanks and anything else that could split a
-log line or a registration field in two are never allowed.
+A broker does not create a topic with an invalid name. A name server also accepts registrations of
+Apache's brokers, with topics named after clusters and hosts, so it allows dots, colons and plus
+signs. Control characters, blanks and other separators of log lines or registration fields are never
+allowed. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"  # the template of auto-created topics
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"  # clients' traces of messages
-OPERATOR_LOG_TOPIC = "RAFTMQ_SYS_OPERATOR_LOG"  # what operators do (broker.admin.operator_log)
+OPERATOR_LOG_TOPIC = "RAFTMQ_SYS_OPERATOR_LOG"  # operators' actions (broker.admin.operator_log)
 # Topics that clients may not send to.
 NO_SEND_TOPICS = frozenset(
     {
@@ -32,9 +32,9 @@ NO_SEND_TOPICS = frozenset(
     }
 )
 SYSTEM_TOPICS = NO_SEND_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}
-TOPIC_LENGTH_MAX = 127  # as clients check; retry and dead-letter topics may have 255
+TOPIC_LENGTH_MAX = 127  # as in clients; retry and dead-letter topics may have 255
 DERIVED_TOPIC_LENGTH_MAX = 255
-NAME_LENGTH_MAX = 255  # of a broker, cluster or client; host names are no longer than this
+NAME_LENGTH_MAX = 255  # of a broker, cluster or client; host names are not longer
 ADDRESS_LENGTH_MAX = 300  # a host name, its port, brackets
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAME = re.compile(r"[%|a-zA-Z0-9_.+:@$-]+")
@@ -42,18 +42,18 @@ _HOST = re.compile(r"[a-zA-Z0-9_.:%-]+")
 
 
 def pop_retry_topic(topic: str, group: str) -> str:
-    """Return the name of the topic in which messages come again that a group popped from `topic`
-    and did not acknowledge; it is its own retry topic."""
+    """Return the topic for redeliveries of messages that a group popped from `topic` without
+    acknowledgement. A retry topic is its own."""
     return topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}"
 
 
 def popped_topic(topic: str, group: str) -> str:
-    """Return the topic that a pop retry topic of the group belongs to; any other one is itself."""
+    """Return the topic of a group's pop retry topic; otherwise the topic itself."""
     return topic.removeprefix(f"{RETRY_PREFIX}{group}_")
 
 
 def topic_name_problem(name: str) -> str:
-    """Return why `name` is not a valid topic name; '' if it is."""
+    """Return why `name` is not a valid topic name, or ''."""
     if not name:
         return "the topic name is empty"
     derived = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
@@ -66,8 +66,8 @@ def topic_name_problem(name: str) -> str:
 
 
 def name_problem(what: str, name: str) -> str:
-    """Return why `name` is not a valid name of a broker, a cluster, or any broker's topic (`what`
-    says which); '' if it is."""
+    """Return why `name` is not a valid name of a broker, a cluster, or any broker's topic
+    (described by `what`), or ''."""
     if not name:
         return f"the {what} is empty"
     if len(name) > NAME_LENGTH_MAX:
@@ -78,13 +78,13 @@ def name_problem(what: str, name: str) -> str:
 
 
 def address_problem(what: str, address: str) -> str:
-    """Return why `address` is not a valid `host:port`; '' if it is."""
+    """Return why `address` is not a valid `host:port`, or ''."""
     shown = f"the {what} {address[:ADDRESS_LENGTH_MAX]!r}"
     if len(address) > ADDRESS_LENGTH_MAX:
         return f"{shown} is {len(address)} characters long, the longest is {ADDRESS_LENGTH_MAX}"
     try:
         host, port = parse_address(address)
-        host.encode("idna")  # as it is resolved
+        host.encode("idna")  # as the resolver does
     except (ConnectError, UnicodeError):
         return f"{shown} is no host:port"
     if not _HOST.fullmatch(host) or address != address.strip():

@@ -1,9 +1,9 @@
-"""Requests that wait for their answers, by opaque. Pure: deadlines are passed in as numbers, and
-what waits (a connection's futures) is only kept.
+"""Waiting requests by opaque.
 
-Invariants: at most `count_max` requests wait; an opaque names one request at a time; every
-request added leaves exactly once, through `take`, `expire` or `drain`. One timer can serve all:
-`next_deadline` is never later than the earliest deadline of those waiting.
+Invariants: at most `count_max` requests wait; an opaque identifies one request at a time; every
+added request is removed exactly once, by `take`, `expire` or `drain`. A single timer serves all,
+because `next_deadline` is never later than the earliest deadline. Deadlines are plain numbers.
+Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class PendingRequests(Generic[W]):
         return len(self._waiting)
 
     def next_opaque(self) -> int:
-        """Return an opaque that no waiting request has; wraps around after 2^31 - 1."""
+        """Return an opaque of no waiting request; wraps around after 2^31 - 1."""
         opaque = self._next_opaque
-        while opaque in self._waiting:  # ends: fewer than 2^31 can wait
+        while opaque in self._waiting:  # terminates, since fewer than 2^31 can wait
             opaque = (opaque + 1) & OPAQUE_MAX
         self._next_opaque = (opaque + 1) & OPAQUE_MAX
         return opaque
 
     def add(self, opaque: int, waiter: W, deadline: float) -> None:
-        """Add a request. Raises TooManyRequests at the bound, ValueError for an opaque in use."""
+        """Add a request. Raises TooManyRequests at the limit, ValueError for an opaque in use."""
         waiting = self._waiting
         if len(waiting) >= self._count_max:
             raise TooManyRequests(f"{len(waiting)} requests wait for answers already")
@@ -53,16 +53,16 @@ class PendingRequests(Generic[W]):
             self.next_deadline = deadline
 
     def all_sent(self) -> None:
-        """Note that every request added so far was handed to the transport."""
+        """Record that all added requests were passed to the transport."""
         self._unsent.clear()
 
     def take(self, opaque: int) -> W | None:
-        """Remove one request; return its waiter, or None if none waits (a late answer)."""
+        """Remove a request; return its waiter, or None (a late answer)."""
         entry = self._waiting.pop(opaque, None)
         return entry[0] if entry is not None else None
 
     def expire(self, now: float) -> list[tuple[W, bool]]:
-        """Remove every request whose deadline has passed; return (waiter, was sent) of each."""
+        """Remove every overdue request; return (waiter, was sent) of each."""
         due = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
         unsent = set(self._unsent) if due else set()
         expired = [(self._waiting.pop(opaque)[0], opaque not in unsent) for opaque in due]
@@ -72,7 +72,7 @@ class PendingRequests(Generic[W]):
         return expired
 
     def drain(self) -> list[tuple[W, bool]]:
-        """Remove all; return (waiter, was sent) of each, in the order they were added."""
+        """Remove all; return (waiter, was sent) of each, in the order of addition."""
         unsent = set(self._unsent)
         drained = [(entry[0], opaque not in unsent) for opaque, entry in self._waiting.items()]
         self._waiting.clear()

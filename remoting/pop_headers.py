@@ -1,17 +1,17 @@
-"""Headers of pop consumption (200050 to 200055, 200151) and the text of its handles. Pure.
+"""Headers of pop consumption (200050 to 200055, 200151) and its receipt handles.
 
-A handle names one popped message. It is eight numbers and names, joined by blanks, as Apache's
-`ExtraInfoUtil` writes them (the property POP_CK):
+A handle identifies a popped message by eight blank-separated numbers and names, as in Apache's
+`ExtraInfoUtil` (the property POP_CK):
 
     start offset, pop time, invisible time, revive queue, kind of topic, broker, queue, offset
 
-Times are in ms. The start offset is where the pop began to read in the queue, the offset that of
-the message. The kind is 0 for the topic itself and 1 for the topic of its retries; the revive queue
-is 999 for a pop in order. Apache's proxies add a ninth part, which is ignored.
+Times are in ms. The start offset is that of the pop's first read in the queue, the offset that of
+the message. The kind is 0 for the topic itself and 1 for its retry topic; the revive queue is 999
+for an orderly pop. A ninth field of Apache's proxies is ignored.
 
-The answer to a pop says the same for all its messages together, by queue: where it began to read
-(`0 queue offset;…`), which offsets it found (`0 queue offset,offset;…`), and for a pop in order how
-often they were popped before (`0 qo<queue>%<offset> times;…`).
+The answer to a pop has these values per queue for all its messages: the start offset (`0 queue
+offset;…`), the message offsets (`0 queue offset,offset;…`), and for an orderly pop the earlier pops
+(`0 qo<queue>%<offset> times;…`). Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .errors import BodyError, HeaderError
 from .fields import Ext, parse_fields, parse_integer, parse_integers, write_fields
 from .names import RETRY_PREFIX, pop_retry_topic
 
-COUNT_MAX = 32  # messages of one pop, as at Apache's
+COUNT_MAX = 32  # messages of a pop, as in Apache's brokers
 ORDER_REVIVE_QUEUE = 999
-INIT_MIN, INIT_MAX = 0, 1  # where a new group begins
+INIT_MIN, INIT_MAX = 0, 1  # where a new group starts
 HANDLE_SIZE_MAX = 512  # characters
-ACKS_MAX = 1_000  # in one batch acknowledgement
-BITS_MAX = 1 << 16  # of one BatchAck: offsets from its start offset on
+ACKS_MAX = 1_000  # per batch acknowledgement
+BITS_MAX = 1 << 16  # of a BatchAck, as offsets from its start offset
 POP_CK = "POP_CK"
 FIRST_POP_TIME = "1ST_POP_TIME"
-ORIGIN_GROUP = "ORIGIN_GROUP"  # the property of a retry that names the group it is for
+ORIGIN_GROUP = "ORIGIN_GROUP"  # a retry's property with the group it is for
 
 
 class Handle(NamedTuple):
-    """A handle, without its ninth part."""
+    """A handle, without its ninth field."""
 
     start: int
     pop_ms: int
@@ -58,7 +58,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Handle:
-        """Parse a handle; without an offset, the last part, it is -1. Raises HeaderError."""
+        """Parse a handle. A missing last offset is -1. Raises HeaderError."""
         parts = text.split(" ")
         if len(text) > HANDLE_SIZE_MAX or not 7 <= len(parts) <= 9 or not parts[5]:
             raise HeaderError(f"not a handle of a popped message: {text[:100]!r}")
@@ -70,7 +70,7 @@ class Handle(NamedTuple):
 
 
 class PopHeader(NamedTuple):
-    """200050 POP_MESSAGE. `queue_id` < 0: any queue of the topic."""
+    """200050 POP_MESSAGE. `queue_id` < 0 means any queue of the topic."""
 
     consumer_group: Annotated[str, "consumerGroup"]
     topic: Annotated[str, "topic"]
@@ -84,7 +84,7 @@ class PopHeader(NamedTuple):
     expression: Annotated[str, "exp"] = ""
     order: Annotated[bool, "order"] = False
     attempt_id: Annotated[str, "attemptId"] = ""
-    # Ours: the client whose heartbeats renew what is popped, until it is acknowledged.
+    # Ours, the client with heartbeats that renew popped messages until their acknowledgement.
     renewed_by: Annotated[str, "raftmqRenewedBy"] = ""
 
     @classmethod
@@ -96,7 +96,7 @@ class PopHeader(NamedTuple):
 
 
 class PopResponseHeader(NamedTuple):
-    """The answer to 200050. `rest_count`: messages that were not popped yet, about."""
+    """The answer to 200050. `rest_count` is the approximate number of remaining messages."""
 
     pop_ms: Annotated[int, "popTime"]
     invisible_ms: Annotated[int, "invisibleTime"]
@@ -117,9 +117,9 @@ class PopResponseHeader(NamedTuple):
 def popped_handle(
     properties: Mapping[str, str], head: PopResponseHeader, queue_id: int, offset: int
 ) -> Handle | None:
-    """Return the handle that the broker put into a message from a topic of retries; None if it put
-    in none. A property of that name with another handle came with a message that was popped, and
-    then sent on with all of its properties."""
+    """Return the handle that the broker added to a message of a retry topic, or None. A different
+    handle in that property belongs to a popped message that was sent again with all of its
+    properties."""
     try:
         handle = Handle.decode(properties.get(POP_CK, ""))
     except HeaderError:
@@ -129,7 +129,7 @@ def popped_handle(
 
 
 class AckHeader(NamedTuple):
-    """200051 ACK_MESSAGE. `topic` is where the message is stored: perhaps a retry topic."""
+    """200051 ACK_MESSAGE. `topic` is the stored topic, perhaps a retry topic."""
 
     consumer_group: Annotated[str, "consumerGroup"]
     topic: Annotated[str, "topic"]
@@ -146,7 +146,7 @@ class AckHeader(NamedTuple):
 
 
 class ChangeHeader(NamedTuple):
-    """200053 CHANGE_MESSAGE_INVISIBLETIME; the time counts from now."""
+    """200053 CHANGE_MESSAGE_INVISIBLETIME; the time starts now."""
 
     consumer_group: Annotated[str, "consumerGroup"]
     topic: Annotated[str, "topic"]
@@ -164,7 +164,7 @@ class ChangeHeader(NamedTuple):
 
 
 class ChangeResponseHeader(NamedTuple):
-    """The answer to 200053: what the message's new handle consists of."""
+    """The answer to 200053, the fields of the message's new handle."""
 
     pop_ms: Annotated[int, "popTime"]
     invisible_ms: Annotated[int, "invisibleTime"]
@@ -198,8 +198,8 @@ class QueuePollHeader(NamedTuple):
 
 
 class BatchAck(NamedTuple):
-    """Acknowledgements of messages that were popped together (200151). `topic` is where they are
-    stored, `bits` says which: bit n is offset start + n."""
+    """Acknowledgements of messages of the same pop (200151). `topic` is the stored topic; bit n of
+    `bits` is offset start + n."""
 
     consumer_group: str
     topic: str
@@ -211,7 +211,7 @@ class BatchAck(NamedTuple):
     bits: int
 
     def to_json(self, topic: str) -> dict[str, Any]:
-        """Return Apache's bean; `topic` is the one that was popped."""
+        """Return Apache's bean; `topic` is the popped topic."""
         size = (self.bits.bit_length() + 63) // 64 * 8
         return {
             "c": self.consumer_group,
@@ -239,7 +239,7 @@ def _batch_ack(value: Any) -> BatchAck:
         group, topic = value["c"], value["t"]
         numbers = [value[name] for name in ("q", "so", "pt", "it", "rq")]
         bits = value["b"]
-        if isinstance(bits, list):  # of an older fastjson: the words of a BitSet
+        if isinstance(bits, list):  # older fastjson writes the words of a BitSet
             bits = b"".join(word.to_bytes(8, "little", signed=True) for word in bits)
         else:
             bits = b64decode(bits, validate=True)
@@ -259,7 +259,7 @@ def _batch_ack(value: Any) -> BatchAck:
 
 
 def kind_of(topic: str) -> str:
-    """Return the kind of a topic as handles have it."""
+    """Return a topic's kind in handles."""
     return "1" if topic.startswith(RETRY_PREFIX) else "0"
 
 
@@ -272,15 +272,16 @@ def offset_info(topic: str, queue_id: int, offsets: Sequence[int]) -> str:
 
 
 def order_info(topic: str, queue_id: int, times: Mapping[int, int]) -> str:
-    """Return how often a queue's messages were popped before: those that were, by offset, and the
-    lowest number for the queue, which older clients read."""
+    """Return the earlier pops of a queue's messages by offset, and the lowest count for the queue,
+    which older clients read."""
     kind = kind_of(topic)
     found = [f"{kind} qo{queue_id}%{offset} {n}" for offset, n in times.items() if n]
     return ";".join([*found, f"{kind} {queue_id} {min(times.values(), default=0)}"])
 
 
 def by_queue(info: str) -> dict[tuple[str, int], list[int]]:
-    """Read `startOffsetInfo` or `msgOffsetInfo`: (kind, queue id) → offsets. Raises HeaderError."""
+    """Parse `startOffsetInfo` or `msgOffsetInfo` into (kind, queue id) → offsets. Raises
+    HeaderError."""
     found: dict[tuple[str, int], list[int]] = {}
     for part in info.split(";") if info else ():
         fields = part.split(" ")

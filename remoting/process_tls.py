@@ -1,8 +1,7 @@
-"""All TLS contexts of one server process, made from its configuration and renewed while it runs.
-Shell.
+"""All TLS contexts of a server process, from its configuration, renewed at run time.
 
-Call `load` before anything listens or dials, `start` and `stop` on the loop. A context that is not
-configured is None, which means plain connections.
+Call `load` before anything listens or dials, and `start` and `stop` on the loop. A context that is
+not configured is None, for plain connections.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .tls import (
 from .tls_listener import ArrivalCounts, ArrivalLimits, TlsPolicy
 
 RELOAD_S = 10.0  # between two checks whether the files changed
-# For a group's replicas, of which there are few. A dial with TLS takes at most `patience_s`
+# For a group's few replicas. A dial with TLS takes at most `patience_s`
 # (broker.replication.engine).
 LINK_LIMITS = ArrivalLimits(arriving_max=64, grace_s=0.2, patience_s=3.0)
 
@@ -39,7 +38,7 @@ class PeerTls:
 
 
 class ProcessTls:
-    """Holds and renews the TLS contexts of one process."""
+    """Holds and renews the TLS contexts of a process."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class ProcessTls:
         *,
         protocols: tuple[str, ...] = (),
     ) -> None:
-        """`peer_keys`: only if the process is a replica of a Raft group. `limits`: of the ports for
-        clients and HTTP. `protocols`: that TLS offers at the port for clients (ALPN)."""
+        """`peer_keys` are for replicas of a Raft group only. `limits` apply to the ports for
+        clients and HTTP. TLS offers `protocols` at the port for clients (ALPN)."""
         self._limits = limits or ArrivalLimits()
         self.server: TlsPolicy | None = None  # the ports for clients
         self.client: Renewed | None = None  # own connections
@@ -64,8 +63,8 @@ class ProcessTls:
         self._task: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Make the contexts from their files; a certificate that is named is also read if its mode
-        is disabled. Blocking. Raises TlsError."""
+        """Make the contexts from their files. A configured certificate is also read in a disabled
+        mode. Blocking. Raises TlsError."""
         keys = self._keys
         serving = replace(_server(keys), protocols=self._protocols)
         self.server = self._policy(keys.tls_server_mode, "server", serving)
@@ -77,13 +76,13 @@ class ProcessTls:
             keys.http_tls_cert_path, keys.http_tls_key_path, keys.tls_server_key_password
         )
         if not own.cert_path:
-            own = _without_clients(_server(keys))  # HTTP callers show tokens, not certificates
+            own = _without_clients(_server(keys))  # HTTP callers use tokens instead of certificates
         self.http = self._policy(keys.http_tls_mode, "http", own)
         if self._peer_keys is not None:
             self._load_peers(self._peer_keys)
 
     def _load_peers(self, keys: PeerTlsOptions) -> None:
-        """Make the contexts of Raft's links: the same certificate serves and dials."""
+        """Make the contexts of Raft's links, with the same certificate for serving and dialling."""
         cert, key, password = (
             keys.raft_tls_cert_path,
             keys.raft_tls_key_path,
@@ -104,19 +103,19 @@ class ProcessTls:
         self.peers = PeerTls(policy, dialling)
 
     def start(self) -> None:
-        """Begin to look for changed files and for the end of certificates, on the running loop."""
+        """Start checks for changed files and expiring certificates, on the running loop."""
         if self._contexts:
             self._task = asyncio.get_running_loop().create_task(self._check_forever())
 
     async def stop(self) -> None:
-        """Stop looking for changed files."""
+        """Stop the checks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
 
     def contexts(self) -> list[Renewed]:
-        """Return all contexts, each with its certificate, and why new files are not in use."""
+        """Return all contexts, each with its certificate and the error of new files."""
         return list(self._contexts)
 
     def arrivals(self) -> list[tuple[str, ArrivalCounts]]:
@@ -127,30 +126,29 @@ class ProcessTls:
 
     @property
     def https(self) -> ssl.SSLContext | None:
-        """Return the context for HTTPS requests to others; None: the system's trust store."""
+        """Return the context for outgoing HTTPS requests; None for the system's trust store."""
         return self._dialling.context if self._dialling is not None else None
 
     @property
     def http_scheme(self) -> str:
-        """Return the scheme to announce to others: `http` also for `permissive`, as they may not
-        know the CA yet."""
+        """Return the scheme to announce: `http` also for `permissive`, since clients may not have
+        the CA yet."""
         enforcing = self.http is not None and self.http.mode is TlsMode.ENFORCING
         return "https" if enforcing else "http"
 
     @property
     def error(self) -> str:
-        """Return in one line why new files are not in use; "" if they are."""
+        """Return in a line why new files are not in use, or ""."""
         return "; ".join(f"{one.name}: {one.error}" for one in self._contexts if one.error)
 
     @property
     def expiring(self) -> str:
-        """Return in one line which certificates expire soon or expired; "" if none."""
+        """Return in a line which certificates expire soon or are expired, or ""."""
         return "; ".join(one.expiry for one in self._contexts if one.expiry)
 
     @property
     def warnings(self) -> list[str]:
-        """Return what somebody should look at although the process serves, as health checks tell
-        it."""
+        """Return warnings for health checks of a process that works."""
         return [f"TLS: {self.expiring}"] if self.expiring else []
 
     async def _check_forever(self) -> None:
@@ -163,7 +161,7 @@ class ProcessTls:
         self, mode: str, name: str, settings: ServerTls, limits: ArrivalLimits | None = None
     ) -> TlsPolicy | None:
         if mode == TlsMode.DISABLED:
-            if settings.cert_path:  # a mistake in it is told now, not on the day of the switch
+            if settings.cert_path:  # report a mistake now, not on the day of the switch
                 build_server(settings)
             return None
         renewed = self._renewed(name, settings)

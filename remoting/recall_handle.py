@@ -1,8 +1,8 @@
-"""The recall handle: returned for a timer message, and passed to RECALL_MESSAGE (370). Pure.
+"""The recall handle of a timer message, for RECALL_MESSAGE (370).
 
     base64url("v1" SP topic SP broker name SP time SP UNIQ_KEY), with padding
 
-The time is in ms since the epoch and lies in the time slot for which the message waits.
+The time is in ms since the epoch, in the message's time slot. Pure, without I/O.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""Broker registration at name servers: headers of 103, 104, 322, 904 and the body of 103. Pure.
+"""Broker registration at name servers: headers of 103, 104, 322, 904 and the body of 103.
 
 The body is JSON, or a zlib stream of (all integers int32, big-endian):
 
     size, DataVersion as JSON | topic count, per topic: size, "name readQ writeQ perm filter[ at]"
     | size, filter server list as JSON | 5.x only: count, per queue mapping: size, JSON
 
-Our additions, all in ext, so that Apache's side ignores them: `raftTerm`; `raftRole` (leader,
-follower, "none" while the replica knows no leader; earlier versions say follower then, too);
-`raftOwnId`, from a leader: the broker id that it has when it does not lead; `raftGroupId` (hex,
-"none" while the replica knows none; absent: of no Raft group, or a version or an engine that tells
-none); `topicDelta`="true" with `topicDeltaBase`: the body holds only topics that changed
-since the DataVersion in `topicDeltaBase`, and a topic without read and write queues was deleted;
-`httpAddr`: the address of the broker's HTTP node API.
+Our additions are in ext, which Apache's side ignores:
+- `raftTerm`
+- `raftRole` is leader, follower, or "none" without a known leader.
+- `raftOwnId` is a leader's broker id as a follower.
+- `raftGroupId` is in hex, or "none" while unknown; absent outside Raft groups.
+- `topicDelta`="true" with `topicDeltaBase` means that the body has only topics changed since that
+  DataVersion. A topic without read and write queues was deleted.
+- `httpAddr` is the address of the broker's HTTP node API.
+
+Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -33,27 +36,27 @@ from .large_bodies import VALUE_BYTES_MAX, JsonWalk, inflating
 from .names import address_problem, name_problem
 from .topic_attributes import MESSAGE_TYPE
 
-BODY_BYTES_MAX = 18 * 1024 * 1024  # the default, of a body as JSON or unpacked: 110,000 topics
-TOPICS_MAX = 100_000  # the default, in one registration
-TOPICS_PER_STEP, STEP_BYTES = 32, 16 * 1024  # read in a step; some .3 ms
+BODY_BYTES_MAX = 18 * 1024 * 1024  # the default, as JSON or decompressed, for 110,000 topics
+TOPICS_MAX = 100_000  # the default, per registration
+TOPICS_PER_STEP, STEP_BYTES = 32, 16 * 1024  # per step, some .3 ms
 FILTER_SERVERS_MAX = 100
 QUEUE_COUNT_MAX = 65_536  # as in our brokers
-TERM_MAX = 1 << 48  # a Raft term; no group ever holds so many elections
+TERM_MAX = 1 << 48  # a Raft term beyond any real group's
 BROKER_ID_MAX = (1 << 31) - 1
 VERSION_BYTES_MAX = 1_024  # of a DataVersion, as JSON
-HEAD_BYTES = 4_096  # of a body, enough to read its version
-NO_GROUP_ID = "none"  # raftGroupId of a replica that knows none yet
-NO_LEADER = "none"  # raftRole of a replica that knows no leader
+HEAD_BYTES = 4_096  # of a body, enough for its version
+NO_GROUP_ID = "none"  # raftGroupId of a replica without a known group
+NO_LEADER = "none"  # raftRole of a replica without a known leader
 _INT32 = struct.Struct(">i")
 _GROUP_ID = re.compile("[0-9a-f]{32}|" + NO_GROUP_ID)
-_MESSAGE_TYPE = re.compile("[A-Z_]{1,32}")  # newer brokers may have more than we know
-# The version in a JSON body. The entry of a topic named "dataVersion" does not match this.
+_MESSAGE_TYPE = re.compile("[A-Z_]{1,32}")  # newer brokers may have further types
+# The version in a JSON body. A topic named "dataVersion" does not match.
 _VERSION_IN_JSON = re.compile(rb'"dataVersion":(\{[^{}]*"timestamp":\d+[^{}]*\})')
 
 
 @dataclass(frozen=True, slots=True)
 class DataVersion:
-    """The version of a broker's topic table; equal in all fields means unchanged."""
+    """The version of a broker's topic table; unchanged if equal in all fields."""
 
     counter: int = 0
     state_version: int = 0
@@ -71,7 +74,7 @@ class DataVersion:
 
     @classmethod
     def from_fields(cls, fields: Any) -> DataVersion:
-        """Parse a version; None (from an old broker) is the empty one. Raises BodyError."""
+        """Parse a version; None (an old broker) is the empty version. Raises BodyError."""
         if fields is None:
             return cls()
         if not isinstance(fields, dict):
@@ -83,15 +86,15 @@ class DataVersion:
 
     @classmethod
     def decode(cls, data: bytes) -> DataVersion:
-        """Decode a version; the empty one of no bytes. Raises BodyError."""
+        """Decode a version; no bytes are the empty version. Raises BodyError."""
         if len(data) > VERSION_BYTES_MAX:
             raise BodyError(f"a data version of more than {VERSION_BYTES_MAX} bytes")
         return cls.from_fields(loads_object(data)) if data else cls()
 
 
 class TopicConfig(NamedTuple):
-    """One topic's configuration at its broker. perm bits: 4 read, 2 write, 1 inherit.
-    `message_type`: the only one of its attributes that name servers use; "" if it names none."""
+    """A topic's configuration at its broker. perm bits: 4 read, 2 write, 1 inherit. `message_type`
+    is the only attribute that name servers use; "" if absent."""
 
     topic: str
     read_queue_count: int
@@ -135,7 +138,7 @@ class TopicConfig(NamedTuple):
 
 
 def _message_type(attributes: Any) -> str:
-    """Return the kind of messages that attributes name; "" if they name none that can be one."""
+    """Return the message type in attributes, or "" without a valid type."""
     kind = attributes.get(MESSAGE_TYPE) if isinstance(attributes, dict) else None
     return kind if isinstance(kind, str) and _MESSAGE_TYPE.fullmatch(kind) else ""
 
@@ -149,18 +152,18 @@ class RegisterBrokerHeader(NamedTuple):
     ha_address: Annotated[str, "haServerAddr", Absent("")]
     broker_id: Annotated[int, "brokerId"]
     compressed: Annotated[bool, "compressed"] = False
-    # CRC-32(body as sent) & 0x7fffffff; 0: unchecked
+    # CRC-32(body as sent) & 0x7fffffff; 0 is unchecked
     body_crc: Annotated[int, "bodyCrc32"] = 0
     heartbeat_timeout_ms: Annotated[int | None, "heartbeatTimeoutMillis"] = None
     raft_term: Annotated[int | None, "raftTerm"] = None
     raft_role: Annotated[str | None, "raftRole"] = None
     raft_group_id: Annotated[str | None, "raftGroupId"] = None
     raft_own_id: Annotated[int | None, "raftOwnId"] = None
-    # None: not stated (Apache's brokers); it may be either
+    # None is unspecified (Apache's brokers)
     topic_delta: Annotated[bool | None, "topicDelta", Absent(None)] = False
-    # `parse` and `to_ext` translate these two: the wire has another form of them.
+    # `parse` and `to_ext` translate these two from their wire form.
     delta_base: DataVersion | None = None
-    http_address: str = ""  # host:port of the node API; "" if it has none
+    http_address: str = ""  # host:port of the node API, or ""
 
     @classmethod
     def parse(cls, ext: Ext) -> RegisterBrokerHeader:
@@ -182,13 +185,14 @@ class RegisterBrokerHeader(NamedTuple):
 
 
 class BrokerHeader(NamedTuple):
-    """A broker's identity: 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904 BROKER_HEARTBEAT."""
+    """A broker's identity, for 104 UNREGISTER_BROKER, 322 QUERY_DATA_VERSION, 904 BROKER_HEARTBEAT.
+    """
 
     broker_name: Annotated[str, "brokerName"]
     broker_address: Annotated[str, "brokerAddr"]
     cluster: Annotated[str, "clusterName"]
     broker_id: Annotated[int, "brokerId", Absent(0)]
-    # 904 only, where the wire spells it ...TimeoutMills
+    # 904 only, with the wire's spelling ...TimeoutMills
     heartbeat_timeout_ms: Annotated[int | None, "heartbeatTimeoutMills"] = None
 
     @classmethod
@@ -209,7 +213,7 @@ class BrokerHeader(NamedTuple):
 
 
 def header_problem(header: RegisterBrokerHeader) -> str:
-    """Return why no broker can have sent such a registration; '' if one can."""
+    """Return why this registration is impossible, or ''."""
     term, http_address = header.raft_term, header.http_address.removeprefix("https://")
     if term is not None and not 0 <= term <= TERM_MAX:
         return f"raftTerm {term} is not in 0..{TERM_MAX}"
@@ -232,13 +236,13 @@ def header_problem(header: RegisterBrokerHeader) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bounds on the body of a registration. `bytes_max`: as JSON, or unpacked."""
+    """Limits of a registration's body. `bytes_max` is for JSON or decompressed bytes."""
 
     bytes_max: int = BODY_BYTES_MAX
     topics_max: int = TOPICS_MAX
 
     def checked(self, body: bytes) -> bytes:
-        """Return the body. Raises BodyError if it has too many bytes as it is."""
+        """Return the body. Raises BodyError if it is too large as it is."""
         if len(body) > self.bytes_max:
             raise self.passed(f"one has {len(body)}")
         return body
@@ -251,7 +255,7 @@ class BodyLimits:
 
 
 def topic_problem(topic: TopicConfig) -> str:
-    """Return why no broker can have this topic; '' if one can."""
+    """Return why this topic is impossible, or ''."""
     problem = name_problem("topic name", topic.topic)
     if problem:
         return problem
@@ -271,7 +275,7 @@ def body_crc(body: bytes) -> int:
 def encode_register_body(
     version: DataVersion, topics: Iterable[TopicConfig], compressed: bool = True
 ) -> bytes:
-    """Encode the body of 103. Compressed, 100,000 topics are about a megabyte."""
+    """Encode the body of 103. 100,000 topics are about a compressed megabyte."""
     if not compressed:
         table = {topic.topic: topic.as_fields() for topic in topics}
         wrapper = {"dataVersion": version.as_fields(), "topicConfigTable": table}
@@ -284,7 +288,7 @@ def encode_register_body(
     parts = [_sized(version.encode()), _INT32.pack(len(lines))]
     parts += [_sized(line) for line in lines]
     parts += [_sized(b"[]"), _INT32.pack(0)]
-    return zlib.compress(b"".join(parts), 6)  # Apache's 9 takes far longer and saves nothing
+    return zlib.compress(b"".join(parts), 6)  # Apache's 9 is far slower and saves nothing
 
 
 def decode_register_body(
@@ -297,7 +301,7 @@ def decode_register_body(
 def reading_register_body(
     body: bytes, compressed: bool, limits: BodyLimits
 ) -> Steps[tuple[DataVersion, list[TopicConfig]]]:
-    """Decode a 103 body of either form in steps into (version, topics), with every topic checked.
+    """Decode a 103 body of either form in steps into (version, topics), and check every topic.
     Raises BodyError."""
     if not body:
         return DataVersion(), []
@@ -353,7 +357,7 @@ def _check_topic_count(count: int, topics_max: int) -> None:
 
 
 def _check_filter_servers(servers: Any) -> None:
-    """Refuse an invalid list of filter servers, though they are not used here."""
+    """Reject an invalid list of filter servers, which is otherwise unused."""
     if servers is None:
         return
     if not isinstance(servers, list) or len(servers) > FILTER_SERVERS_MAX:
@@ -364,7 +368,7 @@ def _check_filter_servers(servers: Any) -> None:
 
 
 def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
-    """Return the queues in a TopicRouteData (217) by broker name: read count, write count, perm,
+    """Return the queues of a TopicRouteData (217) by broker name, as read count, write count, perm,
     flag. Raises BodyError."""
     found: dict[str, tuple[int, int, int, int]] = {}
     datas = loads_object(body).get("queueDatas") or []
@@ -386,10 +390,8 @@ def decode_queue_datas(body: bytes) -> dict[str, tuple[int, int, int, int]]:
 
 
 def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
-    """Return a 103 body's version without reading its topics; None if that is not possible.
-
-    Makes the repeated registration of a large unchanged table cheap for the name server.
-    """
+    """Return a 103 body's version without its topics, or None. Makes repeated registrations of a
+    large unchanged table cheap."""
     try:
         if compressed:
             head = zlib.decompressobj().decompress(body[:HEAD_BYTES], VERSION_BYTES_MAX)
@@ -400,7 +402,7 @@ def peek_data_version(body: bytes, compressed: bool) -> DataVersion | None:
         found = _VERSION_IN_JSON.findall(body, 0, HEAD_BYTES)
         return DataVersion.decode(found[0]) if len(found) == 1 else None
     except (zlib.error, struct.error, RemotingError):
-        return None  # reading the whole body reports what is wrong with it
+        return None  # decoding the whole body reports the error
 
 
 def _sized(data: bytes) -> bytes:
@@ -434,11 +436,11 @@ def _reading_compressed(
             _check_filter_servers(orjson.loads(text_of_list) if text_of_list else None)
     except (struct.error, UnicodeDecodeError, orjson.JSONDecodeError) as error:
         raise BodyError(f"registration is damaged: {error}") from error
-    return version, list(topics.values())  # queue mappings are not used here
+    return version, list(topics.values())  # queue mappings are unused here
 
 
 def _next(data: bytearray, position: int) -> tuple[bytearray, int]:
-    """Return the sized item at `position`, and the position after it."""
+    """Return the sized item at `position`, and the next position."""
     (size,) = _INT32.unpack_from(data, position)
     start = position + _INT32.size
     if size < 0 or start + size > len(data):
@@ -449,7 +451,7 @@ def _next(data: bytearray, position: int) -> tuple[bytearray, int]:
 
 
 def _topic_of_text(line: str) -> TopicConfig:
-    parts = line.split(" ", 5)  # a sixth part is the attributes, JSON with blanks of its own
+    parts = line.split(" ", 5)  # a sixth field is the attributes, JSON with blanks
     if len(parts) < 4:
         raise BodyError(f"not a topic config: {line[:100]!r}")
     try:

@@ -41,9 +41,9 @@ from .errors import RemotingError
 
 COUNTER = "registrationCounter"
 SIGNATURE = "registrationSignature"
-NONCE = "registrationNonce"  # ext field of the answer to 30005: hex
+NONCE = "registrationNonce"  # ext field of the answer to 30005, in hex
 NONCE_BYTES = 16
-WRONG_SIGNATURE = "[SIGNATURE]"  # begins the remark of such a refusal
+WRONG_SIGNATURE = "[SIGNATURE]"  # prefix of such an error's remark
 KEY_LENGTH_MIN = 16  # characters
 KEYS_MAX = 10
 COUNTER_MAX = (1 << 63) - 1
@@ -52,7 +52,7 @@ _LEFT_OUT = frozenset((SIGNATURE, *SIGNED_FIELDS))
 
 
 def keys_of(text: str) -> tuple[bytes, ...]:
-    """Parse a key file, one key a line. Raises ValueError, whose text shows no key."""
+    """Parse a key file, a key per line. Raises ValueError without the keys."""
     keys = tuple(line.strip().encode() for line in text.splitlines() if line.strip())
     if not 1 <= len(keys) <= KEYS_MAX or any(len(key) < KEY_LENGTH_MIN for key in keys):
         raise ValueError(
@@ -62,7 +62,7 @@ def keys_of(text: str) -> tuple[bytes, ...]:
 
 
 class RegistrationSigner:
-    """The broker's side of one connection."""
+    """The broker's side of a connection."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         self._key = key
@@ -70,7 +70,7 @@ class RegistrationSigner:
         self._counter = 0
 
     def sign(self, command: RemotingCommand) -> None:
-        """Sign a request. Call it just before access control signs: any later change invalidates
+        """Sign a request, just before access control signs, because any later change invalidates
         the signature."""
         self._counter += 1
         ext = {**(command.ext or {}), COUNTER: str(self._counter)}
@@ -82,20 +82,20 @@ class RegistrationSigner:
 
 @dataclass(slots=True)
 class RegistrationChallenge:
-    """The name server's side of one connection."""
+    """The name server's side of a connection."""
 
     nonce: bytes
-    counter: int = 0  # the greatest with a right signature
+    counter: int = 0  # the greatest with a valid signature
 
     def is_plausible(self, command: RemotingCommand) -> bool:
-        """Return whether the header can be that of a signed request that is no replay. Costs
-        nothing: neither the body nor a key is used."""
+        """Return whether the header may be a signed request's and no replay, without the cost of
+        body or key."""
         ext = command.ext or {}
         given = ext.get(SIGNATURE, "")
         return len(given) == SIGNATURE_LENGTH and self._counter_of(ext) > 0
 
     def _counter_of(self, ext: dict[str, str]) -> int:
-        """Return a request's counter; 0 if it has none that is unused."""
+        """Return a request's counter; 0 if it has no unused counter."""
         text = ext.get(COUNTER, "")
         if not text.isascii() or not text.isdigit() or len(text) > len(str(COUNTER_MAX)):
             return 0
@@ -103,8 +103,8 @@ class RegistrationChallenge:
         return counter if self.counter < counter <= COUNTER_MAX else 0
 
     def proves(self, keys: Sequence[bytes], command: RemotingCommand, digest: bytes = b"") -> bool:
-        """Return whether this request is signed with one of the keys, for this connection, and is
-        no replay. If so, its counter is used up. `digest`: SHA-256 of the body, if it is known."""
+        """Return whether this request is signed with any of the keys for this connection, and no
+        replay; its counter is then used. `digest` is the body's SHA-256, if known."""
         ext = command.ext or {}
         counter = self._counter_of(ext)
         if not counter:
@@ -124,7 +124,7 @@ class RegistrationChallenge:
 
 
 def nonce_of(answer: RemotingCommand) -> bytes | None:
-    """Return the nonce in an answer to 30005; None if there is none."""
+    """Return the nonce in an answer to 30005, or None."""
     text = (answer.ext or {}).get(NONCE, "")
     try:
         nonce = bytes.fromhex(text)
@@ -134,7 +134,7 @@ def nonce_of(answer: RemotingCommand) -> bytes | None:
 
 
 def is_signed(command: RemotingCommand) -> bool:
-    """Return whether the request has a signature, right or wrong."""
+    """Return whether the request has a signature, valid or not."""
     return bool(command.ext) and SIGNATURE in (command.ext or {})
 
 
@@ -155,7 +155,7 @@ SIZE_MAX = 64 * 1024
 
 
 class KeyFileError(RemotingError):
-    """The file cannot be used; the text says why and shows no key."""
+    """The file cannot be used, for the reason in the text, which has no key."""
 
 
 def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> tuple[bytes, ...]:
@@ -174,7 +174,8 @@ def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> t
         raise KeyFileError(f"{setting}={path} is larger than {SIZE_MAX} bytes")
     try:
         return keys_of(content.decode())
-    except ValueError as error:  # UnicodeDecodeError is one, and its text shows bytes of the file
+    # UnicodeDecodeError is a subclass with bytes of the file in its text
+    except ValueError as error:
         why = "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
         raise KeyFileError(f"{setting}={path}: {why}") from None
 
@@ -182,8 +183,8 @@ def load_registration_keys(path: str, setting: str = "registrationKeyFile") -> t
 async def ask_signer(
     connection: Connection, key: bytes, timeout_ms: float
 ) -> RegistrationSigner | None:
-    """Return the signer for requests of this connection; None if the name server has no key or does
-    not support signatures. Raises RemotingError."""
+    """Return the signer for this connection's requests; None if the name server has no key or no
+    support for signatures. Raises RemotingError."""
     ask = RemotingCommand.request(RequestCode.REGISTRATION_NONCE)
     nonce = nonce_of(await connection.invoke(ask, timeout_ms))
     return None if nonce is None else RegistrationSigner(key, nonce)

@@ -1,9 +1,9 @@
-"""Accepts connections and keeps the set of them. Shell.
+"""A server that accepts connections and keeps the set of them.
 
-All connections share one table of handlers by request code, one raw handler if the owner has a
-fast path, one set of limits, and the budgets of the process. A misbehaving peer loses its own
-connection and affects nothing else. Nobody keeps others out by holding connections: a full server
-closes one for a new one (ops.fairness).
+All connections share the handlers by request code, the raw handler if the owner has a fast path,
+the limits, and the budgets of the process. A misbehaving peer loses only its own connection. A full
+server closes a connection for each new connection (ops.fairness), so that holders cannot lock out
+new clients.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from .tls_listener import ArrivalCounts, TlsListener, TlsPolicy
 
 LOG = logging.getLogger("raftmq.remoting")
 
-BUDGET_SWEEP_S = 1.0  # a frame's deadline may be noticed late by this much
+BUDGET_SWEEP_S = 1.0  # an overdue frame is detected with this delay at most
 IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter late
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of a server; beyond `connections_max` one is closed for each new connection."""
+    """Limits of a server. Above `connections_max` a connection is closed for each new connection.
+    """
 
     connections_max: int = 20_000
-    idle_timeout_s: float = 120.0  # as Apache's; without any read or write; 0: never
-    backlog: int = 1024  # also: so many may be accepted before the first can be closed
+    idle_timeout_s: float = 120.0  # without read or write, as Apache's; 0 means never
+    backlog: int = 1024  # also the number of connections accepted before the first can be closed
 
 
 class RemotingServer:
-    """A listener; `connections` are the open ones."""
+    """A listener; `connections` are open."""
 
     def __init__(
         self,
@@ -61,19 +62,20 @@ class RemotingServer:
         on_held: Callable[[int], object] = lambda held_bytes: None,
         with_accounts: bool = False,
     ) -> None:
-        """`tls` None: plain connections only. `budgets`: the process's, if it has more servers.
-        `on_held` is called about once a second with the bytes held for peers. `with_accounts`:
-        handlers set `has_account` of a connection when they have accepted a request on it."""
+        """With `tls` None only plain connections are accepted. `budgets` are the process's, for
+        several servers. `on_held` is called about once per second with the bytes held for peers.
+        With `with_accounts`, handlers set a connection's `has_account` after an accepted request.
+        """
         self.budgets = budgets or Budgets()
         self.watch = Watch()
         self._on_held = on_held
         self._stopping = False
         self.connections: set[Connection] = set()
         self.connections_max = (server_limits or ServerLimits()).connections_max  # may be changed
-        self.refused_count = 0  # connections closed for new ones
+        self.refused_count = 0  # connections closed for new connections
         self.accepted_count = 0
         self._evictor: Evictor[Connection] = Evictor(with_accounts=with_accounts)
-        self._closed_bytes = [0, 0]  # received and sent by connections that have ended
+        self._closed_bytes = [0, 0]  # received and sent by ended connections
         self._handlers: dict[int, Handler] = dict(handlers or {})
         self._limits = limits or ConnectionLimits()
         self._server_limits = server_limits or ServerLimits()
@@ -81,19 +83,19 @@ class RemotingServer:
         self._on_connection_closed = on_connection_closed
         self._tls = None if tls is None or tls.mode is TlsMode.DISABLED else tls
         self._turns: Turns | None = None
-        self._listeners: list[PlainListening | TlsListener] = []  # all for the same clients
+        self._listeners: list[PlainListening | TlsListener] = []  # for the same clients
         self._idle_timer: asyncio.TimerHandle | None = None
         self._budget_timer: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
-        """Return the port listened on (the real one if 0 was asked for)."""
+        """Return the actual port."""
         assert self._listeners, "not started"
         return int(self._listeners[0].sockets[0].getsockname()[1])
 
     @property
     def arrivals(self) -> ArrivalCounts | None:
-        """Return the counts of all ports, if they accept TLS."""
+        """Return the counts of all ports with TLS."""
         return None if self._tls is None else self._tls.counts
 
     @property
@@ -108,8 +110,7 @@ class RemotingServer:
     async def start(
         self, host: str = "0.0.0.0", port: int = 0, bound: socket.socket | None = None
     ) -> None:
-        """Listen, on `bound` if there is one. Raises OSError if the address is taken or not
-        ours."""
+        """Listen, on `bound` if given. Raises OSError if the address is in use or not ours."""
         assert not self._listeners, "started already"
         self._stopping = False
         self._turns = Turns(asyncio.get_running_loop(), watch=self.watch)
@@ -118,12 +119,12 @@ class RemotingServer:
         self._sweep_budgets()
 
     async def listen_also(self, host: str, port: int) -> None:
-        """Listen on another port, served like the first. Raises OSError."""
+        """Listen on an additional port, served like the first. Raises OSError."""
         assert self._listeners, "not started"
         self._listeners.append(await self._listen(host, port, None))
 
     async def stop(self, grace_s: float = 2.0) -> None:
-        """Stop listening, close every connection in order, abort those that take too long."""
+        """Stop listening, close every connection orderly, and abort slow ones."""
         if not self._listeners:
             return
         self._stopping = True
@@ -166,7 +167,7 @@ class RemotingServer:
         )
 
     def _opened(self, connection: Connection) -> None:
-        if self._stopping:  # accepted just before the port was closed; stop did not see it
+        if self._stopping:  # accepted just before the port was closed, and unknown to `stop`
             connection.abort("server stops")
             return
         if len(self.connections) >= self.connections_max:
@@ -179,10 +180,10 @@ class RemotingServer:
             connection.on_close(self._on_connection_closed)
 
     def _evict(self) -> None:
-        """Close a connection for a new one."""
+        """Close a connection for a new connection."""
         self.refused_count += 1
         total = self.refused_count
-        if total & (total - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+        if total & (total - 1) == 0:  # 1, 2, 4, 8, …, against floods
             LOG.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
         evicted = self._evictor.choose(self.connections_max)
         if evicted is not None:

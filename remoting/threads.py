@@ -15,8 +15,8 @@ log = logging.getLogger("raftmq.remoting.threads")
 
 async def in_thread_to_its_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do as asyncio.to_thread, but delay a cancellation until the thread has ended. A thread cannot
-    be stopped; else the caller's lock, or the files it writes, would be free for the next one
-    while the thread still works."""
+    be stopped, so otherwise the caller's lock or files would be free while the thread still works.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(work)
@@ -25,7 +25,7 @@ async def in_thread_to_its_end(function: Callable[P, T], *args: P.args, **kwargs
             try:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
-                continue  # cancelled again; keep waiting
-        if (error := work.exception()) is not None:  # the caller will not see it
+                continue  # cancelled again, keep waiting
+        if (error := work.exception()) is not None:  # the caller does not see it
             log.error("cancelled_work_failed error=%r", error)
         raise

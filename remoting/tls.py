@@ -1,16 +1,15 @@
-"""TLS contexts from files, and their renewal when the files change. Shell: reads files.
+"""TLS contexts from files, and their renewal when the files change.
 
-Python's ssl over OpenSSL; versions below 1.2 are refused, ciphers are OpenSSL's. Certificates are
-checked before they are used: a trial handshake in memory proves that certificate and key belong
-together, and that the certificate is valid for its purpose. Errors are a `TlsError` that names the
-file.
+They are of Python's ssl over OpenSSL, with OpenSSL's ciphers and no versions below 1.2.
+Certificates are checked before use by a trial handshake in memory, which proves that certificate
+and key match and that the certificate fits its purpose. Errors are a `TlsError` with the file's
+name.
 
-`Renewed` is a context that follows its files: `check` (blocking, call it periodically) makes a new
-one if they changed, which new connections use. Files that cannot be used change nothing, are
-logged once, and stay visible in `error`. The same holds for files with an expired certificate,
-unless the current one is no better. That the certificate in use expires soon, and that it has
-expired, is logged once each, too, and visible in `expiry`; so it is for the CAs of a trust file,
-once the last of them ends (while CAs are changed, the older one may).
+`Renewed` is a context that follows its files. `check` (blocking, called periodically) makes a new
+context after a change, for new connections. Unusable files change nothing, are logged once, and
+stay visible in `error`; likewise files with an expired certificate, unless the current certificate
+is no better. An expiring and an expired certificate are each logged once and visible in `expiry`,
+also for the last CA of a trust file (during a CA rotation the older CA may end).
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from .errors import RemotingError
 LOG = logging.getLogger("raftmq.remoting.tls")
 
 HANDSHAKE_ROUNDS_MAX = 10  # in a trial; TLS needs three
-EXPIRES_SOON_S = 14 * 86_400  # as the alert RaftmqCertificateExpires has it
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: an expired certificate must not
-# fail the trial as a wrong one does.
+EXPIRES_SOON_S = 14 * 86_400  # as in the alert RaftmqCertificateExpires
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name. An expired certificate must not
+# fail the trial like a wrong certificate.
 NO_CHECK_TIME = 0x200000
 CERTIFICATE_LINE = "-----BEGIN CERTIFICATE-----"
 
 
 class TlsError(RemotingError):
-    """TLS cannot be used as configured; the text names the file and its problem."""
+    """TLS cannot be used as configured; the text has the file and its problem."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=ResponseCode.SYSTEM_ERROR)
@@ -54,7 +53,7 @@ class TlsMode(StrEnum):
 
 class ClientAuth(StrEnum):
     """The demand for client certificates, as in Apache's tls.server.need.client.auth. With OPTIONAL
-    and REQUIRE a certificate that is shown must be signed by a CA of the trust store."""
+    and REQUIRE, a CA of the trust store must have signed the client's certificate."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -63,8 +62,8 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """A server's PEM files. `cert_path` holds the certificate and the intermediate ones;
-    `key_path` "": the key is in the same file."""
+    """A server's PEM files. `cert_path` has the certificate and intermediate certificates; with an
+    empty `key_path` also the key."""
 
     cert_path: str
     key_path: str = ""
@@ -76,18 +75,18 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """A client's PEM files. `cert_path` "": the client shows no certificate."""
+    """A client's PEM files. With an empty `cert_path` the client has no certificate."""
 
-    trust_path: str = ""  # CAs of servers; "": those that the system trusts
+    trust_path: str = ""  # CAs of servers; "" for the system's
     cert_path: str = ""
     key_path: str = ""
     key_password: str = field(default="", repr=False)
-    auth_server: bool = True  # False: any server is accepted; for experiments only
-    check_host_name: bool = True  # the certificate must be for the host that was dialled
+    auth_server: bool = True  # False accepts any server, for experiments only
+    check_host_name: bool = True  # the certificate must match the dialled host
 
 
 class Expiry(IntEnum):
-    """How near the end of a certificate is; as time goes by, it grows."""
+    """The urgency of a certificate's end, which grows with time."""
 
     FAR = 0
     SOON = 1
@@ -96,7 +95,7 @@ class Expiry(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A summary of one of our certificates, for operators. Times in seconds since the epoch."""
+    """A certificate of ours, for operators. Times are in seconds since the epoch."""
 
     subject: str
     issuer: str
@@ -119,8 +118,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A context, the certificate that it shows, and of the CAs in its trust file the one that ends
-    last; None: there is none."""
+    """A context, its certificate, and the last-ending CA in its trust file, or None."""
 
     context: ssl.SSLContext
     certificate: Certificate | None
@@ -171,18 +169,18 @@ def build_client(settings: ClientTls) -> Built:
 
 
 class Renewed:
-    """A context that follows its files: new connections use `context`. The constructor blocks and
+    """A context that follows its files; new connections use `context`. The constructor blocks and
     raises TlsError."""
 
     def __init__(self, settings: ServerTls | ClientTls, name: str) -> None:
-        """`name`: the purpose, for messages and metrics."""
+        """`name` is the purpose, for messages and metrics."""
         self.name = name
-        self.error = ""  # why the present files are not in use; "" if they are
+        self.error = ""  # why the current files are not in use, or ""
         self.renewed_count = 0
         self._settings = settings
         self._seen = self._state_of_files()
         self._built = self._build()
-        self._logged: dict[str, tuple[Certificate, Expiry]] = {}  # the last that were logged
+        self._logged: dict[str, tuple[Certificate, Expiry]] = {}  # the last logged states
         now_s = time.time()
         if self.certificate is None or self.certificate.usable_at(now_s):
             return
@@ -200,20 +198,20 @@ class Renewed:
         return self._built.certificate
 
     def check(self) -> None:
-        """Load the files again if they changed, and log if the certificate expires. Blocking; one
-        call at a time."""
+        """Reload the files if they changed, and log an expiring certificate. Blocking; not
+        concurrent."""
         self._load_changed()
         self._log_expiry()
 
     @property
     def watched(self) -> list[tuple[str, Certificate]]:
-        """The certificates whose end is the end of new connections, each with what it is for."""
+        """The certificates that new connections depend on, each with its purpose."""
         found = ((self.name, self.certificate), (f"{self.name} CA", self._built.authority))
         return [(name, certificate) for name, certificate in found if certificate is not None]
 
     @property
     def expiry(self) -> str:
-        """Return which of the certificates expire soon, or expired; "" if none."""
+        """Return which certificates expire soon or are expired, or ""."""
         found = []
         for name, certificate in self.watched:
             expiry = certificate.expiry_at(time.time())
@@ -271,7 +269,7 @@ class Renewed:
 
 
 def tls_reason(error: BaseException) -> str:
-    """Return in plain words why a connection failed, for readers who do not know OpenSSL."""
+    """Return in plain English why a connection failed, for readers without OpenSSL knowledge."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -280,9 +278,9 @@ def tls_reason(error: BaseException) -> str:
             return f"TLS: {reason}: the other side does not speak TLS"
         return f"TLS: {reason}"
     if isinstance(error, OSError) and (error.errno or 0) > 0:
-        # asyncio's own text repeats the address, and has an errno.
+        # asyncio's own text repeats the address, and has an errno
         return os.strerror(error.errno or 0)
-    if isinstance(error, ConnectionResetError) and not error.args:  # uvloop gives no text
+    if isinstance(error, ConnectionResetError) and not error.args:  # uvloop has no text
         why = "perhaps it does not take TLS, or refuses our certificate"
         return f"closed by the other side during the handshake: {why}"
     return str(error) or type(error).__name__
@@ -295,7 +293,7 @@ def _validity(certificate: Certificate | None) -> str:
 
 
 def _file_state(path: str) -> tuple[int, ...]:
-    """Return a value that changes with the file, also if a symbolic link is set to another."""
+    """Return a value that changes with the file, also if a symbolic link is replaced."""
     try:
         state = os.stat(path)
     except OSError:
@@ -327,7 +325,7 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
 
     try:
         context.load_cert_chain(cert, key or None, read_password)
-    except (ssl.SSLError, ValueError) as error:  # ValueError: the password is too long
+    except (ssl.SSLError, ValueError) as error:  # ValueError means that the password is too long
         reason = getattr(error, "reason", None) or str(error)
         if reason == "KEY_VALUES_MISMATCH":
             raise TlsError(f"key file {key or cert}: is not the key of {cert}") from error
@@ -339,7 +337,7 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str, password: str) 
 
 
 def _load_trust(context: ssl.SSLContext, path: str) -> Certificate | None:
-    """Load a trust file; return of its CAs the one that ends last."""
+    """Load a trust file; return its last-ending CA."""
     if CERTIFICATE_LINE not in _text(path, "trust"):
         raise TlsError(f"trust file {path}: holds no certificate in PEM")
     try:
@@ -359,8 +357,8 @@ def _text(path: str, what: str) -> str:
 
 
 def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certificate:
-    """Return the certificate that others will see, after a handshake in memory in which it is used
-    for `purpose`. Raises TlsError."""
+    """Return the certificate that peers will see, after a handshake in memory for `purpose`. Raises
+    TlsError."""
     path = settings.cert_path
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -369,7 +367,7 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
     for context in (server, client):
         context.verify_mode = ssl.CERT_REQUIRED if context is judge else ssl.CERT_NONE
         _load_identity(context, path, settings.key_path, settings.key_password)
-    # Only the certificate itself is checked here, not who signed it.
+    # Only the certificate itself is checked here, not its issuer.
     judge.load_verify_locations(cadata=_first_certificate(path))
     flags = int(judge.verify_flags) | int(ssl.VERIFY_X509_PARTIAL_CHAIN) | NO_CHECK_TIME
     judge.verify_flags = ssl.VerifyFlags(flags)
@@ -385,7 +383,7 @@ def _certificate(settings: ServerTls | ClientTls, purpose: ssl.Purpose) -> Certi
 
 
 def _summary(fields: Mapping[str, Any]) -> Certificate:
-    """Return a certificate as ssl tells it."""
+    """Return a certificate from ssl's fields."""
     return Certificate(
         _name(fields.get("subject")),
         _name(fields.get("issuer")),
@@ -395,7 +393,7 @@ def _summary(fields: Mapping[str, Any]) -> Certificate:
 
 
 def _first_certificate(path: str) -> str:
-    """Return the first certificate of a file, which its issuers' certificates follow."""
+    """Return the first certificate of a file, before its issuers' certificates."""
     text = _text(path, "certificate")
     start = text.index(CERTIFICATE_LINE)
     end_line = CERTIFICATE_LINE.replace("BEGIN", "END")

@@ -1,9 +1,9 @@
-"""Reads a client's TLS settings from a file, as Apache's clients do (tls.config.file).
+"""A client's TLS settings from a file, as for Apache's clients (tls.config.file).
 
 Properties: `tls.enable`, `tls.client.trustCertPath`, `tls.client.certPath`, `tls.client.keyPath`,
-`tls.client.keyPassword`, `tls.client.authServer` (Apache's default is false, ours true), and our
-own `tls.client.checkHostName`. Other keys that begin with `tls.` are ignored, because Apache's
-brokers read the same file. Paths that are not absolute are relative to the file's directory.
+`tls.client.keyPassword`, `tls.client.authServer` (default true, unlike Apache's) and our
+`tls.client.checkHostName`. Other `tls.` keys are ignored, because Apache's brokers read the same
+file. Relative paths are relative to the file's directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWITCHES = {
 
 
 def read_client_tls(path: str) -> ClientTls | None:
-    """Read the settings; None if the file says `tls.enable=false`. Blocking. Raises TlsError."""
+    """Read the settings; None for `tls.enable=false`. Blocking. Raises TlsError."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -67,8 +67,7 @@ def _boolean(path: str, key: str, value: str) -> bool:
 
 
 def client_tls_of(environment: Mapping[str, str]) -> ClientTls | None:
-    """Read the settings from the file that VARIABLE names; None: no TLS. Blocking. Raises
-    TlsError."""
+    """Read the settings from the file in VARIABLE; None without TLS. Blocking. Raises TlsError."""
     path = environment.get(VARIABLE, "")
     return read_client_tls(path) if path else None
 

@@ -1,11 +1,11 @@
-"""TLS for the links between replicas: both sides show certificates of the group's CA. Shell.
+"""TLS for the links between replicas, with certificates of the group's CA on both sides.
 
-It takes the place of dledger's `PlainNetwork`, and knows nothing of what is sent.
+It replaces dledger's `PlainNetwork`, independent of the transmitted data.
 
-Authentication: the dialling replica checks the certificate against the host that it dialled. The
-other one checks that the CA signed the certificate and that it is valid for the host of the replica
-that the peer claims to be. So one certificate, for the replica's host in `dLegerPeers`, serves both
-ways, and a stolen one is valid for its own host only.
+The dialling replica checks the certificate against the dialled host. The accepting replica checks
+that the CA signed the certificate and that it is valid for the host of the replica that the peer
+claims to be. A single certificate for the replica's host in `dLegerPeers` therefore serves both
+ways, and a stolen certificate is valid for its own host only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TlsLinks:
 
     def __init__(self, tls: PeerTls) -> None:
         self.listener: TlsListener | None = None
-        self.fallen_back_count = 0  # permissive: dials that went on in the clear
+        self.fallen_back_count = 0  # permissive dials that fell back to plain text
         self._tls = tls
         self._permissive = tls.policy.mode is TlsMode.PERMISSIVE
 
@@ -46,8 +46,8 @@ class TlsLinks:
         return self.listener
 
     async def dial(self, factory: Factory, host: str, port: int, peer: str) -> asyncio.BaseProtocol:
-        """Dial a peer. Raises OSError, whose text has TLS's finding. The certificate is checked for
-        `host`; `peer` is not used."""
+        """Dial a peer. Raises OSError with TLS's reason. The certificate is checked for `host`;
+        `peer` is not used."""
         context = self._tls.client.context
         try:
             return await dial(factory, host, port, context)
@@ -58,13 +58,14 @@ class TlsLinks:
                 raise ConnectionError(tls_reason(error)) from error
             reason = tls_reason(error)
         self.fallen_back_count += 1
-        if self.fallen_back_count & (self.fallen_back_count - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+        # 1, 2, 4, 8, …, against floods
+        if self.fallen_back_count & (self.fallen_back_count - 1) == 0:
             LOG.warning("peer_dialled_in_the_clear peer=%s:%d reason=%s", host, port, reason)
         return await dial(factory, host, port)
 
     def doubt(self, transport: asyncio.BaseTransport, host: str) -> str:
         certificate = transport.get_extra_info("peercert")
-        if certificate is None:  # plain; with `enforcing` it would have been closed before
+        if certificate is None:  # plain; `enforcing` would have closed it before
             return ""
         if valid_for(certificate, host):
             return ""
@@ -72,7 +73,7 @@ class TlsLinks:
 
 
 def valid_for(certificate: dict[str, Any], host: str) -> bool:
-    """Return whether a certificate, in ssl's form, names the host: as an address, a name, or a
+    """Return whether a certificate, in ssl's form, is for the host, as an address, a name, or a
     wildcard name (`*.brokers.example`)."""
     try:
         address = ipaddress.ip_address(host)

@@ -1,17 +1,15 @@
-"""A listener that accepts TLS, plain connections, or both on one port. Shell.
+"""A listener that accepts TLS, plain connections, or both on the same port.
 
-An accepted connection is recognised by its first byte, which is only peeked at (MSG_PEEK): 0x16 is
-a ClientHello, anything else a plain client. Then the socket goes to the event loop, with or without
-TLS, and nothing here touches it again: plain connections cost no more per message than those of an
-ordinary listener.
+The first byte of a connection decides and is only peeked at (MSG_PEEK): 0x16 is a ClientHello,
+anything else a plain client. Then the event loop gets the socket, with or without TLS, so plain
+connections cost no more per message than with an ordinary listener.
 
 Limits: at most `arriving_max` connections may wait for their first byte or be in their handshake.
-Beyond that the one that has been silent longest is closed, if it has been silent for `grace_s`, or
-the one that has been in its handshake longest, if for HANDSHAKE_GRACE_S; else nothing is accepted
-until one of them is handed over or closed. `patience_s` is the time-out
-for the first byte, and again for the handshake. A handshake takes about a millisecond of the loop's
-time, so only `starts_per_turn` begin in one turn: otherwise clients that all come back at once
-would hold up the rest of the loop, for example a leader's heartbeats.
+Above, the longest silent connection is closed after `grace_s`, or the longest handshake after
+HANDSHAKE_GRACE_S; otherwise nothing is accepted until a connection is handed over or closed.
+`patience_s` is the time-out for the first byte, and again for the handshake. A handshake takes
+about a millisecond of the loop's time, so only `starts_per_turn` start per turn. Otherwise a
+reconnect of all clients would delay, for example, a leader's heartbeats.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ LOG = logging.getLogger("raftmq.remoting.tls")
 
 CLIENT_HELLO = 0x16  # the first byte of a TLS handshake record
 ACCEPTS_PER_TURN = 64
-HANDSHAKE_GRACE_S = 3.0  # then a handshake makes room for others, if there are too many
-ACCEPT_PAUSE_S = 1.0  # if the process or the machine is out of descriptors or memory
-SOURCES_MAX = 1_024  # remembered, to keep them from flooding the log
-SILENCE_S = 60.0  # between two log lines about one source
+HANDSHAKE_GRACE_S = 3.0  # then a handshake may be closed for new connections
+ACCEPT_PAUSE_S = 1.0  # if process or machine has no descriptors or memory
+SOURCES_MAX = 1_024  # remembered sources, against floods of log lines
+SILENCE_S = 60.0  # between two log lines of a source
 PLAIN_ONLY = (
     "this port takes no TLS: switch TLS off at the client (Java: enableSsl(false)), or have this"
     " port take both (tlsServerMode=permissive, tlsServerCertPath)"
@@ -51,10 +49,10 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 @dataclass(frozen=True, slots=True)
 class ArrivalLimits:
-    """The limits described above; times in seconds."""
+    """The limits described above, in seconds."""
 
     arriving_max: int = 1_024
-    grace_s: float = 1.0  # a genuine client has sent its first byte by then
+    grace_s: float = 1.0  # genuine clients have sent their first byte by then
     patience_s: float = 10.0
     starts_per_turn: int = 8
 
@@ -63,17 +61,17 @@ class ArrivalLimits:
 class ArrivalCounts:
     """Counts of connections since the start."""
 
-    tls: int = 0  # handshakes that were finished
+    tls: int = 0  # finished handshakes
     plain: int = 0
     plain_refused: int = 0  # enforcing
-    failed: int = 0  # handshakes that failed, took too long, or were not wanted
-    silent: int = 0  # closed because they sent nothing
+    failed: int = 0  # failed, slow or unsupported handshakes
+    silent: int = 0  # closed without a first byte
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPolicy:
-    """The kinds of connections a listener accepts, and its certificate. All listeners with one
-    policy share its `counts`."""
+    """The accepted kinds of connections, and the certificate. All listeners of a policy share its
+    `counts`."""
 
     mode: TlsMode
     source: Renewed | None  # None: disabled
@@ -83,10 +81,10 @@ class TlsPolicy:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Arrival:
-    """A connection that is not handed over yet: its first byte or its handshake is awaited."""
+    """A connection before its first byte or during its handshake."""
 
     socket: socket.socket
-    source: str  # the address it comes from, without the port
+    source: str  # the remote address without port
     since_s: float  # loop time
 
 
@@ -101,16 +99,16 @@ class TlsListener:
         self._limits = policy.limits
         self._loop = asyncio.get_running_loop()
         self._silent: dict[_Arrival, asyncio.TimerHandle] = {}  # longest silent first
-        self._waiting: deque[_Arrival] = deque()  # for their handshake to begin
+        self._waiting: deque[_Arrival] = deque()  # waiting for the start of their handshake
         self._tasks: dict[asyncio.Task[None], _Arrival] = {}
         self._accepting = False
         self._closed = False
         self._resume: asyncio.TimerHandle | None = None
-        self._reported_s: dict[str, float] = {}  # source → when it was last logged
+        self._reported_s: dict[str, float] = {}  # source → time of the last log line
 
     @property
     def arriving(self) -> int:
-        """Count the connections that have not been handed over yet."""
+        """Return the number of connections not handed over yet."""
         return len(self._silent) + len(self._waiting) + len(self._tasks)
 
     async def listen(
@@ -121,8 +119,8 @@ class TlsListener:
         bound: socket.socket | None = None,
         backlog: int = 1024,
     ) -> None:
-        """Listen as loop.create_server does: on every address of `host`, or on a socket that is
-        already bound. Raises OSError."""
+        """Listen as loop.create_server does, on every address of `host` or on a bound socket.
+        Raises OSError."""
         if bound is not None:
             bound.listen(backlog)
             self.sockets.append(bound)
@@ -144,8 +142,7 @@ class TlsListener:
         self._accept_again()
 
     def close(self) -> None:
-        """Accept no more, and close connections not handed over yet; `wait_closed` waits for
-        those."""
+        """Stop accepting, and close connections not handed over; `wait_closed` waits for them."""
         self._closed = True
         self._stop_accepting()
         if self._resume is not None:
@@ -158,8 +155,8 @@ class TlsListener:
         while self._waiting:
             self._waiting.popleft().socket.close()
         for in_handshake in self._tasks.values():
-            # Not cancelled: uvloop would close the transport without connection_lost. This way the
-            # handshake fails by itself, or the connection's owner closes it.
+            # Not cancelled, because uvloop would close the transport without connection_lost.
+            # Instead the handshake fails, or the connection's owner closes it.
             _hang_up(in_handshake.socket)
 
     async def wait_closed(self) -> None:
@@ -176,7 +173,7 @@ class TlsListener:
                 self._loop.add_reader(listener, self._accept, listener)
 
     def _stop_accepting(self, for_s: float | None = None) -> None:
-        """Stop until `_left` is called, but for at most `for_s` (None: no limit)."""
+        """Stop until `_left` is called, for at most `for_s` (None for no limit)."""
         if self._accepting:
             self._accepting = False
             for listener in self.sockets:
@@ -202,8 +199,8 @@ class TlsListener:
             self._arrive(_Arrival(accepted, str(address[0]), self._loop.time()))
 
     def _has_capacity(self) -> bool:
-        """Return whether one more fits, perhaps in place of a silent one; if not, pause accepting,
-        and end the longest handshake if it is overdue."""
+        """Return whether a further connection fits, perhaps in place of a silent connection.
+        Otherwise pause accepting, and end the longest handshake if it is overdue."""
         if self.arriving < self._limits.arriving_max:
             return True
         now_s = self._loop.time()
@@ -215,7 +212,7 @@ class TlsListener:
         if (slow := next(iter(self._tasks.values()), None)) is not None:
             pauses_s.append(slow.since_s + HANDSHAKE_GRACE_S - now_s)
             if pauses_s[-1] <= 0:
-                _hang_up(slow.socket)  # `_left` is called once its handshake has failed
+                _hang_up(slow.socket)  # `_left` is called after its handshake failed
                 pauses_s[-1] = HANDSHAKE_GRACE_S
         self._stop_accepting(min(pauses_s, default=None))
         return False
@@ -245,14 +242,14 @@ class TlsListener:
         self._left()
 
     def _distinguish(self, arrived: _Arrival) -> bool:
-        """Handle a connection by its first byte; return False if there is none yet."""
+        """Handle a connection by its first byte; return False without a byte."""
         try:
             first = arrived.socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
             first = b""
-        if not first:  # closed before it sent anything
+        if not first:  # closed without data
             arrived.socket.close()
         elif first[0] == CLIENT_HELLO and self._policy.source is None:
             self.counts.failed += 1
@@ -306,7 +303,7 @@ class TlsListener:
                 ssl=context,
                 ssl_handshake_timeout=self._limits.patience_s,
             )
-        except OSError as error:  # TLS errors, and those of the connection
+        except OSError as error:  # errors of TLS and of the connection
             self.counts.failed += 1
             if not self._closed:
                 self._report(arrived, "handshake_failed", self.counts.failed, tls_reason(error))
@@ -322,7 +319,7 @@ class TlsListener:
             self._loop.call_exception_handler(context)
 
     def _report(self, arrived: _Arrival, event: str, total: int, reason: str) -> None:
-        """Log an event, once per source and SILENCE_S."""
+        """Log an event once per source and SILENCE_S."""
         source, now_s = arrived.source, self._loop.time()
         if now_s - self._reported_s.get(source, -SILENCE_S) < SILENCE_S:
             return
@@ -337,14 +334,14 @@ def _hang_up(connected: socket.socket) -> None:
     try:
         connected.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # the other side closed first
+        pass  # the peer closed first
 
 
 def listening_with(
     policy: TlsPolicy | None,
 ) -> Callable[[Factory, str, int, socket.socket | None], Awaitable[TlsListener]] | None:
-    """Return a function with which a server that knows nothing of TLS can listen with it; None: it
-    listens without."""
+    """Return a listen function with TLS for a server that has no TLS code; None for a plain
+    listener."""
     if policy is None:
         return None
 

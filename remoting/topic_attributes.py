@@ -1,8 +1,8 @@
-"""A topic's attributes (TopicConfig.attributes) and the kind of a message. Pure.
+"""A topic's attributes (TopicConfig.attributes) and the type of a message.
 
-Names, values and rules of change are Apache's (5.3). `message.type` says which kind of messages a
-topic is for; clients of RocketMQ 5 read it and send nothing else. Of the other attributes only
-those values are taken that brokers here act by.
+Names, values and rules are Apache's (5.3). `message.type` is the type of a topic's messages;
+RocketMQ 5 clients send no other type. The remaining attributes accept only values that brokers here
+implement. Pure, without I/O.
 
     queue.type        SimpleCQ                                     only when a topic is made
     cleanup.policy    DELETE                                       only when a topic is made
@@ -19,21 +19,21 @@ MESSAGE_TYPE = "message.type"
 NORMAL = "NORMAL"
 MIXED = "MIXED"
 MESSAGE_TYPES = (NORMAL, "FIFO", "DELAY", "TRANSACTION", "PRIORITY", MIXED)
-UNSPECIFIED = "UNSPECIFIED"  # Apache takes it; no message is of this type
+UNSPECIFIED = "UNSPECIFIED"  # accepted by Apache; no message has this type
 TRAN_MSG = "TRAN_MSG"
 LATER = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
 SHARDING_KEY = "__SHARDINGKEY"
 PRIORITY = "_SYS_MSG_PRIORITY_"
-CHANGES_MAX = 100  # in one request
+CHANGES_MAX = 100  # per request
 
 
 class AttributesRefused(ValueError):
-    """A change of attributes that is not possible."""
+    """An impossible change of attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute's possible values. `changeable`: also once the topic is there."""
+    """An attribute's possible values. `changeable` also after the topic's creation."""
 
     values: tuple[str, ...]
     changeable: bool
@@ -48,8 +48,8 @@ ATTRIBUTES: Mapping[str, Attribute] = {
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """Parse `+name=value,-name`, as UPDATE_AND_CREATE_TOPIC has it: value by signed name, "" with
-    a minus. Raises AttributesRefused."""
+    """Parse `+name=value,-name` of UPDATE_AND_CREATE_TOPIC into values by signed name, "" for a
+    minus. Raises AttributesRefused."""
     changes: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -64,8 +64,8 @@ def parse_changes(text: str) -> dict[str, str]:
 
 
 def changed(current: Mapping[str, str] | None, changes: Mapping[str, str]) -> dict[str, str]:
-    """Return a topic's attributes after changes by signed name. `current` None: the topic is made
-    now. Raises AttributesRefused."""
+    """Return a topic's attributes after changes by signed name. `current` None means a new topic.
+    Raises AttributesRefused."""
     if len(changes) > CHANGES_MAX:
         raise AttributesRefused(f"more than {CHANGES_MAX} changes at once")
     after = dict(current or {})
@@ -103,7 +103,7 @@ def _check(name: str, sign: str, value: str, current: Mapping[str, str] | None) 
 
 
 def type_of(properties: Mapping[str, str]) -> str:
-    """Return the kind of a message with these properties; by Apache's rule it has one only."""
+    """Return the message type by its properties; by Apache's rule there is only one."""
     if properties.get(TRAN_MSG, "").lower() == "true":
         return "TRANSACTION"
     if any(name in properties for name in LATER):
@@ -114,8 +114,8 @@ def type_of(properties: Mapping[str, str]) -> str:
 
 
 def type_problem(requested: str, given: str) -> str:
-    """Return why a message of the kind `given` may not be sent to a topic of the kind `requested`;
-    '' if it may."""
+    """Return why a message of type `given` may not be sent to a topic of type `requested`, or ''.
+    """
     if requested in (given, MIXED):
         return ""
     reason = f"the expected type is {requested}, but actual type is {given}"

@@ -1,6 +1,6 @@
-"""Access control for the remoting protocol. Pure, all of it.
+"""Access control for the remoting protocol.
 
-The file format (`plainfile`) is not imported here, because clients need no YAML.
+`account_file` is not imported here, because clients need no YAML. Pure, without I/O.
 """
 
 from .accounts import (

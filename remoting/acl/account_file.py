@@ -23,19 +23,19 @@ FILE_MODE = 0o600  # because it holds every secret
 
 
 class AccountFile:
-    """A file of accounts. `accounts` are those last read successfully."""
+    """A file of accounts. `accounts` are from the last successful read."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self.accounts = Accounts()
-        self._stamp: tuple[int, int, int] | None = None  # of the file when last looked at
+        self._stamp: tuple[int, int, int] | None = None  # of the file, at the last check
 
     @property
     def exists(self) -> bool:
         return self.path.exists()
 
     def read(self) -> None:
-        """Read the file. Raises AclError, which names the file and shows none of its content."""
+        """Read the file. Raises AclError with the file's name but without its content."""
         try:
             self._stamp = self._stamp_now()  # first, so that an error is reported only once
             self.accounts = parse_accounts(self.path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ class AccountFile:
         LOG.info("acl_file_read path=%s accounts=%d", self.path, len(self.accounts.by_key))
 
     def read_if_changed(self) -> None:
-        """Reread the file if it changed. If that fails, log it and keep the accounts."""
+        """Reread the file if it changed. On failure, log it and keep the accounts."""
         try:
             if self._stamp_now() != self._stamp:
                 self.read()
@@ -56,8 +56,8 @@ class AccountFile:
             LOG.error("acl_file_not_read: %s", error)
 
     def replace(self, accounts: Accounts) -> None:
-        """Write the accounts to a temporary file, sync and rename it; only then are they in force.
-        Raises AclError."""
+        """Write the accounts to a temporary file, sync and rename it, then use them. Raises
+        AclError."""
         temporary = self.path.with_name(self.path.name + ".tmp")
         try:
             number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
@@ -82,7 +82,7 @@ class AccountFile:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # because it becomes one frame of a Raft log
+FILE_SIZE_BYTES_MAX = 4 * 1024 * 1024  # because it becomes a frame of a Raft log
 
 
 def parse_accounts(text: str) -> Accounts:
@@ -91,13 +91,13 @@ def parse_accounts(text: str) -> Accounts:
 
 
 def accounts_text(accounts: Accounts) -> str:
-    """Write plain_acl.yml with these accounts; `parse_accounts` reads it back."""
+    """Return plain_acl.yml with these accounts, for `parse_accounts`."""
     text: str = yaml.safe_dump(accounts.to_config(), sort_keys=False, allow_unicode=True)
     return text
 
 
 def parse_credentials(text: str) -> Credentials:
-    """Parse tools.yml: accessKey, secretKey and optionally securityToken. Raises AclError."""
+    """Parse accessKey, secretKey and the optional securityToken of tools.yml. Raises AclError."""
     value = _loaded(text)
     if not isinstance(value, dict):
         raise AclError("not a mapping of accessKey and secretKey")

@@ -1,4 +1,4 @@
-"""Accounts and their permissions, in the form of Apache's plain_acl.yml. Pure and immutable.
+"""Accounts and their permissions, in the form of Apache's plain_acl.yml.
 
     globalWhiteRemoteAddresses: [10.10.103.*]       requests from there may do everything
     accounts:
@@ -11,9 +11,9 @@
         topicPerms: [topicA=DENY, topicB=PUB|SUB]
         groupPerms: [groupA=SUB]
 
-Permissions are DENY, PUB, SUB, PUB|SUB and ANY (the same as PUB|SUB). An admin whose account has no
-topicPerms or groupPerms may do everything; such lists restrict an admin, too. A change makes a new
-`Accounts`.
+Permissions are DENY, PUB, SUB, PUB|SUB and ANY (the same as PUB|SUB). An admin account without
+topicPerms and groupPerms may do everything; such lists restrict an admin also. A change makes a new
+`Accounts`. Pure and immutable.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ..errors import RemotingError
 from ..names import DLQ_PREFIX, OPERATOR_LOG_TOPIC
 from .addresses import AddressPattern, AddressPatternError, parse_pattern
 
-KEY_LENGTH_MIN = 7  # characters, of access keys and secrets alike
+KEY_LENGTH_MIN = 7  # characters, for access keys and secrets
 KEY_LENGTH_MAX = 256
 ACCOUNTS_MAX = 10_000
 PERMISSIONS_MAX = 10_000  # per account, for topics and groups each
 WHITE_ADDRESSES_MAX = 1_000
 HOSTS_REMEMBERED_MAX = 10_000  # cached white list look-ups
 RETRY_PREFIX = "%RETRY%"
-# Brokers keep all users' messages in these until they are delivered, or for good. A default
-# permission does not apply to them: an account has to list them.
+# Brokers keep all users' messages in these topics, at least until delivery. A default permission
+# does not apply to them, so an account has to list them.
 SHARED_TOPICS = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -47,7 +47,8 @@ SHARED_TOPICS = frozenset(
         OPERATOR_LOG_TOPIC,
     }
 )
-REPLY_SUFFIX = "_REPLY_TOPIC"  # replies to everybody's requests; a default is one to send them
+# replies to all users' requests; a default permission covers sends to them
+REPLY_SUFFIX = "_REPLY_TOPIC"
 MASKED = "******"
 EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
@@ -65,7 +66,7 @@ class Permission(IntFlag):
     DENY = 0
     PUB = 1
     SUB = 2
-    ANY = 3  # as a grant: both; as a need: one of the two
+    ANY = 3  # as a grant, both; as a need, either
 
 
 _BY_WORD = {
@@ -79,7 +80,7 @@ _BY_WORD = {
 
 
 def parse_permission(word: str) -> Permission:
-    """Parse a permission. Raises AclError for an unknown word, which Apache takes for DENY."""
+    """Parse a permission. Raises AclError for an unknown word, which Apache reads as DENY."""
     found = _BY_WORD.get(word.strip())
     if found is None:
         raise AclError(f"The permission {word[:40]!r} is none of {', '.join(_BY_WORD)}")
@@ -88,7 +89,7 @@ def parse_permission(word: str) -> Permission:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account as in its file, with the parsed forms of that. Its repr hides the secret."""
+    """An account as in its file, with parsed forms. Its repr hides the secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -124,12 +125,12 @@ class Account:
 
     @property
     def is_unbound(self) -> bool:
-        """Return whether this is an admin without lists, who may do everything."""
+        """Return whether this is an unrestricted admin, without lists."""
         return self.admin and not self.topics and not self.groups
 
     def on_topic(self, topic: str) -> Permission:
-        """Return the account's permission for the topic. Dead letters are read by who may read as
-        their group; sending them takes a permission of its own."""
+        """Return the account's permission for the topic. Reading dead letters takes the permission
+        for their group; sending them takes a separate permission."""
         listed = self.topics.get(topic)
         if listed is not None:
             return listed
@@ -146,7 +147,7 @@ class Account:
         return self.groups.get(group, self.group_default)
 
     def to_config(self, *, masked: bool = False) -> dict[str, Any]:
-        """Return the form of plain_acl.yml and of code 54; `masked`: without the secret."""
+        """Return the form of plain_acl.yml and of code 54, `masked` without the secret."""
         return {
             "accessKey": self.access_key,
             "secretKey": MASKED if masked else self.secret_key,
@@ -160,8 +161,8 @@ class Account:
 
 
 def account_from_config(value: Mapping[str, Any], before: Account | None = None) -> Account:
-    """Make an account from plain_acl.yml's keys; absent ones are as in `before`. Raises
-    AclError."""
+    """Make an account from plain_acl.yml's keys, with missing keys from `before`. Raises AclError.
+    """
     if not isinstance(value, Mapping):
         raise AclError("an account is not a mapping of keys")
     secret = value.get("secretKey")
@@ -200,8 +201,8 @@ def _converted(key: str, given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """All accounts, and the addresses that need none (the white list). `counter` and
-    `timestamp_ms` are the data version that Apache's tools compare."""
+    """All accounts, and the white list of addresses. `counter` and `timestamp_ms` are the data
+    version for Apache's tools."""
 
     by_key: Mapping[str, Account] = field(default_factory=dict)
     white_addresses: tuple[str, ...] = ()
@@ -220,7 +221,7 @@ class Accounts:
         object.__setattr__(self, "_hosts", {})
 
     def trusts(self, host: str) -> bool:
-        """Return whether the white list has `host`, so that it may do everything."""
+        """Return whether `host` is on the white list and may do everything."""
         if not self._white:
             return False
         known = self._hosts.get(host)
@@ -235,14 +236,14 @@ class Accounts:
         return self._changed(now_ms, by_key={**self.by_key, account.access_key: account})
 
     def without(self, access_key: str, now_ms: int) -> Accounts:
-        """Return these accounts without one. Raises AclError if there is no such account."""
+        """Return these accounts without `access_key`. Raises AclError if it does not exist."""
         if access_key not in self.by_key:
             raise AclError(f"No acl config for {access_key[:KEY_LENGTH_MAX]}")
         rest = {key: one for key, one in self.by_key.items() if key != access_key}
         return self._changed(now_ms, by_key=rest)
 
     def with_white_addresses(self, addresses: Iterable[str], now_ms: int) -> Accounts:
-        """Return these accounts with another white list. Raises AclError."""
+        """Return these accounts with a new white list. Raises AclError."""
         return self._changed(now_ms, white_addresses=tuple(addresses))
 
     def _changed(self, now_ms: int, **what: Any) -> Accounts:
@@ -261,7 +262,7 @@ class Accounts:
 
 
 def accounts_from_config(value: Any) -> Accounts:
-    """Make accounts from a parsed plain_acl.yml. Raises AclError, which shows no secret."""
+    """Make accounts from a parsed plain_acl.yml. Raises AclError, without secrets."""
     if value is None:
         return Accounts()
     if not isinstance(value, Mapping):

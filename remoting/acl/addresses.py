@@ -1,6 +1,6 @@
-"""White lists of addresses, in the notation of Apache's plain_acl.yml. Pure.
+"""White lists of addresses, in the notation of Apache's plain_acl.yml.
 
-One entry is one of
+The forms of an entry:
 
     *  *.*.*.*  *:*:*:*:*:*:*:*      every address
     10.10.103.7  2001:db8::7         one address
@@ -9,7 +9,8 @@ One entry is one of
     10.10.103.*  10.10.1-50.*        parts that may be anything, or in an inclusive range;
     2001:db8:1-ff::*                 hexadecimal for IPv6
 
-An empty entry matches nothing. A peer's IPv4 address that arrives mapped into IPv6 counts as IPv4.
+An empty entry matches nothing. A peer's IPv4 address mapped into IPv6 counts as IPv4. Pure, without
+I/O.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 EVERYBODY = ("*", "*.*.*.*", "*:*:*:*:*:*:*:*")
-ALTERNATIVES_MAX = 256  # in one entry
+ALTERNATIVES_MAX = 256  # per entry
 _ANY = "*"
 
 
 class AddressPatternError(ValueError):
-    """An entry has none of the forms above; the text names the entry."""
+    """An entry is malformed; the text contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """One inclusive range for each part: four for IPv4, eight for IPv6."""
+    """Inclusive ranges, four for IPv4 or eight for IPv6."""
 
     parts: tuple[tuple[int, int], ...]
 
@@ -41,13 +42,13 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class AddressPattern:
-    """A parsed entry: matches if one of `alternatives` does, or always if `everybody`."""
+    """A parsed entry, which matches if any of `alternatives` does, or always if `everybody`."""
 
     everybody: bool
     alternatives: tuple[Ranges, ...]
 
     def matches(self, host: str) -> bool:
-        """Return whether `host` matches: an address without port or brackets. Any other text
+        """Return whether `host` matches, an address without port or brackets. Any other text
         matches only `*`."""
         if self.everybody:
             return True
@@ -56,7 +57,7 @@ class AddressPattern:
 
 
 def parse_pattern(text: str) -> AddressPattern:
-    """Parse one entry. Raises AddressPatternError."""
+    """Parse an entry. Raises AddressPatternError."""
     entry = text.strip()
     if entry in EVERYBODY:
         return AddressPattern(True, ())
@@ -96,7 +97,7 @@ def _ranges(one: str, entry: str) -> Ranges:
 
 
 def _expanded(text: str) -> list[str]:
-    """Split an IPv6 entry into its parts, with zeros in place of `::`."""
+    """Split an IPv6 entry, with zeros in place of `::`."""
     head, double, tail = text.partition("::")
     if not double:
         return text.split(":")
@@ -106,7 +107,7 @@ def _expanded(text: str) -> list[str]:
 
 
 def _octets(text: str, base: int, highest: int) -> tuple[int, int]:
-    """Parse one part into (low, high). Raises ValueError."""
+    """Parse a component into (low, high). Raises ValueError."""
     text = text.strip()
     if text == _ANY:
         return 0, highest

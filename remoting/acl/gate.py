@@ -1,14 +1,14 @@
-"""The access decision for each request. Pure.
+"""The access decision for each request.
 
-The checks, in Apache's order: an address on the global white list passes; a request must name an
-account; an address on that account's own white list passes; the signature must be right; an admin
-without lists passes; every permission the request needs must be granted.
+The checks, in Apache's order: an address on the global white list passes; a request must have an
+account; an address on that account's white list passes; the signature must be right; an admin
+without lists passes; every permission that the request needs must be granted.
 
-Most requests name the topics and groups that they touch. If one names an offset in the log instead,
-the handler that reads the record there asks again (`permits`), without the signature.
+Most requests have the topics and groups they use as fields. If a request has an offset in the log
+instead, its handler reads the record and checks again (`permits`), without the signature.
 
-A permission is one look-up in a table made together with the account; for a request, only the
-request itself is parsed. The signature is computed for each request.
+A permission is a look-up in a table made with the account. Only the request is parsed, and its
+signature computed. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .signature import ACCESS_KEY, is_signed_by
 
 
 class Gate:
-    """Decides which requests may pass. `accounts()` returns the accounts now in force."""
+    """Decides which requests pass. `accounts()` returns the current accounts."""
 
     def __init__(self, accounts: Callable[[], Accounts], needs: Needs) -> None:
         self._accounts = accounts
@@ -31,7 +31,7 @@ class Gate:
 
     def check(self, peer_address: str, command: RemotingCommand) -> str:
         """Return the sender's access key if the request may pass; it may be "" from an address that
-        needs no account. Raises AclError, whose text goes to the peer."""
+        needs no account. Raises AclError with a text for the peer."""
         ext = command.ext
         access_key = ext.get(ACCESS_KEY, "") if ext else ""
         account = self._account(peer_address, access_key)
@@ -44,12 +44,12 @@ class Gate:
         return access_key
 
     def permits(self, peer_address: str, access_key: str, needs: list[Need]) -> bool:
-        """Return whether a sender whose signature was right has these permissions, too: sometimes
-        only a look-up shows what a request touches."""
+        """Return whether an authenticated sender has these permissions, for requests that show only
+        by a look-up which data they use."""
         try:
             account = self._account(peer_address, access_key)
         except AclError:
-            return False  # the account was deleted meanwhile
+            return False  # the account has been deleted
         return (
             account is None
             or account.is_unbound
@@ -61,7 +61,7 @@ class Gate:
         try:
             return self._account(peer_address, access_key) is not None
         except AclError:
-            return bool(access_key)  # the account was deleted meanwhile
+            return bool(access_key)  # the account has been deleted
 
     def is_unbound(self, peer_address: str, access_key: str) -> bool:
         """Return whether the sender may do everything."""
@@ -69,8 +69,8 @@ class Gate:
         return self.permits(peer_address, access_key, [nothing_fulfils])
 
     def _account(self, peer_address: str, access_key: str) -> Account | None:
-        """Return the sender's account; None if its address suffices. Raises AclError if there is no
-        such account."""
+        """Return the sender's account; None if its address suffices. Raises AclError for an unknown
+        account."""
         accounts = self._accounts()
         host = host_of(peer_address)
         if accounts.trusts(host):
@@ -86,7 +86,7 @@ class Gate:
 
 
 def permit(account: Account, code: int, needs: list[Need] | None) -> None:
-    """Raise AclError if the account lacks one of `needs` (None: admin permission)."""
+    """Raise AclError if the account misses any of `needs` (None means admin permission)."""
     if needs is None:
         if not account.admin:
             raise AclError(

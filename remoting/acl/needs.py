@@ -1,7 +1,6 @@
-"""The permissions that an account needs for a request, by request code. Pure.
+"""The permissions that an account needs for a request, by request code.
 
-`BROKER` and `NAME_SERVER` list every code that is served, each with what it needs besides a valid
-signature:
+`BROKER` and `NAME_SERVER` list every served code with its needs besides a valid signature:
 
     ADMIN         it changes the broker, keeps it from its work, or reads other users' data
     a function    the topics and groups that the request names, read or written; for a group's retry
@@ -10,11 +9,11 @@ signature:
                   checks the permission for that record's topic (broker.access)
     NOTHING       it touches no user's data; the comment beside the code says why
 
-A code that is in neither table needs an admin. Apache's brokers ask for less for some codes:
-docs/divergence.md has the list.
+A code in neither table needs an admin. Apache's brokers require less for some codes, listed in
+docs/divergence.md.
 
-Name servers: requests that change routes or configuration need an admin (brokers register as one).
-Reading needs no account, as with Apache's, unless the name server is configured otherwise.
+On name servers, changes of routes or configuration need an admin (brokers register as an admin).
+Reading needs no account by default, as with Apache's. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from ..names import TRACE_TOPIC, popped_topic
 from ..pop_headers import batch_acks
 from .accounts import RETRY_PREFIX, AclError, Permission
 
-FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that one broker passes on to another
+FORWARDED_FROM = "raftmqForwardedFrom"  # a reply that a broker forwards to a second broker
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
 
 class Need(NamedTuple):
-    """One needed permission. `name` is a topic's, or a group's if `is_group`."""
+    """A needed permission for the topic `name`, or for the group if `is_group`."""
 
     is_group: bool
     name: str
@@ -45,22 +44,22 @@ class Need(NamedTuple):
 
 
 Needs = Callable[[RemotingCommand], "list[Need] | None"]
-Named = Callable[[RemotingCommand], list[Need]]  # the needs for what a request names
+Named = Callable[[RemotingCommand], list[Need]]  # the needs for the names in a request
 
 
 def broker_needs(command: RemotingCommand) -> list[Need] | None:
-    """Return what a request to a broker needs besides a signature; None: an admin. Raises AclError
-    if the request does not show that."""
+    """Return the needs of a request to a broker besides a signature; None for an admin. Raises
+    AclError if the request does not show them."""
     return _needs(BROKER, command)
 
 
 def name_server_needs(command: RemotingCommand) -> list[Need] | None:
-    """Return what a request to a name server needs besides a signature; None: an admin."""
+    """Return the needs of a request to a name server besides a signature; None for an admin."""
     return _needs(NAME_SERVER, command)
 
 
 def topic_need(topic: str, permission: Permission) -> Need:
-    """Return the need for a topic; for a retry topic it is SUB on the group."""
+    """Return the need for a topic; for a retry topic, SUB on the group."""
     if topic.startswith(RETRY_PREFIX):
         return Need(True, topic[len(RETRY_PREFIX) :], SUB)
     return Need(False, topic, permission)
@@ -74,7 +73,7 @@ def _needs(table: Mapping[int, Needs | None], command: RemotingCommand) -> list[
         return find(command)
     except AclError:
         raise
-    except Exception as error:  # whatever is wrong: a request that cannot be judged is refused
+    except Exception as error:  # for any error, since a request must be understood to pass
         raise AclError(f"request {command.code} cannot be judged: {error}") from error
 
 
@@ -98,8 +97,8 @@ def _pull(command: RemotingCommand) -> list[Need]:
 
 
 def _pop(command: RemotingCommand) -> list[Need]:
-    """Return the needs of a request about popped messages: the topic may be the one for the group's
-    retries of a topic."""
+    """Return the needs of a request about popped messages; its topic may be a retry topic of the
+    group."""
     return _popped(text(command.ext, "consumerGroup"), text(command.ext, "topic"))
 
 
@@ -145,13 +144,13 @@ def _all(*finders: Named) -> Named:
 def _reply(command: RemotingCommand) -> list[Need] | None:
     ext = command.ext or {}
     if FORWARDED_FROM in ext:
-        return None  # only brokers forward replies, and say from whom
+        return None  # only brokers forward replies, with their address
     return [topic_need(SendHeader.parse(ext, command.code).topic, PUB)]
 
 
 def _heartbeat(command: RemotingCommand) -> list[Need]:
-    """Return the needs of a heartbeat's consumer groups. Producer groups need nothing: the check is
-    made when something is sent to a producer (broker.access)."""
+    """Return the needs of a heartbeat's consumer groups. Producer groups are checked when a message
+    is sent to a producer (broker.access)."""
     found: list[Need] = []
     for consumer in _objects(loads_request(command.body), "consumerDataSet"):
         found.append(Need(True, str(consumer.get("groupName") or ""), SUB))
@@ -161,7 +160,7 @@ def _heartbeat(command: RemotingCommand) -> list[Need]:
 
 
 def _client_config(command: RemotingCommand) -> list[Need]:
-    """Return the needs of 46, which has a filter expression checked."""
+    """Return the needs of 46, which checks a filter expression."""
     body = loads_request(command.body)
     group, subscription = body.get("group"), body.get("subscriptionData")
     found = [Need(True, str(group), SUB)] if group else []
@@ -193,7 +192,7 @@ NOTHING: Needs = _nothing
 STORED: Needs = _nothing
 _CODE = RequestCode
 _BOTH = _all(_group("group"), _topic(SUB))
-_READ: Needs = _nothing  # of a name server: routes, which every client has to ask for
+_READ: Needs = _nothing  # of a name server, for routes that every client requests
 
 BROKER: dict[int, Needs | None] = {
     int(code): find
@@ -207,7 +206,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.SEND_REPLY_MESSAGE: _reply,
         _CODE.SEND_REPLY_MESSAGE_V2: _reply,
         _CODE.RECALL_MESSAGE: _topic(PUB),  # the handle has to name the same topic
-        _CODE.END_TRANSACTION: _topic_if_named(PUB),  # and STORED: the half message's topic
+        _CODE.END_TRANSACTION: _topic_if_named(PUB),  # and STORED, for the half message's topic
         _CODE.PULL_MESSAGE: _pull,
         _CODE.LITE_PULL_MESSAGE: _pull,
         _CODE.QUERY_CONSUMER_OFFSET: _pull,
@@ -233,7 +232,7 @@ BROKER: dict[int, Needs | None] = {
         _CODE.UNREGISTER_CLIENT: _group_if_named,
         _CODE.GET_CONSUMER_LIST_BY_GROUP: _group("consumerGroup"),
         _CODE.CHECK_CLIENT_CONFIG: _client_config,
-        # tools: one topic, one group
+        # tools, for a single topic or group
         _CODE.GET_TOPIC_CONFIG: _topic(ANY),
         _CODE.GET_TOPIC_STATS_INFO: _topic(ANY),
         _CODE.QUERY_TOPIC_CONSUME_BY_WHO: _topic(ANY),
@@ -248,11 +247,12 @@ BROKER: dict[int, Needs | None] = {
         _CODE.CONSUME_MESSAGE_DIRECTLY: _group("consumerGroup"),  # and STORED
         _CODE.INVOKE_BROKER_TO_RESET_OFFSET: _BOTH,
         _CODE.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _BOTH,
-        # Without a topic it covers all that the first group has consumed; its handler checks each.
+        # Without a topic it covers everything the first group has consumed; its handler checks each
+        # topic.
         _CODE.CLONE_GROUP_OFFSET: _all(
             _group("srcGroup"), _group("destGroup"), _topic_if_named(SUB)
         ),
-        # tools: the whole broker
+        # tools, for the whole broker
         _CODE.GET_BROKER_RUNTIME_INFO: NOTHING,  # figures and role, for health checks
         _CODE.GET_BROKER_CLUSTER_ACL_INFO: NOTHING,  # the accounts' version, a number and a time
         _CODE.GET_ALL_TOPIC_CONFIG: ADMIN,
@@ -301,7 +301,7 @@ NAME_SERVER: dict[int, Needs | None] = {
         _CODE.GET_UNIT_TOPIC_LIST: _READ,
         _CODE.GET_HAS_UNIT_SUB_TOPIC_LIST: _READ,
         _CODE.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _READ,
-        _CODE.GET_KV_CONFIG: _READ,  # producers ask for the order of a topic's queues
+        _CODE.GET_KV_CONFIG: _READ,  # producers request the order of a topic's queues
         _CODE.GET_KVLIST_BY_NAMESPACE: _READ,
         _CODE.REGISTRATION_NONCE: ADMIN,
         _CODE.REGISTER_BROKER: ADMIN,

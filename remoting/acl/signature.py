@@ -1,12 +1,12 @@
-"""Request signatures, as Apache's AclClientRPCHook makes them. Pure.
+"""Request signatures, as Apache's AclClientRPCHook makes them.
 
-The signed text consists of the values of all extFields in the order of their keys, without
-`Signature`, and the body. Keys are ordered by their UTF-16 code units, as Java orders strings. The
-signature is Base64(HMAC-SHA1(secret key, text)) and is sent as another extField, beside `AccessKey`
-and, if there is one, `SecurityToken`. The secret key itself is never sent.
+The signed text consists of the values of all extFields except `Signature`, in the order of their
+keys, and the body. Keys are ordered by UTF-16 code units, as Java orders strings. The signature is
+Base64(HMAC-SHA1(secret key, text)), sent as an extField with `AccessKey` and the optional
+`SecurityToken`. The secret key is never sent.
 
-Some of Apache's clients sign `_UNIQUE_KEY_QUERY`, others add it after signing; both are accepted,
-as by Apache's brokers.
+Some of Apache's clients sign `_UNIQUE_KEY_QUERY`, and some add it after signing. Both are accepted,
+as by Apache's brokers. Pure, without I/O.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Credentials:
             raise ValueError("credentials need an access key and a secret key")
 
     def sign(self, command: RemotingCommand) -> None:
-        """Put the signature into `command`, replacing one it may have. Call it last before
-        encoding: any later change invalidates the signature."""
+        """Sign `command`, replacing an earlier signature. Call it last before encoding, because any
+        later change invalidates the signature."""
         ext = {k: v for k, v in (command.ext or {}).items() if k not in SIGNED_FIELDS}
         ext[ACCESS_KEY] = self.access_key
         if self.security_token:
@@ -55,7 +55,7 @@ class Credentials:
 
 def credentials_of(text: str) -> Credentials | None:
     """Parse `{"accessKey":"…","secretKey":"…"}`, the form in Apache's broker configuration; None
-    for "". Raises ValueError, which does not show them."""
+    for "". Raises ValueError without the keys."""
     if not text:
         return None
     try:
@@ -68,8 +68,8 @@ def credentials_of(text: str) -> Credentials | None:
 
 
 def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | None:
-    """Read a tool's RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; None if the
-    keys are not set. Raises ValueError if only one of the two is."""
+    """Read a tool's RAFTMQ_ACCESS_KEY, RAFTMQ_SECRET_KEY and RAFTMQ_SECURITY_TOKEN; None without
+    keys. Raises ValueError if a key is missing."""
     access_key, secret_key, token = (
         environment.get(f"RAFTMQ_{name}", "")
         for name in ("ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN")
@@ -83,7 +83,7 @@ def credentials_of_environment(environment: Mapping[str, str]) -> Credentials | 
 
 
 def signed_text(ext: Mapping[str, str], body: bytes) -> bytes:
-    """Return the text to sign for a request with these fields and this body."""
+    """Return the text to sign for a request."""
     if all(map(str.isascii, ext)):
         keys = sorted(ext)
     else:
@@ -97,7 +97,7 @@ def signature(secret_key: str, text: bytes) -> str:
 
 
 def is_signed_by(secret_key: str, ext: Mapping[str, str], body: bytes) -> bool:
-    """Return whether the signature was made with this secret, comparing in constant time."""
+    """Return whether the signature was made with this secret, in constant time."""
     given = ext.get(SIGNATURE, "").encode()
     if _equal(given, secret_key, signed_text(ext, body)):
         return True

@@ -10,7 +10,7 @@ arrays:
 - The starts of its records are known from their ConsumeQueue entries; otherwise `hop` goes from
   size to size. Frame headers, commands and blank records are skipped. Sizes are trusted, because
   everything was verified before dispatch.
-- A producer's records usually have the same layout behind the body, that is, a topic and properties with
+- A producer's records usually have the same layout behind the body, a topic and properties with
   names and values of equal lengths. A `_Shape` is such a layout. The endings of equally long
   records are a matrix of bytes, in which the fixed columns of a shape are compared, and the columns
   of topic and keys hashed. A slice with thousands of topics therefore costs little more than a

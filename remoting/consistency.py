@@ -37,7 +37,8 @@ def wishes(subscriptions: Iterable[tuple[str, str, str]]) -> Wishes:
 
 
 def spelled(kind: str, expression: str) -> str:
-    """Return an expression's normalized form; with more than TAGS_MAX tags, the expression itself."""
+    """Return an expression's normalized form; with more than TAGS_MAX tags, the expression
+    itself."""
     if kind not in ("", TAG):
         return f"{kind} {expression.strip()}"
     if expression == "*" or expression.count("||") > TAGS_MAX:

@@ -142,7 +142,8 @@ class JsonWalk:
         raise self._damaged(f"not a value of at most {VALUE_BYTES_MAX} characters: {problem}")
 
     def skipping(self) -> Steps[None]:
-        """Skip the value at this position in steps. It may have any size, but not its components."""
+        """Skip the value at this position in steps. It may have any size, but not its
+        components."""
         start = self._skip_space()
         closing: list[str] = []
         count = 0

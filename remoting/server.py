@@ -38,7 +38,8 @@ IDLE_SWEEPS_PER_TIMEOUT = 4  # an idle connection is closed at most a quarter la
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of a server. Above `connections_max` a connection is closed for each new connection."""
+    """Limits of a server. Above `connections_max` a connection is closed for each new
+    connection."""
 
     connections_max: int = 20_000
     idle_timeout_s: float = 120.0  # without read or write, as Apache's; 0 means never

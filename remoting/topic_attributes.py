@@ -114,7 +114,8 @@ def type_of(properties: Mapping[str, str]) -> str:
 
 
 def type_problem(requested: str, given: str) -> str:
-    """Return why a message of type `given` may not be sent to a topic of type `requested`, or ''."""
+    """Return why a message of type `given` may not be sent to a topic of type `requested`, or
+    ''."""
     if requested in (given, MIXED):
         return ""
     reason = f"the expected type is {requested}, but actual type is {given}"

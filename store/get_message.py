@@ -51,7 +51,8 @@ class Limits:
 
 
 def offset_status(offset: int, minimum: int, maximum: int) -> tuple[GetStatus, int] | None:
-    """Return (status, next offset) for an offset without a message; None if it may have a message."""
+    """Return (status, next offset) for an offset without a message; None if it may have a
+    message."""
     if maximum == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < minimum:

@@ -67,7 +67,8 @@ def fields_sum(flag: int, properties: Mapping[str, str]) -> int:
 
 
 def joined(properties: Mapping[str, str]) -> bytes:
-    """Return the stored form of properties from `decode_properties` after a change, without checks."""
+    """Return the stored form of properties from `decode_properties` after a change, without
+    checks."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
 
 

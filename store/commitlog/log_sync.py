@@ -113,7 +113,8 @@ class LogSyncs:
         return ticket
 
     def finish(self, ticket: SyncTicket, last_start: int) -> None:
-        """Finish a ticket that has run; the last segment starts at `last_start`. Raises SyncFailed."""
+        """Finish a ticket that has run; the last segment starts at `last_start`. Raises
+        SyncFailed."""
         self._check_failed()
         assert ticket.ran
         self._tickets.remove(ticket)

@@ -246,7 +246,8 @@ class FrameRecovery:
         self._verify_from = min(verify_from, default=0)
 
     def run(self) -> FrameDamage | None:
-        """Continue from the last good frame; return the damage, or None at the end. Raises OSError."""
+        """Continue from the last good frame; return the damage, or None at the end. Raises
+        OSError."""
         log = self._log
         walk = FrameWalk(log, self.end, None, self._verify_from, self.last, self._first_index)
         for header in walk:

@@ -299,7 +299,8 @@ class ConsumeQueue:
         return first, entries[: count * QUEUE_ENTRY_BYTES]
 
     def _set_probed(self, first: int, entries: bytes) -> None:
-        """Keep data of the last entries, so that a start with 100,000 queues opens each file once."""
+        """Keep data of the last entries, so that a start with 100,000 queues opens each file
+        once."""
         self._last_loaded = entries[-QUEUE_ENTRY_BYTES:]
         self.last_position = QUEUE_ENTRY.unpack(self._last_loaded)[0]
         if first == self.first_offset:
@@ -313,7 +314,8 @@ class ConsumeQueue:
         return last
 
     def _check_end(self, end: int, confirmed: int, recorded: QueueExtent | None) -> None:
-        """Check the end found by bisection, which trusts every entry it reads. Raises QueueDamaged."""
+        """Check the end found by bisection, which trusts every entry it reads. Raises
+        QueueDamaged."""
         if recorded is not None and end < recorded.end and recorded.last_position < confirmed:
             raise QueueDamaged(f"it ends at {end}, and had {recorded.end} entries once")
         probes = [(end, PROBED_ENTRIES)]
@@ -654,7 +656,8 @@ class ConsumeQueueStore:
         return bool(ticket.saved)
 
     def finish_flush(self, ticket: FlushTicket, *, synced: bool) -> None:
-        """Finish a flush after `run` returned (`synced`) or raised; its files are dirty again then."""
+        """Finish a flush after `run` returned (`synced`) or raised; its files are dirty again
+        then."""
         assert self._flushing
         self._flushing = False
         if not synced:
@@ -727,6 +730,7 @@ class ConsumeQueueStore:
 
 
 def check_name(topic: str, queue_id: int) -> None:
-    """Check that a topic is a valid directory name and does not lead elsewhere. Raises ValueError."""
+    """Check that a topic is a valid directory name and does not lead elsewhere. Raises
+    ValueError."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
         raise ValueError(f"not a queue: {topic!r}/{queue_id}")

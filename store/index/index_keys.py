@@ -208,7 +208,8 @@ class KeyWalker:
     def _by_shape(
         self, data: bytes, size: int, stops: Int64s, rows: Int64s, found: _Hashes
     ) -> Int64s:
-        """Find the keys of records with endings of `size` bytes; return the rows that fit no shape."""
+        """Find the keys of records with endings of `size` bytes; return the rows that fit no
+        shape."""
         width = -(-size // 8) * 8  # whole words; bytes before the ending are masked
         endings = _windows(data, width)[stops[rows] - width].view(np.uint8).reshape(-1, width)
         if len(self._shapes) >= _SIZES_MAX and size not in self._shapes:

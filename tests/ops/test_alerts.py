@@ -73,7 +73,7 @@ async def expositions(tmp_path: Path) -> list[str]:
         await group.create_topic(leader, "T")
         await group.send(leader, "T")
         await group.send(leader, "T", properties="DELAY\x0118\x02")
-        await until(leader.delays.look)
+        await until(leader.delays.view)
         await group.pull(leader, "T", 0)
         await group.commit(leader, "T", 0, 0)
         await until(lambda: leader.state.offsets.offsets)

@@ -1,4 +1,4 @@
-"""bench.group: what a process has cost."""
+"""bench.group and the cost of a process."""
 
 from __future__ import annotations
 

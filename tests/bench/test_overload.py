@@ -1,4 +1,4 @@
-"""bench.overload: what it counts, and that it runs."""
+"""bench.overload, its counts and a short run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench.scenarios and its command line: the points of a curve, and that one point runs."""
+"""bench.scenarios and its command line, the points of a curve, and a single run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench.soak: how growth is computed, and that every kind of churn runs."""
+"""bench.soak, the computation of growth, and every kind of churn."""
 
 from __future__ import annotations
 

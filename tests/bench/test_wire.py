@@ -1,4 +1,4 @@
-"""bench.wire: what the load generator sends, to how many topics, and when it ends."""
+"""bench.wire, the load generator's sends, topics and end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANSWER = b'{"code":0,"flag":1,"opaque":%b}'
 
 @asynccontextmanager
 async def counting(seen: Counter[tuple[bytes, bytes]]) -> AsyncIterator[str]:
-    """The address of a server that counts (topic, queue) and says that it stored everything."""
+    """The address of a server that counts (topic, queue) and answers every send with success."""
 
     served: list[asyncio.Task[None] | None] = []
 

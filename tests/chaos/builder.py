@@ -1,4 +1,4 @@
-"""Hand-made histories, one call per event; every checker's test starts from a clean one."""
+"""Hand-made histories with a call per event; every checker's test starts from a clean history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HistoryBuilder:
         self.waited_ns = 0
 
     def wait(self, seconds: float) -> None:
-        """Let so much time pass before the next event."""
+        """Advance the clock before the next event."""
         self.waited_ns += int(seconds * 1e9)
 
     def add(self, kind: str, function: str, process: str, op: int = 0, /, **fields: Any) -> int:
@@ -80,7 +80,7 @@ class HistoryBuilder:
         self.committed(queue, offset, "fetch", "observer", **more)
 
     def committing(self, queue: int, offset: int, process: str = "consumer-0") -> int:
-        """A commit whose answer is written later, by `answered`, or never."""
+        """A commit that `answered` answers later, or never."""
         place = {"topic": "T", "group": "G", "queue": queue, "offset": offset}
         return self.add("invoke", "commit", process, **place)
 
@@ -104,7 +104,8 @@ class HistoryBuilder:
         return self.add("invoke", "meta_read", "reader", what="topic", name=name)
 
     def read(self, version: int | None, op: int = 0, name: str = "X") -> None:
-        """A topic's configuration read back (None: absent), perhaps begun before by `reading`."""
+        """A topic's configuration read back (None if missing), after `reading` if that was
+        called."""
         op = op or self.reading(name)
         self.add("ok", "meta_read", "reader", op, what="topic", name=name, version=version)
 
@@ -125,7 +126,7 @@ class HistoryBuilder:
         self.add("ok", "logs", "observer", lines={"n0": lines})
 
     def replicas(self, group: str = "broker-a", errors: Any = None, **digests: str) -> None:
-        """Each node's digests of two parts, one letter each."""
+        """Each node's digests of two parts, a letter each."""
         parts = {node: {"0": text[0], "512": text[1]} for node, text in digests.items()}
         fields = {"group": group, "begin": 0, "end": 1000, "parts": parts, "errors": errors or {}}
         self.add("ok", "replicas", "runner", **fields)
@@ -133,7 +134,7 @@ class HistoryBuilder:
     def drained(self, complete: bool = True) -> None:
         self.add("ok", "drain", "runner", topic="T", group="G", complete=complete)
 
-    # ---- messages that come later
+    # ---- deferred messages
 
     def posted(self, name: str, outcome: str = "ok", attempts: int = 1, **more: Any) -> None:
         """A message of a workload `work`, sent with that outcome ("": none)."""
@@ -170,7 +171,7 @@ class HistoryBuilder:
         self, name: str, began_ms: float | None = None, process: str = "consumer-0",
         invisible_ms: int = 1_000, times: int = 0,
     ) -> None:  # fmt: skip
-        """`began_ms` None: the pop began just before."""
+        """Without `began_ms` the pop started immediately before."""
         now_ns = len(self.records) * 1_000_000 + self.waited_ns
         began_ns = now_ns if began_ms is None else int(began_ms * 1e6)
         more = {"began_ns": began_ns, "invisible_ms": invisible_ms, "times": times}
@@ -180,7 +181,8 @@ class HistoryBuilder:
         self, name: str, outcome: str = "ok", *, what: str = "ack", invisible_ms: int = 0,
         op: int | None = None,
     ) -> int:  # fmt: skip
-        """Without an outcome it is only begun; with the number of one that was, only answered."""
+        """Without an outcome it is only started; with the number of a started operation it is
+        answered."""
         fields = {"work": "pop", "id": name, "what": what, "invisible_ms": invisible_ms}
         if op is None:
             op = self.add("invoke", "pop_end", "consumer-0", **fields)
@@ -199,19 +201,19 @@ class HistoryBuilder:
         self, first: int, last: int, ms: float, process: str = "consumer-0", queue: int = 0,
         done: bool = True,
     ) -> None:  # fmt: skip
-        """A piece of work that began `ms` before now."""
+        """A piece of work that started `ms` before now."""
         began_ns = len(self.records) * 1_000_000 + self.waited_ns - int(ms * 1e6)
         place = {"group": "G", "topic": "T", "broker": "b", "queue": queue}
         span = {"began_ns": began_ns, "first": first, "last": last, "done": done}
         self.add("ok", "work", process, **place, **span)
 
     def locking(self, client: str, *, unlock: bool = False) -> int:
-        """A request for a queue's lock, or to give it up, whose answer comes later or never."""
+        """A request for a queue's lock, or an unlock, with a later answer or none."""
         place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": unlock}
         return self.add("invoke", "lock", client, **place)
 
     def locked(self, client: str, granted: bool = True, op: int = 0, outcome: str = "ok") -> None:
-        """The answer to a request for a lock, perhaps begun before by `locking`."""
+        """The answer to a request for a lock, after `locking` if that was called."""
         op = op or self.locking(client)
         place = {"group": "G", "topic": "T", "broker": "b", "queue": 0, "unlock": False}
         self.add(outcome, "lock", client, op, **place, granted=granted)
@@ -233,7 +235,7 @@ class HistoryBuilder:
 
 
 def clean() -> HistoryBuilder:
-    """A run with nothing wrong: three ordered sends, consumed, committed, drained, one leader."""
+    """A correct run with three ordered sends, consumed, committed and drained, and one leader."""
     builder = HistoryBuilder()
     builder.leader("n0", 1)
     builder.sent("a", 0, 0, order="k", seq=0)

@@ -1,5 +1,5 @@
-"""A run at a load that the machine carries: where too many sends were never made, which makes an
-experiment INVALID, it is made again with a quarter of the load."""
+"""A run at a load that the machine carries, repeated with a quarter of the load if it was
+INVALID."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ATTEMPTS = 3
 async def at_a_load_it_carries(
     run: Callable[[int, str], Awaitable[RunResult]], rate_per_s: int
 ) -> RunResult:
-    """Return the first result of `run(rate_per_s, directory's name)` whose experiment took place,
-    or the last. Nothing but that is asked again: what was lost stays lost."""
+    """Return the first result of `run(rate_per_s, directory's name)` with a valid experiment, or
+    the last. Lost messages cause no repetition."""
     for attempt in range(ATTEMPTS):
         result = await run(max(1, rate_per_s // 4**attempt), f"attempt-{attempt}")
         verdicts = {check.name: check.verdict for check in result.checks}

@@ -1,4 +1,4 @@
-"""A cluster of real processes that do nothing, and a probe that says what the test wants."""
+"""A cluster of real processes that do nothing, and a probe with answers of the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Programs:
         self.programs = programs
 
     def __call__(self, directory: Path, node: Node) -> list[str]:
-        launch.command(directory, node)  # which writes the node's configuration, too
+        launch.command(directory, node)  # also writes the node's configuration
         return [sys.executable, "-S", "-c", self.programs.get(node.name, SLEEPS)]
 
 
@@ -72,7 +72,7 @@ class StandInProbe:
 
 
 class AgreeingProbe(StandInProbe):
-    """Says at once that the first broker of each group leads, is ready and registered."""
+    """Answers at once that the first broker of each group leads, is ready and registered."""
 
     def __init__(self) -> None:
         super().__init__()

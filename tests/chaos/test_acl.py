@@ -1,5 +1,4 @@
-"""A whole cluster with access control, of processes: registration, failover, the harness's probe,
-health checks and clients."""
+"""A cluster of processes with access control, its registration, failover, probe and clients."""
 
 import asyncio
 import signal
@@ -47,7 +46,7 @@ async def health(module, address):
 
 async def test_a_cluster_with_access_control_fails_over(tmp_path, monkeypatch, caplog):
     (tmp_path / "plain_acl.yml").write_text(PLAIN_ACL)
-    # Brokers and name servers alike: variables are theirs, too.
+    # Brokers and name servers alike, which also read the variables.
     for name, value in (
         ("ACL_ENABLE", "true"),
         ("ACL_FILE", str(tmp_path / "plain_acl.yml")),

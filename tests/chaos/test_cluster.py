@@ -1,4 +1,4 @@
-"""mqcluster's machinery over real processes that do nothing; the probe is a stand-in."""
+"""mqcluster's machinery over real processes that do nothing, with a stand-in probe."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from raftmq.store.identity import StoreIdentity, record_identity
 from tests.chaos.doubles import ENDS, STUBBORN, AgreeingProbe, Programs, StandInProbe
 from tests.waiting import until
 
-# Loopback, too, but nobody else's: what tests beside this one take and give back there, moment by
-# moment, are other ports than these.
+# A loopback address of its own, so that parallel tests never use the same ports.
 QUIET_HOST = "127.83.0.5"
 
 
@@ -386,7 +385,7 @@ def test_ports_are_free_apart_and_below_the_ephemeral_range() -> None:
 
 
 def test_a_held_port_is_its_owners_before_it_listens_and_while_it_is_down() -> None:
-    """A second cluster that starts then, even at the same place, gets others."""
+    """A second cluster that starts then gets different ports, even in the same directory."""
     first, second = HeldPorts(QUIET_HOST), HeldPorts(QUIET_HOST)
     try:
         ports = first.choose(5, random.Random(5))

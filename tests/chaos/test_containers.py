@@ -1,4 +1,4 @@
-"""The cluster of containers, over an engine that the test plays; and what is said to an engine."""
+"""The cluster of containers over an engine of the test, and the requests to an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.chaos.doubles import AgreeingProbe
 
 @dataclass
 class Engine(Docker):
-    """Containers as a table; every call to change one is noted."""
+    """Containers as a table; every change is recorded."""
 
     host: str = "test"
     table: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ async def test_signals_and_starts_reach_the_engine(cluster: ComposeCluster, engi
     await cluster.wait_stopped(run)
     assert [s.state for s in await cluster.status()][1] == "stopped" and cluster.is_alive("n0")
     cluster.signal("n0", signal.SIGCONT)
-    cluster.signal("n0", signal.SIGCONT)  # it goes on already
+    cluster.signal("n0", signal.SIGCONT)  # it runs already
     run = cluster.signal("n0", signal.SIGKILL)
     await cluster.wait_dead(run)
     assert not cluster.is_alive("n0")
@@ -136,7 +136,7 @@ async def test_signals_and_starts_reach_the_engine(cluster: ComposeCluster, engi
     cluster.start("n0")
     with pytest.raises(ClusterError, match="n0 runs already"):
         cluster.start("n0")
-    await cluster.wait_dead(run)  # that run is over, though another one began
+    await cluster.wait_dead(run)  # that run is over, though a new run has started
     assert engine.calls == [
         ("pause", "n0"),
         ("unpause", "n0"),
@@ -180,7 +180,7 @@ async def test_every_kind_is_possible_or_says_why_not(cluster: ComposeCluster) -
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Notes requests; answers what the test put there."""
+    """Records requests; returns the test's answers."""
 
     seen: list[tuple[str, str, bytes]]
     answer: tuple[int, bytes]

@@ -1,4 +1,4 @@
-"""Clients that contend for locks: what they write down of each answer."""
+"""Clients that contend for locks, and their records of each answer."""
 
 from __future__ import annotations
 
@@ -145,4 +145,4 @@ async def test_they_ask_for_few_queues_until_they_are_stopped(
     assert {(one.broker, one.queue) for one in asked} == {("a", 0), ("b", 0)}
     assert {one.group for one in asked} == {"locks-contest"}
     last = {one.process: one for one in asked}
-    assert all(one.unlock for one in last.values())  # what they had was given up
+    assert all(one.unlock for one in last.values())  # their locks were released

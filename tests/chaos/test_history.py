@@ -1,4 +1,4 @@
-"""The history file: what is written is read back, torn tails are tolerated, nothing else is."""
+"""The history file is read back as written; torn tails are tolerated, nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads of messages that come later, on a real cluster through a leader's death; and alone."""
+"""Workloads of deferred messages, on a real cluster through a leader's death, and alone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_all_at_once_through_a_leaders_death(tmp_path: Path) -> None:
                 await asyncio.sleep(1.5)
                 cluster.start(leader.name)
                 await cluster.wait_serving()
-                # On a busy machine that was not enough for what is asked of the history below.
+                # A busy machine needs more for the assertions on the history below.
                 await until(lambda: transactions.checked and min(w.tally.ok for w in posting) > 50)
                 assert [workload.failure() for workload in workloads] == [None] * 5
                 for workload in workloads:
@@ -164,7 +164,7 @@ async def test_what_could_not_begin_in_time_is_shed() -> None:
 
     loop = Paced(100, 1, tally, work)
     begin_ns = time.monotonic_ns()
-    loop._begin_ns = begin_ns - int((LATE_S + 1) * 1e9)  # as if it had stood still for so long
+    loop._begin_ns = begin_ns - int((LATE_S + 1) * 1e9)  # as after a stall of that length
     await loop._worker()
     assert tally.shed == tally.invoked >= 100
     assert tally.ok == 0
@@ -185,7 +185,7 @@ def test_a_delivery_is_where_the_message_lies(tmp_path: Path) -> None:
         listen = refused.listener("c")
         again = message("T", 1, RETRY_TOPIC="T")  # shown under the topic it was sent to
         assert listen([again]) == Later(0, 1)
-        again.reconsume_times = 2  # what a client does that delivers it again by itself
+        again.reconsume_times = 2  # like a client that redelivers it by itself
         assert listen([again]) == Later(0, 1)
         assert news == []
         listen([message("T", 2, 6, RETRY_TOPIC="T")])
@@ -214,7 +214,7 @@ async def test_nothing_new_for_long_ends_the_waiting(tmp_path: Path) -> None:
 async def test_a_group_without_a_leader_says_nothing_of_what_was_popped(
     missing: tuple[str, ...], lag: int | None
 ) -> None:
-    """Its queues are missing from the answer, and so is what waits there."""
+    """Its queues are missing from the answer, with their waiting messages."""
 
     async def stats(group: str, topic: str) -> ConsumeStats:
         return ConsumeStats(0.0, {MessageQueue(topic, "b", 0): Progress(7, 7, 7, 0)}, missing)

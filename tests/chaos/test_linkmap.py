@@ -1,4 +1,4 @@
-"""Links: who dials whom, and that configurations name the ports of proxies, not the real ones."""
+"""Links, their dialling ends, and configurations with the proxies' ports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_several_groups_and_name_servers(tmp_path) -> None:
     state = cluster(Shape(groups=2, name_servers=2, links=True))
     links = [link.name for link in links_of(state)]
     assert len(links) == len(set(links)) == 2 * 6 + 6 + 2 + 2 * 6
-    assert "n0>n3" not in links  # groups do not talk to each other
+    assert "n0>n3" not in links  # groups do not communicate
     assert len(state.namesrv.split(";")) == 2
     assert len(conf_of(state, "n4", tmp_path)["namesrvAddr"].split(";")) == 2
 

@@ -1,4 +1,4 @@
-"""A dead broker is replaced while clients send: separate processes, as an operator does it."""
+"""Replacement of a dead broker under load, with separate processes, as an operator does it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raftmq.remoting.errors import SendTimeout
 from raftmq.store.record import decode_offset_message_id
 from tests.chaos.doubles import AgreeingProbe, Programs
 
-PATIENCE_S = 280.0  # only a hang takes so long
+PATIENCE_S = 280.0  # only a hang takes this long
 SENDERS = 4
 SETTINGS = {
     # A busy machine shall not depose the leader.
@@ -47,7 +47,7 @@ async def keep_sending(producer: Producer, sent: dict[bytes, SendResult], lane: 
 
 
 async def shown(admin: Admin) -> dict[int, str]:
-    """Return what the name server shows: brokerId to address."""
+    """Return the name server's view, brokerId to address."""
     return dict((await admin.cluster.info()).brokers["broker-a"].addresses)
 
 
@@ -101,7 +101,7 @@ async def test_a_dead_broker_is_replaced_under_load(tmp_path: Path) -> None:
                 assert set(rows) == {node.name for node in now}
                 for node in now:
                     await has_all(admin, node, sent)
-        # A founder's broker.conf says what it said; the name of the dead one is not given again.
+        # A founder's broker.conf is unchanged; the dead broker's name is not reused.
         state = load_state(cluster.directory)
         assert dead.name in broker_conf(cluster.directory, state, kept)
         assert "raftJoin=true" in broker_conf(cluster.directory, state, new)

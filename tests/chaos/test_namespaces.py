@@ -1,4 +1,4 @@
-"""Network namespaces: names and addresses, and that what is missing is said."""
+"""Network namespaces with names and addresses, and reports of missing features."""
 
 from __future__ import annotations
 

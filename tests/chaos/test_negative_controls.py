@@ -1,8 +1,8 @@
-"""A harness that never fails proves nothing: what must lose messages is caught losing them.
+"""Negative controls, because a harness that never fails proves nothing.
 
-Each schedule is run on real processes twice: on something that cannot keep its promise under it,
-and on Raft mode with SYNC_FLUSH, which may not lose one message. The long ones are in every run in
-another way: tests/chaos/faults/test_disk_cluster.py.
+Each schedule runs on real processes twice, with a system that cannot keep its promise under it, and
+with Raft and SYNC_FLUSH, which may not lose a message. tests/chaos/faults/test_disk_cluster.py has
+short forms of the long schedules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLASSIC = {"slaveSyncMetadataIntervalMs": "100"}
 MASTER_LOST = "cut-peers:leader,for=3.2+disk-loss:leader"
 POWER_CUT = "power-cut:all"
 POWER_CUT_UNSYNCED = "lying-fsync:all,for=3.2+power-cut:all"
-# What happens within the first part must have time to happen: with this seed 1.3 s.
+# The first part needs time to happen, 1.3 s with this seed.
 SEEDS = {MASTER_LOST: 15}
 ATTEMPTS = 3
 RATE_PER_S = 800
@@ -65,7 +65,7 @@ async def inflict(
         repeats=repeats,
         shape=Shape(mode),
         settings=SETTINGS | settings,
-        recovery_timeout_s=60.0,  # who loses its log may never be whole again (pysyncobj's leader)
+        recovery_timeout_s=60.0,  # a leader of pysyncobj that loses its log may never recover
     )
     result = await run_scenario(config, "", lambda words: None)
     assert len(result.recoveries) >= repeats, result.skipped
@@ -92,7 +92,7 @@ async def test_raft_loses_nothing(tmp_path: Path, scenario: str) -> None:
     [
         pytest.param("async", MASTER_LOST, CLASSIC, id="ASYNC_MASTER loses its disk"),
         pytest.param("pysyncobj", POWER_CUT, {}, id="pysyncobj in a power cut"),
-        # fsync left out: it says that it is done, and is not
+        # a lying fsync
         pytest.param(
             "raft", POWER_CUT_UNSYNCED, {}, id="raft without fsync", marks=pytest.mark.long
         ),
@@ -101,8 +101,8 @@ async def test_raft_loses_nothing(tmp_path: Path, scenario: str) -> None:
 async def test_what_must_lose_is_caught(
     tmp_path: Path, mode: str, scenario: str, settings: dict[str, str]
 ) -> None:
-    """One of a few power cuts loses something: on a starved machine all that was acknowledged may
-    have reached the disk before one of them."""
+    """One of a few power cuts loses messages, but on a starved machine all acknowledged messages
+    may have reached the disk before."""
     for attempt in range(ATTEMPTS):
         result = await inflict(
             tmp_path / str(attempt), mode, scenario, settings, later=100 * attempt

@@ -1,4 +1,4 @@
-"""Processes: recognised beyond their pid, signalled exactly, their logs read from the end."""
+"""Processes, recognised beyond their pid, signalled exactly, with the ends of their logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's gRPC proxies: where they are, what they are told, and whether they can run."""
+"""A cluster's gRPC proxies, their addresses, configuration, and whether they can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sender's promises: one of a key at a time, a bounded window, every outcome written down."""
+"""The sender's promises of order per key, a bounded window, and recorded outcomes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUEUES = [MessageQueue("T", "b", number) for number in range(4)]
 
 
 class StandInProducer:
-    """Answers each send in a later turn of the loop, in random order, as `fate` says."""
+    """Answers each send in a later turn of the loop, in random order, by `fate`."""
 
     def __init__(self, seed: int = 1, fate=None) -> None:
         self.rng = random.Random(seed)
@@ -175,7 +175,7 @@ async def test_reading_ahead_of_a_busy_key_is_bounded(writer: HistoryWriter) -> 
     assert taken == 1 + 2 * BACKLOG_PER_WINDOW
     sender.stop()
     tally = await run
-    assert tally.ok == taken  # what was read is sent
+    assert tally.ok == taken  # read items are sent
 
 
 @pytest.mark.parametrize("rate", [None, 3_000.0])
@@ -228,7 +228,7 @@ async def test_open_loop_keeps_to_its_rate(writer: HistoryWriter) -> None:
 
 
 async def test_open_loop_latency_counts_from_when_a_send_was_due(writer: HistoryWriter) -> None:
-    """One slot, answers far slower than the rate: what waits for the slot was due long before."""
+    """One slot, answers far slower than the rate; waiting items were due long before."""
     producer = StandInProducer()
     sender = sender_of(producer, writer, window=1, rate_per_s=10_000)
     tally = await sender.run(items(17, 500, random.Random(3)))
@@ -292,7 +292,7 @@ async def test_message_the_client_refuses_ends_the_run(writer: HistoryWriter) ->
     with pytest.raises(InvalidMessage):
         await sender.run(items(100, 5, random.Random(3)))
     invoked = sender.tally.invoked
-    assert invoked < 100  # how far the other keys were by then is a matter of timing
+    assert invoked < 100  # the progress of the other keys depends on timing
     await asyncio.sleep(0.02)
     assert sender.tally.fail == 1
     assert sender.tally.invoked == invoked, "nothing is started behind the failure"
@@ -353,6 +353,6 @@ def test_unanswered_commits_are_bounded(
     for offset in range(5):
         commits.committing("consumer-0", "G")(QUEUES[1], offset)
     assert [offset for _, _, offset in commits._open] == [2, 3, 4]
-    commits.committer("consumer-0", "G")(QUEUES[1], 0)  # forgotten: the answer stands alone
+    commits.committer("consumer-0", "G")(QUEUES[1], 0)  # forgotten, so the answer is recorded alone
     writer.flush()
     assert read_history(writer.path).commits[0].offset == 0

@@ -58,7 +58,7 @@ async def test_all_workloads_at_once_through_a_leaders_death(tmp_path: Path) -> 
                 cluster.start(leader.name)
                 await cluster.wait_serving()
                 await asyncio.sleep(0.5)
-                # On a busy machine that was not enough for what is asked of the history below.
+                # A busy machine needs more for the assertions on the history below.
                 await until(
                     lambda: (
                         workloads[3].tally.ok > 20
@@ -103,7 +103,7 @@ def queue(number: int, broker: str = "b") -> MessageQueue:
     ("held", "shared"),
     [
         ([[0, 1], [2, 3]], True),
-        ([[0, 1, 2], [3]], False),  # one has fewer than its share
+        ([[0, 1, 2], [3]], False),  # a consumer has fewer than its share
         ([[0, 1], [2]], False),  # 3 has nobody
         ([[0, 1], [1, 2, 3]], False),  # 1 has two
         ([], False),
@@ -121,7 +121,7 @@ async def test_waiting_ends_with_a_complaint(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class StandInAdmin:
-    """Offsets by queue; a queue that is not there is one nobody answers for."""
+    """Offsets by queue; a missing queue is never answered."""
 
     def __init__(self, ends: dict[int, int], committed: dict[int, int]) -> None:
         self.offset = StandInOffsets(ends, committed)

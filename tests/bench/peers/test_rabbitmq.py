@@ -1,4 +1,4 @@
-"""A node is a script that starts others: they are counted, and killed, together."""
+"""A node is a script that starts processes, which are counted and killed together."""
 
 from pathlib import Path
 

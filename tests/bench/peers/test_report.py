@@ -1,4 +1,4 @@
-"""bench.peers.report and the command line: medians, dashes, reasons, one page."""
+"""bench.peers.report and the command line, with medians, dashes, reasons and the page."""
 
 from __future__ import annotations
 

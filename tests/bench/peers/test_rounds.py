@@ -1,4 +1,4 @@
-"""bench.peers.rounds: systems take turns, are removed again, and what cannot be had is named."""
+"""bench.peers.rounds with systems in turns, their removal, and names of missing systems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bench.wire import LoadResult
 
 
 class Fake:
-    """A system whose n-th load has rate n; `broken` is raised when it is started."""
+    """A system whose n-th load has rate n; `broken` is raised at its start."""
 
     def __init__(self, name: str, broken: Exception | None = None) -> None:
         self.name = name

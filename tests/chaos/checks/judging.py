@@ -1,4 +1,4 @@
-"""Judging hand-made histories: one suite, one check of it, by name."""
+"""Judging of hand-made histories by a suite, or by a check's name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Random histories of small automata, for tests of the search for an order.
 
-An action is a table: state → the state after it; None where it is illegal.
+An action is a table, state → next state; None if it is illegal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def follow(state: int, table: Table) -> object:
 
 
 def random_table(rng: random.Random, states: int) -> Table:
-    """A write, a read, a change from one state to another, or anything."""
+    """A write, a read, a change between two states, or anything."""
     kind, value, other = rng.randrange(4), rng.randrange(states), rng.randrange(states)
     if kind == 0:
         return (value,) * states
@@ -59,7 +59,7 @@ def random_history(rng: random.Random, count: int, states: int = 3) -> list[Oper
 
 
 def by_trying_all(operations: Sequence[Operation]) -> bool:
-    """Return whether some order explains it, by trying every one."""
+    """Return whether some order explains it, by trying all orders."""
 
     def tried(state: int, rest: frozenset[int]) -> Iterator[bool]:
         returns = (operations[number].returned_ns for number in rest)

@@ -1,4 +1,4 @@
-"""Delayed messages: early, lost and doubled ones are found; lateness is measured."""
+"""Delayed messages that are early, lost or doubled, and their lateness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = "lateness of delayed messages"
 
 
 def clean() -> HistoryBuilder:
-    """Two messages of 1 s and 2 s, stored at 5000 ms; the second comes 40 ms late."""
+    """Two messages of 1 s and 2 s, stored at 5000 ms; the second is 40 ms late."""
     plant = HistoryBuilder()
     plant.posted("a", delay_ms=1000)
     plant.posted("b", delay_ms=2000)

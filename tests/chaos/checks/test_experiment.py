@@ -1,4 +1,4 @@
-"""Whether an experiment took place: what is INVALID, and that it is neither green nor hidden."""
+"""Experiments that did not take place are INVALID, neither green nor hidden."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DURING = [(105, True)] * 40  # while the first fault is in effect
     [
         (CALM, 1, 1, ""),
         (CALM, 1, None, ""),
-        ([*CALM, *DURING], 1, 1, ""),  # nobody answered: none could be made
+        ([*CALM, *DURING], 1, 1, ""),  # no node answered, so none could be sent
         ([*CALM, (110 + GRACE_NS // S, True)], 1, 1, ""),
         ([*CALM, *[(1, True)] * 20], 1, 1, "17% of the sends that were due while no fault"),
         ([*CALM, *[(150, True)] * 20], 1, 1, "this machine cannot carry the load"),
@@ -76,7 +76,7 @@ def test_nothing_acknowledged_is_no_experiment() -> None:
 
 @pytest.mark.parametrize("planned", [2, None], ids=["planned", "of an older history"])
 def test_a_fault_that_was_not_healed_is_no_experiment(planned: int | None) -> None:
-    """A member that could not be replaced says so only when it is to be healed."""
+    """A failed replacement of a member is reported at the heal."""
     found = history(CALM, 2, planned)
     found.faults[1].healed_ns = 0
     check = took_place(found)
@@ -131,5 +131,5 @@ def test_an_invalid_run_says_so_everywhere(tmp_path: Path) -> None:
         page.read_text()
     )
     assert orjson.loads((tmp_path / "verdict.json").read_bytes())["verdict"] == "invalid"
-    # Who watched it is told the same.
+    # The live view shows the same.
     assert CliRunner().invoke(main, ["watch", str(path)]).exit_code == 4

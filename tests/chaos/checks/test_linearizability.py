@@ -1,4 +1,4 @@
-"""The search for an order: against trying all, at its limit, and how it explains failures."""
+"""The search for an order, compared with trying all, at its limit, and its explanations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(called: int, returned: int | None, value: int | None) -> Operation:
     ("operations", "verdict"),
     [
         ([], True),
-        ([read(0, 1, 7), write(2, 3, 1), read(4, 5, 1)], True),  # what was there is not known
+        ([read(0, 1, 7), write(2, 3, 1), read(4, 5, 1)], True),  # the first value is unknown
         ([read(0, 1, 7), read(2, 3, 8)], False),
         ([write(0, 1, 1), read(2, 3, 2)], False),
         ([write(0, 1, 1), write(2, 3, 2), read(4, 5, 1)], False),  # a stale read
@@ -47,7 +47,7 @@ def read(called: int, returned: int | None, value: int | None) -> Operation:
         ([write(0, 1, 1), write(2, None, 2), read(3, 4, 1), read(5, 6, 2)], True),
         ([write(0, 1, 1), write(2, None, 2), read(3, 4, 2), read(5, 6, 1)], False),  # once only
         ([write(0, 1, 1), read(3, 4, 2), write(5, None, 2)], False),  # seen before it was called
-        ([read(0, None, 5), write(0, 1, 1)], True),  # nobody knows what it answered
+        ([read(0, None, 5), write(0, 1, 1)], True),  # its answer is unknown
     ],
 )
 def test_registers(operations: list[Operation], verdict: bool) -> None:
@@ -89,5 +89,5 @@ def test_a_window_reaches_back_as_far_as_it_must() -> None:
     assert unexplained(history, step) == [history[1], history[3], history[4]]
     alone = [read(0, 1, 5)]
     assert linearizable(alone, step, 4) is Verdict.FAIL
-    assert unexplained(alone, step, 4) == alone  # wrong only because of what was there before
+    assert unexplained(alone, step, 4) == alone  # wrong only because of the earlier state
     assert linearizable(alone, step, ANY) is Verdict.PASS

@@ -1,4 +1,4 @@
-"""Orderly consumption: two at once and skipped messages are found, whoever and however."""
+"""Orderly consumption with planted concurrent work and skipped messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ SKIPPED = "skipped in an orderly queue"
 
 
 def handed_over() -> HistoryBuilder:
-    """A sent-and-consumed run with work of 1 ms each: one leaves, the other does a batch again."""
+    """A sent-and-consumed run with work of 1 ms each; a consumer leaves, and the next repeats a
+    batch."""
     plant = HistoryBuilder()
     for offset in range(4):
         plant.sent(f"m{offset}", 0, offset, broker="b")
     plant.worked(0, 1, 1)
     plant.consumed(0, (0, "m0"), (1, "m1"), broker="b")
     plant.worked(2, 2, 1, done=False)  # it was interrupted
-    plant.worked(1, 2, 1, "consumer-1")  # begins at what was committed
+    plant.worked(1, 2, 1, "consumer-1")  # starts at the committed offset
     plant.worked(3, 3, 1, "consumer-1")
     plant.worked(0, 0, 1, "consumer-1", queue=1)
     plant.consumed(0, (1, "m1"), (2, "m2"), (3, "m3"), broker="b", process="consumer-1")

@@ -1,4 +1,4 @@
-"""Messages and their order: a clean history passes, the one fault planted is found, no other is."""
+"""Messages and their order. A clean history passes; only the planted fault is found."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def later_message_stored_before(plant: HistoryBuilder) -> None:
     plant.sent("x", 1, 2)
     first = plant.invoke("e", order="k2", seq=0)
     second = plant.invoke("f", order="k2", seq=1)
-    plant.records[-1]["t_ns"] += 2_000_000  # after e's answer: only the places are wrong
+    plant.records[-1]["t_ns"] += 2_000_000  # after e's answer, so only the positions are wrong
     plant.ok(first, 2, 9)
     plant.ok(second, 2, 5)
     plant.records[-2]["t_ns"] = plant.records[-3]["t_ns"] - 1
@@ -353,7 +353,8 @@ def test_positions_without_ids_are_those_of_the_acknowledged() -> None:
 
 
 def test_a_copy_found_later_changes_the_order() -> None:
-    """The first attempt lies before an earlier message of its key: seen when it is consumed."""
+    """The first attempt is stored before an earlier message of its key, which its consumption
+    shows."""
     builder = clean()
     builder.sent("e", 0, 5, order="k", seq=2)
     builder.sent("f", 0, 6, order="k", seq=3, attempts=2)
@@ -407,7 +408,7 @@ def test_offsets_are_counted_near_and_far() -> None:
         for _ in range(TIMES_MAX + 5):
             counts.add(offset)
         assert counts.add(offset) == TIMES_MAX
-    counts.add(DENSE_GAP_MAX)  # now what was far is near
+    counts.add(DENSE_GAP_MAX)  # the far offset is near now
     assert (counts.add(far), counts.add(far - 1), counts.distinct) == (TIMES_MAX, 0, 5)
 
 

@@ -1,4 +1,4 @@
-"""Queue locks as clients see them: what no order explains is found, and only that."""
+"""Queue locks as clients see them. Histories without an order are found, and only those."""
 
 from __future__ import annotations
 

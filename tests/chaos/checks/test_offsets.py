@@ -1,4 +1,4 @@
-"""Consumer offsets, topics and groups as registers: what is wrong is found, and only that."""
+"""Consumer offsets, topics and groups as registers, with planted violations."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def a_lower_commit_after_two_at_the_same_time(builder: HistoryBuilder) -> None:
     one, other = builder.committing(0, 5), builder.committing(0, 3, "consumer-1")
     builder.answered(other, 0, 3, "consumer-1")
     builder.answered(one, 0, 5)
-    builder.committed(0, 4)  # it had lost the queue, and began at 3
+    builder.committed(0, 4)  # it had lost the queue, and started at 3
 
 
 def a_lower_commit_after_one_that_was_never_answered(builder: HistoryBuilder) -> None:
@@ -375,7 +375,7 @@ def test_prefix_max_answers_for_moments() -> None:
     assert rising.before(5) is None and rising.last is None
     for t_ns, value in ((10, 3), (20, 2), (30, 5), (25, 7)):
         rising.note(t_ns, value)
-    # 7 came with an earlier time than 5: it is taken as certain from 30 on.
+    # 7 had an earlier time than 5, so it is certain from 30 on.
     assert [rising.before(t) for t in (10, 11, 30, 31)] == [None, 3, 3, 7]
     rising.clear()
     assert rising.before(99) is None
@@ -386,5 +386,5 @@ def test_prefix_max_is_bounded() -> None:
     for number in range(2 * KEPT_MAX + 1):
         rising.note(number, number)
     assert len(rising._times) == KEPT_MAX + 1
-    assert rising.before(KEPT_MAX) is None  # forgotten: no claim is made
+    assert rising.before(KEPT_MAX) is None  # forgotten, so no claim is made
     assert rising.before(2 * KEPT_MAX) == 2 * KEPT_MAX - 1

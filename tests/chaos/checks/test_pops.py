@@ -1,4 +1,4 @@
-"""Popped messages: those that are lost, come again, or come early are found."""
+"""Popped messages that are lost, redelivered or early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAD: dict[str, Any] = {"work": "pop", "topic": "%DLQ%G"}
 
 
 def clean() -> HistoryBuilder:
-    """`fine` is acknowledged, `twice` the second time, `soon` gets another time, `dead` is given
+    """`fine` is acknowledged, `twice` the second time, `soon` gets a new time, `dead` is given
     up."""
     plant = HistoryBuilder()
     for name in ("fine", "twice", "soon", "dead"):
@@ -74,7 +74,7 @@ def two_at_once(plant: HistoryBuilder) -> None:
 def two_milliseconds_early(plant: HistoryBuilder) -> None:
     plant.posted("x", **W)
     plant.popped("x")
-    plant.wait(0.997)  # and one for each record
+    plant.wait(0.997)  # and for each record
     plant.popped("x", times=1)
     plant.pop_ended("x")
 
@@ -120,7 +120,7 @@ def test_what_may_be_is_no_fault() -> None:
     plant.popped("y", began_ms - 800)  # the request took long
     plant.wait(0.3)
     plant.popped("y", process="consumer-1", times=1)
-    plant.pop_ended("y", "fail")  # the first one's handle
+    plant.pop_ended("y", "fail")  # the first handle
     plant.posted("w", **W)
     plant.popped("w")
     plant.wait(0.9985)  # a broker counts in whole milliseconds

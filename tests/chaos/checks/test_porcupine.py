@@ -1,4 +1,4 @@
-"""Our search for an order and porcupine's say the same of thousands of random histories."""
+"""Our search for an order and porcupine's agree on thousands of random histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaders, replicas' bytes and log lines: what is wrong is found, what faults explain is not."""
+"""Leaders, replicas' bytes and log lines, with planted violations and lines that faults explain."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_replica_that_differs_is_named_with_the_part() -> None:
     assert failed(builder) == {REPLICAS}
     (example,) = check(builder, REPLICAS).examples
     assert example == "broker-a: n1 is unlike n0, n2 from the part at 512 on, below 1000"
-    builder.replicas(n0="ab", n1="ab", n2="ab")  # compared anew: the last one counts
+    builder.replicas(n0="ab", n1="ab", n2="ab")  # compared again, so the last counts
     assert failed(builder) == set()
 
 

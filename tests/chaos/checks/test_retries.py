@@ -1,4 +1,4 @@
-"""Retries and dead letters: lost, doubled and uncalled-for ones are found."""
+"""Retries and dead letters that are lost, doubled or unjustified."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def lost_once_given_back(plant: HistoryBuilder) -> None:
 
 
 def lost_although_the_broker_had_it(plant: HistoryBuilder) -> None:
-    plant.given_back("fine", 0)  # was accepted, too: only the answer was broken
+    plant.given_back("fine", 0)  # was also accepted; only the answer was broken
 
 
 def no_dead_letter(plant: HistoryBuilder) -> None:
@@ -125,7 +125,7 @@ def test_damage_is_found(damage: Callable[[HistoryBuilder], None], name: str) ->
 def test_what_may_be_is_no_fault() -> None:
     plant = clean()
     plant.posted("x", attempts=2, **W)
-    plant.delivered("x", 7, accepted=False, **W)  # a client's own retry: two copies
+    plant.delivered("x", 7, accepted=False, **W)  # a client's own retry makes two copies
     plant.delivered("x", 8, accepted=False, **W)
     plant.given_back("x", 0, tries=2)
     plant.delivered("x", 7, times=1, **AGAIN)  # asked for twice

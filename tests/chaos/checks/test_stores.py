@@ -1,4 +1,4 @@
-"""Replicas' files compared, logs searched: equal stores pass, what is planted is found."""
+"""Comparison of replicas' files and search of logs, with equal stores and planted differences."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_changed_byte_is_found_in_its_segment(tmp_path: Path, framed: bool) 
     log = some_log(framed)
     damaged = log.copy()
     placed = log.placed[40]
-    damaged.flip(placed.position + 200)  # in a body: the walk does not notice
+    damaged.flip(placed.position + 200)  # in a body, so the walk does not notice
     stores = written(tmp_path, {"n0": log, "n1": damaged, "n2": log})
     answer, words = verdict(tmp_path, stores)
     assert answer is Verdict.FAIL
@@ -81,12 +81,12 @@ def test_only_what_all_have_committed_is_compared(tmp_path: Path) -> None:
     log = some_log()
     position, _ = log.frames[40]
     behind = log.copy()
-    behind.patch(position, bytes(60))  # what a deposed leader left there
+    behind.patch(position, bytes(60))  # data of a deposed leader
     stores = written(tmp_path, {"n0": log, "n1": behind}, {"n1": position})
     assert compare_replicas(stores).end == position
     assert verdict(tmp_path, stores)[0] is Verdict.PASS
     (tmp_path / "history.jsonl").unlink()
-    # Told that frame 40 was committed by all: the frames' indexes count from 1.
+    # All have committed frame 40; the frames' indexes count from 1.
     assert verdict(tmp_path, stores, commit_index=40)[0] is Verdict.PASS
     (tmp_path / "history.jsonl").unlink()
     answer, words = verdict(tmp_path, stores, commit_index=41)
@@ -140,7 +140,7 @@ def test_a_log_shorter_than_its_own_commit_differs(tmp_path: Path) -> None:
     position, _ = log.frames[30]
     short = log.copy()
     short.patch(position, bytes(60))
-    stores = written(tmp_path, {"n0": log, "n1": short, "n2": log})  # n1 says: all committed
+    stores = written(tmp_path, {"n0": log, "n1": short, "n2": log})  # n1 has committed everything
     answer, words = verdict(tmp_path, stores)
     assert answer is Verdict.FAIL
     assert f"the log ends at {position}" in words
@@ -207,7 +207,7 @@ def test_a_finding_has_the_time_of_its_own_line(text: str, time: str) -> None:
 
 
 def test_a_damage_that_was_found_before_a_fault_is_no_work_of_it(tmp_path: Path) -> None:
-    """From the log to the verdict: the same line before and after the injection."""
+    """From the log to the verdict, with the same line before and after the injection."""
     for late_s, verdict in ((-60.0, Verdict.FAIL), (60.0, Verdict.PASS)):
         path = tmp_path / f"{verdict.value}.jsonl"
         with HistoryWriter(path) as writer:
@@ -232,7 +232,7 @@ def test_a_time_that_is_none_is_not_known(tmp_path: Path) -> None:
 
 
 def test_what_was_logged_before_the_run_is_not_its_failure(tmp_path: Path) -> None:
-    """However much it is; but a line counts if nobody knows its time."""
+    """In any amount; but a line without a known time counts."""
     log = tmp_path / "n1.log"
     at = datetime.now(UTC)
     stamps = [at - timedelta(minutes=1)] * (FINDINGS_MAX + 5) + [at + timedelta(minutes=1)]
@@ -246,7 +246,7 @@ def test_what_was_logged_before_the_run_is_not_its_failure(tmp_path: Path) -> No
 
 
 def test_a_line_without_a_time_is_before_the_next_that_has_one(tmp_path: Path) -> None:
-    """An uncaught exception's, for one: of a process that ended before the run began."""
+    """For example an uncaught exception's, of a process that ended before the run started."""
     log = tmp_path / "n1.log"
     at = datetime.now(UTC)
     early, late = (

@@ -1,4 +1,4 @@
-"""The suite as a whole: the same answers at once and as it goes, and random damage is found."""
+"""The suite, at once and record by record, on random runs with random damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEDS = range(25)
 
 
 def random_run(rng: random.Random, count: int = 120) -> HistoryBuilder:
-    """A run in which much happened and nothing is wrong: retries, unknown sends, take-overs."""
+    """A correct run with many events, such as retries, unknown sends and take-overs."""
     builder = HistoryBuilder()
     stored: list[list[str]] = [[], []]
     done = [0, 0]
@@ -133,7 +133,7 @@ def change_a_replica(records: list[dict[str, Any]], rng: random.Random) -> str:
 
 
 def answer_from_a_forgotten_end(records: list[dict[str, Any]], rng: random.Random) -> str:
-    """An acknowledgement with an offset that an earlier one of the queue had."""
+    """An acknowledgement with an offset that an earlier message of the queue had."""
     oks = [r for r in records if r.get("f") == "send" and r["type"] == "ok" and r["queue"] == 0]
     later = rng.choice(oks[5:])
     later["offset"] = rng.choice(oks[: oks.index(later)])["offset"]
@@ -187,7 +187,7 @@ def test_a_run_that_only_wrote_metadata_is_asked_about_no_messages() -> None:
     suite = suite_of(builder.records)
     assert METADATA in {check.name for check in suite.results()}
     assert suite.verdict() is Verdict.PASS
-    builder.sent("a", 0, 0)  # but one that sent something is
+    builder.sent("a", 0, 0)  # but a run with a send is
     assert suite_of(builder.records).verdict() is Verdict.UNKNOWN
 
 

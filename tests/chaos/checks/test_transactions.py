@@ -1,4 +1,4 @@
-"""Transactions: what was planted is found by the check that is for it, and nothing else is."""
+"""Transactions with planted violations, each found by its own check only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ W: dict[str, Any] = {"work": "transactions"}
 
 
 def clean() -> HistoryBuilder:
-    """One of each kind; `drained` and what follows come with `end`."""
+    """A transaction of each kind; `end` adds `drained` and the rest."""
     plant = HistoryBuilder()
     plant.posted("commit", **W)
     plant.decided("commit", "commit")

@@ -1,4 +1,4 @@
-"""Flows: order, times, limits, and what a change of rules does to what is under way."""
+"""Flows, with order, times, limits, and changes of rules on bytes in flight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_without_rules_all_passes() -> None:
     one = flow()
     assert one.passes
     one.push(b"a", 1.0)
-    assert not one.passes  # what comes now must not overtake it
+    assert not one.passes  # later bytes must not overtake it
     assert one.take(1.0) == [b"a"]
     assert one.passes and one.held_bytes == 0 and one.next_due_s() is None
 
@@ -74,7 +74,7 @@ def test_cut_over_a_delay_and_back() -> None:
     one.change(Way(cut=True, delay_s=1), 0.5)
     assert one.take(5.0) == []
     one.change(Way(delay_s=1), 0.6)
-    assert one.next_due_s() == 1.0  # it kept its time: the cut alone came and went
+    assert one.next_due_s() == 1.0  # it kept its time during the cut
     assert one.take(1.0) == [b"x"]
 
 

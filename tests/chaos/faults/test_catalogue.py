@@ -1,4 +1,4 @@
-"""The catalogue: every kind is whole, says what stands in its way, and can be wished for."""
+"""The catalogue, where every kind is complete, has its obstacles, and can be wished for."""
 
 from __future__ import annotations
 

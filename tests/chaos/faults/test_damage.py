@@ -1,4 +1,4 @@
-"""Damage hits what it says it hits, to the bit, and nothing that it must leave alone."""
+"""Damage hits the reported bits and nothing else."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ FLIPPED = re.compile(r"^(\S+) byte (\d+) bit (\d) flipped$")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Return a store as a killed replica leaves it: three segments, of which the last frames
-    are not durable, a queue, a vote, a table, an index."""
+    """Return the store of a killed replica with three segments, of which the last frames are not
+    durable, a queue, a vote, a table, an index."""
     disk = OsDisk(str(tmp_path))
     checkpoint = Checkpoint(disk, "checkpoint")
     checkpoint.open()
@@ -180,7 +180,7 @@ def test_a_torn_tail_costs_nothing_durable(store: Path, seed: int, may_cut: bool
     keep = mark - int(name.rpartition("/")[2])
     end = log_items(before[name])[-1].end
     if not may_cut:
-        keep = end  # the process was killed, the machine was not: what was written is there
+        keep = end  # the process was killed and not the machine, so written data is there
     assert after[name][:keep] == before[name][:keep], said
     disk = OsDisk(str(store))
     checkpoint = Checkpoint(disk, "checkpoint")

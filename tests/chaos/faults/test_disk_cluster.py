@@ -1,4 +1,4 @@
-"""Faults of disks and clocks on real processes: what must hold holds, what must break breaks."""
+"""Faults of disks and clocks on real processes, with promises that hold and controls that break."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE_S = 120.0
 POLL_S = 0.02
 LOOP_BYTES = 128 << 20
 SYNC = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": str(8 << 20)}
-# A busy machine shall not change the leader where a test says that a fault does not.
+# A busy machine must not change the leader where a test rules that out.
 PATIENT = {"electionTimeoutMinMs": "4000", "electionTimeoutMaxMs": "6000"}
 
 
@@ -42,7 +42,7 @@ def half_a_copy(source: Path, target: Path) -> None:
 
 
 class Town:
-    """A small cluster over the fault layer and somebody who sends to it."""
+    """A small cluster over the fault layer and a sender."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Town:
         *,
         once: bool = False,
     ) -> None:
-        """`once`: what is sent again, because an answer was lost, is stored once all the same."""
+        """With `once`, a message that is sent again after a lost answer is stored once."""
         self.directory = directory
         self.cluster = Cluster(directory / "cluster")
         self.history = HistoryWriter(directory / "history.jsonl")
@@ -93,7 +93,7 @@ class Town:
         return fault
 
     async def send(self, timeout_ms: int = 60_000) -> None:
-        """One message, acknowledged."""
+        """Send a message; it is acknowledged."""
         self._sent += 1
         name = b"m-%06d-" % self._sent
         await self._producer.send(Message(TOPIC, name + b"." * 100), timeout_ms)
@@ -129,8 +129,8 @@ class Town:
             await asyncio.sleep(POLL_S)
 
     async def whole_again(self, *, ended: bool = False) -> None:
-        """Everybody has everything, and it goes on. `ended`: a fault that may end brokers has been
-        healed. Who is still about to end then, however slowly, is started when it has."""
+        """All replicas have everything and continue. `ended` means that the healed fault may end
+        brokers; a broker that ends late is started afterwards."""
         starting = asyncio.create_task(self._start_ended()) if ended else None
         try:
             await wait_recovered(self.cluster, PATIENCE_S)
@@ -182,7 +182,7 @@ async def test_power_cuts_under_sync_flush_lose_nothing_acknowledged(tmp_path: P
 
 @pytest.mark.long
 async def test_bad_disks_of_leaders(tmp_path: Path) -> None:
-    """Full, failing, stalled: another leads or the send is refused in words; nothing is lost."""
+    """Full, failing, stalled; a new leader takes over or the send is rejected; nothing is lost."""
     async with Town(tmp_path, SYNC) as town:
         await town.send_some()
         full = town.fault("disk-full", "all")
@@ -238,7 +238,7 @@ async def test_a_leader_whose_disk_is_set_back_is_told_and_recovers(
 
 
 async def test_a_lying_fsync_and_a_power_cut_lose_what_was_acknowledged(tmp_path: Path) -> None:
-    """The negative control: Raft with fsync left out. The replicas come back without it."""
+    """The negative control, Raft without fsync. The replicas return without the messages."""
     async with Town(tmp_path, SYNC, once=True) as town:
         await town.send_some()
         lie = town.fault("lying-fsync", "all")
@@ -275,7 +275,7 @@ async def test_async_flush_loses_to_a_power_cut_what_was_not_synced_yet(tmp_path
 async def test_damaged_replicas_come_back_or_are_replaced(tmp_path: Path) -> None:
     async with Town(tmp_path, SYNC) as town:
         await town.send_some()
-        tidy = town.fault("stop-all", "all")  # in order: then queues and tables are on disk
+        tidy = town.fault("stop-all", "all")  # in order, so queues and tables are on disk
         await tidy.inject()
         await tidy.heal()
         await wait_recovered(town.cluster, PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The fault layer over real files: what a power cut leaves, against a model; what the rules do."""
+"""The fault layer over real files, its rules, and power cuts compared with a model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Node:
         self.boot()
 
     def boot(self, sleep: Callable[[float], object] = time.sleep) -> None:
-        """A process starts; the one before is gone, whatever it left open."""
+        """A process starts; its predecessor is gone with its open files."""
         self.control = Control(self.home, sleep=sleep)
         self.disk = FaultDisk(str(self.store), self.home, self.control)
 
@@ -225,14 +225,14 @@ def test_truncations_come_back_with_their_bytes(node: Node) -> None:
 
 
 class Model:
-    """A model of what the disk may hold after a cut: an inode is the list of its contents since
-    its last sync; names are what is durable and the changes since."""
+    """A model of the disk after a cut. An inode is the list of its contents since its last sync;
+    names are the durable names and the changes since."""
 
     def __init__(self) -> None:
         self.inodes: list[list[bytes]] = []
         self.names: dict[str, int] = {}
         self.durable: dict[str, int] = {}
-        self.changes: list[tuple[str, dict[str, int | None]]] = []  # directory, what changed
+        self.changes: list[tuple[str, dict[str, int | None]]] = []  # directory and change
 
     def change(self, directory: str, changed: dict[str, int | None]) -> None:
         self.changes.append((directory, changed))
@@ -250,7 +250,7 @@ class Model:
         return names
 
     def cut(self, found: dict[str, bytes]) -> None:
-        """The files that are there are the durable ones now."""
+        """The remaining files are durable now."""
         self.inodes = [[content] for content in found.values()]
         self.names = {name: number for number, name in enumerate(found)}
         self.durable, self.changes = dict(self.names), []
@@ -329,7 +329,7 @@ def check_contents(found: bytes, versions: list[bytes], seed: int) -> None:
 def test_a_cut_leaves_what_the_model_allows(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several lives of one disk."""
+    """Several lives of a disk."""
     monkeypatch.setattr(faultdisk, "REWRITE_BYTES", 2000)
     rng = random.Random(seed)
     node, model = Node(tmp_path), Model()
@@ -480,7 +480,7 @@ def test_a_stalled_sync_returns_when_it_is_healed_and_not_before(node: Node) -> 
     syncing.start()
     syncing.join(0.05)
     assert syncing.is_alive()
-    file.pwrite(0, b"y")  # writes go on
+    file.pwrite(0, b"y")  # writes continue
     node.steering.drop("1")
     syncing.join(20)
     assert not syncing.is_alive()
@@ -516,7 +516,7 @@ def test_rules_under_several_keys_hold_side_by_side(node: Node) -> None:
         return found
 
     assert failing() == {"b", "c"}
-    Steering(node.home).drop("2")  # another command of the harness
+    Steering(node.home).drop("2")  # a second command of the harness
     assert failing() == {"c"}
     node.steering.drop("1")
     node.steering.drop("no such key")
@@ -534,7 +534,7 @@ def test_so_many_rules_and_no_more(node: Node) -> None:
 
 
 async def test_a_fault_for_which_there_are_no_more_rules_cannot_be_done(tmp_path: Path) -> None:
-    """It says so as every fault does: the run goes on without it."""
+    """It fails like every fault, and the run continues without it."""
     faults = tmp_path / "n1" / FAULTS
     faults.mkdir(parents=True)
     Steering(faults).put("1", [Rule(ERROR, (WRITE,), "nothing")] * SLOTS_MAX)
@@ -563,7 +563,7 @@ def test_the_wall_clock_is_put_off_and_strobed(tmp_path: Path) -> None:
     control.close()
 
 
-# ---- whose store it is -----------------------------------------------------------------------
+# ---- ownership of stores -------------------------------------------------------------------
 
 
 def test_a_store_in_use_is_neither_cut_nor_emptied_nor_copied(node: Node, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from raftmq.store.disk import OsDisk
 
 @contextmanager
 def seen_from_elsewhere() -> Iterator[None]:
-    """A process in a mount namespace of its own keeps what is mounted now, as another cluster's
-    processes do that run in network namespaces (`ip netns exec`)."""
+    """A process in its own mount namespace keeps the current mounts, like processes of a second
+    cluster in network namespaces (`ip netns exec`)."""
     program = shutil.which("unshare")
     assert program is not None
     process = subprocess.Popen([program, "--mount", "sleep", "600"])
@@ -36,7 +36,7 @@ def seen_from_elsewhere() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_synced_survives_and_the_rest_does_not(tmp_path: Path, kind: str) -> None:
-    """The kernel itself does what the fault layer imitates. Where it cannot, the reason is said."""
+    """The kernel does what the fault layer imitates, or the test names the obstacle."""
     loop = LoopDisk(tmp_path / "store", kind)
     reason = unavailable(kind)
     if reason is not None:
@@ -55,7 +55,7 @@ def test_what_was_synced_survives_and_the_rest_does_not(tmp_path: Path, kind: st
         late = disk.open("late")
         late.pwrite(0, b"x")
         late.close()
-        del disk  # it keeps a descriptor, and what is in use cannot be unmounted
+        del disk  # it keeps a descriptor, and busy file systems cannot be unmounted
         with seen_from_elsewhere():
             LoopDisk.of_store(tmp_path / "store").cut()
         (tmp_path / "store" / "lock").touch()  # it is written to again

@@ -1,4 +1,4 @@
-"""The journal and the choice of what survives, without a disk."""
+"""The journal and the choice of survivors, without a disk."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_only_changed_bytes_are_undone() -> None:
     assert rebuild(content, [change], lost) == b"0" * 10 + b"old" + b"0" * 4083
     zeros = Record(RecordKind.BYTES, 1, 1, PAGE_BYTES + 10, 3)
     assert rebuild(content, [zeros], lost) == b"0" * 10 + b"\0\0\0" + b"0" * 4083
-    # A change that begins on the page before and ends on the one behind.
+    # A change from the page before to the page after.
     wide = Record(RecordKind.BYTES, 1, 1, 100, 2 * PAGE_BYTES, bytes(range(256)) * 32)
     whole = bytes(range(256)) * 32
     assert rebuild(bytes(PAGE_BYTES), [wide], lost) == whole[3996 : 3996 + 4096]
@@ -187,7 +187,7 @@ def test_a_lost_truncation_takes_what_came_after_it_on_its_pages_along() -> None
         Record(RecordKind.BYTES, 1, 1, 0, 3 * PAGE_BYTES),
         Record(RecordKind.SIZE, 2, 1, 3 * PAGE_BYTES, PAGE_BYTES),  # drops pages 1 and 2 …
         Record(RecordKind.BYTES, 2, 1, PAGE_BYTES, 2 * PAGE_BYTES, b"o" * 2 * PAGE_BYTES),
-        Record(RecordKind.SIZE, 3, 1, PAGE_BYTES, 3 * PAGE_BYTES),  # … which come back as zeros
+        Record(RecordKind.SIZE, 3, 1, PAGE_BYTES, 3 * PAGE_BYTES),  # … which return as zeros
         Record(RecordKind.BYTES, 4, 1, PAGE_BYTES, PAGE_BYTES),
     ]
     file = Pending(records).files[1]

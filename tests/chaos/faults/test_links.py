@@ -1,4 +1,4 @@
-"""Links of a real cluster: three brokers, one proxy, faults between them, seen past the proxy."""
+"""Links of a real cluster with three brokers and a proxy, and faults between them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from raftmq.remoting.codes import RequestCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.errors import RemotingError
 
-PATIENCE_S = 120.0  # nothing here takes so long unless it is broken
-SEND_MS = 120_000  # a send that is to succeed has so long
+PATIENCE_S = 120.0  # only a hang takes this long
+SEND_MS = 120_000  # for a send that must succeed
 ANSWER_MS = 60_000
 SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),
@@ -36,7 +36,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cluster that all tests here use, one after the other; each leaves it whole."""
+    """A cluster for all tests here in turn; each leaves it recovered."""
     directory = tmp_path_factory.mktemp("linked")
 
     async def do(work: Callable[[Cluster], Awaitable[object]]) -> None:
@@ -70,14 +70,14 @@ class Scene:
         return {s.node.name: s.view for s in found if s.view is not None}
 
     async def view(self, node: str) -> ReplicaView:
-        """Return the view of the links, once there is one."""
+        """Return the view of the links, once available."""
         async with asyncio.timeout(PATIENCE_S):
             while (found := (await self.views()).get(node)) is None:  # noqa: ASYNC110 (no event)
                 await asyncio.sleep(0.02)
         return found
 
     async def leader(self, but: str = "") -> ReplicaView:
-        """The ready leader, once there is one that is not `but`."""
+        """The ready leader, once it is not `but`."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 view = leader_of(list((await self.views()).values()), "broker-a")
@@ -93,7 +93,7 @@ class Scene:
         return fault, fault.hit.names[0]
 
     async def ask(self, node: str, timeout_ms: int, *, as_client: bool = True) -> bool:
-        """Whether a broker answers, at the address that clients are told or at its own."""
+        """Whether a broker answers, at the clients' address or at its own."""
         state = self.cluster.state()
         found = state.node(node)
         address = state.client_address(found) if as_client else found.address
@@ -190,7 +190,7 @@ async def test_answers_lost_are_unknown_outcomes_of_what_was_done(scene: Scene) 
 
 
 async def max_offset(scene: Scene, topic: str) -> int:
-    """The next queue offset, as the leader says it past the proxy."""
+    """The leader's next queue offset, read past the proxy."""
     leader = (await scene.leader()).node
     async with RemotingProbe(ANSWER_MS) as probe:
         found = await probe.max_offset(scene.cluster.state().node(leader).address, topic, 0)

@@ -1,4 +1,4 @@
-"""A member is replaced while other faults go on, over doubles."""
+"""Replacement of a member during other faults, over doubles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def context(tmp_path: Path) -> AsyncIterator[Context]:
 
 
 class Change:
-    """Adds and removes as the real one does, but asks no leader; removes when it is let."""
+    """Adds and removes like the real change, but without a leader; removes when allowed."""
 
     def __init__(self) -> None:
         self.may_remove = asyncio.Event()
@@ -65,7 +65,7 @@ async def test_another_fault_falls_into_the_change_and_healing_waits_for_it(
     assert not healing.done()
     change.may_remove.set()
     await healing
-    await kill.heal()  # of a node that has left for good: there is nothing to start
+    await kill.heal()  # a node that has left for good is not started
     names = [node.name for node in context.cluster.state().brokers]
     assert names == ["n0", "n2", "n3"]
     assert fault.describe() == "n1 replaced by n3"

@@ -1,4 +1,4 @@
-"""Cuts below TCP: who does not hear whom, and a real cluster in namespaces where that can be."""
+"""Cuts below TCP, as pairs of hosts, and on a real cluster in namespaces if possible."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_stands_in_the_way() -> None:
 async def test_a_cluster_of_hosts(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c")
     reason = namespaces.why_not()
-    if reason is not None:  # then that is what everybody is told
+    if reason is not None:  # then it is the reported reason
         with pytest.raises(ClusterError, match=reason):
             await cluster.up(Shape(netns=True))
         return
@@ -108,7 +108,7 @@ async def torment(cluster: Cluster, state: ClusterState, context: Context) -> No
 
 
 async def led_by_another(cluster: Cluster, old: Node) -> None:
-    """As the others say it: who is cut off may still think that it leads, in a lower term."""
+    """By the rest of the group, because the isolated leader may still lead a lower term."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             new = await cluster.leader()

@@ -1,4 +1,4 @@
-"""Which rules each fault of the network means: pure, over the links of planned clusters."""
+"""The rules of each network fault, over the links of planned clusters. Pure."""
 
 from __future__ import annotations
 

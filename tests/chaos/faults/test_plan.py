@@ -1,4 +1,4 @@
-"""Plans: the same seed gives the same plan; everything fits into its slot."""
+"""Plans, where the same seed gives the same plan and everything fits into its slot."""
 
 from __future__ import annotations
 

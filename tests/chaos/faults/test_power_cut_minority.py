@@ -1,4 +1,4 @@
-"""Who is up at which moment of a majority swap, over processes that do nothing."""
+"""The living nodes at each moment of a majority swap, over processes that do nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_only_the_node_without_power_is_up_in_both_majorities(
             await fault.inject()
             (first,) = before
             second = up()
-            assert "n0" in first  # it leads, so what is acknowledged now is in the first majority
+            assert "n0" in first  # it leads, so messages acknowledged now are in the first majority
             assert len(first | {"n3"}) == len(second) == 3
             assert (first | {"n3"}) & second == {"n3"}
             await fault.heal()

@@ -1,4 +1,4 @@
-"""Faults of processes on a cluster of processes that do nothing: done, written down, undone."""
+"""Faults of processes on a cluster of processes that do nothing, with records and healing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_dead_node_is_not_frozen_and_a_frozen_one_may_die(scene: Scene) 
     kill, pause = scene.fault("kill", "n1"), scene.fault("pause", "n1")
     await pause.inject()
     await kill.inject()
-    await pause.heal()  # the dead cannot go on
+    await pause.heal()  # the dead cannot continue
     assert await scene.down() == ["n1"]
     with pytest.raises(ClusterError, match="n1 is not running"):
         await scene.fault("pause", "n1").inject()

@@ -1,4 +1,4 @@
-"""The proxy between real sockets: cuts hold, ways are apart, delays keep order, limits hold."""
+"""The proxy between real sockets, with cuts, separate directions, ordered delays and limits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from raftmq.chaos.faults.proxy import Control, Proxy
 from raftmq.chaos.faults.rules import Rule, RuleError
 from tests.waiting import until
 
-PATIENCE_S = 60.0  # nothing here takes so long unless it is broken
-SILENCE_S = 0.15  # how long a test watches that nothing comes
+PATIENCE_S = 60.0  # only a hang takes this long
+SILENCE_S = 0.15  # time of observed silence
 HOST = "127.0.0.1"
 
 
 class Server:
-    """Echoes, unless told otherwise. Remembers what it got and how connections ended."""
+    """Echoes by default. Remembers its bytes and the ends of connections."""
 
     def __init__(self) -> None:
         self.got = bytearray()
@@ -175,7 +175,7 @@ async def test_a_cut_holds_what_is_sent_and_the_heal_delivers_it(world: World) -
     writer.write(b"2")
     await silent(reader)
     assert world.server.got == b"1"
-    assert world.server.lost == []  # nobody was told
+    assert world.server.lost == []  # no end was reported
     await world.links.lift("test")
     assert await soon(reader.readexactly(1)) == b"2"
 
@@ -315,7 +315,7 @@ async def test_refuse_is_a_refused_connection_and_the_port_stays_ours(world: Wor
         await world.dial()
     with socket.socket() as thief, pytest.raises(OSError, match="in use"):
         thief.bind((HOST, world.port))
-    writer.write(b"2")  # who is connected stays so
+    writer.write(b"2")  # existing connections stay
     assert await soon(reader.readexactly(1)) == b"2"
     await world.links.lift("test")
     again, writer = await world.dial()
@@ -330,7 +330,7 @@ async def test_where_nobody_listens_nobody_is_let_in(world: World) -> None:
     writer.write(b"1")
     await soon(reader.readexactly(1))
     await world.server.stop()
-    assert await soon(reader.read(1)) == b""  # its end, as a dead process's kernel tells it
+    assert await soon(reader.read(1)) == b""  # its end, like that of a dead process
     await until(lambda: not world.proxy.links["a>b"].state()["listens"])
     with pytest.raises(ConnectionRefusedError):
         await world.dial()
@@ -385,7 +385,7 @@ async def test_limits_of_rules_connections_and_requests(
 ) -> None:
     monkeypatch.setattr(proxy_module, "RULES_MAX", 2)
     await world.impose(Rule("a>b"), Rule("a>c"))
-    await world.impose(Rule("a>b"), Rule("a>b"))  # instead of the former ones
+    await world.impose(Rule("a>b"), Rule("a>b"))  # in the place of earlier rules
     with pytest.raises(ClusterError, match="more than 2 rules"):
         await world.impose(Rule("a>b"), owner="other")
     with pytest.raises(ClusterError, match="no link 'b>a'"):

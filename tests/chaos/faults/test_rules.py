@@ -1,4 +1,4 @@
-"""Rules: how they lie over each other, and which ones are refused."""
+"""Rules, their combination, and rejected rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selectors: whom a fault hits, given one look at the cluster and a number."""
+"""Selectors and their nodes, given a view of the cluster and a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode pysyncobj, and what stock pysyncobj 0.3.17 does where our core does not.
+"""Mode pysyncobj, and faults of stock pysyncobj 0.3.17 that our core does not have.
 
 worlds.py          one schedule, two worlds: SyncObj as shipped, RaftCore
 test_log.py        schedules that lose entries
@@ -7,8 +7,8 @@ test_disk.py       what a disk holds after kills, power cuts, flipped bits
 test_seams.py      our journal, meta file, framing and settings
 test_broker.py     whole brokers over it, and the slow link that makes it lose what it acknowledged
 
-Only the function SyncObj reads the clock with is replaced, by a number. Known faults that are not
-shown, because that would take more than that:
+Only SyncObj's clock function is replaced, by a number. Some known faults are not shown, because
+that would take more changes.
 
 disk full, SIGBUS in mmap (issue 164)      kills the process that shows it
 members disagree after a dump (131, 133)   needs dynamic membership and dumps: off in this engine

@@ -1,4 +1,4 @@
-"""Fixtures of the pairs: each schedule is run on stock pysyncobj and on our core."""
+"""Fixtures of the pairs; each schedule runs on stock pysyncobj and on our core."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class MakeWorld(Protocol):
 
 
 def start(make: MakeWorld, names: str = "abc", **stock_options: Any) -> World:
-    """The first node leads, everybody is up to date, and one write is acknowledged: so that a
-    world in which nothing is ever acknowledged fails, too."""
+    """The first node leads, all are up to date, and a write is acknowledged, so that a world
+    without acknowledgements also fails."""
     world = make(names, **stock_options)
     leader, *others = world.names
     assert world.elect(leader, *others)

@@ -1,4 +1,4 @@
-"""Slow links for brokers in this process: a TCP proxy for each directed peer link."""
+"""Slow links for brokers in this process, a TCP proxy for each directed peer link."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CHUNK_BYTES = 4096
 
 
 class SlowLink:
-    """A port that leads to `target_port`, behind `delay_s` and at `rate` bytes a second (0:
-    as fast as can be). Only the dialler's way is slow: nothing but a hello's answer comes back."""
+    """A port that leads to `target_port`, behind `delay_s` and at `rate` bytes per second (0 for no
+    limit). Only the dialler's direction is slow, because only a hello's answer flows back."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
@@ -39,7 +39,7 @@ class SlowLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def reset(self) -> None:
-        """Every connection breaks, and what is on its way is gone."""
+        """Break every connection and lose the bytes in flight."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -109,7 +109,7 @@ class SyncObjGroup(Group):
 
 
 class SlowGroup(Group):
-    """A Group whose peers dial each other through SlowLinks."""
+    """A Group with SlowLinks between its peers."""
 
     def __init__(self, root: Any, count: int = 3, **settings: Any) -> None:
         super().__init__(root, count, **settings)

@@ -1,4 +1,4 @@
-"""Mode pysyncobj: whole brokers over SyncObj on real loopback; and a schedule that breaks it."""
+"""Mode pysyncobj, with brokers over SyncObj on real loopback, and a schedule that breaks it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ TOPIC = "T"
 QUEUES = 2
 
 
-# Without PreVote every stall of the machine is an election: room for that. A kill is noticed at
-# the time-out only, so it costs as much.
+# Without PreVote every stall of the machine is an election, so time-outs are long. A kill is
+# noticed at the time-out only.
 SETTINGS = {
     "frameSizeMax": 32 << 10,
     "flushDiskType": "ASYNC_FLUSH",
@@ -63,8 +63,8 @@ async def group(tmp_path):
 
 
 async def agreed_leader(group: Any) -> str:
-    """The leader that every running replica names. A group that starts may have two for a while:
-    who is not connected yet does not hear that it was deposed (faults 5 and 6)."""
+    """The leader of all running replicas' views. A group that starts may have two for a while,
+    because a node without connection does not notice its deposition (faults 5 and 6)."""
 
     def agreed() -> bool:
         roles = [broker.roles for broker in group.brokers.values()]
@@ -146,7 +146,7 @@ async def test_runtime_info_and_status_say_who_leads(group):
         assert table["raftCommitIndex"] == table["raftAppliedIndex"] == last
         assert (table["raftFirstIndex"], table["raftLastIndex"]) == ("1", last)
         assert table["raftDurableIndex"] == "0"
-        # Who stood for election, too, has its own vote.
+        # Other candidates have their own vote.
         assert table["raftVotedFor"] in (name, table["raftSelfId"])
     assert leads["raftVotedFor"] == name
     status = broker.engine.status()
@@ -216,8 +216,8 @@ def handed_over(broker: Broker, target: str) -> bool:
 
 
 async def test_messages_larger_than_a_batch_arrive(group, caplog):
-    """They go in pieces, and where a pickle is longer than what it holds SyncObj raises over them
-    (fault 7): that is logged, and the last piece completes the entry."""
+    """They are sent in pieces. If a pickle is longer than its content, SyncObj raises over them
+    (fault 7); that is logged, and the last piece completes the entry."""
     _, broker = await leader_with_topic(group)
     body = os.urandom(200_000)
     assert (await group.send(broker, TOPIC, body, timeout_ms=20_000)).code == 0
@@ -247,15 +247,15 @@ def old_heartbeat(leader: Broker, prev_index: int) -> list[tuple[str, dict[str, 
 
 
 def cut_off_followers(group: Any, name: str, end: int) -> None:
-    """Both followers of this leader lose what stands behind frame `end`."""
+    """Both followers of this leader lose the frames behind `end`."""
     for other, follower in group.brokers.items():
         if other != name:
             follower.engine._transport.on_messages(old_heartbeat(group.brokers[name], end))
 
 
 async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
-    """SyncObj cuts a follower's tail that matches. Log and ConsumeQueues are cut with it, that is
-    logged, and what comes again is dispatched again."""
+    """SyncObj truncates a follower's matching tail. Log and ConsumeQueues are truncated with it,
+    that is logged, and later frames are dispatched again."""
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC, b"kept")
     await all_applied(group)
@@ -283,8 +283,8 @@ async def test_cut_off_frames_are_taken_back_and_come_again(group, caplog):
 
 
 async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
-    """The same on both followers, and the leader dies before it notices: the negative control in
-    its smallest form. The chaos run's auditor finds these messages missing."""
+    """The same on both followers, and the leader dies before it notices, the negative control in
+    its smallest form. The chaos run's checks find these messages missing."""
     name, broker = await leader_with_topic(group)
     await group.send(broker, TOPIC, b"kept")
     await all_applied(group)
@@ -299,13 +299,13 @@ async def test_what_was_cut_off_both_followers_is_lost_with_the_leader(group):
     await group.start(name)
     await all_applied(group)
     assert await bodies(group, group.brokers[name]) == {b"kept"}
-    leader = group.brokers[await agreed_leader(group)]  # who came back may have won since
+    leader = group.brokers[await agreed_leader(group)]  # the restarted node may have won since
     assert (await group.send(leader, TOPIC, b"more")).code == 0
 
 
 async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
-    """The commands of the lost frames stay in the tables, those that get their indexes are applied
-    like all others; and a clean stop leaves snapshots that fit the log."""
+    """The commands of the lost frames stay in the tables, the commands at their indexes are applied
+    normally, and a clean stop leaves snapshots that fit the log."""
     name, broker = await leader_with_topic(group)
     end = broker.engine.log_index.last_index
     assert (await group.create_topic(broker, "LOST", QUEUES)).code == 0
@@ -335,8 +335,8 @@ async def test_tables_take_what_comes_in_the_place_of_what_was_cut_off(group):
 
 @pytest.mark.parametrize("more", [0, 30])
 async def test_a_start_believes_the_log_and_no_snapshot_from_before_a_cut(group, more):
-    """The snapshots of a clean stop reflect frames that the log loses after it. A kill leaves them
-    as they are; the log is then shorter than they say, or longer, with other frames."""
+    """The snapshots of a clean stop reflect frames that the log loses after it. After a kill the
+    log is shorter than the snapshots, or longer with different frames."""
     name, broker = await leader_with_topic(group)
     end = broker.engine.log_index.last_index
     for n in range(20):
@@ -395,7 +395,7 @@ async def test_frames_cut_off_between_two_batches_are_not_applied(group):
         assert (await group.send(broker, TOPIC, b"m%d" % n)).code == 0
     await all_applied(group)
     engine = next(b.engine for n, b in group.brokers.items() if n != name)
-    engine._applier._batch_bytes_max = 1  # one frame a turn of the loop
+    engine._applier._batch_bytes_max = 1  # a frame per turn of the loop
     engine._transport.on_messages(old_heartbeat(broker, end))
     again = old_heartbeat(broker, end)
     last = broker.engine.log_index.last_index
@@ -448,7 +448,7 @@ async def test_a_replica_outside_the_peers_is_refused_and_told_why(tmp_path):
 
 
 async def test_an_entry_that_does_not_fit_ends_the_node(group):
-    """As when two logs have parted: the position in the frame is not where the log goes on."""
+    """As when two logs differ, the position in the frame is not the log's end."""
     name, broker = await leader_with_topic(group)
     follower = next(b for n, b in group.brokers.items() if n != name)
     await all_applied(group)
@@ -474,8 +474,8 @@ async def test_a_store_of_the_other_engine_is_refused(tmp_path):
 
 
 async def test_reads_need_the_role_and_nothing_else(group):
-    """The nearest thing to a read barrier: refused without the role, otherwise answered at once
-    from what is applied, even by a leader that nobody answers any more."""
+    """The closest thing to a read barrier. Rejected without the role, otherwise answered at once
+    from the applied frames, even by an isolated leader."""
     name, broker = await leader_with_topic(group)
     for other, follower in group.brokers.items():
         if other != name:
@@ -505,15 +505,15 @@ async def test_reads_wait_for_no_frames_that_a_power_cut_took(tmp_path):
 
 SENDERS = 256
 BODY_BYTES = 1_000
-SLOW_BYTES_A_SECOND = 500_000  # a resend of all in flight takes half a second
+SLOW_BYTES_A_SECOND = 500_000  # resending all in flight takes half a second
 DELAY_S = 0.1
 FLAPS_MAX = 12
 ATTEMPTS_MAX = 6
-FLAP_S = 2.5  # a resend, its acknowledgement, and what comes behind
+FLAP_S = 2.5  # for a resend, its acknowledgement, and later frames
 
 
 class Load:
-    """Senders that send one message after the other; `acked` are the bodies answered SEND_OK."""
+    """Senders that each send in turn; `acked` are the bodies answered SEND_OK."""
 
     def __init__(self, group: Any, broker: Broker) -> None:
         self.acked: set[bytes] = set()
@@ -543,12 +543,12 @@ class Load:
 
 @pytest.mark.parametrize("engine", ["pysyncobj", "dledger"])
 async def test_slow_flapping_link_and_the_leader_killed(tmp_path, engine):
-    """Only what TCP may do and a kill: one follower is cut off, the link to the other is slow and
-    breaks now and then, and the leader is killed when that follower has less than what was
-    acknowledged, if that ever happens. The three then go on without faults.
+    """Only TCP's behaviour and a kill. A follower is isolated, the link to the second is slow and
+    breaks now and then, and the leader is killed when that follower misses acknowledged messages,
+    if that ever happens. The three then continue without faults.
 
-    It happens to SyncObj while it sends much again; where the machine does not let it, because it
-    stands still and another one is elected, all begins anew."""
+    SyncObj loses while it resends. If the machine prevents that by a stall and an election, the
+    test repeats."""
     for attempt in range(ATTEMPTS_MAX if engine == "pysyncobj" else 1):
         behind, lost = await flapping(tmp_path / str(attempt), engine)
         if lost:
@@ -558,7 +558,7 @@ async def test_slow_flapping_link_and_the_leader_killed(tmp_path, engine):
 
 
 async def flapping(root: Path, engine: str) -> tuple[bool, set[bytes]]:
-    """Whether that follower had less, and what of the acknowledged messages is lost then."""
+    """Whether that follower missed messages, and the acknowledged messages that are then lost."""
     settings = SETTINGS | {"heartbeatIntervalMs": 20}
     settings |= {"electionTimeoutMinMs": 1_000, "electionTimeoutMaxMs": 2_000}
     slow = SlowGroup(root, 3, **settings)
@@ -578,7 +578,7 @@ async def flapping(root: Path, engine: str) -> tuple[bool, set[bytes]]:
         group.links[name, lagging].rate = SLOW_BYTES_A_SECOND
         behind = await has_less_than_was_acknowledged(group, broker, follower)
         for link in group.between(name, lagging):
-            link.reset()  # what is on its way dies with the leader
+            link.reset()  # bytes in flight die with the leader
         await group.kill(name)
         await load.end()
         if engine == "pysyncobj" and not behind:
@@ -607,7 +607,7 @@ async def has_less_than_was_acknowledged(
             link.reset()
         end_s = loop.time() + FLAP_S
         while loop.time() < end_s:
-            applied = engine_of(broker).applied_index  # what of it is answered
+            applied = engine_of(broker).applied_index  # its applied messages are answered
             if engine_of(follower).log_index.last_index < applied:
                 return True
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Faults of stock pysyncobj 0.3.17 in what a disk holds: one schedule or one file each, on both."""
+"""Faults of stock pysyncobj 0.3.17 on disk; each schedule or file is tried on both."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_nothing_is_ever_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_power_cut_of_all_loses_everything(make: MakeWorld) -> None:
-    """Fault 9: the power of three replicas goes at once, after it was said that entries are
-    stored. One of them may have a slow disk."""
+    """Fault 9. Three replicas lose power at once, after entries were acknowledged. One of them may
+    have a slow disk."""
     w = start(make)
     w.hold("c")
     for n in range(5):
@@ -113,8 +113,8 @@ def test_power_cut_of_all_loses_everything(make: MakeWorld) -> None:
 
 
 def test_power_cut_of_one_loses_what_two_had(make: MakeWorld) -> None:
-    """Fault 9: an entry on the leader and one follower is acknowledged. That follower loses its
-    power, comes back with less than it promised, and the leader is killed: the rest decides."""
+    """Fault 9. An entry on the leader and a follower is acknowledged. That follower loses its
+    power, returns with less than it promised, and the leader is killed, so the rest decides."""
     w = start(make)
     w.disconnect("a", "c")
     for n in range(5):
@@ -133,13 +133,13 @@ def test_power_cut_of_one_loses_what_two_had(make: MakeWorld) -> None:
 
 
 def test_commit_index_ahead_of_the_journal_acknowledges_alone(make: MakeWorld) -> None:
-    """Issue 197: the commit index stands in another file than the journal, without order between
-    them. After a power cut it may cover entries that are gone; what a new leader puts there is
-    acknowledged at once, before anybody else has it."""
+    """Issue 197. The commit index is in a file apart from the journal, without order between them.
+    After a power cut it may cover missing entries; entries of a new leader at these indexes are
+    acknowledged at once, before a second node has them."""
     w = start(make)
     for n in range(8):
         w.write("a", f"v{n}")
-    w.beat("a", "b", "c", times=12)  # more than a second: the commit index is written
+    w.beat("a", "b", "c", times=12)  # over a second, so the commit index is written
     for name in "abc":
         w.power_cut(name, written_back=["meta"])
     for name in "abc":
@@ -156,12 +156,12 @@ def test_commit_index_ahead_of_the_journal_acknowledges_alone(make: MakeWorld) -
     w.forget(leader)
     other = w.elect_one_of(*(n for n in "abc" if n != leader))
     assert ("alone" in w.lost(other)) is w.stock
-    assert ("v0" in w.lost(other)) is w.stock  # and what was there before went with the journal
+    assert ("v0" in w.lost(other)) is w.stock  # and earlier entries were lost with the journal
 
 
 def test_a_vote_that_was_never_fsynced_is_given_twice(make: MakeWorld) -> None:
-    """Issues 201 and 202 after 0.3.17's repair: term and vote are saved now, but renamed into
-    place without an fsync. A voter that loses its power votes again in the same term."""
+    """Issues 201 and 202 after 0.3.17's repair. Term and vote are saved now, but renamed into place
+    without an fsync. A voter that loses its power votes again in the same term."""
     w = make()
     for _ in range(3):
         if w.elect("a", "b"):
@@ -183,8 +183,8 @@ def test_a_vote_that_was_never_fsynced_is_given_twice(make: MakeWorld) -> None:
 
 def test_compaction_without_a_dump_file_loses_what_it_compacted(make: MakeWorld) -> None:
     """With `journalFile` and without `fullDumpFile`, both as shipped, compaction keeps the snapshot
-    in memory only. A clean stop and start of all three loses everything below it. (The number of
-    entries it begins at is lowered from 5,000.)"""
+    in memory only. A clean stop and start of all three loses everything below it. (The threshold is
+    lowered from 5,000 entries.)"""
     w = start(make, logCompactionMinEntries=40)
     for n in range(100):
         w.write("a", f"v{n}")
@@ -210,7 +210,7 @@ class Killed(BaseException):
 
 
 class KilledWhileAdding(FileJournal):
-    """A FileJournal whose process is killed at the first `add` once it is told to."""
+    """A FileJournal whose process is killed at the first `add` after the flag is set."""
 
     dying = False
 
@@ -221,7 +221,7 @@ class KilledWhileAdding(FileJournal):
 
 
 def test_killed_while_dropping_the_beginning_stock_loses_the_rest(tmp_path: Path) -> None:
-    """Fault 8: deleteEntriesTo empties the journal and writes again what is to be kept."""
+    """Fault 8. deleteEntriesTo empties the journal and rewrites the remaining entries."""
     journal = KilledWhileAdding(str(tmp_path / "journal"))
     for index in range(1, 11):
         journal.add(b"\0entry", index, 1)
@@ -257,14 +257,14 @@ def test_killed_while_dropping_the_beginning_ours_loses_nothing() -> None:
 
 
 def test_the_journal_ends_at_4_gib_stock(tmp_path: Path) -> None:
-    """Fault 8: its offset has 32 bits. The entry is in memory already when that shows. (The
-    journal's offset is put there; nothing of 4 GiB is written: the file is sparse.)"""
+    """Fault 8. Its offset has 32 bits, and the entry is already in memory at the error. (The
+    journal's offset is set; the file is sparse.)"""
     journal = FileJournal(str(tmp_path / "journal"))
     journal.add(b"\0first", 1, 1)
     journal._FileJournal__currentOffset = OFFSET_BITS_32 - 100
     with pytest.raises(struct.error):
         journal.add(b"\0" + bytes(200), 2, 1)
-    assert len(journal) == 2  # it goes on as if the entry were stored
+    assert len(journal) == 2  # it continues as if the entry were stored
     journal._destroy()
     again = FileJournal(str(tmp_path / "journal"))
     assert len(again) == 1
@@ -288,7 +288,7 @@ def test_the_log_goes_on_beyond_4_gib_ours(tmp_path: Path) -> None:
 
 
 def flip(path: Path, text: bytes) -> None:
-    """One bit of the first occurrence of `text` changes."""
+    """Flip a bit of the first occurrence of `text`."""
     data = bytearray(path.read_bytes())
     data[data.index(text)] ^= 1
     path.write_bytes(data)
@@ -297,7 +297,7 @@ def flip(path: Path, text: bytes) -> None:
 def test_a_flipped_bit_is_read_as_data_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 8: no checksum. The replica applies what nobody ever wrote."""
+    """Fault 8, no checksum. The replica applies an entry that was never written."""
     monkeypatch.setattr("pysyncobj.syncobj.monotonicTime", lambda: 0.0)
     w = StockWorld(tmp_path)
     assert w.elect("a", "b", "c")
@@ -323,7 +323,7 @@ def test_a_flipped_bit_is_an_error_ours(tmp_path: Path) -> None:
         open_log(OsDisk(str(tmp_path)))
 
 
-# -- what arrives -----------------------------------------------------------------------------
+# -- arriving messages ------------------------------------------------------------------------
 
 RAN: list[str] = []
 
@@ -341,7 +341,7 @@ class Stranger:
 
 
 def test_a_message_runs_code_stock() -> None:
-    """Fault 8: messages are pickles. Whoever reaches the port runs code there."""
+    """Fault 8. Messages are pickles, so any client of the port runs code there."""
     near, far = socket.socketpair()
     near.setblocking(False)
     poller = createPoller("auto")
@@ -366,8 +366,8 @@ def test_a_message_runs_no_code_ours() -> None:
 
 
 def test_many_commands_fill_a_pipe_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 121, seen again: without batching every command writes a byte into a pipe. The 65,537th
-    between two ticks raises out of `append`, and the entry is in the queue all the same."""
+    """Issue 121 again. Without batching every command writes a byte into a pipe. The 65,537th
+    between two ticks raises out of `append`, although the entry is in the queue."""
     monkeypatch.setattr("pysyncobj.syncobj.monotonicTime", lambda: 0.0)
     pipe_bytes = 1 << 16
     w = StockWorld(tmp_path, appendEntriesUseBatch=False, commandsQueueSize=pipe_bytes + 1)
@@ -377,12 +377,12 @@ def test_many_commands_fill_a_pipe_stock(tmp_path: Path, monkeypatch: pytest.Mon
         w.nodes["a"].append("x")
     answers: list[int] = []
     w.nodes["a"].append("x", callback=lambda _, error: answers.append(error))
-    assert answers == [FAIL_REASON.QUEUE_FULL]  # so the one that raised has the last place
+    assert answers == [FAIL_REASON.QUEUE_FULL]  # so the raising command has the last slot
     w.close()
 
 
 async def test_many_commands_are_refused_ours() -> None:
-    """The limit is stated, and what is refused is not stored."""
+    """The limit is documented, and rejected commands are not stored."""
     proposals = Proposals(waiting_max=10, waiting_bytes_max=1_000, timeout_ms=1_000)
     for _ in range(10):
         proposals.submit(b"x", 0)

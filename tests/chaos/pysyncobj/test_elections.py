@@ -1,7 +1,7 @@
-"""Faults of stock pysyncobj 0.3.17 in who leads: one schedule each, on both.
+"""Faults of stock pysyncobj 0.3.17 in elections; each schedule runs on both.
 
-None of these loses an entry by itself; they cost availability, stale answers, or the promise of
-one leader a term (which test_log.py turns into a loss).
+None of these loses an entry by itself; they cost availability, stale answers, or the promise of one
+leader per term (which test_log.py turns into a loss).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FALLBACK_S = 30  # leaderFallbackTimeout as shipped
 
 
 def without_a_and_c(w: World) -> None:
-    """One period in which the link between a and c is dead and everything else arrives."""
+    """A period in which the link between a and c is dead and the rest arrives."""
     w.step("a")
     for name in "cb":
         w.tick(name)
@@ -30,8 +30,8 @@ def without_a_and_c(w: World) -> None:
 
 
 def test_a_node_that_was_cut_off_deposes_the_leader(make: MakeWorld) -> None:
-    """Fault 5: no PreVote. A node that heard nobody for three seconds comes back with a higher
-    term, and the healthy leader steps down for it."""
+    """Fault 5, no PreVote. A node that was isolated for three seconds returns with a higher term,
+    and the healthy leader steps down for it."""
     w = start(make)
     for _ in range(30):
         w.step("a")
@@ -51,8 +51,8 @@ def test_a_node_that_was_cut_off_deposes_the_leader(make: MakeWorld) -> None:
 
 
 def test_a_leader_without_a_majority_leads_on(make: MakeWorld) -> None:
-    """Fault 6: it takes 30 seconds until a leader that nobody answers says that it does not lead;
-    it answers reads and status as the leader for so long."""
+    """Fault 6. An isolated leader takes 30 seconds to step down, and answers reads and status as
+    the leader until then."""
     w = start(make)
     cut_s = w.now_s
     while w.leads("a"):
@@ -63,13 +63,13 @@ def test_a_leader_without_a_majority_leads_on(make: MakeWorld) -> None:
     if w.stock:
         assert FALLBACK_S - 1 < seconds < FALLBACK_S + 1
     else:
-        assert seconds < 1.5  # the longest election time-out, and what the last answer was old
+        assert seconds < 1.5  # the longest election time-out, and the age of the last answer
 
 
 def test_one_dead_link_makes_two_leaders(make: MakeWorld) -> None:
-    """Faults 5 and 6: only the link between a and c is dead, b hears both. b gives c its vote
-    although it has a leader, a is told nothing, and both lead for 30 seconds. What is sent to a
-    meanwhile has no answer."""
+    """Faults 5 and 6. Only the link between a and c is dead, b hears both. b votes for c although
+    it has a leader, a is not informed, and both lead for 30 seconds. Commands sent to a have no
+    answer."""
     w = start(make)
     w.disconnect("a", "c")
     w.disconnect("c", "a")
@@ -92,7 +92,7 @@ def test_one_dead_link_makes_two_leaders(make: MakeWorld) -> None:
 
 
 def test_a_survivor_names_a_leader_that_is_dead(make: MakeWorld) -> None:
-    """Issue 78: with both others killed, the last node goes on naming the one that led."""
+    """Issue 78. With both others killed, the last node still names the dead leader."""
     w = start(make)
     w.crash("a")
     w.crash("b")
@@ -102,8 +102,8 @@ def test_a_survivor_names_a_leader_that_is_dead(make: MakeWorld) -> None:
 
 
 def test_a_lost_answer_costs_the_vote(make: MakeWorld) -> None:
-    """Fault 4, second half: who has voted does not say so again, not even to the same candidate,
-    so one lost answer costs the candidacy."""
+    """Fault 4, second half. A voter does not repeat its vote, not even to the same candidate, so a
+    lost answer costs the candidacy."""
     w = make()
     w.now_s += 1.5
     w.tick("a")

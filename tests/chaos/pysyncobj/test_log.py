@@ -1,6 +1,6 @@
-"""Faults of stock pysyncobj 0.3.17 that lose log entries: one schedule each, on both.
+"""Faults of stock pysyncobj 0.3.17 that lose log entries; each schedule runs on both.
 
-See tests/chaos/pysyncobj/worlds.py for what a step means.
+tests/chaos/pysyncobj/worlds.py defines the steps.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from tests.chaos.pysyncobj.conftest import MakeWorld, start
 # The package leaves its meta file to the collector after reading it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
-BIG = 7_000  # bytes: ten entries fill a batch of 64 KiB
+BIG = 7_000  # bytes, so ten entries fill a batch of 64 KiB
 ORDERS = ["order-0", "order-1", "order-2"]
 
 
 def test_a_matching_tail_is_cut_in_order_on_fifo_links(make: MakeWorld) -> None:
-    """Fault 1: an append whose prev matches cuts everything behind it, matching or not. Two
+    """Fault 1. An append with a matching prev truncates everything behind it, matching or not. Two
     refusals of one gap make the leader send the range twice; the first sending is acknowledged and
-    committed, the first message of the second cuts it off again, and then the leader dies."""
+    committed, the first message of the second truncates it again, and then the leader dies."""
     w = start(make)
     values = [f"v{n}" for n in range(14)]
     w.write("a", values[0], BIG)
     w.step("a")
     w.drop("a", "b", "c")  # the connection breaks with the entry on it
     w.step("a")
-    w.step("a")  # connected again: two heartbeats travel before the first answer is read
+    w.step("a")  # connected again; two heartbeats travel before the first answer is read
     w.drop("a", "c")
     w.deliver("a", "b")
     for value in values[1:]:
@@ -34,7 +34,7 @@ def test_a_matching_tail_is_cut_in_order_on_fifo_links(make: MakeWorld) -> None:
     w.deliver("b", "a", 1)  # the first refusal
     w.step("a")
     w.drop("a", "c")
-    w.deliver("a", "b")  # b has everything, and says so
+    w.deliver("a", "b")  # b has everything, and answers
     w.deliver("b", "a", 1)  # the second refusal is older than the acknowledgements
     w.step("a")
     w.drop("a", "c")
@@ -57,12 +57,12 @@ def test_a_matching_tail_is_cut_in_order_on_fifo_links(make: MakeWorld) -> None:
 
 
 def test_an_old_heartbeat_cuts_off_what_is_committed(make: MakeWorld) -> None:
-    """Fault 1 again, with one late message: an empty append of before the writes."""
+    """Fault 1 again, with a late empty append from before the writes."""
     w = start(make)
     w.step("a")
     late = w.take("a", "b")
     assert late
-    w.drop("a", "c")  # c hears nothing from here on
+    w.drop("a", "c")  # c receives nothing from here on
     for value in ORDERS:
         w.write("a", value)
     for _ in range(3):
@@ -81,9 +81,9 @@ def test_an_old_heartbeat_cuts_off_what_is_committed(make: MakeWorld) -> None:
 
 
 def test_fifo_links_with_a_delay_cut_applied_entries(make: MakeWorld) -> None:
-    """Fault 1 as it shows under ordinary load: one connection breaks once; after that nothing is
-    lost, repeated or reordered, messages only take longer than the period. The follower is cut
-    back below what it has applied already."""
+    """Fault 1 under ordinary load. A connection breaks once; after that nothing is lost, repeated
+    or reordered, messages only take longer than the period. The follower is truncated below its
+    applied index."""
     w = start(make)
     for n in range(12):
         w.write("a", f"v{n}", BIG)
@@ -106,26 +106,27 @@ def test_fifo_links_with_a_delay_cut_applied_entries(make: MakeWorld) -> None:
         for name in "abc":
             w.tick(name)
     w.elect_one_of("a", "b", "c")
-    assert w.lost("a") == []  # this time; the commit index of a follower went back, though
+    assert w.lost("a") == []  # this time; but a follower's commit index went back
     assert (truncate > 0) is w.stock
 
 
 def test_an_acknowledgement_of_an_older_term_commits(make: MakeWorld) -> None:
-    """Fault 2: an acknowledgement names no term. One of term 3 arrives in a later leadership of the
-    same node, at an index where it has another entry by now, and commits that on one replica."""
+    """Fault 2. An acknowledgement names no term. An acknowledgement of term 3 arrives in a later
+    leadership of the same node, at an index with a different entry by now, and commits that on one
+    replica."""
     w = start(make)
     for n in range(10):  # term 1: entries that reach nobody
         w.write("a", f"old{n}", BIG)
     w.step("a")
     w.drop("a", "b", "c")
-    assert w.elect("c", "b")  # term 2, of which nobody hears
+    assert w.elect("c", "b")  # term 2, without any receiver
     w.drop("c", "a", "b")
     w.drop("b", "c")
     w.now_s += 31  # both give up a leadership that nobody confirms by then
     w.tick("a")
     assert not w.leads("a")
     w.now_s += 2
-    w.tick("a")  # a candidacy whose requests are lost
+    w.tick("a")  # a candidacy with lost requests
     w.drop("a", "b", "c")
     for _ in range(3):
         if w.elect("a", "b"):  # term 3, with b's vote
@@ -146,11 +147,11 @@ def test_an_acknowledgement_of_an_older_term_commits(make: MakeWorld) -> None:
     w.drop("a", "b")  # the rest is lost with the connection
     late = w.take("b", "a")  # b's acknowledgement is on its way for long
     assert late
-    for _ in range(5):  # c's last term is newer than b's: b votes for it
+    for _ in range(5):  # c's last term is newer than b's, so b votes for it
         w.drop("c", "a")
         if w.elect("c", "b"):
             break
-    for _ in range(30):  # it overwrites a; b hears nothing of it
+    for _ in range(30):  # it overwrites a, unnoticed by b
         w.drop("c", "b")
         w.exchange("c", "a", rounds=1)
         w.step("c")
@@ -173,8 +174,9 @@ def test_an_acknowledgement_of_an_older_term_commits(make: MakeWorld) -> None:
 
 
 def test_a_vote_that_arrives_twice_counts_twice(make: MakeWorld) -> None:
-    """Fault 4: votes are counted, not identified. Of five nodes one leads with the vote of one
-    peer, another is elected properly in the same term, and one's entries replace the other's."""
+    """Fault 4. Votes are counted, not identified. Of five nodes one leads with the vote of one
+    peer, a second is elected properly in the same term, and its entries replace those of the first.
+    """
     w = make("abcde")
     w.now_s += 1.5
     w.tick("a")
@@ -213,9 +215,9 @@ def test_a_vote_that_arrives_twice_counts_twice(make: MakeWorld) -> None:
 
 
 def test_an_entry_above_the_batch_ends_before_its_last_piece(make: MakeWorld) -> None:
-    """Fault 7: an entry of more than 64 KiB is pickled and sent in pieces; where it ends is decided
-    by its length before pickling. Of bytes that a pickle writes as two the end is declared early:
-    the receiver's handler raises over half a pickle, once for each piece that is left."""
+    """Fault 7. An entry of more than 64 KiB is pickled and sent in pieces; its length before
+    pickling decides the end. For bytes that a pickle doubles the end is too early, and the
+    receiver's handler raises over half a pickle, once per remaining piece."""
     w = start(make)
     body = "\xff" * 70_000
     w.write("a", body)
@@ -230,4 +232,5 @@ def test_an_entry_above_the_batch_ends_before_its_last_piece(make: MakeWorld) ->
                     raised += 1
             w.deliver(target, "a")
     assert (raised > 0) is w.stock
-    assert w.values("b") == w.values("c") == ["first", body]  # nothing is lost: it is put together
+    # nothing is lost, because it is reassembled
+    assert w.values("b") == w.values("c") == ["first", body]

@@ -1,4 +1,4 @@
-"""The seams of mode pysyncobj: journal, meta file, transport framing, configuration."""
+"""The seams of mode pysyncobj, which are journal, meta file, framing and configuration."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from raftmq.store.message_store import MessageStore
 from tests.store.make import FrameWriter, record, recover
 
 SEGMENT_SIZE_BYTES = 1 << 20
-MORE_THAN_HALF_BYTES = SEGMENT_SIZE_BYTES // 2 + 1  # of a segment: two do not fit
-SEND = b"\0frame"  # what SyncObj puts in for a command of the leader's
+MORE_THAN_HALF_BYTES = SEGMENT_SIZE_BYTES // 2 + 1  # of a segment, so two do not fit
+SEND = b"\0frame"  # SyncObj's command of a leader
 NO_OP = b"\x01"
 
 
 class Store:
-    """A journal over real files, and what it reported."""
+    """A journal over real files, and its reports."""
 
     def __init__(self, root: Path) -> None:
         self.disk = OsDisk(str(root))
@@ -57,7 +57,7 @@ class Store:
         self.open()
 
     def send(self, payload: bytes, term: int = 1) -> Frame:
-        """As the member does on a leader: hold the frame, then SyncObj adds its command."""
+        """Like the member on a leader, hold the frame; then SyncObj adds its command."""
         log = self.journal.log
         index, position = log.last_index + 1, log.allocate(len(payload))
         frame = seal_frame(index, term, position, 5, FrameKind.COMMAND, 0, payload)
@@ -89,7 +89,7 @@ def copy_of(store: Store) -> list[tuple[bytes, int, int]]:
 
 def test_a_followers_journal_gets_the_same_bytes(store, other):
     for one in (store, other):
-        one.journal.add(NO_OP, 1, 0)  # what every SyncObj begins with
+        one.journal.add(NO_OP, 1, 0)  # SyncObj's first entry
     store.journal.add(NO_OP, 2, 1)
     store.send(b"x" * 100)
     store.send(b"y" * MORE_THAN_HALF_BYTES)
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(store, other):
     damaged = bytes([*command[:-1], command[-1] ^ 1])
     for wrong in (
         (command, index, term),  # not the next index
-        (command, 2, term),  # a frame of another index
+        (command, 2, term),  # a frame of a different index
         (command, index, term + 1),
         (b"\x01junk", 2, 2),
         (damaged, index, term),
@@ -249,7 +249,7 @@ def open_store(root: Path) -> MessageStore:
 
 
 def test_a_store_forgets_what_its_log_lost(tmp_path):
-    """And a kill right behind that leaves no hole: the checkpoint says where the queues end."""
+    """A kill immediately afterwards leaves no hole, because the checkpoint has the queues' ends."""
     store = open_store(tmp_path)
     writer = FrameWriter(store.commitlog)
     frames = [writer.messages([record(), record(queue_id=1)]) for _ in range(30)]
@@ -269,7 +269,7 @@ def test_a_store_forgets_what_its_log_lost(tmp_path):
     assert store.derived.truncate(end)  # nothing more to cut
     assert store.derived.dispatched_offset == store.checkpoint.fields.confirm_offset == end
     assert [store.queues.queue("T", n).max_offset for n in (0, 1)] == [10, 10]
-    store.queues.close()  # a kill: nothing is flushed
+    store.queues.close()  # a kill, so nothing is flushed
     store.commitlog.close()
     store.checkpoint.close()
     store = open_store(tmp_path)
@@ -319,7 +319,7 @@ def test_settings_become_syncobjs():
     conf.validate()
     assert (conf.raftMinTimeout, conf.raftMaxTimeout) == (0.3, 0.6)
     assert conf.appendEntriesPeriod == 0.075
-    assert conf.appendEntriesBatchSizeBytes == 64 << 10  # as shipped: it is what shows fault 1
+    assert conf.appendEntriesBatchSizeBytes == 64 << 10  # as shipped, which shows fault 1
     assert conf.leaderFallbackTimeout == 30.0  # as shipped
     conf.onStateChanged(0, 2)
     assert roles == [Role.LEADER]

@@ -1,18 +1,17 @@
-"""One schedule, two worlds: stock pysyncobj 0.3.17 and our core, driven message by message.
+"""One schedule on two worlds, stock pysyncobj 0.3.17 and our core, message by message.
 
-A schedule is a function of a `World`. It says in neutral words what happens to messages and
-processes: what is queued on a directed link is delivered, dropped, taken off and handed over late,
-or repeated; a node's time comes (`tick`), it is killed, restarted, loses power; a client writes.
-Nothing happens that the schedule does not say. Both worlds then answer the same questions: what was
-acknowledged, who leads, what the logs hold.
+A schedule is a function of a `World`. It decides the fate of messages and processes in neutral
+words. Messages queued on a directed link are delivered, dropped, delayed or repeated; a node's time
+advances (`tick`), it is killed, restarted, loses power; a client writes. Nothing else happens. Both
+worlds then report the acknowledged writes, the leaders and the contents of the logs.
 
-`StockWorld` runs SyncObj as shipped, with its FileJournal. Only the function that it reads the
-clock with is replaced by a number, so that time passes when the schedule says so; its code and its
-state are not touched. `CoreWorld` runs RaftCore under tests/dledger/group.py's Member.
+`StockWorld` runs SyncObj as shipped, with its FileJournal. Only its clock function is replaced by a
+number, which the schedule advances; its code and its state are not touched. `CoreWorld` runs
+RaftCore under tests/dledger/group.py's Member.
 
-What a kill leaves: every byte written (the page cache outlives the process). What a power cut
-leaves: what was fsynced. pysyncobj fsyncs nothing (test_disk.py counts), so that is nothing, plus
-whatever the kernel happened to write back by itself (`written_back`).
+A kill leaves every written byte (the page cache outlives the process). A power cut leaves fsynced
+bytes only. pysyncobj fsyncs nothing (test_disk.py counts), so that is nothing, plus anything the
+kernel happened to write back (`written_back`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from tests.dledger.group import Member
 
 PERIOD_S = 0.11  # a little more than the heartbeat period of either
 ELECTION_S = 1.5  # more than the longest election time-out of either
-ROUNDS = 6  # of an exchange: enough for whatever one message can cause
+ROUNDS = 6  # of an exchange, enough for all consequences of a message
 FILES = ("journal", "meta")  # of a stock node
 
 
@@ -63,7 +62,7 @@ class World(ABC):
         return [link.popleft() for _ in range(len(link) if count is None else count) if link]
 
     def drop(self, source: str, *targets: str) -> None:
-        """Drop what is queued on these links, as a closed connection does."""
+        """Drop the messages queued on these links, as a closed connection does."""
         for target in targets:
             self.links[source, target].clear()
 
@@ -83,7 +82,7 @@ class World(ABC):
         self.links[source, target].appendleft(self.links[source, target][0])
 
     def exchange(self, *names: str, rounds: int = ROUNDS) -> None:
-        """Everything among these nodes arrives, in order, and what comes of it, too."""
+        """Deliver everything among these nodes, in order, with all consequences."""
         for _ in range(rounds):
             for source in names:
                 for target in names:
@@ -99,7 +98,7 @@ class World(ABC):
     # -- time ---------------------------------------------------------------------------------
 
     def step(self, name: str) -> None:
-        """A heartbeat period passes, and this node's time comes."""
+        """A heartbeat period passes, and this node ticks."""
         self.now_s += PERIOD_S
         self.tick(name)
 
@@ -147,7 +146,7 @@ class World(ABC):
     # -- processes ----------------------------------------------------------------------------
 
     def crash(self, name: str) -> None:
-        """kill -9. What it had sent stays on its links; the others see the connections close."""
+        """kill -9. Its sent messages stay on its links; the connections close."""
         self.up.discard(name)
         self._crash(name)
         for other in self.names:
@@ -156,7 +155,7 @@ class World(ABC):
                 self.disconnect(other, name)
 
     def restart(self, name: str) -> None:
-        """The process is started with what its disk holds, and connected to all that are up."""
+        """The process is started from its disk, and connected to all living nodes."""
         self._boot(name)
         self.up.add(name)
         for other in self.names:
@@ -166,8 +165,8 @@ class World(ABC):
         self._look()
 
     def power_cut(self, name: str, written_back: Sequence[str] = ()) -> None:
-        """The machine goes off: nobody is told, and what was not fsynced is gone, except for what
-        the kernel had `written_back` ("journal", "meta") on its own."""
+        """The machine loses power without notice, and unsynced data is gone, except for data that
+        the kernel had `written_back` ("journal", "meta")."""
         self.up.discard(name)
         self._crash(name)
         self.forget(name)
@@ -176,12 +175,12 @@ class World(ABC):
     # -- questions ----------------------------------------------------------------------------
 
     def lost(self, name: str) -> list[str]:
-        """Return what was acknowledged and is not in this node's log."""
+        """Return the acknowledged writes that are missing in this node's log."""
         held = set(self.values(name))
         return [value for value in self.acked if value not in held]
 
     def leaders(self) -> list[str]:
-        """Return the nodes that take themselves for the leader, whatever the term."""
+        """Return the nodes that take themselves for the leader, in any term."""
         return [name for name in self.names if name in self.up and self.leads(name)]
 
     def goes_on(self, leader: str) -> bool:
@@ -192,7 +191,7 @@ class World(ABC):
         return "one more" in self.acked
 
     def terms_led_twice(self) -> list[int]:
-        """Terms that had more than one leader."""
+        """Terms with more than one leader."""
         terms = [term for term, _ in self.led]
         return sorted({term for term in terms if terms.count(term) > 1})
 
@@ -200,7 +199,7 @@ class World(ABC):
         for name in self.leaders():
             self.led.add((self.term(name), name))
 
-    # -- what a world has to do ---------------------------------------------------------------
+    # -- a world's own operations ----------------------------------------------------------------
 
     @abstractmethod
     def write(self, name: str, value: str, size_bytes: int = 0) -> None:
@@ -211,14 +210,14 @@ class World(ABC):
 
     @abstractmethod
     def disconnect(self, name: str, other: str) -> None:
-        """`name` sees the connection to `other` close."""
+        """`name` sees its connection to `other` close."""
 
     @abstractmethod
     def leads(self, name: str) -> bool: ...
 
     @abstractmethod
     def leader_of(self, name: str) -> str | None:
-        """Return the leader, as far as this node knows."""
+        """Return the leader in this node's view."""
 
     @abstractmethod
     def term(self, name: str) -> int: ...
@@ -237,7 +236,7 @@ class World(ABC):
 
     @abstractmethod
     def hold(self, name: str) -> None:
-        """From now on this node's disk is slow: nothing it writes becomes durable."""
+        """From now on this node's disk is slow, and none of its writes becomes durable."""
 
     @abstractmethod
     def _hand(self, source: str, target: str, message: Any) -> None: ...
@@ -262,7 +261,7 @@ class World(ABC):
 
 
 class WorldTransport(Transport):
-    """The public Transport seam: what is sent lies on the world's links, pickled, as on TCP."""
+    """The public Transport seam. Sent messages are on the world's links, pickled, as on TCP."""
 
     def __init__(self, world: StockWorld, name: str) -> None:
         super().__init__(None, Node(name), [])
@@ -288,7 +287,7 @@ class Log(SyncObj):
 
 
 class StockWorld(World):
-    """Stock SyncObj. `options` are SyncObjConf's; {name} in a text stands for the node's."""
+    """Stock SyncObj. `options` are SyncObjConf's; {name} in a text is replaced by the node's."""
 
     stock = True
 
@@ -348,7 +347,7 @@ class StockWorld(World):
         """Nothing it writes becomes durable anyway."""
 
     def file(self, name: str, which: str) -> Path:
-        """`which`: one of FILES."""
+        """`which` is one of FILES."""
         path = Path(self._option(name, "journalFile"))
         return path if which == "journal" else Path(f"{path}.meta")
 
@@ -388,8 +387,8 @@ class StockWorld(World):
 
 
 class CoreWorld(World):
-    """RaftCore. A node's disk is its Member's log and hard state; it syncs as soon as it writes,
-    unless it is told to `hold`, as a slow disk does."""
+    """RaftCore. A node's disk is its Member's log and hard state; it syncs every write at once,
+    unless it must `hold` like a slow disk."""
 
     def __init__(self, names: str = "abc", append_bytes_max: int = 64 << 10) -> None:
         super().__init__(names)
@@ -406,7 +405,7 @@ class CoreWorld(World):
     def write(self, name: str, value: str, size_bytes: int = 0) -> None:
         member = self.members[name]
         if not member.core.leader_ready or not member.core.can_propose:
-            return  # refused: certainly not stored
+            return  # rejected, so certainly not stored
         frame = member.next_frame((value + "." * size_bytes).encode())
         try:
             member.core.propose(frame)

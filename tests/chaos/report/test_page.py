@@ -183,7 +183,7 @@ def test_a_run_that_cannot_go_on_breaks_no_promise(
 
     with pytest.raises(SystemExit) as ended:
         attempt(fails)
-    assert ended.value.code == 2  # 1 says that a promise was broken
+    assert ended.value.code == 2  # 1 means that a promise was broken
     assert (str(error) or "interrupted") in capsys.readouterr().err
 
 
@@ -211,7 +211,7 @@ def test_the_largest_page_is_small_and_asks_for_nothing() -> None:
         for n in range(200)
     ]
     drawn = figure(largest()) + recovery_figure({"": found, "other": found})
-    assert len(drawn) + 300_000 < PAGE_BYTES_MAX  # tables are bounded, too
+    assert len(drawn) + 300_000 < PAGE_BYTES_MAX  # tables are also bounded
     assert_readable(document("largest", drawn))
     assert "<n1>" not in drawn and "&lt;n1&gt;" in drawn
     history = clean().build()

@@ -12,7 +12,7 @@ def test_answer_on_its_way_when_the_leader_died_does_not_count() -> None:
     builder = HistoryBuilder()
     early = builder.invoke("a")  # 1 ms
     builder.kill()  # 2 and 3 ms
-    builder.ok(early, 0, 0)  # 4 ms: the dead leader's last words
+    builder.ok(early, 0, 0)  # 4 ms, an answer of the dead leader
     builder.sent("b", 0, 1)  # 5, 6 ms
     (found,) = recoveries(builder.build())
     assert found.everybody_ms == 4.0
@@ -47,7 +47,7 @@ def test_kill_without_recovery_before_the_next_says_so() -> None:
 
 
 def test_a_send_from_before_the_fault_holds_does_not_end_it() -> None:
-    """Proxies are told one after the other: the link is cut some time after the nemesis began."""
+    """Proxies are informed in turn, so the link is cut some time after the nemesis started."""
     builder = HistoryBuilder()
     fields = {"fault": 1, "kind": "cut-node", "whom": "leader", "nodes": ["n0"]}
     op = builder.add("invoke", "inject", "nemesis", **fields)
@@ -95,7 +95,7 @@ def test_the_usual_rate_is_back_when_as_many_are_acknowledged_as_before() -> Non
         builder.sent(str(next(names)), 0, 0)
     builder.fault("cut-node", "n0", heal=False)
     builder.wait(0.3)
-    for _ in range(3):  # one client gets through now and then
+    for _ in range(3):  # a client succeeds now and then
         builder.sent(str(next(names)), 0, 0)
         builder.wait(0.2)
     for _ in range(400):

@@ -1,1 +1,1 @@
-"""Runs: scenarios, the nemesis, comparison, watching."""
+"""Runs with scenarios, the nemesis, comparison and live view."""

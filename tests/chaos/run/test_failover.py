@@ -1,4 +1,4 @@
-"""The real thing, small: three broker processes, one leader killed under load, nothing lost."""
+"""A small real run with three broker processes and a killed leader, without loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_stopped(directory: Path) -> None:
 SMALL = {"mappedFileSizeCommitLog": str(8 * 1024 * 1024)}
 
 
-# Room for what is due while a busy machine stands still: none of it is shed or given up.
+# Room for due sends while a busy machine stalls, so that none is shed or given up.
 PATIENT: dict[str, Any] = {"window": 512, "send_timeout_ms": 120_000}
 
 
@@ -107,7 +107,7 @@ def test_commands_against_a_cluster_that_runs_already(tmp_path: Path) -> None:
         again = CliRunner().invoke(main, words)
         assert again.exit_code == 2 and "holds a history already" in again.output
         deadline = time.monotonic() + 120
-        while True:  # one that is busy, or elects, says nothing for once
+        while True:  # a busy broker may miss a request
             nodes = orjson.loads(cluster("status", "--json"))["nodes"]
             assert all(node["alive"] for node in nodes)  # it was not ours to stop
             brokers = [node for node in nodes if node["kind"] == "broker"]
@@ -149,7 +149,7 @@ def test_a_wrong_setting_is_told_in_the_brokers_words_before_anything_is_made(
 
 @pytest.mark.long
 def test_settings_are_kept_through_a_start_that_fails(tmp_path: Path) -> None:
-    """Nobody shall get a cluster without accounts who asked for one with them."""
+    """A cluster with accounts must never start without them."""
     home = tmp_path / "c"
     up = ["up", "--dir", str(home), "--replicas", "1"]
     accounts = tmp_path / "accounts.yml"

@@ -1,4 +1,4 @@
-"""Jepsen's five schedules on real processes: every promise is kept."""
+"""Jepsen's five schedules on real processes keep every promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A history judged again says what the run's own verdict said."""
+"""A history judged again gives the run's own verdict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_older_history_without_a_verdict_is_not_asked(tmp_path: Path) -> None
     builder = clean()
     builder.fault("kill", "n0")
     path = written(tmp_path, builder)
-    for _ in range(2):  # its own verdict does not say it either
+    for _ in range(2):  # its own verdict does not contain it either
         result = judge(path, tmp_path, lambda words: None)
         assert WHOLE not in [check.name for check in result.checks]
         assert result.skipped == ()

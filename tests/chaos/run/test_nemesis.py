@@ -1,4 +1,4 @@
-"""The nemesis over doubles: what fails is noted, everything is healed, a broken load ends it."""
+"""The nemesis over doubles, with failures, healing, and a broken load."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_what_cannot_be_written_down_is_healed_all_the_same(
 async def test_a_disk_is_not_emptied_under_a_node_that_was_started_again(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a thread empties it: threads are not cancelled."""
+    """Ctrl-C while a thread empties it, because threads are not cancelled."""
     cluster = context.cluster
     emptying, up_meanwhile = threading.Event(), []
 
@@ -136,7 +136,7 @@ async def test_what_failed_half_way_is_undone_though_nobody_can_write_it_down(
 
 
 class Slow(Fault):
-    """Takes as long to be injected as the test wants; notes when it was."""
+    """Is injected as slowly as the test requires; records the time."""
 
     def __init__(self, began: list[str], name: str, wait: asyncio.Event) -> None:
         self._began, self._name, self._wait = began, name, wait
@@ -235,7 +235,8 @@ async def test_a_cluster_that_does_not_become_whole_is_said(context: Context) ->
 
 @pytest.mark.long
 async def test_a_slave_whose_log_is_no_longer_the_masters_is_made_anew(tmp_path: Path) -> None:
-    """The master loses power and what it had not synced; its slave has that still, and refuses."""
+    """The master loses power and its unsynced data; its slave still has that, and refuses to
+    follow."""
     said: list[str] = []
     settings = {
         "flushDiskType": "ASYNC_FLUSH",

@@ -1,4 +1,4 @@
-"""Planned changes under load, on three real brokers: nobody who sends or reads has any trouble."""
+"""Planned changes under load, on three real brokers, without any trouble for clients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.chaos.carried import at_a_load_it_carries
 SETTINGS = {
     "mappedFileSizeCommitLog": str(8 << 20),
     "flushDiskType": "SYNC_FLUSH",
-    # What is planned is handed over; a leader that is deposed because a machine is busy is not.
+    # Planned changes transfer leadership; a leader deposed on a busy machine does not.
     "electionTimeoutMinMs": "4000",
     "electionTimeoutMaxMs": "6000",
 }
-# Room for what is due while a busy machine stands still: none of it is shed or given up.
+# Room for due sends while a busy machine stalls, so that none is shed or given up.
 LOAD = replace(LOG, keys=50, window=512, send_timeout_ms=120_000)
 
 

@@ -1,4 +1,4 @@
-"""How a run begins."""
+"""The start of a run."""
 
 from __future__ import annotations
 

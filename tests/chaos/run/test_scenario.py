@@ -1,4 +1,4 @@
-"""Scenarios are data: every one parses, plans, and says what a cluster cannot have."""
+"""Scenarios are data, which parse, plan, and name the features that a cluster lacks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_as_many_rounds_as_the_time_holds_but_at_least_one() -> None:
 
 @pytest.mark.parametrize("name", JEPSEN)
 def test_one_of_jepsens_schedules_fits_into_a_minute(name: str) -> None:
-    """As `mqchaos run` has it without options; and a seed says all of it."""
+    """As in `mqchaos run` without options, fully determined by a seed."""
     wants = find_scenario(name).wants()
     found = make_plan(3, wants, 1.0, None)
     assert found == make_plan(3, wants, 1.0, None)

@@ -1,4 +1,4 @@
-"""Watching: what the screen says while a history grows."""
+"""The live view of a growing history."""
 
 from __future__ import annotations
 

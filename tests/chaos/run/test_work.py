@@ -1,4 +1,4 @@
-"""What mqchaos prints does not decide how a run goes on, nor its exit status."""
+"""The output of mqchaos affects neither the run nor its exit status."""
 
 from __future__ import annotations
 

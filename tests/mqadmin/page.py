@@ -32,8 +32,8 @@ from tests.waiting import wait_until
 HEAD = """\
 # mqadmin
 
-Administers a cluster over the wire protocol: ours, or Apache RocketMQ's. Sub-commands and flags
-are those of Apache's `mqadmin` 5.3, those of accounts of 4.9; `consume`, `produce`, `top`,
+Administers a cluster of ours or of Apache RocketMQ's over the wire protocol. Sub-commands and
+flags are those of Apache's `mqadmin` 5.3, for accounts those of 4.9; `consume`, `produce`, `top`,
 `context`, `completion`, `raftStatus`, `transferLeader`, `members`, `emptyTopic`, `writers`,
 `deleteWriter`, `copyDefinitions`, `checkMove` and `compare` are ours.
 
@@ -42,36 +42,34 @@ mqadmin COMMAND [FLAGS] -n HOST:PORT[;HOST:PORT]
 mqadmin help COMMAND
 ```
 
-- `-n`, `--namesrvAddr`: the name servers; without it the variable `NAMESRV_ADDR`, or a context's.
-- Where access control is on ([Security](security.md)): `--accessKey`, `--secretKey` and
-  `--securityToken` before the sub-command, or `RAFTMQ_ACCESS_KEY`, `RAFTMQ_SECRET_KEY` and
-  `RAFTMQ_SECURITY_TOKEN`, or a context's, or Apache's `conf/tools.yml` (`--toolsFile`, or below
-  `ROCKETMQ_HOME`).
-- `-o`, `--output`: `table`, `json` or `yaml`, one document with the same data. `--json` is
-  `--output json`. Where Apache's command has a flag `-o` of its own, only the long form is this.
-- `--watch SECONDS`, on every command that only reads: the answer again and again, until Ctrl-C.
-  JSON takes a line for each then, YAML a document. What cannot be had is told, and asked for again.
-- Exit status: 0 done; 1 refused, not there, or answered only in part; 2 asked for wrongly; 3 nobody
-  answered; 4 it is unknown whether it was done; 130 interrupted. What went wrong is one line on
-  stderr. Ctrl-C is how `--watch`, `consume --follow` and `top` end: 0.
+- `-n`, `--namesrvAddr`: the name servers; default `NAMESRV_ADDR`, or a context's.
+- With access control ([Security](security.md)): `--accessKey`, `--secretKey` and `--securityToken`
+  before the sub-command, or `RAFTMQ_ACCESS_KEY`, `RAFTMQ_SECRET_KEY` and `RAFTMQ_SECURITY_TOKEN`,
+  or a context's, or Apache's `conf/tools.yml` (`--toolsFile`, or below `ROCKETMQ_HOME`).
+- `-o`, `--output`: `table`, `json` or `yaml`, a document with the same data. `--json` is `--output
+  json`. For commands of Apache's with a flag `-o` of their own only the long form works.
+- `--watch SECONDS`, on every command that only reads, repeats it until Ctrl-C, in JSON a line
+  each, in YAML a document. Missing data is reported and requested again.
+- Exit status: 0 done; 1 rejected, missing, or answered only in part; 2 wrong usage; 3 no answer; 4
+  unknown whether it was done; 130 interrupted. An error is a single line on stderr. After
+  `--watch`, `consume --follow` and `top` Ctrl-C gives 0.
 
-Changes of topics, groups and offsets go to each group's leader and through its log: what was
-answered survives a fail-over exactly. A reset (`resetOffsetByTime`, `skipAccumulatedMessage`,
-`cloneGroupOffset`) is followed by running consumers with their next pull, whoever leads then; what
-they commit until then, of before the reset, changes nothing. `updateBrokerConfig` and
-`updateNamesrvConfig` change live keys (docs/configuration.md) until the process ends.
+Changes of topics, groups and offsets are commands in each group's log: an answered change survives
+a failover exactly. Running consumers follow a reset (`resetOffsetByTime`,
+`skipAccumulatedMessage`, `cloneGroupOffset`) with their next pull under any leader; their earlier
+commits have no effect. `updateBrokerConfig` and `updateNamesrvConfig` change live keys
+(docs/configuration.md) until the process ends.
 
-While a broker group has no leader, nothing can be changed there, nor asked. A change that is for
-that group, too, is refused before any group is changed: `nobody leads broker-a at the moment`.
-`consumerProgress`, `topicStatus`, `topicList -c`, `writers` and `statsAll` have these words in a
-line of that group, and no total; they end with status 1. A group that only some broker groups know
-is moved there by `resetOffsetByTime` and `skipAccumulatedMessage`; a line of each other one says
-why not, and the status is 1. Its progress is that of those that know it. `top` has such words in
-the place of a lag, and rates of the groups that answered both times.
+A broker group without a leader can be neither changed nor read. A change that includes it is
+rejected before any group is changed: `nobody leads broker-a at the moment`. `consumerProgress`,
+`topicStatus`, `topicList -c`, `writers` and `statsAll` print that text for the group, without a
+total, and end with status 1. `resetOffsetByTime` and `skipAccumulatedMessage` move a consumer
+group in the broker groups that have it; each further broker group gets a line with the reason, and
+the status is 1. `top` shows such texts in place of a lag.
 
 ## Contexts
 
-A context is a name for a cluster: its name servers, an account, TLS settings.
+A context is a name for a cluster, with its name servers, an account and TLS settings.
 
 ```
 mqadmin context add prod -n '10.0.0.1:9876;10.0.0.2:9876' --accessKey ops --secretKey - --use
@@ -82,19 +80,19 @@ mqadmin context list
 mqadmin context use test                 # also: show, rename, remove
 ```
 
-What wins, for each of name servers, account (as a whole), TLS settings and registration key:
+Precedence for each of name servers, account (as a whole), TLS settings and registration key:
 
 1. the flags `-n`, `--accessKey`, …;
-2. the context that `--context` names, before or after the sub-command;
+2. the context of `--context`, before or after the sub-command;
 3. the variables `NAMESRV_ADDR`, `RAFTMQ_ACCESS_KEY`, …;
-4. the context that the variable `RAFTMQ_CONTEXT` names, else the one in use: not where name servers
-   are given by `-n` or `NAMESRV_ADDR`, as its account and TLS settings are for its own cluster;
+4. the context of the variable `RAFTMQ_CONTEXT`, else the active context, unless `-n` or
+   `NAMESRV_ADDR` select a different cluster;
 5. for the account, Apache's `conf/tools.yml`.
 
-They are kept in `~/.config/raftmq/contexts.json` (or below `XDG_CONFIG_HOME`), which only its owner
-may read (mode 600); it is replaced as a whole. `--secretKey -` asks for the secret, or reads it
-from standard input, so that it is in no history of the shell and in no list of processes.
-[`mqaudit --context`](audit.md) takes name servers, account and TLS settings from there, too.
+Contexts are in `~/.config/raftmq/contexts.json` (or below `XDG_CONFIG_HOME`), readable by the
+owner only (mode 600). `--secretKey -` asks for the secret, or reads it from standard input, so
+that it is in no shell history and no list of processes. [`mqaudit --context`](audit.md) uses the
+same file.
 
 ## Completion and man pages
 
@@ -106,11 +104,11 @@ completes sub-commands, flags, choices and contexts of all raftmq commands. For 
 writes a file into `~/.local/share/raftmq` and a line into `~/.bashrc` or `~/.zshrc`; for fish,
 files into `~/.config/fish/completions`. Without `--install` it prints the script.
 
-`man mqadmin`, `man mqcluster`, …: the pages come with the wheel (`share/man/man1`), and are made
-from the commands themselves (`make man`).
+The man pages (`man mqadmin`, `man mqcluster`, …) are part of the wheel (`share/man/man1`),
+generated from the commands (`make man`).
 
-The examples below were run one after the other on a new cluster of three brokers (`mqcluster up`).
-This page is made by `python -m tests.mqadmin.page`, and checked by a test.
+The examples below ran in this order on a new cluster of three brokers (`mqcluster up`). `python -m
+tests.mqadmin.page` generates this page, and a test compares it.
 """
 WAIT_S = 240.0  # a bound against hanging, not an expectation
 MS = 1_700_000_000_000  # a time in the past: before every message

@@ -86,8 +86,7 @@ def run_audit(
             refuse_unjudged(read_acknowledged(spark, acks), acks, {subject.group}, every=False)
         kept = None if results is None else Kept(Path(results), subject.group or "")
         return run(
-            *(spark, directories, told, topic, place, subject, acks, progress),
-            *(kept, incremental),
+            *(spark, directories, told, topic, place, subject, acks, progress), *(kept, incremental)
         )
 
 
@@ -110,11 +109,4 @@ def topic_frame(
     return reader.load(str(store))
 
 
-__all__ = [
-    "AuditReport",
-    "CheckResult",
-    "StoreReport",
-    "run_audit",
-    "session",
-    "topic_frame",
-]
+__all__ = ["AuditReport", "CheckResult", "StoreReport", "run_audit", "session", "topic_frame"]

@@ -16,12 +16,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from .checks.acknowledged import (
-    acknowledged_checks,
-    compared,
-    lost,
-    read_acknowledged,
-)
+from .checks.acknowledged import acknowledged_checks, compared, lost, read_acknowledged
 from .checks.checks import Check, sent_checks, stored_checks
 from .checks.consume_checks import consumption_checks, event_kinds
 from .checks.frames import group_frames
@@ -30,13 +25,7 @@ from .checks.index_and_config_checks import judge_beside
 from .checks.internal_topic_checks import waiting_checks
 from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
 from .checks.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
-from .checks.replicas import (
-    absent_check,
-    commit_check,
-    earlier_check,
-    replica_check,
-    segment_check,
-)
+from .checks.replicas import absent_check, commit_check, earlier_check, replica_check, segment_check
 from .read.cluster_info import RAFT, Subject
 from .read.history import WEAK, HistoryUnfit, torn_lines_allowed
 from .read.incremental import Kept, Range

@@ -23,10 +23,7 @@ NAMED_MAX = 4  # addresses in an error's text
 
 
 async def dial(
-    factory: Callable[[], asyncio.BaseProtocol],
-    host: str,
-    port: int,
-    ssl: SSLContext | None = None,
+    factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, ssl: SSLContext | None = None
 ) -> asyncio.BaseProtocol:
     """Return the protocol that `factory` made, connected; `ssl` checks the certificate for `host`.
     Raises OSError. The caller bounds the time (`within`); it may be cancelled."""

@@ -17,15 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .options import (
-    VARIABLE_PREFIX,
-    ConfigError,
-    Option,
-    Setting,
-    find,
-    nearest,
-    refuse,
-)
+from .options import VARIABLE_PREFIX, ConfigError, Option, Setting, find, nearest, refuse
 from .strict_json import loads
 
 COMMAND_LINE = "--set"

@@ -52,11 +52,7 @@ RECORD_HEAD = np.dtype(
 )
 # The fields after the store host.
 RECORD_TAIL = np.dtype(
-    [
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_length", ">i4"),
-    ]
+    [("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_length", ">i4")]
 )
 RECORD_SIZE_BYTES_MIN = 91  # IPv4, version 1, nothing in body, topic and properties
 BODY_AT = RECORD_HEAD.itemsize + HOST_SIZE_BYTES + 8 + HOST_SIZE_BYTES + RECORD_TAIL.itemsize

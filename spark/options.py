@@ -50,14 +50,7 @@ NAMES = (
     "consumerGroup",
     *_CONNECTION,
 )
-WRITE_NAMES = (
-    "topic",
-    "writer",
-    "batch",
-    "delivery",
-    "stagingLocation",
-    *_CONNECTION,
-)
+WRITE_NAMES = ("topic", "writer", "batch", "delivery", "stagingLocation", *_CONNECTION)
 CHECKPOINT = "checkpointLocation"  # Spark passes it on to the sink
 EXACTLY_ONCE, AT_LEAST_ONCE = DELIVERIES = ("exactly-once", "at-least-once")
 

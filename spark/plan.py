@@ -31,12 +31,7 @@ REQUESTS_BYTES = 64 << 20  # of all queues' requests that are being filled
 # Rows as tasks stage them. `properties` as on the wire, without UNIQ_KEY; `hash`: of the sharding
 # key, null if there is none.
 STAGED = pa.schema(
-    [
-        ("body", pa.binary()),
-        ("properties", pa.binary()),
-        ("flag", pa.int32()),
-        ("hash", pa.int32()),
-    ]
+    [("body", pa.binary()), ("properties", pa.binary()), ("flag", pa.int32()), ("hash", pa.int32())]
 )
 _ITEM = struct.Struct(">iiiii")
 _INT16 = struct.Struct(">h")

@@ -196,9 +196,7 @@ class WebServer:
         self._listener: Listening | None = None
 
     async def start(
-        self,
-        listen_socket: socket.socket | None = None,
-        health_socket: socket.socket | None = None,
+        self, listen_socket: socket.socket | None = None, health_socket: socket.socket | None = None
     ) -> int:
         """Listen, on already bound sockets if they are given; return the port. Raises OSError."""
         await self._runner.setup()

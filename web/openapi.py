@@ -135,12 +135,7 @@ def _parameters(kind: type[Input], place: str) -> list[dict[str, Any]]:
     schema = components[kind.__name__]
     required = set(schema.get("required", ()))
     return [
-        {
-            "name": name,
-            "in": place,
-            "required": place == "path" or name in required,
-            "schema": part,
-        }
+        {"name": name, "in": place, "required": place == "path" or name in required, "schema": part}
         for name, part in schema["properties"].items()
     ]
 

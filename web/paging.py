@@ -59,10 +59,7 @@ def page(
 
 
 def page_of_sorted(
-    names: Sequence[str],
-    fits: Callable[[str], bool],
-    view: Callable[[str], Any],
-    query: PageQuery,
+    names: Sequence[str], fits: Callable[[str], bool], view: Callable[[str], Any], query: PageQuery
 ) -> dict[str, Any]:
     """Return the page of those sorted `names` that fit; it looks at no name before the page.
 

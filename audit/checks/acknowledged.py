@@ -123,12 +123,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
     shown = ("id_text", "topic", "queue_id", "queue_offset", "first_position")
     order = ("topic", "queue_id", "queue_offset", "id_text")
     for name, title, fault, wrong in (
-        (
-            "missing",
-            f"acknowledged, but not stored by {enough}",
-            True,
-            ~stored & ~F.col("gone"),
-        ),
+        ("missing", f"acknowledged, but not stored by {enough}", True, ~stored & ~F.col("gone")),
         (
             "misplaced",
             "acknowledged at a queue offset where it does not stand",

@@ -111,13 +111,7 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
         place,
     )
     yield Check(
-        "redelivered",
-        "consumed more than once",
-        False,
-        both,
-        times > 1,
-        (*place, "times"),
-        place,
+        "redelivered", "consumed more than once", False, both, times > 1, (*place, "times"), place
     )
 
 

@@ -131,10 +131,7 @@ def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Data
     reach = {store.store: store.limit for store in tables.limits.stores}
     return (
         tables.spark.read.format("rocketmq_blocks")
-        .option(
-            "stores",
-            stores_option(tables.stores),
-        )
+        .option("stores", stores_option(tables.stores))
         .option("from", str(tables.since.position if tables.since else 0))
         .option("ranges", orjson.dumps(ranges).decode())
         .option("limits", orjson.dumps(reach).decode())

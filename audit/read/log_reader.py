@@ -16,12 +16,7 @@ import pyarrow.compute as pc
 from google_crc32c import value as crc32c
 
 from raftmq.spark.columns import RECORD_FIELDS, record_columns
-from raftmq.spark.layout import (
-    BLANK_SIZE_BYTES,
-    ITEM_SIZE_BYTES_MAX,
-    SYSFLAG_TRANSACTION,
-    ItemKind,
-)
+from raftmq.spark.layout import BLANK_SIZE_BYTES, ITEM_SIZE_BYTES_MAX, SYSFLAG_TRANSACTION, ItemKind
 from raftmq.store.frame import FrameKind
 
 from .index_keys import KEY_FIELDS, key_hashes
@@ -32,14 +27,7 @@ BATCH_RECORDS_MAX = 65_536
 BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
 
 # Fields that only a reader of a topic wants; every staged column costs time.
-_NOT_STAGED = (
-    "magic",
-    "flag",
-    "physical_offset",
-    "body_size",
-    "keys",
-    "sharding_key",
-)
+_NOT_STAGED = ("magic", "flag", "physical_offset", "body_size", "keys", "sharding_key")
 _STAGED = [(name, kind) for name, kind in RECORD_FIELDS if name not in _NOT_STAGED]
 _FRAME_FIELDS: list[tuple[str, Any]] = [
     ("frame_index", pa.int64()),
@@ -193,11 +181,7 @@ def record_batches(
 
 
 def _frame_batch(
-    data: memoryview,
-    base: int,
-    store: str,
-    frames: Sequence[FrameItem],
-    records: Sequence[int],
+    data: memoryview, base: int, store: str, frames: Sequence[FrameItem], records: Sequence[int]
 ) -> pa.RecordBatch:
     """Build a batch of frames. `records` are all records of the range; those of its last frame may
     lie in the next range."""

@@ -23,12 +23,7 @@ from raftmq.store.frame import FrameKind
 
 from .index_keys import ROLLED_BACK
 from .store_files import STORES_SEPARATOR
-from .system_topics import (
-    HALF_TOPIC,
-    MULTI_QUEUE_PREFIX,
-    SCHEDULE_TOPIC,
-    TIMED_TOPICS,
-)
+from .system_topics import HALF_TOPIC, MULTI_QUEUE_PREFIX, SCHEDULE_TOPIC, TIMED_TOPICS
 
 RANGE_BYTES = 16 << 20
 RUN_SCHEMA = pa.schema(

@@ -154,10 +154,7 @@ def stage(
     def stores_staged() -> tuple[
         StagedLog, Alike | None, DataFrame, list[UnitDigest], Limits, DataFrame
     ]:
-        options = {
-            "stores": stores_option(stores),
-            "shared": "true",
-        }
+        options = {"stores": stores_option(stores), "shared": "true"}
         options["from"] = str(since.position if since else 0)
         logs = staged_log(spark, LogReader(options), below(place, "decoded"))
         units, unit_digests = staged_units(spark, QueueReader(options), below(place, "units"))

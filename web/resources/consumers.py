@@ -7,10 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from ..schema import Count, Input, TimeMs, View
-from .basics import (
-    Name,
-    QueueId,
-)
+from .basics import Name, QueueId
 
 
 class SubscriptionDifferenceView(View, frozen=True, kw_only=True):

@@ -8,15 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..schema import INTEGER_MAX, Count, Input, TimeMs, View
-from .basics import (
-    BODY_TEXT_MAX,
-    MESSAGES_MAX,
-    Base64,
-    MessageId,
-    Name,
-    PropertyText,
-    QueueId,
-)
+from .basics import BODY_TEXT_MAX, MESSAGES_MAX, Base64, MessageId, Name, PropertyText, QueueId
 
 
 class MessageView(View, frozen=True, kw_only=True):

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from ..schema import Input, View
-from .basics import (
-    NodeName,
-)
+from .basics import NodeName
 
 
 class LiveView(View, frozen=True, kw_only=True):

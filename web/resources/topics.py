@@ -7,11 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from ..schema import INTEGER_MAX, Input, View
-from .basics import (
-    Name,
-    QueueCount,
-    QueueId,
-)
+from .basics import Name, QueueCount, QueueId
 
 
 class TopicPath(Input, frozen=True, kw_only=True):

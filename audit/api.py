@@ -81,12 +81,15 @@ def run_audit(
     ):
         directories = fetched(named, Path(copies), progress)
         subject = subject_of(directories, mode, group)
-        told, acks = (None if each is None else str(each) for each in (history, acknowledged))
+        history_path, acks = (
+            None if each is None else str(each) for each in (history, acknowledged)
+        )
         if acks is not None and subject.group is not None:
             refuse_unjudged(read_acknowledged(spark, acks), acks, {subject.group}, every=False)
         kept = None if results is None else Kept(Path(results), subject.group or "")
         return run(
-            *(spark, directories, told, topic, place, subject, acks, progress), *(kept, incremental)
+            *(spark, directories, history_path, topic, place, subject, acks, progress),
+            *(kept, incremental),
         )
 
 

@@ -189,7 +189,7 @@ def main(
         raise click.UsageError("--incremental goes with --results, and without a history.")
     _check_writable(json_path, results)
     spark = SparkOptions(cores, master, _parse_settings(settings))
-    what = Wanted(
+    what = AuditRequest(
         namesrv=namesrv,
         environment=environment,
         stores=directories,
@@ -202,7 +202,7 @@ def main(
         incremental=incremental,
     )
     audited_at_ms = time.time_ns() // 1_000_000
-    reports, unaudited = _audited(what, spark, Room(scratch, staging), mib_per_s << 20)
+    reports, unaudited = _audited(what, spark, Workspace(scratch, staging), mib_per_s << 20)
     if not reports:
         _give_up(unaudited)
     if unaudited:
@@ -223,8 +223,8 @@ def main(
     with _kept_going("standard output", complaints):
         for report in reports:
             print_report(report)
-    for words in complaints:
-        _say(words)
+    for message in complaints:
+        _print_error(message)
     if not all(report.ok for report in reports):
         sys.exit(EXIT_WRONG)
     sys.exit(EXIT_UNUSABLE if complaints else 0)
@@ -249,7 +249,7 @@ class SparkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AuditRequest:
     """Names the subject of an audit, running brokers (`namesrv`) or stores, and what it is compared
     with. `environment` says how to connect to brokers."""
 
@@ -266,7 +266,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Workspace:
     """Where there is room: a directory for copies of logs, and a place for what is decoded."""
 
     scratch: Path | None
@@ -274,7 +274,7 @@ class Room:
 
 
 def _audited(
-    wanted: Wanted, options: SparkOptions, room: Room, bytes_per_s: int
+    request: AuditRequest, options: SparkOptions, workspace: Workspace, bytes_per_s: int
 ) -> tuple[list[AuditReport], str]:
     """Return the reports, and why what else was wanted could not be audited ("": it was)."""
     # Imported here, not above, so that --help and usage errors do not wait for Spark.
@@ -299,44 +299,44 @@ def _audited(
         *(NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit),
         *(RemotingError, OSError, ValueError),
     )
-    topic = wanted.topic or ""
+    topic = request.topic or ""
     reports: list[AuditReport] = []
     try:
         with progress_shown() as progress:
-            refuse_running(wanted.stores)
+            refuse_running(request.stores)
             progress("starting Spark")
             with session(options.cores, options.master, options.settings) as spark:
-                if wanted.namesrv is None:
+                if request.namesrv is None:
                     report = run_audit(
-                        *(spark, wanted.stores, wanted.history, topic),
-                        mode=wanted.mode,
-                        group=wanted.group,
-                        acknowledged=wanted.acknowledged,
-                        scratch=room.scratch,
-                        staging=room.staging,
+                        *(spark, request.stores, request.history, topic),
+                        mode=request.mode,
+                        group=request.group,
+                        acknowledged=request.acknowledged,
+                        scratch=workspace.scratch,
+                        staging=workspace.staging,
                         progress=progress,
-                        results=wanted.results,
-                        incremental=wanted.incremental,
+                        results=request.results,
+                        incremental=request.incremental,
                     )
                     return [report], ""
                 connection = replace(
-                    connection_of({"namesrv": wanted.namesrv}),
-                    credentials=credentials_of_environment(wanted.environment),
-                    tls=client_tls_of(wanted.environment),
+                    connection_of({"namesrv": request.namesrv}),
+                    credentials=credentials_of_environment(request.environment),
+                    tls=client_tls_of(request.environment),
                 )
                 audit_cluster(
                     spark,
                     connection,
-                    group=wanted.group,
-                    history=wanted.history,
+                    group=request.group,
+                    history=request.history,
                     topic=topic,
-                    acknowledged=wanted.acknowledged,
+                    acknowledged=request.acknowledged,
                     bytes_per_s=bytes_per_s,
-                    scratch=room.scratch,
-                    staging=room.staging,
+                    scratch=workspace.scratch,
+                    staging=workspace.staging,
                     progress=progress,
-                    results=wanted.results,
-                    incremental=wanted.incremental,
+                    results=request.results,
+                    incremental=request.incremental,
                     found=reports.append,
                 )
                 return reports, ""
@@ -384,14 +384,14 @@ def _not_installed(missing: ImportError) -> NoReturn:
 
 
 def _give_up(reason: str) -> NoReturn:
-    _say(reason)
+    _print_error(reason)
     sys.exit(EXIT_UNUSABLE)
 
 
-def _say(words: str) -> None:
+def _print_error(message: str) -> None:
     from raftmq.ops.console import complain
 
-    complain(f"mqaudit: {words}")
+    complain(f"mqaudit: {message}")
 
 
 def _parse_settings(given: tuple[str, ...]) -> dict[str, str]:

@@ -77,10 +77,10 @@ def audit_cluster(
                 "are none: stop the brokers, and name their stores"
             )
     if acknowledged is not None:
-        told, every = read_acknowledged(spark, acknowledged), group is None
-        refuse_unjudged(told, acknowledged, groups, every=every)
+        acknowledgements, every = read_acknowledged(spark, acknowledged), group is None
+        refuse_unjudged(acknowledgements, acknowledged, groups, every=every)
         what = "are no Raft groups, whose logs alone are compared"
-        refuse_unjudged(told, acknowledged, compared, every=every, what=what)
+        refuse_unjudged(acknowledgements, acknowledged, compared, every=every, what=what)
     reports, refused = [], []
     for name, replicas in sorted(groups.items()):
         try:
@@ -142,7 +142,7 @@ def _report_of(
         with place_for_tables(staging, root) as place:
             report = run(
                 *(spark, copied.stores, history, topic, place, copied.subject, acknowledged),
-                progress=partial(_told_of, progress, name),
+                progress=partial(_report_step, progress, name),
                 kept=kept,
                 incremental=incremental,
                 shown=copied.ends,
@@ -155,7 +155,7 @@ def _report_of(
         )
 
 
-def _told_of(progress: Callable[[str], None], group: str, what: str) -> None:
+def _report_step(progress: Callable[[str], None], group: str, what: str) -> None:
     progress(f"{group}: {what}")
 
 
@@ -194,11 +194,11 @@ async def _topics(connection: Connection, group: BrokerData) -> list[str]:
 async def _offsets_check(connection: Connection, leader: str) -> CheckResult:
     """Check that no group has committed an offset behind its queue's end."""
     offenders: list[Offender] = []
-    room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+    slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
     async with admin_of(connection) as admin:
 
         async def ask(group: str) -> None:
-            async with room:
+            async with slots:
                 ext = {"consumerGroup": group}
                 answer = await admin.ask(leader, RequestCode.GET_CONSUME_STATS, ext)
             for queue, progress in consume_stats(loads_object(answer.body)).queues.items():

@@ -21,7 +21,7 @@ from .checks.checks import Check, sent_checks, stored_checks
 from .checks.consume_checks import consumption_checks, event_kinds
 from .checks.frames import group_frames
 from .checks.history_checks import judged_history
-from .checks.index_and_config_checks import judge_beside
+from .checks.index_and_config_checks import check_store_files
 from .checks.internal_topic_checks import waiting_checks
 from .checks.last_copies import NONE, LastCopies, last_copies, with_holders
 from .checks.ranges import ended_at, ends_check, queue_ends, ranges_check, timeline
@@ -81,9 +81,9 @@ def run(
         checked = time.monotonic()
         progress("judging indexes and tables by the log")
         held = group_frames(tables) if tables.limits.mode == RAFT else None
-        beside = judge_beside(tables, held)
-        results += beside.results
-        for checks in _by_table(waiting_checks(tables, beside.delivered, sends.clocks_steady)):
+        files = check_store_files(tables, held)
+        results += files.results
+        for checks in _by_table(waiting_checks(tables, files.delivered, sends.clocks_steady)):
             results += evaluate(checks)
         judged = time.monotonic()
         progress("comparing the replicas' bytes")
@@ -111,24 +111,24 @@ def run(
             mode=tables.limits.mode,
             group=subject.group or "",
             voters=tuple(sorted(tables.limits.members.voters)),
-            voters_told_by=tables.limits.members.told_by,
+            voters_source=tables.limits.members.source,
             seconds=end - begin,
             phases={
                 "stage": staged - begin,
                 "checks": checked - staged,
-                "beside": judged - checked,
+                "files": judged - checked,
                 "replicas": end - judged,
             },
             timeline=timeline(tables) if kept is not None else (),
             not_judged=(
                 *_not_judged(tables, history, acknowledged, topic),
                 *sends.gaps,
-                *beside.gaps,
+                *files.gaps,
             ),
         )
         if kept is not None and report.ok:
             earlier = kept.ranges() if since else []
-            kept.save(ended_at(tables, held, beside, begun_ms), [*earlier, *ranges])
+            kept.save(ended_at(tables, held, files, begun_ms), [*earlier, *ranges])
         return report
 
 

@@ -124,12 +124,12 @@ def _discard(late: asyncio.Task[socket.socket]) -> None:
 
 def _together(failed: list[tuple[str, OSError]]) -> OSError:
     """Return one error that says of all addresses why they were not reached."""
-    said: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for at, error in failed:
-        said.setdefault(os.strerror(error.errno or 0), []).append(at)
+        addresses.setdefault(os.strerror(error.errno or 0), []).append(at)
     kinds = {type(error) for _, error in failed}
     kind = kinds.pop() if len(kinds) == 1 else OSError
-    return kind("; ".join(f"{_listed(hosts)}: {words}" for words, hosts in said.items()))
+    return kind("; ".join(f"{_listed(hosts)}: {words}" for words, hosts in addresses.items()))
 
 
 def _listed(hosts: list[str]) -> str:

@@ -106,24 +106,24 @@ class PeerLines:
     def __init__(self, per_s: float) -> None:
         self.suppressed = 0
         self._per_s = per_s
-        self._room = self._room_max = max(1.0, per_s * PEER_BURST_S)
+        self._tokens = self._tokens_max = max(1.0, per_s * PEER_BURST_S)
         self._since_s = 0.0
-        self._told = 0  # suppressed lines already reported
+        self._reported = 0  # suppressed lines already reported
 
     def take(self, now_s: float) -> bool:
         """Return whether one more line may be written now."""
-        self._room = min(self._room_max, self._room + (now_s - self._since_s) * self._per_s)
+        self._tokens = min(self._tokens_max, self._tokens + (now_s - self._since_s) * self._per_s)
         self._since_s = now_s
-        if self._room < 1:
+        if self._tokens < 1:
             self.suppressed += 1
             return False
-        self._room -= 1
+        self._tokens -= 1
         return True
 
-    def untold(self) -> int:
+    def unreported(self) -> int:
         """Return how many lines were suppressed since the last call."""
-        untold, self._told = self.suppressed - self._told, self.suppressed
-        return untold
+        unreported, self._reported = self.suppressed - self._reported, self.suppressed
+        return unreported
 
 
 class EventHandler(logging.StreamHandler[TextIO]):
@@ -147,8 +147,8 @@ class EventHandler(logging.StreamHandler[TextIO]):
         if _is_from_peer(record):
             if not self.peers.take(now_s):
                 return
-            if lines := self.peers.untold():
-                self._tell_suppressed(record.name, "lines_about_peers", lines)
+            if lines := self.peers.unreported():
+                self._log_suppressed(record.name, "lines_about_peers", lines)
             super().emit(record)
             return
         self._close_windows(now_s)
@@ -166,9 +166,9 @@ class EventHandler(logging.StreamHandler[TextIO]):
             if lines > self._lines_max:
                 name, template = key
                 kind = template.split(" ", 1)[0]
-                self._tell_suppressed(name, kind, lines - self._lines_max)
+                self._log_suppressed(name, kind, lines - self._lines_max)
 
-    def _tell_suppressed(self, name: str, kind: str, lines: int) -> None:
+    def _log_suppressed(self, name: str, kind: str, lines: int) -> None:
         text = "log_suppressed of=%s lines=%d seconds=%d"
         values = (kind, lines, int(WINDOW_S))
         super().emit(logging.LogRecord(name, logging.WARNING, __file__, 0, text, values, None))

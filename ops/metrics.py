@@ -63,14 +63,14 @@ class LoopLag:
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._due_s = loop.time() + LOOP_LAG_PERIOD_S
-        self._timer = loop.call_at(self._due_s, self._look)
+        self._timer = loop.call_at(self._due_s, self._measure)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         loop = asyncio.get_running_loop()
         self.timings.observe(max(0.0, loop.time() - self._due_s))
         self.start()

@@ -43,7 +43,7 @@ _BREAK = re.compile(r"\s*[\t\r\n]\s*")
 _COMMENT = re.compile(r"\s#")  # behind a value; a file's comments are whole lines
 NEAR_KEY = 0.6  # difflib's similarity from which on a key is suggested
 NEAR_VALUE = 0.4
-MISTAKES_TOLD_MAX = 50  # of one source
+MISTAKES_SHOWN_MAX = 50  # of one source
 
 
 class ConfigError(Exception):
@@ -292,9 +292,9 @@ def _parsed(options: Mapping[str, Option], setting: Setting) -> tuple[Option, An
 
 def refuse(mistakes: Sequence[str]) -> None:
     """Raise one ConfigError for all of a source's mistakes, if there are any."""
-    if len(mistakes) > MISTAKES_TOLD_MAX:
-        more = len(mistakes) - MISTAKES_TOLD_MAX
-        mistakes = [*mistakes[:MISTAKES_TOLD_MAX], f"and {more} more"]
+    if len(mistakes) > MISTAKES_SHOWN_MAX:
+        more = len(mistakes) - MISTAKES_SHOWN_MAX
+        mistakes = [*mistakes[:MISTAKES_SHOWN_MAX], f"and {more} more"]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
 

@@ -100,8 +100,8 @@ def parse_toml(text: str, source: str, sections: Iterable[str]) -> list[Setting]
     except tomllib.TOMLDecodeError as error:
         where = re.search(r" \(at line (\d+), column (\d+)\)$", str(error))
         place = f"{source}:{where[1]}" if where else source
-        words = str(error)[: where.start()] if where else str(error)
-        raise ConfigError(f"{place}: not TOML: {words}") from error
+        problem = str(error)[: where.start()] if where else str(error)
+        raise ConfigError(f"{place}: not TOML: {problem}") from error
     lines = _lines_of_keys(text)
     known = sorted(sections)
     settings, mistakes = [], []

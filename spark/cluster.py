@@ -104,16 +104,19 @@ class Cluster:
     def topics(self, pattern: str) -> tuple[str, ...]:
         """Return the topics whose whole name matches, but those of brokers themselves, retry and
         dead-letter topics."""
-        listed = self._told(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).get("topicList") or ()
-        info = self._told(RequestCode.GET_BROKER_CLUSTER_INFO)
+        listed = (
+            self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).get("topicList")
+            or ()
+        )
+        info = self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         clusters = info.get("clusterAddrTable") or {}
         own = {*SYSTEM_TOPICS, *clusters, *(info.get("brokerAddrTable") or {})}
         own |= {f"{name}_REPLY_TOPIC" for name in clusters}
-        whole = re.compile(pattern)
-        found = (name for name in listed if whole.fullmatch(name) and name not in own)
+        matching = re.compile(pattern)
+        found = (name for name in listed if matching.fullmatch(name) and name not in own)
         return tuple(sorted(name for name in found if not name.startswith(_INTERNAL)))
 
-    def _told(self, code: RequestCode) -> dict[str, Any]:
+    def _ask_name_server(self, code: RequestCode) -> dict[str, Any]:
         async def ask() -> RemotingCommand:
             command = RemotingCommand.request(code, None)
             return await self._instance.name_servers.invoke(command)
@@ -160,11 +163,13 @@ class Cluster:
 
     # -- messages -----------------------------------------------------------------------------
 
-    def blocks(self, wanted: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
+    def blocks(self, queue_range: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
         """Yield the blocks of a range, of some megabytes each. Raises DataLost, unless what is lost
         is to be passed over."""
-        self.queues([wanted.queue.topic])  # learns where its brokers are
-        pulls = _Pulls(self._instance, self._connection, wanted, self._policy, fail_on_data_loss)
+        self.queues([queue_range.queue.topic])  # learns where its brokers are
+        pulls = _Pulls(
+            self._instance, self._connection, queue_range, self._policy, fail_on_data_loss
+        )
         try:
             while not pulls.ended:
                 yield self._run(pulls.block())
@@ -179,21 +184,21 @@ class _Pulls:
         self,
         instance: ClientInstance,
         connection: Connection,
-        wanted: QueueRange,
+        queue_range: QueueRange,
         policy: RetryPolicy,
         fail_on_data_loss: bool,
     ) -> None:
         self._instance = instance
         self._connection = connection
-        self._wanted = wanted
+        self._range = queue_range
         self._policy = policy
-        self._strict = fail_on_data_loss and wanted.strict
-        self._offset = wanted.start
+        self._strict = fail_on_data_loss and queue_range.strict
+        self._offset = queue_range.start
         self._ahead: asyncio.Task[RemotingCommand] | None = None
 
     @property
     def ended(self) -> bool:
-        return self._offset >= self._wanted.end
+        return self._offset >= self._range.end
 
     async def block(self) -> Block:
         """Return the next block."""
@@ -215,8 +220,8 @@ class _Pulls:
             if not self.ended:
                 self._ahead = asyncio.ensure_future(self._pull())
                 await asyncio.sleep(0)  # it is written now
-        end = min(self._offset, self._wanted.end)
-        return Block(self._wanted.queue, start, end, b"".join(parts), self._strict)
+        end = min(self._offset, self._range.end)
+        return Block(self._range.queue, start, end, b"".join(parts), self._strict)
 
     async def stop(self) -> None:
         """Give up the pull that is under way."""
@@ -232,7 +237,7 @@ class _Pulls:
             ResponseCode.PULL_RETRY_IMMEDIATELY,
             ResponseCode.PULL_OFFSET_MOVED,
         ):
-            raise BrokerRefused(answer.code, answer.remark or "", self._wanted.queue.broker)
+            raise BrokerRefused(answer.code, answer.remark or "", self._range.queue.broker)
         header = PullResponseHeader.parse(answer.ext)
         if answer.code == ResponseCode.PULL_NOT_FOUND:
             return b""
@@ -243,28 +248,28 @@ class _Pulls:
             return b""
         if header.next_offset <= self._offset:
             remark = f"the offset after {self._offset} is said to be {header.next_offset}"
-            raise BrokerRefused(answer.code, remark, self._wanted.queue.broker)
+            raise BrokerRefused(answer.code, remark, self._range.queue.broker)
         self._offset = header.next_offset
         return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else b""
 
     def _ended(self) -> None:
         if self._strict:
-            raise DataLost(f"{_named(self._wanted.queue)} has nothing at {self._offset} any more")
-        self._offset = self._wanted.end
+            raise DataLost(f"{_named(self._range.queue)} has nothing at {self._offset} any more")
+        self._offset = self._range.end
 
     def _moved(self, header: PullResponseHeader) -> None:
-        name = _named(self._wanted.queue)
-        held = f"{name} has {header.offset_min} to {header.offset_max}, not {self._offset}"
+        name = _named(self._range.queue)
+        problem = f"{name} has {header.offset_min} to {header.offset_max}, not {self._offset}"
         if self._strict:
-            raise DataLost(f"{held}; failOnDataLoss=false reads what is there")
+            raise DataLost(f"{problem}; failOnDataLoss=false reads what is there")
         if self._offset >= header.offset_max:
-            self._offset = self._wanted.end
+            self._offset = self._range.end
         else:
             self._offset = max(self._offset + 1, header.offset_min)
 
     async def _pull(self) -> RemotingCommand:
-        topic, broker, number = self._wanted.queue
-        count = min(PULL_COUNT_MAX, self._wanted.end - self._offset)
+        topic, broker, number = self._range.queue
+        count = min(PULL_COUNT_MAX, self._range.end - self._offset)
         header = PullHeader(
             self._connection.group, topic, number, self._offset, count, PULL_SUBSCRIPTION,
             0, 0, "*", 0, "TAG", PULL_BYTES_MAX, broker,

@@ -34,10 +34,10 @@ from .layout import (
 Array = npt.NDArray[Any]
 
 CONTENT_SIZE_BYTES_MAX = 64 * 1024 * 1024  # of a compressed body, unpacked; beyond it: no CRC
-_PLACES = 8_192  # multipliers of hashes; a longer record uses them again
+_MULTIPLIER_COUNT = 8_192  # multipliers of hashes; a longer record uses them again
 _HEAD_WORDS_MAX = 16  # the fixed fields have 88 bytes, with IPv6 112
 _MULTIPLIERS = np.random.Generator(np.random.PCG64(1)).integers(
-    0, 1 << 63, _PLACES, np.uint64
+    0, 1 << 63, _MULTIPLIER_COUNT, np.uint64
 ) * np.uint64(2) + np.uint64(1)
 _HEAD_FIELDS = (
     *("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset"),
@@ -76,7 +76,7 @@ RECORD_FIELDS: list[tuple[str, Any]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _FieldBounds:
     """The positions of each record's ragged fields: int64 arrays relative to the segment."""
 
     body: Array
@@ -103,18 +103,18 @@ class Pairs:
     def hits(self, *names: bytes) -> Array:
         """Return the numbers of the pairs with one of these names, rising."""
         known, numbers = self.names
-        wanted = np.array([name in names for name in known], bool)
-        return np.flatnonzero(wanted[numbers]) if len(known) else np.empty(0, np.int64)
+        is_requested = np.array([name in names for name in known], bool)
+        return np.flatnonzero(is_requested[numbers]) if len(known) else np.empty(0, np.int64)
 
     def named(self, names: dict[str, bytes]) -> dict[str, pa.Array]:
         """Pick named values; null where a name is not there. Of a repeated name the last counts."""
         result = {}
         for column, name in names.items():
             hits = self.hits(name)
-            places = np.full(self.count, -1, np.int64)
-            places[self.owners[hits]] = hits  # hits rise, so the last of a repeated name stays
-            present = places >= 0
-            chosen = places[present]
+            bounds = np.full(self.count, -1, np.int64)
+            bounds[self.owners[hits]] = hits  # hits rise, so the last of a repeated name stays
+            present = bounds >= 0
+            chosen = bounds[present]
             values_at = self.starts[chosen] + self.name_sizes[chosen] + 1
             values = _text(_ragged(self.content, values_at, self.ends[chosen]))
             ranks = np.where(present, np.cumsum(present) - 1, 0)
@@ -136,8 +136,8 @@ class Pairs:
         """Return, for each string, the sum of the CRCs of the pairs that its producer gave."""
         given = self.name_sizes > 0
         given[self.hits(*_ADDED)] = False
-        places = zip(self.starts[given].tolist(), self.ends[given].tolist(), strict=True)
-        crcs = [zlib.crc32(self.content[start:end]) for start, end in places]
+        bounds = zip(self.starts[given].tolist(), self.ends[given].tolist(), strict=True)
+        crcs = [zlib.crc32(self.content[start:end]) for start, end in bounds]
         sums = np.bincount(self.owners[given], np.array(crcs, np.float64), self.count)
         return sums.astype(np.int64)  # exact: a string has fewer than 2^21 pairs
 
@@ -152,26 +152,26 @@ class Records:
     sysflag: Array
     store_timestamp: Array
     tail: Array  # of RECORD_TAIL
-    places: _Places
+    bounds: _FieldBounds
 
     def __len__(self) -> int:
         return len(self.at)
 
     def topics(self) -> pa.Array:
-        return _text(_ragged(self.data, self.places.topic, self.places.topic_end))
+        return _text(_ragged(self.data, self.bounds.topic, self.bounds.topic_end))
 
     def pairs(self) -> Pairs:
         """Return their properties."""
-        places = self.places
-        return pairs_of(_ragged(self.data, places.properties, places.properties_end))
+        bounds = self.bounds
+        return pairs_of(_ragged(self.data, bounds.properties, bounds.properties_end))
 
     def bodies(self) -> pa.Array:
         """Return the bodies as they are stored."""
-        return _ragged(self.data, self.places.body, self.places.body_end)
+        return _ragged(self.data, self.bounds.body, self.bounds.body_end)
 
     def body_crcs(self) -> Array:
         """Return the CRCs of the bodies as they are stored."""
-        return _body_crcs(self.data, self.places.body, self.places.body_end)
+        return _body_crcs(self.data, self.bounds.body, self.bounds.body_end)
 
 
 def records_at(data: memoryview, positions: Sequence[int]) -> Records:
@@ -183,9 +183,9 @@ def records_at(data: memoryview, positions: Sequence[int]) -> Records:
     store_time_at = at + RECORD_HEAD.itemsize + _host_size(sysflag, SYSFLAG_BORN_IPV6)
     tail_at = store_time_at + 8 + _host_size(sysflag, SYSFLAG_STORE_IPV6)
     tail = gathered(raw, tail_at, RECORD_TAIL)
-    places = _places(raw, at, head, tail_at + RECORD_TAIL.itemsize, tail["body_length"])
+    bounds = _field_bounds(raw, at, head, tail_at + RECORD_TAIL.itemsize, tail["body_length"])
     stored = gathered(raw, store_time_at, np.dtype(">i8")).astype(np.int64)
-    return Records(data, at, head, sysflag, stored, tail, places)
+    return Records(data, at, head, sysflag, stored, tail, bounds)
 
 
 def record_columns(
@@ -197,7 +197,7 @@ def record_columns(
     stored) if asked for.
     """
     records = records_at(data, positions)
-    head, sysflag, tail, places = records.head, records.sysflag, records.tail, records.places
+    head, sysflag, tail, bounds = records.head, records.sysflag, records.tail, records.bounds
     columns: dict[str, Any] = {
         name: head[name].astype(head.dtype[name].newbyteorder("=")) for name in _HEAD_FIELDS
     }
@@ -213,7 +213,7 @@ def record_columns(
     columns["tags_code"] = tags_codes(columns["tags"])
     crc = records.body_crcs()
     columns["intact"] = crc == columns["body_crc"]
-    columns["content_crc"] = _content_crcs(data, places, sysflag, crc)
+    columns["content_crc"] = _content_crcs(data, bounds, sysflag, crc)
     columns["rest_hash"] = (
         _rest_hashes(data, records) if rest else pa.nulls(len(records), pa.int64())
     )
@@ -256,8 +256,13 @@ def pairs_of(properties: pa.Array) -> Pairs:
     ends = np.append(starts, len(raw))[1:]
     ends -= raw[ends - 1] == 2
     names_end = _first_at_or_after(np.flatnonzero(raw == 1), starts, ends)
-    whole = (names_end >= starts) & (names_end + 1 < ends)
-    starts, ends, owners, names_end = starts[whole], ends[whole], owners[whole], names_end[whole]
+    complete = (names_end >= starts) & (names_end + 1 < ends)
+    starts, ends, owners, names_end = (
+        starts[complete],
+        ends[complete],
+        owners[complete],
+        names_end[complete],
+    )
     view = memoryview(content) if content is not None else memoryview(b"")
     encoded = _ragged(view, starts, names_end).dictionary_encode()
     names = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
@@ -307,7 +312,9 @@ def _host_size(sysflag: Array, flag: int) -> Array:
     return np.where(sysflag & flag, HOST_IPV6_SIZE_BYTES, HOST_SIZE_BYTES)
 
 
-def _places(raw: Array, at: Array, head: Array, body: Array, body_length: Array) -> _Places:
+def _field_bounds(
+    raw: Array, at: Array, head: Array, body: Array, body_length: Array
+) -> _FieldBounds:
     body_end = body + body_length
     long_topic = head["magic"] == RECORD_MAGIC_V2
     # The length field has one byte in version 1, two in version 2; both have two readable bytes.
@@ -315,7 +322,7 @@ def _places(raw: Array, at: Array, head: Array, body: Array, body_length: Array)
     topic_length = np.where(long_topic, two, two >> 8)
     topic = body_end + np.where(long_topic, 2, 1)
     topic_end = topic + topic_length
-    return _Places(body, body_end, topic, topic_end, topic_end + 2, at + head["size"])
+    return _FieldBounds(body, body_end, topic, topic_end, topic_end + 2, at + head["size"])
 
 
 def _ragged(data: memoryview, starts: Array, ends: Array) -> pa.Array:
@@ -359,9 +366,9 @@ def _rest_hashes(data: memoryview, records: Records) -> Array:
     if not len(records):
         return np.empty(0, np.int64)
     raw = np.frombuffer(data, np.uint8)
-    places = records.places
-    return _word_sums(raw, records.at, places.body, 0) + _word_sums(
-        raw, places.body_end, places.properties_end, _HEAD_WORDS_MAX
+    bounds = records.bounds
+    return _word_sums(raw, records.at, bounds.body, 0) + _word_sums(
+        raw, bounds.body_end, bounds.properties_end, _HEAD_WORDS_MAX
     )
 
 
@@ -372,11 +379,13 @@ def _word_sums(raw: Array, starts: Array, ends: Array, salt: int) -> Array:
     numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
     at = np.minimum(np.repeat(starts, counts) + 8 * numbers, np.repeat(ends, counts) - 8)
     found = gathered(raw, at, np.dtype(np.uint64))
-    sums: Array = np.add.reduceat(found * _MULTIPLIERS[(numbers + salt) % _PLACES], firsts)
+    sums: Array = np.add.reduceat(
+        found * _MULTIPLIERS[(numbers + salt) % _MULTIPLIER_COUNT], firsts
+    )
     return sums.view(np.int64)
 
 
-def _content_crcs(data: memoryview, places: _Places, sysflag: Array, crc: Array) -> pa.Array:
+def _content_crcs(data: memoryview, bounds: _FieldBounds, sysflag: Array, crc: Array) -> pa.Array:
     """Return the CRC of each body as its producer sent it: of a compressed body, of its content.
 
     Null where a compressed body cannot be unpacked.
@@ -384,7 +393,7 @@ def _content_crcs(data: memoryview, places: _Places, sysflag: Array, crc: Array)
     values = crc.copy()
     unknown = np.zeros(len(crc), bool)
     for i in np.flatnonzero(sysflag & SYSFLAG_COMPRESSED).tolist():
-        stored = data[int(places.body[i]) : int(places.body_end[i])]
+        stored = data[int(bounds.body[i]) : int(bounds.body_end[i])]
         content = unpack_body(stored, int(sysflag[i]))
         unknown[i] = content is None
         values[i] = 0 if content is None else zlib.crc32(content) & 0x7FFFFFFF

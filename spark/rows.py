@@ -83,9 +83,9 @@ def _positions(data: memoryview) -> list[int]:
 
 def _check(records: Records) -> None:
     """Raise DamagedMessages for a record whose body is not the one that its CRC is of."""
-    places = records.places
-    wrong = (places.body_end > places.topic) | (places.topic_end + 2 > places.properties_end)
-    wrong |= places.body > places.body_end
+    bounds = records.bounds
+    wrong = (bounds.body_end > bounds.topic) | (bounds.topic_end + 2 > bounds.properties_end)
+    wrong |= bounds.body > bounds.body_end
     if not wrong.any():
         wrong = records.body_crcs() != (records.head["body_crc"] & 0x7FFFFFFF)
     batches = (records.sysflag & INNER_BATCH) != 0

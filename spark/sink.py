@@ -232,34 +232,34 @@ class _Commit:
     async def _send(self, plan: Plan) -> None:
         """Send the requests that the brokers do not have, one at a time for each queue."""
         requests = Requests(plan, self._writer.unique_key_start)
-        lanes = {queue: asyncio.Queue[_Made](WAITING_MAX) for queue in plan.message_queues}
+        send_queues = {queue: asyncio.Queue[_Made](WAITING_MAX) for queue in plan.message_queues}
         try:
             async with asyncio.TaskGroup() as tasks:
-                for queue, lane in lanes.items():
-                    tasks.create_task(self._send_lane(queue, lane))
+                for queue, send_queue in send_queues.items():
+                    tasks.create_task(self._send_batches(queue, send_queue))
                 count = 0
                 for name in plan.files:
                     with self._staging.rows(name) as batches:
                         for batch in batches:
                             count += len(batch)
                             for queue, place, body in requests.add(batch):
-                                await lanes[queue].put((place, body))
+                                await send_queues[queue].put((place, body))
                 if count != plan.rows:
                     raise NotWritten(
                         f"{count} rows are staged, and {plan.rows} were: files changed"
                     )
                 for queue, place, body in requests.rest():
-                    await lanes[queue].put((place, body))
-                for lane in lanes.values():
-                    await lane.put(None)
+                    await send_queues[queue].put((place, body))
+                for send_queue in send_queues.values():
+                    await send_queue.put(None)
         except BaseExceptionGroup as errors:
             expected, others = errors.split((ClientError, NotWritten, OSError))
             if expected is None or others is not None:
                 raise
             raise expected.exceptions[0] from None
 
-    async def _send_lane(self, queue: MessageQueue, lane: asyncio.Queue[_Made]) -> None:
-        while (made := await lane.get()) is not None:
+    async def _send_batches(self, queue: MessageQueue, send_queue: asyncio.Queue[_Made]) -> None:
+        while (made := await send_queue.get()) is not None:
             await self._writer.write_encoded(queue, *made)
 
 

@@ -275,18 +275,18 @@ def _offsets(
             raise OptionError(f"offsets name {queue}, which the topics do not have")
         if offset > high[queue]:
             raise OptionError(f"{queue} ends at {high[queue]}, before {offset}")
-    words = {EARLIEST: low, LATEST: high}
+    limits = {EARLIEST: low, LATEST: high}
     offsets = {queue: place.named.get(queue, place.default) for queue in queues}
-    return {q: words[offset][q] if offset in words else offset for q, offset in offsets.items()}
+    return {q: limits[offset][q] if offset in limits else offset for q, offset in offsets.items()}
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, Part):
         return  # Spark's way to read a source that has no partitions
-    wanted = partition.range
+    queue_range = partition.range
     with Cluster(options.connection) as cluster:
-        for block in cluster.blocks(wanted, options.fail_on_data_loss):
-            data, broker = memoryview(block.records), wanted.queue.broker
+        for block in cluster.blocks(queue_range, options.fail_on_data_loss):
+            data, broker = memoryview(block.records), queue_range.queue.broker
             found = rows(data, broker, block.start, block.end, options.columns)
             block.check(len(found))
             yield found

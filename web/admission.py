@@ -82,7 +82,7 @@ class Admission:
         return None if chosen is None else chosen.handler
 
     def idle_strangers(
-        self, live: Sequence[RequestHandler], now_s: float, patience_s: float
+        self, live: Sequence[RequestHandler], now_s: float, idle_s: float
     ) -> list[RequestHandler]:
         """Return the strangers that have asked nothing for so long; forget who is not open."""
         for handler in self._tracked.keys() - set(live):
@@ -90,7 +90,7 @@ class Admission:
         return [
             handler
             for handler, one in self._tracked.items()
-            if not one.has_account and not one.is_busy and one.last_active_s <= now_s - patience_s
+            if not one.has_account and not one.is_busy and one.last_active_s <= now_s - idle_s
         ]
 
     # ---- requests ---------------------------------------------------------------------------

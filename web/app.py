@@ -63,7 +63,7 @@ STRANGER_S = (
     5.0  # a stranger (web.admission) that asks nothing is closed after one to two times this
 )
 KEEPALIVE_S = 75.0
-TOKENS_LOOK_S = 10.0  # the tokens file is looked at so often
+TOKENS_POLL_S = 10.0  # the tokens file is looked at so often
 STOP_LIMIT_S = 2.0  # for requests in progress
 BACKLOG = 128
 REASON_CHARS_MAX = 200  # of a refusal's reason in the log
@@ -227,7 +227,7 @@ class WebServer:
 
     async def _watch_tokens(self) -> None:
         while True:
-            await asyncio.sleep(TOKENS_LOOK_S)
+            await asyncio.sleep(TOKENS_POLL_S)
             await asyncio.to_thread(self._access.read_if_changed)
 
     # ---- connections ------------------------------------------------------------------------
@@ -248,13 +248,13 @@ class WebServer:
             return True
         self.refused_connections += 1
         total = self.refused_connections
-        is_told = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
+        is_logged = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
         given_up = self.admission.evict()
         if given_up is None:
-            if is_told:
+            if is_logged:
                 log.warning("connection_refused total=%d reason=too_many", total, extra=FROM_PEER)
             return False
-        if is_told:
+        if is_logged:
             log.warning("connection_given_up total=%d reason=too_many", total, extra=FROM_PEER)
         _abort(given_up)
         return True

@@ -42,7 +42,7 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
         *(
             kind
             for operation in operations
-            for kind in (operation.body_told or operation.body, operation.answer)
+            for kind in (operation.body_schema or operation.body, operation.answer)
             if kind is not None
         ),
     ]
@@ -91,7 +91,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.role is not None:
         described["security"] = [{"token": []}]
         described["description"] = f"Role: {Role(operation.role).name.lower()}."
-    body = operation.body_told or operation.body
+    body = operation.body_schema or operation.body
     if body is not None:
         content = {JSON: {"schema": _schema(body)}}
         described["requestBody"] = {"required": _has_required(body), "content": content}

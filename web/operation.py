@@ -83,7 +83,7 @@ class Operation:
     parameters: type[Input] = Nothing  # of the path
     query: type[Input] = Nothing
     body: Any = None  # a type; None: takes none
-    body_told: Any = None  # the type that the document gives, if others check the body
+    body_schema: Any = None  # the type that the document gives, if others check the body
     answer: Any = None  # a type; None: nothing (status 204), or text of another media type
     status: int = 200
     also: tuple[int, ...] = ()  # other statuses of success, with the same type of answer

@@ -415,13 +415,13 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
         ("frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"),
         ("frame_index",),
     )
-    whole = frame_end() <= tables.limits.of("limit")  # beyond the limit a frame may be torn
+    complete = frame_end() <= tables.limits.of("limit")  # beyond the limit a frame may be torn
     yield Check(
         "frame_records",
         "frames that hold more or fewer records than they say",
         True,
         frames,
-        whole & (F.col("records_found") != F.col("record_count")),
+        complete & (F.col("records_found") != F.col("record_count")),
         ("store", "position", "frame_index", "record_count", "records_found"),
         ("store", "position"),
     )

@@ -24,7 +24,7 @@ class GroupFrames:
     """Frames that enough stores hold intact, below the agreed end.
 
     `first` and `last`: the smallest and the largest index (without any, `last` is that before
-    them); `term`: of the last; `whole`: every index between them is there. `terms`: of each store,
+    them); `term`: of the last; `complete`: every index between them is there. `terms`: of each store,
     the term of its last frame below its limit.
     `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
     command ends), holder. `configurations`: of each frame with one the index, a holder, and start
@@ -34,7 +34,7 @@ class GroupFrames:
     first: int
     last: int
     term: int
-    whole: bool
+    complete: bool
     terms: Mapping[str, int]
     frames: DataFrame
     configurations: Sequence[tuple[int, str, int, int]]

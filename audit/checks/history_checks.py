@@ -64,14 +64,14 @@ class Record:
 class HistoryJudge:
     """Takes the lines of a history, then the records of the `group` (None: the only one).
 
-    `whole`: the log still has its beginning. Memory: what mqchaos needs for these events, and an
+    `log_is_complete`: the log still has its beginning. Memory: what mqchaos needs for these events, and an
     entry for each deferred message.
     """
 
-    def __init__(self, group: str | None, *, whole: bool) -> None:
+    def __init__(self, group: str | None, *, log_is_complete: bool) -> None:
         self._kinds: set[Kind] = set()
         self._group = group
-        self._whole = whole
+        self._log_is_complete = log_is_complete
         self._assembler = Assembler()
         self._suite = Suite()
         self._violations: list[Offender] = []  # of the history's format
@@ -112,11 +112,11 @@ class HistoryJudge:
             event = self._assembler.take(record)
             if event is not None:
                 self._suite.take(*event)
-                self._note(*event)
+                self._record(*event)
         except (HistoryError, KeyError) as error:
             self._violations.append({"op": record.get("op"), "what": str(error)})
 
-    def _note(self, kind: Kind, event: Any) -> None:
+    def _record(self, kind: Kind, event: Any) -> None:
         self._kinds.add(kind)
         if kind is Kind.POSTED:
             self._posts[event.id] = event
@@ -210,7 +210,7 @@ class HistoryJudge:
         return found, undecided
 
     def _result(self, check: ChaosCheck) -> CheckResult:
-        removed = check.name in LOSSES and not self._whole
+        removed = check.name in LOSSES and not self._log_is_complete
         passed = check.verdict is Verdict.PASS and not check.count
         return CheckResult(
             check.name.replace(" ", "_"),
@@ -221,7 +221,9 @@ class HistoryJudge:
         )
 
     def _of_stores(self) -> Iterator[CheckResult]:
-        missing = self._missing if self._whole and self._brokers <= {"", self.broker} else set()
+        missing = (
+            self._missing if self._log_is_complete and self._brokers <= {"", self.broker} else set()
+        )
         lost = [
             {"id": name, "work": self._posts[name].work, "topic": self._posts[name].topic}
             for name in sorted(missing)
@@ -245,7 +247,7 @@ class HistoryJudge:
 
 def judged_history(tables: Tables, path: str) -> HistoryJudge:
     """Judge the history at `path`, and the group's records of its deferred messages."""
-    judge = HistoryJudge(tables.group, whole=tables.limits.begin == 0)
+    judge = HistoryJudge(tables.group, log_is_complete=tables.limits.begin == 0)
     with Path(path).open("rb") as lines:
         for line in lines:
             judge.feed(line)

@@ -15,7 +15,7 @@ from .table_replay import replay
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class StoreFiles:
     """What is beside the log, judged. `gaps`: what was not. `configurations` of the log by index,
     and the `tables` that it makes, as far as they are known."""
 
@@ -32,18 +32,18 @@ class Beside:
         return {int(level): int(offset) for level, offset in offsets.items()}
 
 
-def judge_beside(tables: Tables, held: GroupFrames | None) -> Beside:
+def check_store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
     """Judge what is beside the log in a store. `held`: in Raft mode."""
     if held is None:
         indexes, gaps = index_check(tables)
         gaps.append("config/: only in Raft mode is what it has in the log")
-        return Beside([indexes], gaps)
+        return StoreFiles([indexes], gaps)
     configurations = configurations_of(tables.stores, held)
     replayed = replay(tables, held)
     if not tables.subject.queues:
         gap = "ConsumeQueues, IndexFiles, raft/: of a running replica log and tables are read"
         gaps = [gap, *replayed.gaps]
-        return Beside([replayed.check], gaps, configurations, replayed.tables)
+        return StoreFiles([replayed.check], gaps, configurations, replayed.tables)
     indexes, gaps = index_check(tables)
     facts = LogFacts(held.terms, configurations, held.first, replayed.group_id)
     raft_files, judged = raft_files_check(tables.stores, facts)
@@ -51,4 +51,4 @@ def judge_beside(tables: Tables, held: GroupFrames | None) -> Beside:
     if not judged:
         gaps.append("raft/: no store has files of our engine there")
     results = [indexes, replayed.check, raft_files]
-    return Beside(results, gaps, configurations, replayed.tables)
+    return StoreFiles(results, gaps, configurations, replayed.tables)

@@ -192,8 +192,8 @@ class _Judge:
     def __call__(self, task: _Entries | _Chains) -> Found:
         if isinstance(task, _Chains):
             faults = _chain_faults(task.file, task.file.store in self.closed)
-            return Found(tuple(self._told(task.file, list(faults))), {})
-        told: list[Fault] = []
+            return Found(tuple(self._reported(task.file, list(faults))), {})
+        reported: list[Fault] = []
         reached: dict[tuple[str, int], tuple[int, int]] = {}
         left = [(file, file.entries()) for file in task.copies]
         while left:
@@ -205,15 +205,15 @@ class _Judge:
             left = [copy for copy in left if copy[0] not in same]
             wrong, positions = self._judged(same, entries, task)
             for file in same:
-                told += self._told(file, wrong)
+                reported += self._reported(file, wrong)
                 counted = positions >= self.bounds[file.store][0]
                 counted &= positions > self.firsts[file.store]
                 inside = positions[counted]
                 for number, counts in sums(inside, inside).items():
                     reached[file.store, number] = counts
-        return Found(tuple(told), reached)
+        return Found(tuple(reported), reached)
 
-    def _told(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
+    def _reported(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
         """Yield the faults of a file. What leads behind the log of a store that was killed is none:
         it is dropped at the next start."""
         begin, limit = self.bounds[file.store]
@@ -230,32 +230,32 @@ class _Judge:
         part = entries[first:last]
         positions = part["position"].astype(np.int64)
         hashes = part["hash"].astype(np.int64)
-        places, which = _distinct(positions)
+        distinct, which = _distinct(positions)
         codes = which.astype(np.int64) << 32 | hashes
         fits = np.zeros(len(part), bool)
         timely = np.zeros(len(part), bool)
-        own_id = np.zeros(len(places), bool)
+        own_id = np.zeros(len(distinct), bool)
         lacking: dict[int, str] = {}
         begin_ms, full = files[0].begin_ms, files[0].full
         names = [file.store for file in files]
         for store in [*names[:1], *(name for name in self.stores if name not in names[:1])]:
-            open_places = np.zeros(len(places), bool)
-            open_places[which[~(fits & timely)]] = True
-            doubtful = np.flatnonzero(open_places)
+            open_positions = np.zeros(len(distinct), bool)
+            open_positions[which[~(fits & timely)]] = True
+            doubtful = np.flatnonzero(open_positions)
             if not len(doubtful):
                 break
-            keys = expected_keys(self.log, store, places[doubtful])
+            keys = expected_keys(self.log, store, distinct[doubtful])
             owners = doubtful[keys.owners]
             expected = owners << 32 | keys.hashes
             fits |= _among(codes, expected)
-            seconds = np.full(len(places), -1)
+            seconds = np.full(len(distinct), -1)
             late_ms = np.clip(keys.store_ms - begin_ms, 0, SECONDS_MAX * 1000)
             seconds[doubtful[keys.found]] = late_ms // 1000
             timely |= seconds[which] == part["seconds"]
             there = _among(expected, codes)
             own_id[owners[there & keys.of_id]] = True
             if store == names[0]:
-                inner = np.ones(len(places), bool)
+                inner = np.ones(len(distinct), bool)
                 inner[:1] = own_id[:1]  # else its first keys are in the file before
                 inner[-1:] &= not (full and last == len(entries))  # or its last in the next one
                 for owner in owners[~there & inner[owners]].tolist():
@@ -271,11 +271,11 @@ class _Judge:
         # A message of which the log says another key than its entries is told once.
         unfit = {position for _, position, _ in wrong}
         wrong += [
-            (0, int(places[owner]), what)
+            (0, int(distinct[owner]), what)
             for owner, what in lacking.items()
-            if int(places[owner]) not in unfit
+            if int(distinct[owner]) not in unfit
         ]
-        return wrong, places[own_id]
+        return wrong, distinct[own_id]
 
 
 def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
@@ -291,8 +291,8 @@ def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
 def _distinct(positions: Array) -> tuple[Array, Array]:
     """Return the different positions, rising, and which of them each is."""
     if (positions[1:] < positions[:-1]).any():  # only where there is damage
-        places, which = np.unique(positions, return_inverse=True)
-        return places, which
+        distinct, which = np.unique(positions, return_inverse=True)
+        return distinct, which
     first = np.ones(len(positions), bool)
     np.not_equal(positions[1:], positions[:-1], out=first[1:])
     return positions[first], np.cumsum(first) - 1
@@ -303,8 +303,8 @@ def _among(values: Array, others: Array) -> Array:
     if not len(others):
         return np.zeros(len(values), bool)
     known = np.sort(others)
-    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    found: Array = known[places] == values
+    distinct = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    found: Array = known[distinct] == values
     return found
 
 

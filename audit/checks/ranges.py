@@ -11,7 +11,7 @@ from ..read.incremental import Digest, Ended, Range, split, tail_of
 from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
 from .frames import GroupFrames
-from .index_and_config_checks import Beside
+from .index_and_config_checks import StoreFiles
 from .replicas import garbage
 
 TIMELINE_PARTS = 200
@@ -76,11 +76,13 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def ended_at(tables: Tables, held: GroupFrames | None, beside: Beside, audited_at_ms: int) -> Ended:
+def ended_at(
+    tables: Tables, held: GroupFrames | None, files: StoreFiles, audited_at_ms: int
+) -> Ended:
     """Return what the next audit has to know of where this one ended."""
     since, position = tables.since, tables.limits.agreed_end
     reference = max(tables.limits.stores, key=lambda store: store.agreed).store
-    configurations = beside.configurations or {}
+    configurations = files.configurations or {}
     configuration = since.configuration if since else None
     if configurations:
         configuration = max(configurations), configurations[max(configurations)]
@@ -92,7 +94,7 @@ def ended_at(tables: Tables, held: GroupFrames | None, beside: Beside, audited_a
         tail_of(tables.stores[reference], position) or "",
         queue_ends(tables),
         configuration,
-        beside.tables,
+        files.tables,
     )
 
 

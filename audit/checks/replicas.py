@@ -53,7 +53,7 @@ def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
 def absent_check(limits: Limits) -> CheckResult:
     """Check that every voter's store was given."""
     offenders: tuple[Offender, ...] = tuple(
-        {"store": name, "voter_by": limits.members.told_by} for name in limits.absent
+        {"store": name, "voter_by": limits.members.source} for name in limits.absent
     )
     title = "voters whose store is not there: they count as holding nothing"
     return CheckResult("absent_stores", title, True, len(offenders), offenders)

@@ -78,7 +78,7 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
         outcome.gaps.append("config/: no store has tables there that say which frame they reflect")
         return outcome
     judged = _judgeable(_files(tables, read, outcome), held, outcome)
-    if not held.whole:
+    if not held.complete:
         outcome.gaps.append("config/: frames are missing, and tables cannot be made without them")
         return outcome
     rows = held.commands.limit(COMMANDS_MAX + 1).toArrow().to_pylist()
@@ -127,8 +127,8 @@ def _read(data: bytes) -> _Read:
         return _Read({}, f"cannot be read: {error}")
     if not isinstance(value, dict):
         return _Read({}, "is no table")
-    told = value.pop(CHECKSUM_KEY, None)
-    if told is not None and told != crc32c(orjson.dumps(value, option=_SORTED)):
+    checksum = value.pop(CHECKSUM_KEY, None)
+    if checksum is not None and checksum != crc32c(orjson.dumps(value, option=_SORTED)):
         return _Read(value, "the checksum is wrong")
     return _Read(value, "" if isinstance(value.get(INDEX_KEY), int) else "it has no index")
 

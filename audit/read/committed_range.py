@@ -153,7 +153,7 @@ def find_limits(
     if not voting:
         raise StoreError(
             f"the stores are named {', '.join(names)}, but the voters are "
-            f"{', '.join(sorted(members.voters))} ({members.told_by}): name each store as its voter"
+            f"{', '.join(sorted(members.voters))} ({members.source}): name each store as its voter"
         )
     absent = members.voters - {nodes[name] for name in voting}
     agreed = data_ends

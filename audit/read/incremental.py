@@ -122,13 +122,13 @@ class Kept:
     def save(self, ended: Ended, ranges: Sequence[Range]) -> None:
         """Replace what is kept of the group. Raises StoreError, OSError."""
         configuration = ended.configuration
-        said = configuration and [configuration[0], configuration[1].hex()]
+        encoded = configuration and [configuration[0], configuration[1].hex()]
         row = {
             "position": ended.position,
             "index": ended.index,
             "term": ended.term,
             "tail": ended.tail,
-            "configuration": orjson.dumps(said).decode(),
+            "configuration": orjson.dumps(encoded).decode(),
             "tables": orjson.dumps(ended.tables).decode(),
         }
         queues = [
@@ -175,9 +175,9 @@ class Kept:
         columns = [
             pa.array([row[field.name] for row in (*others, *own)], field.type) for field in schema
         ]
-        beside = self._directory / f".{name}.parquet.tmp"
-        pq.write_table(pa.Table.from_arrays(columns, schema=schema), beside)
-        os.replace(beside, self._directory / f"{name}.parquet")
+        temporary = self._directory / f".{name}.parquet.tmp"
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), temporary)
+        os.replace(temporary, self._directory / f"{name}.parquet")
 
 
 def _ms(stamp: Any) -> int:

@@ -72,12 +72,12 @@ def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     own[ids] = _joined(prefixes[ids], columns["uniq_key"].take(pa.array(ids)))
     without = np.ones(len(prefixes), bool)
     without[ids] = False
-    words = pc.split_pattern(columns["keys"].take(pa.array(keyed)), " ")
-    whose = keyed[pc.list_parent_indices(words).to_numpy()]
-    flat = pc.list_flatten(words)
-    said = np.flatnonzero(pc.greater(pc.binary_length(flat), 0).to_numpy(False))
-    ends = np.searchsorted(whose[said], np.arange(len(prefixes) + 1)).astype(np.int32)
-    hashes = _joined(prefixes[whose[said]], flat.take(pa.array(said)))
+    key_lists = pc.split_pattern(columns["keys"].take(pa.array(keyed)), " ")
+    whose = keyed[pc.list_parent_indices(key_lists).to_numpy()]
+    flat = pc.list_flatten(key_lists)
+    nonempty = np.flatnonzero(pc.greater(pc.binary_length(flat), 0).to_numpy(False))
+    ends = np.searchsorted(whose[nonempty], np.arange(len(prefixes) + 1)).astype(np.int32)
+    hashes = _joined(prefixes[whose[nonempty]], flat.take(pa.array(nonempty)))
     return {
         "id_hash": pa.array(own, mask=without),
         "key_hashes": pa.ListArray.from_arrays(pa.array(ends), pa.array(hashes)),
@@ -131,9 +131,9 @@ def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tup
         none = np.empty(0, np.int64)
         return none, none, none, none, np.empty(0, bool)
     at = rows["position"].to_numpy()
-    places = np.minimum(np.searchsorted(at, positions), len(at) - 1)
-    sound = np.flatnonzero(at[places] == positions)
-    rows = rows.take(pa.array(places[sound])).combine_chunks()
+    found_at = np.minimum(np.searchsorted(at, positions), len(at) - 1)
+    sound = np.flatnonzero(at[found_at] == positions)
+    rows = rows.take(pa.array(found_at[sound])).combine_chunks()
     ids = rows["id_hash"].combine_chunks()
     with_id = np.flatnonzero(ids.is_valid().to_numpy(False))
     keys = rows["key_hashes"].combine_chunks()

@@ -100,7 +100,7 @@ async def copied_stores(
     try:
         replicas, unseen = await _begun(sources, root)
         end = min(each.offer.end for each in replicas)  # that of the last of the tables
-        _check_room(root, replicas, end)
+        _check_free_space(root, replicas, end)
         await asyncio.gather(*(_read(each, max(start, _begin(each)), end) for each in replicas))
     except _FAILURES as error:
         raise NotAudited(f"{group.broker_name}: {error}") from error
@@ -179,7 +179,7 @@ def _begin(replica: _Replica) -> int:
     return replica.offer.snapshot.position
 
 
-def _check_room(root: Path, replicas: Sequence[_Replica], end: int) -> None:
+def _check_free_space(root: Path, replicas: Sequence[_Replica], end: int) -> None:
     needed = sum(end - _begin(each) for each in replicas)
     free = shutil.disk_usage(root).free
     if needed > free:
@@ -212,10 +212,10 @@ def _append(path: Path, data: bytes) -> None:
 
 async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:
     """Return where the queues end at a leader, by topic and number; not of empty ones."""
-    room, found = asyncio.Semaphore(ASKED_AT_ONCE_MAX), {}
+    requests, found = asyncio.Semaphore(ASKED_AT_ONCE_MAX), {}
 
     async def ask(topic: str) -> None:
-        async with room:
+        async with requests:
             answer = await admin.invoke(leader, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return  # the template of topics, or deleted just now

@@ -156,10 +156,10 @@ def _replacing(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Write a file beside `path`, and move it there when it is whole."""
     system, target = opened(path)
     directory, _, name = target.rpartition("/")
-    beside = f"{directory}/.{name}-{uuid.uuid4().hex}"
+    temporary = f"{directory}/.{name}-{uuid.uuid4().hex}"
     with (
-        system.open_output_stream(beside) as sink,
+        system.open_output_stream(temporary) as sink,
         pq.ParquetWriter(sink, schema, compression="none", use_dictionary=_REPEATED) as out,
     ):
         yield out
-    system.move(beside, target)
+    system.move(temporary, target)

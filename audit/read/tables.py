@@ -100,8 +100,8 @@ class Tables:
         group's."""
         enough = len(self.limits.voting) >= self.limits.needed
         end = max((digest.data_end for digest in self.staged_log.digests), default=0)
-        whole = self.alike is not None and enough and end <= self.limits.agreed_end
-        return self.staged_log.runs if whole else None
+        is_group_log = self.alike is not None and enough and end <= self.limits.agreed_end
+        return self.staged_log.runs if is_group_log else None
 
     @property
     def group(self) -> str | None:

@@ -31,11 +31,11 @@ _MEMBER = struct.Struct(">BBIBB")
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a group. `told_by`: where that was read."""
+    """The members of a group. `source`: where that was read."""
 
     voters: frozenset[str]
     learners: frozenset[str]
-    told_by: str
+    source: str
 
     @property
     def majority(self) -> int:

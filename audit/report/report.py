@@ -68,7 +68,7 @@ class StoreReport:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """The verdict and its evidence. `figures` counts messages of the topic, or of all topics if
-    `topic` is empty; `voters_told_by`: where the group's voters were read."""
+    `topic` is empty; `voters_source`: where the group's voters were read."""
 
     topic: str
     stores: tuple[StoreReport, ...]
@@ -78,7 +78,7 @@ class AuditReport:
     mode: str = "raft"
     group: str = ""  # the broker group that was audited; "": the only one
     voters: tuple[str, ...] = ()
-    voters_told_by: str = ""
+    voters_source: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
     not_judged: tuple[str, ...] = ()  # what no check looked at, and why
     # The group's messages by store time: from when (ms), how many, log position of the first.

@@ -82,17 +82,17 @@ def write_results(directory: Path, reports: Sequence[AuditReport], audited_at_ms
         columns = [
             pa.array([row[at] for row in rows], field.type) for at, field in enumerate(schema)
         ]
-        beside = directory / f".{name}.parquet.tmp"
-        pq.write_table(pa.Table.from_arrays(columns, schema=schema), beside)
-        os.replace(beside, directory / f"{name}.parquet")
+        temporary = directory / f".{name}.parquet.tmp"
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), temporary)
+        os.replace(temporary, directory / f"{name}.parquet")
     texts = {
         "audit.html": page(reports, audited_at_ms),
         "mqaudit.prom": "".join(prometheus_lines(reports, audited_at_ms)),
     }
     for name, text in texts.items():
-        beside = directory / f".{name}.tmp"
-        beside.write_text(text)
-        os.replace(beside, directory / name)
+        temporary = directory / f".{name}.tmp"
+        temporary.write_text(text)
+        os.replace(temporary, directory / name)
 
 
 def prometheus_lines(reports: Sequence[AuditReport], audited_at_ms: int) -> Iterator[str]:
@@ -119,7 +119,9 @@ def prometheus_lines(reports: Sequence[AuditReport], audited_at_ms: int) -> Iter
     for name, doc, rows in families:
         yield f"# HELP raftmq_audit_{name} {doc}\n# TYPE raftmq_audit_{name} gauge\n"
         for labels, value in rows:
-            text = ",".join(f"{key}={orjson.dumps(said).decode()}" for key, said in labels.items())
+            text = ",".join(
+                f"{key}={orjson.dumps(label).decode()}" for key, label in labels.items()
+            )
             yield f"raftmq_audit_{name}{{{text}}} {value:.15g}\n"
 
 

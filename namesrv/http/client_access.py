@@ -61,19 +61,19 @@ class ClientAccess:
                       "The accounts of clients, without their secrets.", self.accounts, role=admin,
                       query=OneGroup, answer=AccountsOfGroups, problems=(404, 503)),
             Operation("PUT", account, "putAccount", "Make or change an account.", self.put_account,
-                      parameters=AccountPath, body=Body, body_told=AccountBody, **account_change),
+                      parameters=AccountPath, body=Body, body_schema=AccountBody, **account_change),
             Operation("DELETE", account, "deleteAccount", "Delete an account.",
                       self._everywhere.at(ACCOUNT), parameters=AccountPath, **account_change),
             Operation("PUT", "/api/v1/white-addresses", "putWhiteAddresses",
                       "Replace the addresses from which nobody needs an account.",
                       self._everywhere.at("/white-addresses"), body=Body,
-                      body_told=WhiteAddressesBody, **change),
+                      body_schema=WhiteAddressesBody, **change),
             Operation("GET", f"/api/v1{MODES}", "listConsumeModes",
                       "The topics whose consume mode was set for a consumer group.", self.modes,
                       parameters=OfName, answer=ModesOfGroups, problems=(404, 503)),
             Operation("PUT", f"/api/v1{MODES}/{{topic}}", "putConsumeMode",
                       "Let a consumer group's clients of 5.x pull or pop a topic.", self.put_mode,
-                      parameters=OfMode, body=Body, body_told=ModeBody, **change),
+                      parameters=OfMode, body=Body, body_schema=ModeBody, **change),
         ]  # fmt: skip
 
     async def accounts(self, call: Call) -> Item:

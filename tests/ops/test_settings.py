@@ -13,7 +13,7 @@ from raftmq.broker.config import load
 from raftmq.namesrv import config as namesrv_config
 from raftmq.namesrv.cli import main as mqnamesrv
 from raftmq.ops.config_dump import effective, tables
-from raftmq.ops.options import MISTAKES_TOLD_MAX, ConfigError
+from raftmq.ops.options import MISTAKES_SHOWN_MAX, ConfigError
 from raftmq.proxy import config as proxy_config
 
 RAFT = "enableDLegerCommitLog=true\ndLegerPeers=n0-127.0.0.1:40911\ndLegerSelfId=n0\n"
@@ -218,9 +218,9 @@ def test_every_mistake_has_a_line_of_its_own(tmp_path: Path) -> None:
         load(written(tmp_path, "[stor]\na=1\n[networ]\nb=1\n", "f.toml"))
     assert str(caught.value).count("unknown section") == 2
     with pytest.raises(ConfigError) as caught:
-        load(written(tmp_path, "a\n" * (MISTAKES_TOLD_MAX + 2), "f.conf"))
+        load(written(tmp_path, "a\n" * (MISTAKES_SHOWN_MAX + 2), "f.conf"))
     lines = str(caught.value).splitlines()
-    assert (len(lines), lines[-1]) == (MISTAKES_TOLD_MAX + 1, "and 2 more")
+    assert (len(lines), lines[-1]) == (MISTAKES_SHOWN_MAX + 1, "and 2 more")
 
 
 def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not() -> None:

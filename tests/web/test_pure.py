@@ -153,7 +153,7 @@ def test_every_successful_answer_is_described():
         return None
 
     operation = Operation(
-        "POST", "/things", "makeThings", "Make them.", nothing, body=dict, body_told=Thing,
+        "POST", "/things", "makeThings", "Make them.", nothing, body=dict, body_schema=Thing,
         answer=ThingView, also=(207,),
     )  # fmt: skip
     text = Operation("GET", "/text", "getText", "Text.", nothing, media="text/plain")

@@ -137,7 +137,7 @@ async def test_health_is_told_on_this_machine_whatever_the_rest_wants(tmp_path):
 
 async def test_tokens_that_change_are_in_force_without_a_restart(tmp_path, monkeypatch, caplog):
     """Who was taken out is out, and every session with him."""
-    monkeypatch.setattr(app, "TOKENS_LOOK_S", 0.01)
+    monkeypatch.setattr(app, "TOKENS_POLL_S", 0.01)
     caplog.set_level(logging.INFO)
     path, new = tokens_file(tmp_path), "Bearer another-token-of-an-admin"
     old = f"Bearer {TOKENS['admin']}"

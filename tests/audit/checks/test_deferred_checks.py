@@ -50,7 +50,7 @@ def planted() -> list[Any]:
 
 @pytest.mark.parametrize("plant", planted())
 def test_stored_records_count_as_the_deliveries_that_they_are(plant: HistoryBuilder) -> None:
-    judge = HistoryJudge(None, whole=True)
+    judge = HistoryJudge(None, log_is_complete=True)
     records: dict[tuple[str, int, int], Record] = {}
     for event in plant.records:
         judge.feed(json.dumps(event).encode())
@@ -66,7 +66,7 @@ def test_stored_records_count_as_the_deliveries_that_they_are(plant: HistoryBuil
 
 
 def test_what_violates_the_format_of_a_history_is_named() -> None:
-    judge = HistoryJudge(None, whole=True)
+    judge = HistoryJudge(None, log_is_complete=True)
     for line in (
         {"type": "meta", "version": 1},
         {"type": "ok", "f": "meta_write", "op": 3, "t_ns": 1, "p": "p"},

@@ -79,7 +79,7 @@ def test_the_newest_committed_configuration_counts() -> None:
     members = found(held)
     assert members.voters == frozenset("abcde")
     assert members.majority == 3
-    assert members.told_by == "the configuration of frame 7"
+    assert members.source == "the configuration of frame 7"
 
 
 def test_a_configuration_that_a_minority_holds_counts_if_one_knows_it_committed() -> None:

@@ -7,19 +7,20 @@ with session() as spark:
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .read.cluster_info import MODES, subject_of
-from .read.incremental import Kept
 from .read.remote_stores import fetched
 from .read.staging import place_for_tables
 from .read.store_files import Store, refuse_running
 from .report.report import AuditReport, CheckResult, StoreReport
-from .run import run
+from .run import AuditOptions, run
 from .session import session
 
 
@@ -31,66 +32,51 @@ def run_audit(
     *,
     mode: str | None = None,
     group: str | None = None,
-    acknowledged: str | Path | None = None,
-    scratch: Path | None = None,
-    staging: str | None = None,
-    progress: Callable[[str], None] = lambda what: None,
-    results: str | Path | None = None,
-    incremental: bool = False,
+    **options: Any,
 ) -> AuditReport:
-    """Audit the stores of one broker group against the history of what was sent, to all topics or
-    to `topic` alone; or against a table of what was `acknowledged` (audit.checks.acknowledged); or,
-    without either, what can be said of any store.
+    """Audit the stores of one stopped broker group; `options` are those of AuditOptions.
 
-    Give every replica, stopped, as a directory or by URI (audit.read.remote_stores: those are
-    copied first). A majority is counted among the voters that the logs name (audit.read.voters); a
-    voter whose store is missing is a finding, and holds nothing. `mode` ("raft", "classic") and
-    `group` (brokerName, if the history covers several) are read from the cluster.json beside the
-    stores if there is one; otherwise the logs tell the mode. Without `spark` a session is started
-    and stopped again (6 to 8 s). `scratch`: where there is room for what is decoded, and where
-    executors on other machines find it, unless `staging` (a path or URI) says another place for
-    that; `progress(what)` is told what is done next. `results`: a directory for what the next audit
-    has to know of this one; `incremental`: begin where the audit before ended that noted that there
-    (audit.read.incremental). Raises ValueError without stores, StoreError, HistoryUnfit,
-    JavaNotFound, OSError.
+    Give every replica's directory or URI (audit.read.remote_stores copies those). A majority is
+    counted among the voters that the logs name (audit.read.voters). A voter whose store is missing
+    is a finding, and holds nothing. `mode` ("raft", "classic") and `group` (brokerName, if the
+    history covers several) are read from the cluster.json beside the stores, or else the mode from
+    the logs. Without `spark` a session is started and stopped (6 to 8 s). Raises ValueError without
+    stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
     """
+    for name in ("history", "acknowledged", "results"):
+        value = history if name == "history" else options.get(name)
+        if value is not None:
+            options[name] = Path(value) if name == "results" else str(value)
+    return audit_stores(spark, stores, AuditOptions(topic=topic, **options), mode, group)
+
+
+def audit_stores(
+    spark: SparkSession | None,
+    stores: Mapping[str, str | Path],
+    options: AuditOptions,
+    mode: str | None,
+    group: str | None,
+) -> AuditReport:
+    """Audit the stores of one stopped broker group, as `run_audit` says."""
     if not stores:
         raise ValueError("an audit needs at least one store")
-    if incremental and (results is None or history is not None):
-        raise ValueError("an incremental audit needs the results before, and has no history")
+    options.check()
     if mode is not None and mode not in MODES:
         raise ValueError(f"a mode is one of {', '.join(MODES)}, not {mode}")
     named = {name: str(path) for name, path in stores.items()}
     refuse_running(named)
-    if spark is None:
-        with session() as own:
-            return run_audit(
-                *(own, stores, history, topic),
-                mode=mode,
-                group=group,
-                acknowledged=acknowledged,
-                scratch=scratch,
-                staging=staging,
-                progress=progress,
-                results=results,
-                incremental=incremental,
-            )
+    acknowledged = options.acknowledged
     with (
-        place_for_tables(staging, scratch) as place,
-        tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=scratch) as copies,
+        session() if spark is None else nullcontext(spark) as running,
+        place_for_tables(options.staging, options.scratch) as place,
+        tempfile.TemporaryDirectory(prefix="mqaudit-stores-", dir=options.scratch) as copies,
     ):
-        directories = fetched(named, Path(copies), progress)
+        directories = fetched(named, Path(copies), options.progress)
         subject = subject_of(directories, mode, group)
-        history_path, acks = (
-            None if each is None else str(each) for each in (history, acknowledged)
-        )
-        if acks is not None and subject.group is not None:
-            refuse_unjudged(read_acknowledged(spark, acks), acks, {subject.group}, every=False)
-        kept = None if results is None else Kept(Path(results), subject.group or "")
-        return run(
-            *(spark, directories, history_path, topic, place, subject, acks, progress),
-            *(kept, incremental),
-        )
+        if acknowledged is not None and subject.group is not None:
+            rows = read_acknowledged(running, acknowledged)
+            refuse_unjudged(rows, acknowledged, {subject.group}, every=False)
+        return run(running, directories, subject, options, place)
 
 
 def topic_frame(

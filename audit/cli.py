@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -189,20 +189,21 @@ def main(
         raise click.UsageError("--incremental goes with --results, and without a history.")
     _check_writable(json_path, results)
     spark = SparkOptions(cores, master, _parse_settings(settings))
-    what = AuditRequest(
-        namesrv=namesrv,
-        environment=environment,
-        stores=directories,
-        history=history,
-        acknowledged=acknowledged,
-        topic=topic,
-        mode=mode,
-        group=group,
-        results=results,
-        incremental=incremental,
+    request = AuditRequest(
+        *(namesrv, environment, directories, mode, group),
+        dict(
+            history=history,
+            topic=topic or "",
+            acknowledged=acknowledged,
+            scratch=scratch,
+            staging=staging,
+            results=results,
+            incremental=incremental,
+        ),
+        mib_per_s << 20,
     )
     audited_at_ms = time.time_ns() // 1_000_000
-    reports, unaudited = _audited(what, spark, Workspace(scratch, staging), mib_per_s << 20)
+    reports, unaudited = _audited(request, spark)
     if not reports:
         _give_up(unaudited)
     if unaudited:
@@ -250,33 +251,20 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
-    """Names the subject of an audit, running brokers (`namesrv`) or stores, and what it is compared
-    with. `environment` says how to connect to brokers."""
+    """The subject of an audit: running brokers (`namesrv`, to which `environment` says how to
+    connect), or stores. `options` are those of audit.run.AuditOptions."""
 
     namesrv: str | None
     environment: Mapping[str, str]
     stores: Mapping[str, str]
-    history: str | None
-    acknowledged: str | None
-    topic: str | None
     mode: str | None
     group: str | None
-    results: Path | None
-    incremental: bool
+    options: Mapping[str, Any]
+    bytes_per_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Where there is room: a directory for copies of logs, and a place for what is decoded."""
-
-    scratch: Path | None
-    staging: str | None
-
-
-def _audited(
-    request: AuditRequest, options: SparkOptions, workspace: Workspace, bytes_per_s: int
-) -> tuple[list[AuditReport], str]:
-    """Return the reports, and why what else was wanted could not be audited ("": it was)."""
+def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[AuditReport], str]:
+    """Return the reports, and why other groups could not be audited ("": all were)."""
     # Imported here, not above, so that --help and usage errors do not wait for Spark.
     try:
         from raftmq.client.errors import ClientError
@@ -285,13 +273,14 @@ def _audited(
         from raftmq.remoting.tls_file import client_tls_of
         from raftmq.spark.options import connection_of
 
-        from .api import run_audit
+        from .api import audit_stores
         from .find_java import JavaNotFound
         from .live import audit_cluster
         from .read.history import HistoryUnfit
         from .read.live_copy import NotAudited
         from .read.store_files import StoreError, refuse_running
         from .report.text_report import progress_shown
+        from .run import AuditOptions
         from .session import SPARK_ERRORS, cause, session
     except ImportError as missing:
         _not_installed(missing)
@@ -299,44 +288,26 @@ def _audited(
         *(NotAudited, ClientError, JavaNotFound, StoreError, HistoryUnfit),
         *(RemotingError, OSError, ValueError),
     )
-    topic = request.topic or ""
     reports: list[AuditReport] = []
     try:
         with progress_shown() as progress:
             refuse_running(request.stores)
             progress("starting Spark")
-            with session(options.cores, options.master, options.settings) as spark:
+            options = AuditOptions(**request.options, progress=progress)
+            started = session(spark_options.cores, spark_options.master, spark_options.settings)
+            with started as spark:
                 if request.namesrv is None:
-                    report = run_audit(
-                        *(spark, request.stores, request.history, topic),
-                        mode=request.mode,
-                        group=request.group,
-                        acknowledged=request.acknowledged,
-                        scratch=workspace.scratch,
-                        staging=workspace.staging,
-                        progress=progress,
-                        results=request.results,
-                        incremental=request.incremental,
-                    )
-                    return [report], ""
+                    stores, mode = request.stores, request.mode
+                    return [audit_stores(spark, stores, options, mode, request.group)], ""
                 connection = replace(
                     connection_of({"namesrv": request.namesrv}),
                     credentials=credentials_of_environment(request.environment),
                     tls=client_tls_of(request.environment),
                 )
                 audit_cluster(
-                    spark,
-                    connection,
+                    *(spark, connection, options),
                     group=request.group,
-                    history=request.history,
-                    topic=topic,
-                    acknowledged=request.acknowledged,
-                    bytes_per_s=bytes_per_s,
-                    scratch=workspace.scratch,
-                    staging=workspace.staging,
-                    progress=progress,
-                    results=request.results,
-                    incremental=request.incremental,
+                    bytes_per_s=request.bytes_per_s,
                     found=reports.append,
                 )
                 return reports, ""

@@ -31,45 +31,37 @@ from raftmq.spark.options import Connection
 from .checks.acknowledged import read_acknowledged, refuse_unjudged
 from .pull_audit import pulled_report
 from .read.history import HistoryUnfit
-from .read.incremental import TAIL_BYTES, Kept
+from .read.incremental import TAIL_BYTES
 from .read.live_copy import ASKED_AT_ONCE_MAX, NotAudited, admin_of, copied_stores, is_raft
 from .read.staging import place_for_tables
 from .read.store_files import StoreError
 from .report.report import AuditReport, CheckResult, Offender
-from .run import run
+from .run import AuditOptions, run
 
+DEFAULTS = AuditOptions()
 BYTES_PER_S = 32 << 20  # of each replica: a quarter of what a slow disk reads
 
 
 def audit_cluster(
     spark: SparkSession,
     connection: Connection,
+    options: AuditOptions = DEFAULTS,
     *,
     group: str | None = None,
-    history: str | None = None,
-    topic: str = "",
-    acknowledged: str | None = None,
     bytes_per_s: int = BYTES_PER_S,
-    scratch: Path | None = None,
-    staging: str | None = None,
-    progress: Callable[[str], None] = lambda what: None,
-    results: Path | None = None,
-    incremental: bool = False,
     found: Callable[[AuditReport], None] = lambda report: None,
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
-    `scratch` must have room for the logs of one group's replicas; it is emptied again. `staging`: a
-    path or URI for what is decoded, instead. `progress(what)` is told what is done next. `results`:
-    a directory for what the next audit has to know of this one; `incremental`: of Raft groups only
-    that is read what they hold since the audit before that noted its end there
-    (audit.read.incremental). `found(report)` is given each report as soon as it is made: also those
-    of the other groups, where one cannot be audited and this raises. Raises NotAudited,
-    ClientError, StoreError, HistoryUnfit, ValueError, OSError."""
-    if incremental and (results is None or history is not None):
-        raise ValueError("an incremental audit needs the results before, and has no history")
+    `options.scratch` must have room for the logs of one group's replicas; it is emptied again.
+    `options.incremental` counts for Raft groups only. `found(report)` gets each report at once, and
+    also those of the groups that can be audited if this raises. Raises NotAudited, ClientError,
+    StoreError, HistoryUnfit, ValueError, OSError.
+    """
+    options.check()
     groups = asyncio.run(_groups(connection, group))
-    if history is not None or acknowledged is not None:
+    acknowledged = options.acknowledged
+    if options.history is not None or acknowledged is not None:
         compared = asyncio.run(_raft_groups(connection, groups))
         if not compared:
             raise HistoryUnfit(
@@ -84,18 +76,7 @@ def audit_cluster(
     reports, refused = [], []
     for name, replicas in sorted(groups.items()):
         try:
-            report = _report_of(
-                *(spark, connection, name, replicas),
-                history=history,
-                topic=topic,
-                acknowledged=acknowledged,
-                bytes_per_s=bytes_per_s,
-                scratch=scratch,
-                staging=staging,
-                progress=progress,
-                kept=None if results is None else Kept(results, name),
-                incremental=incremental,
-            )
+            report = _report_of(spark, connection, name, replicas, options, bytes_per_s)
         except NotAudited as error:
             refused.append(str(error))
         except (ClientError, RemotingError, StoreError) as error:
@@ -113,40 +94,28 @@ def _report_of(
     connection: Connection,
     name: str,
     replicas: BrokerData,
-    *,
-    history: str | None,
-    topic: str,
-    acknowledged: str | None,
+    options: AuditOptions,
     bytes_per_s: int,
-    scratch: Path | None,
-    staging: str | None,
-    progress: Callable[[str], None],
-    kept: Kept | None,
-    incremental: bool,
 ) -> AuditReport:
     """Audit one broker group, as `audit_cluster` says."""
-    with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
+    with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=options.scratch) as directory:
         root = Path(directory)
-        progress(f"{name}: copying the replicas' logs")
-        since = kept.ended() if kept and incremental else None
+        options = replace(options, progress=partial(_report_step, options.progress, name))
+        options.progress("copying the replicas' logs")
+        kept = options.kept(name)
+        since = kept.ended() if kept and options.incremental else None
         start = max(0, since.position - TAIL_BYTES) if since else 0
         copied = asyncio.run(copied_stores(connection, replicas, root, bytes_per_s, start))
         if copied is None:
             topics = asyncio.run(_topics(connection, replicas))
-            progress(f"{name}: pulling {len(topics)} topics")
+            options.progress(f"pulling {len(topics)} topics")
             report = pulled_report(spark, connection, name, topics)
-            if history is not None or acknowledged is not None:
+            if options.history is not None or options.acknowledged is not None:
                 unasked = "what was sent: only the logs of Raft groups are compared with that"
                 report = replace(report, not_judged=(unasked, *report.not_judged))
             return report
-        with place_for_tables(staging, root) as place:
-            report = run(
-                *(spark, copied.stores, history, topic, place, copied.subject, acknowledged),
-                progress=partial(_report_step, progress, name),
-                kept=kept,
-                incremental=incremental,
-                shown=copied.ends,
-            )
+        with place_for_tables(options.staging, root) as place:
+            report = run(spark, copied.stores, copied.subject, options, place, copied.ends)
         offsets = asyncio.run(_offsets_check(connection, copied.leader))
         return replace(
             report,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
@@ -36,32 +37,55 @@ from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
 
 
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """The reference that stores are compared with, and where files go.
+
+    A `history` file (its sends to `topic`, or "": to every topic) or a table of `acknowledged`
+    messages; without either, only the stores are judged. `scratch`: a directory with room for
+    decoded data. `staging`: a path or URI for it instead, which all executors reach. `results`: a
+    directory in which this audit's end is saved. `incremental`: start at the saved end of the
+    audit before. `progress(step)` is called before each step.
+    """
+
+    history: str | None = None
+    topic: str = ""
+    acknowledged: str | None = None
+    scratch: Path | None = None
+    staging: str | None = None
+    results: Path | None = None
+    incremental: bool = False
+    progress: Callable[[str], None] = lambda step: None
+
+    def check(self) -> None:
+        """Raise ValueError if the options contradict each other."""
+        if self.incremental and (self.results is None or self.history is not None):
+            raise ValueError("an incremental audit needs the results before, and has no history")
+
+    def kept(self, group: str) -> Kept | None:
+        return None if self.results is None else Kept(self.results, group)
+
+
 def run(
     spark: SparkSession,
     directories: Mapping[str, str],
-    history: str | None,
-    topic: str,
-    place: str,
     subject: Subject,
-    acknowledged: str | None = None,
-    progress: Callable[[str], None] = lambda what: None,
-    kept: Kept | None = None,
-    incremental: bool = False,
-    shown: Mapping[tuple[str, int], int] | None = None,
+    options: AuditOptions,
+    place: str,
+    queue_ends_seen: Mapping[tuple[str, int], int] | None = None,
 ) -> AuditReport:
-    """Audit the stores in `directories` against a history file if there is one (what it says of
-    `topic`, or "": of every topic), or else a table of acknowledged messages
-    (audit.checks.acknowledged).
+    """Audit the stores in `directories`, by name.
 
-    `place` is an empty directory for the staged tables, a path or URI; `progress(what)` is told
-    what is done next. Where this audit ends is noted in `kept`, if nothing is wrong; an
-    `incremental` one begins where the one before has ended. `shown`: of a running group, where
-    consumers saw its queues end (by topic and number). Raises StoreError, HistoryUnfit, OSError.
+    `place` is an empty directory for the staged tables, a path or URI. `queue_ends_seen`: where
+    consumers of a running group see its queues end, by topic and number. The end of an audit that
+    finds nothing wrong is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
     """
     stores = opened_stores(directories)
+    history, topic, acknowledged = options.history, options.topic, options.acknowledged
+    kept, progress = options.kept(subject.group or ""), options.progress
     with enough_partitions(spark, stores):
         begin, begun_ms = time.monotonic(), time.time_ns() // 1_000_000
-        since = kept.ended() if kept is not None and incremental else None
+        since = kept.ended() if kept is not None and options.incremental else None
         progress(f"reading the logs of {', '.join(stores)}")
         torn = 0 if history is None else torn_lines_allowed(history)
         tables = stage(spark, stores, history, topic, place, subject, since)
@@ -93,8 +117,8 @@ def run(
         results.append(segment_check(stores, tables.limits))
         if since is not None:
             results.append(earlier_check(tables, since))
-        if shown is not None:
-            results.append(ends_check(shown, queue_ends(tables)))
+        if queue_ends_seen is not None:
+            results.append(ends_check(queue_ends_seen, queue_ends(tables)))
         ranges: list[Range] = []
         if kept is not None:
             check, ranges = ranges_check(tables, [] if since else kept.ranges(), begun_ms)
@@ -121,7 +145,7 @@ def run(
             },
             timeline=timeline(tables) if kept is not None else (),
             not_judged=(
-                *_not_judged(tables, history, acknowledged, topic),
+                *_not_judged(tables, options),
                 *sends.gaps,
                 *files.gaps,
             ),
@@ -194,23 +218,21 @@ def _add_holders(tables: Tables, results: list[CheckResult], lost: DataFrame) ->
     return copies
 
 
-def _not_judged(
-    tables: Tables, history: str | None, acknowledged: str | None, topic: str
-) -> Iterator[str]:
+def _not_judged(tables: Tables, options: AuditOptions) -> Iterator[str]:
     if tables.since is not None:
         at = datetime.fromtimestamp(tables.since.audited_at_ms / 1000, UTC)
         yield (
             f"the log before {tables.since.position:,}: "
             f"the audit of {at:%Y-%m-%d %H:%M} UTC found nothing wrong with it"
         )
-    if acknowledged is not None:
+    if options.acknowledged is not None:
         yield "messages never sent, and order: only what was acknowledged is known of the sends"
-    elif history is None:
+    elif options.history is None:
         yield "losses, messages never sent, order and duplicates: there is no history of the sends"
     elif not tables.topics:
         yield "losses, messages never sent, order and duplicates: the history has no sends"
-    elif topic:
-        yield f"sends to other topics than {topic}, except messages to come later"
+    elif options.topic:
+        yield f"sends to other topics than {options.topic}, except messages to come later"
 
 
 def evaluate(checks: list[Check]) -> list[CheckResult]:

@@ -31,6 +31,7 @@ from raftmq.audit.api import run_audit
 from raftmq.audit.live import audit_cluster
 from raftmq.audit.read.log_scanner import walk_range
 from raftmq.audit.read.store_files import Store, map_file
+from raftmq.audit.run import AuditOptions
 from raftmq.audit.session import session
 from raftmq.client import Admin, Message, Producer
 from raftmq.spark.columns import record_columns
@@ -89,10 +90,8 @@ async def audited_s(
     started = time.perf_counter()
     (report,) = await asyncio.to_thread(
         audit_cluster,
-        *(spark, connection),
+        *(spark, connection, AuditOptions(results=kept, incremental=incremental)),
         bytes_per_s=1 << 40,
-        results=kept,
-        incremental=incremental,
     )
     assert report.ok, report
     return time.perf_counter() - started

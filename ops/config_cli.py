@@ -86,7 +86,7 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
     )
     @click.argument("file", type=click.Path(dir_okay=False))
     def convert(file: str) -> None:
-        from .convert import converted
+        from .foreign_keys import converted
         from .options import ConfigError
 
         try:

@@ -1,4 +1,4 @@
-"""Apache RocketMQ's configuration keys that are no keys of ours.
+"""Apache RocketMQ's configuration keys that are no keys of ours, and conversion of its files.
 
 A file that served an Apache broker is taken: a key that is not needed here is skipped, a key whose
 purpose is served otherwise is skipped with a warning, and a key that would change where or whether
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from .options import Option, Setting, find
+from .options import ConfigError, Option, Setting, find, unknown_key
+from .settings import read_file
 
 REFUSED, OTHERWISE, NOT_NEEDED = "refused", "otherwise", "not needed"
+EVERYWHERE = "bindAddress=0.0.0.0"  # reachable from other machines
 CHANGES_NOTHING = "this value changes nothing"
 
 
@@ -93,3 +97,57 @@ def _is_harmless(setting: Setting, harmless: str, values: Mapping[str, str]) -> 
     for name, value in values.items() if "{" in harmless else ():
         harmless = harmless.replace(f"{{{name}}}", value.rstrip("/"))
     return str(setting.value).rstrip("/").lower() == harmless.lower()
+
+
+def converted(
+    options: ModuleType, refused: Callable[[Any], Sequence[str]], program: str, path: str
+) -> str:
+    """Return the converted text of the file. `options` is the program's module with `OPTIONS`,
+    `APACHE_KEYS` and `load`; `refused` returns the reasons for which a start with a configuration
+    would end. Raises ConfigError if the file cannot be read."""
+    known: Mapping[str, Option] = options.OPTIONS
+    settings = read_file(path, known)
+    parted = separate(known, settings, options.APACHE_KEYS)
+    own = [f"{s.key}={_text(s)}" for s in parted.own if find(known, s) is not None]
+    decisions = [text.removeprefix(f"{path}:") for text in parted.refused]
+    try:
+        config = options.load(None, own).config
+    except ConfigError as error:
+        decisions += [line.removeprefix("--set: ") for line in str(error).splitlines()]
+        config = _for_other_machines(options, own)
+    if config is not None:
+        decisions += refused(config)
+    lines = [f"# Converted from {path} by `{program} config convert`.", ""]
+    lines += _lines(known, settings, parted)
+    if decisions:
+        lines += ["", "# To decide before the first start:", *(f"# - {text}" for text in decisions)]
+    return "\n".join(lines) + "\n"
+
+
+def _for_other_machines(options: ModuleType, own: Sequence[str]) -> Any:
+    """Return the configuration with a port that other machines reach, which leaves further
+    decisions. Return None if that configuration is wrong."""
+    try:
+        return options.load(None, [*own, EVERYWHERE]).config
+    except ConfigError:
+        return None
+
+
+def _lines(
+    known: Mapping[str, Option], settings: Sequence[Setting], parted: Separated
+) -> Iterator[str]:
+    last = {setting.key: setting for setting in settings}
+    foreign = {id(setting): f"{kind}: {why}" for setting, kind, why in parted.foreign}
+    for setting in settings:
+        declared, line = find(known, setting), f"{setting.key}={_text(setting)}"
+        if last[setting.key] is not setting:
+            yield f"# {line} (set again below: the last value counts)"
+        elif declared is not None:
+            yield f"{declared.key}={_text(setting)}"
+        else:
+            yield f"# {line} ({foreign.get(id(setting)) or unknown_key(setting.key, known)})"
+
+
+def _text(setting: Setting) -> str:
+    value = setting.value
+    return str(value).lower() if isinstance(value, bool) else str(value)

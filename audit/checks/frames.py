@@ -24,8 +24,8 @@ class GroupFrames:
     """Frames that enough stores hold intact, below the agreed end.
 
     `first` and `last`: the smallest and the largest index (without any, `last` is that before
-    them); `term`: of the last; `complete`: every index between them is there. `terms`: of each store,
-    the term of its last frame below its limit.
+    them); `term`: of the last; `complete`: every index between them is there. `terms`: of each
+    store, the term of its last frame below its limit.
     `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
     command ends), holder. `configurations`: of each frame with one the index, a holder, and start
     and end of its payload.

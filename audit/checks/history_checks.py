@@ -64,8 +64,8 @@ class Record:
 class HistoryJudge:
     """Takes the lines of a history, then the records of the `group` (None: the only one).
 
-    `log_is_complete`: the log still has its beginning. Memory: what mqchaos needs for these events, and an
-    entry for each deferred message.
+    `log_is_complete`: the log still has its beginning. Memory: what mqchaos needs for these events,
+    and an entry for each deferred message.
     """
 
     def __init__(self, group: str | None, *, log_is_complete: bool) -> None:

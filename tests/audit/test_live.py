@@ -22,6 +22,7 @@ from raftmq.audit.read import live_copy as copied
 from raftmq.audit.read.history import HistoryUnfit
 from raftmq.audit.read.live_copy import NotAudited
 from raftmq.audit.report.report import AuditReport, CheckResult
+from raftmq.audit.run import AuditOptions
 from raftmq.broker.backup import online_source as source
 from raftmq.broker.backup.online_source import Offer
 from raftmq.broker.backup.protocol import Facts, decode_facts
@@ -141,9 +142,11 @@ def test_an_incremental_audit_reads_what_was_added(
     spark: SparkSession, group: Cluster, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
-    (first,) = audit_cluster(spark, connection(group), results=results)
+    (first,) = audit_cluster(spark, connection(group), AuditOptions(results=results))
     asyncio.run(send(group, "Added", 100))
-    (second,) = audit_cluster(spark, connection(group), results=results, incremental=True)
+    (second,) = audit_cluster(
+        spark, connection(group), AuditOptions(results=results, incremental=True)
+    )
     assert first.ok and second.ok, [check for check in second.checks if not check.ok]
     assert {store.begin for store in second.stores} == {first.agreed_end}
     assert 100 <= second.figures["stored"] < COUNT
@@ -156,7 +159,7 @@ def test_a_group_under_load_is_clean(spark: SparkSession, group: Cluster, tmp_pa
         while load.acknowledged < 10 and load.error is None:
             load._ended.wait(0.01)
         before = load.acknowledged
-        (report,) = audit_cluster(spark, connection(group), scratch=tmp_path)
+        (report,) = audit_cluster(spark, connection(group), AuditOptions(scratch=tmp_path))
         after = load.acknowledged
     assert report.ok, [check for check in report.checks if not check.ok]
     assert [store.store for store in report.stores] == ["n0", "n1", "n2"]
@@ -340,7 +343,7 @@ def test_acknowledged_messages_of_a_group_that_is_not_audited_are_refused(
     with pytest.raises(
         HistoryUnfit, match="1 rows of broker groups that are not audited: broker-z"
     ):
-        audit_cluster(spark, connection(group), group=name, acknowledged=str(path))
+        audit_cluster(spark, connection(group), AuditOptions(acknowledged=str(path)), group=name)
 
 
 def test_a_disk_without_room_is_told_before_anything_is_read(
@@ -385,7 +388,7 @@ def test_what_was_sent_to_a_classic_group_alone_is_refused(
     path.write_text(json.dumps({"msg_id": "gone", "topic": "Orders"}) + "\n")
     for told in ({"acknowledged": str(path)}, {"history": str(path)}):
         with pytest.raises(HistoryUnfit, match="compared with the logs of Raft groups"):
-            audit_cluster(spark, connection(pair), **told)  # type: ignore[arg-type]
+            audit_cluster(spark, connection(pair), AuditOptions(**told))  # type: ignore[arg-type]
 
 
 def test_a_message_that_a_classic_group_lacks_is_a_hole(

@@ -9,8 +9,7 @@ import pytest
 
 from raftmq.broker import config as broker
 from raftmq.namesrv import config as namesrv
-from raftmq.ops.convert import converted
-from raftmq.ops.foreign_keys import NOT_NEEDED, OTHERWISE, REFUSED, read_table
+from raftmq.ops.foreign_keys import NOT_NEEDED, OTHERWISE, REFUSED, converted, read_table
 from raftmq.ops.options import ConfigError
 from raftmq.proxy import config as proxy
 

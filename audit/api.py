@@ -1,4 +1,4 @@
-"""The audit as a library: one session, an audit, a topic as a table.
+"""The audit as a library, with Spark sessions and topics as tables.
 
 with session() as spark:
     report = run_audit(spark, stores, "history.jsonl", "Flights")
@@ -34,14 +34,13 @@ def run_audit(
     group: str | None = None,
     **options: Any,
 ) -> AuditReport:
-    """Audit the stores of one stopped broker group; `options` are those of AuditOptions.
+    """Audit the stores of a stopped broker group; `options` are those of AuditOptions.
 
-    Give every replica's directory or URI (audit.read.remote_stores copies those). A majority is
-    counted among the voters that the logs name (audit.read.voters). A voter whose store is missing
-    is a finding, and holds nothing. `mode` ("raft", "classic") and `group` (brokerName, if the
-    history covers several) are read from the cluster.json beside the stores, or else the mode from
-    the logs. Without `spark` a session is started and stopped (6 to 8 s). Raises ValueError without
-    stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
+    Give the directory or URI of every replica (audit.read.remote_stores copies URIs). A majority is
+    counted among the voters that the logs name (audit.read.voters). A missing voter's store is a
+    finding and holds nothing. cluster.json beside the stores supplies `mode` ("raft", "classic")
+    and `group` (brokerName) if they are None. Without `spark`, a session is started and stopped (6
+    to 8 s). Raises ValueError without stores, StoreError, HistoryUnfit, JavaNotFound, OSError.
     """
     for name in ("history", "acknowledged", "results"):
         value = history if name == "history" else options.get(name)
@@ -57,7 +56,7 @@ def audit_stores(
     mode: str | None,
     group: str | None,
 ) -> AuditReport:
-    """Audit the stores of one stopped broker group, as `run_audit` says."""
+    """Audit the stores of a stopped broker group (`run_audit`)."""
     if not stores:
         raise ValueError("an audit needs at least one store")
     options.check()
@@ -82,14 +81,13 @@ def audit_stores(
 def topic_frame(
     spark: SparkSession, store: str | Path, topic: str, *, until: int | None = None
 ) -> DataFrame:
-    """Return a topic's messages in one store as a DataFrame
+    """Return a topic's messages in a store as a DataFrame
     (audit.read.log_reader.RECORD_BODY_SCHEMA).
 
-    Reads committed messages: up to `until`, by default the store's own commit position, or all of
-    the log if the store has none (classic mode). The commit position of a store that was killed is
-    that of its last flush; an audit's report knows better (`agreed_end`). A client's retry may be
-    in the topic twice: make rows distinct by `uniq_key` if that matters. Every action reads the log
-    again.
+    Reads up to `until`, by default the store's own commit position, or all of a log in classic
+    mode. A killed store's commit position dates from its last flush; an audit's `agreed_end` is
+    newer. Retries may store a message twice; deduplicate by `uniq_key` if needed. Every action
+    reads the log again.
     """
     commit = Store(str(store), str(store)).confirmed_position() if until is None else until
     reader = spark.read.format("rocketmq").option("topic", topic)

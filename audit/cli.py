@@ -1,8 +1,8 @@
-"""mqaudit: check running brokers, or the stores of stopped ones, and what their clients were told.
+"""mqaudit, the command that audits running brokers or stopped stores.
 
-Exit status 0: nothing wrong. 1: something is. 2: it could not be audited (usage, no Java, files
-that are no store or no history), or a report could not be written. Whether anybody reads what is
-printed does not change it.
+Exit status 0 means that nothing is wrong, 1 that something is. 2 means that the audit could not run
+(usage, no Java, unusable stores or history), or that a report could not be written. A closed
+standard output does not change it.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def main(
       mqaudit --history h.jsonl --store n0=d0/store --store n1=d1/store …
 
     Finds messages acknowledged and lost, never sent, altered, stored twice or out of order, holes
-    in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, consumer
-    offsets and metadata that went back, two leaders in one term. Brokers run, and are named by
-    --namesrv; or they are stopped, and their stores are. What needs a history is said to be not
-    judged without one.
+    in queue offsets, damaged bytes, replicas that differ, ConsumeQueues that point wrong, and all
+    that the checkers of mqchaos find in a history. --namesrv names running brokers, --store the
+    stores of stopped brokers. Checks that need a history are skipped without one, and listed as
+    not judged.
 
     Exit status: 0 nothing wrong, 1 something is, 2 it could not be audited.
     """
@@ -233,7 +233,7 @@ def main(
 
 @contextmanager
 def _kept_going(place: object, complaints: list[str]) -> Iterator[None]:
-    """Note what cannot be written to `place`: the report goes to the other places all the same."""
+    """Collect write errors of `place`, so that the report is still written elsewhere."""
     try:
         yield
     except OSError as error:
@@ -242,7 +242,7 @@ def _kept_going(place: object, complaints: list[str]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """Where Spark runs: on a cluster (`master`), or on this machine's cores."""
+    """Where Spark runs, on a cluster (`master`), or on this machine's cores."""
 
     cores: int
     master: str
@@ -251,8 +251,8 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
-    """The subject of an audit: running brokers (`namesrv`, to which `environment` says how to
-    connect), or stores. `options` are those of audit.run.AuditOptions."""
+    """The subject of an audit, either running brokers (`namesrv`, with connection settings in
+    `environment`), or stores. `options` are those of audit.run.AuditOptions."""
 
     namesrv: str | None
     environment: Mapping[str, str]
@@ -264,8 +264,8 @@ class AuditRequest:
 
 
 def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[AuditReport], str]:
-    """Return the reports, and why other groups could not be audited ("": all were)."""
-    # Imported here, not above, so that --help and usage errors do not wait for Spark.
+    """Return the reports, and the reason why other groups could not be audited ("" if all were)."""
+    # Imported here so that --help and usage errors do not wait for Spark.
     try:
         from raftmq.client.errors import ClientError
         from raftmq.remoting.acl.signature import credentials_of_environment
@@ -318,7 +318,7 @@ def _audited(request: AuditRequest, spark_options: SparkOptions) -> tuple[list[A
 
 
 def _check_writable(json_path: str | None, results: Path | None) -> None:
-    """Refuse places to which no report can be written, before the audit and not after it."""
+    """Refuse unwritable report paths before the audit."""
     try:
         if json_path is not None:
             Path(json_path).open("ab").close()
@@ -329,7 +329,7 @@ def _check_writable(json_path: str | None, results: Path | None) -> None:
 
 
 def _with_context(name: str) -> dict[str, str]:
-    """Return the environment with what a saved context says."""
+    """Return the environment with a saved context's variables."""
     from raftmq.remoting.contexts import ContextError, resolve
 
     try:

@@ -1,7 +1,7 @@
-"""Find a Java that Spark can run on: 17 or newer, with the module that Spark needs at its start.
+"""Finds a Java of version 17 or newer that has the module that Spark needs.
 
-Searched in this order: JAVA_HOME, `java` on the PATH, the usual places of Linux and macOS. Among
-the usual places, versions 17 to 21 are preferred: Spark is made for these.
+The search order is JAVA_HOME, `java` on the PATH, the usual directories of Linux and macOS. Among
+the usual directories, versions 17 to 21 are preferred, which Spark supports.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 JAVA_VERSION_MIN = 17
 JAVA_VERSION_PREFERRED_MAX = 21
-PROBE_TIMEOUT_S = 120  # a JVM answers -version in 0.1 s; a busy machine takes longer
+PROBE_TIMEOUT_S = 120  # a JVM answers -version in 0.1 s, and later on a busy machine
 USUAL_PLACES = (
     "/usr/lib/jvm/*",
     "/usr/java/*",
@@ -26,7 +26,7 @@ _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 class JavaNotFound(Exception):
-    """No usable Java was found; the message is one line that says what to do."""
+    """No usable Java was found; the message gives the remedy in a line."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,10 +36,8 @@ class JavaNotFound(Exception):
 
 
 def find_java_home(environment: Mapping[str, str], places: tuple[str, ...] = USUAL_PLACES) -> str:
-    """Return the home directory of a Java that can run Spark. Raises JavaNotFound.
-
-    JAVA_HOME, PATH and HOME are looked up in `environment`.
-    """
+    """Return the home of a Java that can run Spark, by JAVA_HOME, PATH and HOME of `environment`.
+    Raises JavaNotFound."""
     for home in _named(environment):
         if java_version(home) >= JAVA_VERSION_MIN:
             return str(home)
@@ -60,7 +58,7 @@ def java_version(home: Path) -> int:
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return 0  # not a program of this machine, or one that hangs: no Java to use
+        return 0  # no program of this machine, or a hanging program
     match = _VERSION.search(probe.stderr)
     if probe.returncode != 0 or match is None:
         return 0

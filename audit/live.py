@@ -1,12 +1,11 @@
-"""Audits brokers that run: each replica of a Raft group is read at one commit index.
+"""Audits running brokers; each replica of a Raft group is read at the same commit index.
 
-Tables and log of each replica become a store of their own in a scratch directory
-(audit.read.live_copy), and are judged there like the stores of stopped brokers. What can be asked
-only of running brokers is asked as well: whether their queues end where the log says, and whether
-groups' offsets lie within them.
+audit.read.live_copy copies tables and log of each replica into a store in a scratch directory,
+which is judged like the store of a stopped broker. Additional checks compare the queue ends that
+consumers see, and the groups' offsets, with the log.
 
-Brokers in classic mode, and Apache's, cannot be read so: their topics are pulled, and judged by
-what pulls tell (`audit.pull_audit`).
+Brokers in classic mode, and Apache's, have no such commit index. Their topics are pulled and judged
+(`audit.pull_audit`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .report.report import AuditReport, CheckResult, Offender
 from .run import AuditOptions, run
 
 DEFAULTS = AuditOptions()
-BYTES_PER_S = 32 << 20  # of each replica: a quarter of what a slow disk reads
+BYTES_PER_S = 32 << 20  # per replica; a quarter of a slow disk's read rate
 
 
 def audit_cluster(
@@ -53,9 +52,9 @@ def audit_cluster(
 ) -> list[AuditReport]:
     """Audit every broker group of a running cluster, or `group` alone; return a report of each.
 
-    `options.scratch` must have room for the logs of one group's replicas; it is emptied again.
-    `options.incremental` counts for Raft groups only. `found(report)` gets each report at once, and
-    also those of the groups that can be audited if this raises. Raises NotAudited, ClientError,
+    `options.scratch` must have room for the logs of one group's replicas, and is emptied again.
+    `options.incremental` only affects Raft groups. `found(report)` receives each report at once,
+    even if this function raises for a different group later. Raises NotAudited, ClientError,
     StoreError, HistoryUnfit, ValueError, OSError.
     """
     options.check()
@@ -97,7 +96,6 @@ def _report_of(
     options: AuditOptions,
     bytes_per_s: int,
 ) -> AuditReport:
-    """Audit one broker group, as `audit_cluster` says."""
     with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=options.scratch) as directory:
         root = Path(directory)
         options = replace(options, progress=partial(_report_step, options.progress, name))
@@ -139,8 +137,8 @@ async def _groups(connection: Connection, group: str | None) -> dict[str, Broker
 
 
 async def _raft_groups(connection: Connection, groups: Mapping[str, BrokerData]) -> set[str]:
-    """Return the names of the Raft groups, and of those that do not tell: these have to be refused
-    by themselves, beside the reports of the others. Raises ClientError."""
+    """Return the names of the Raft groups, and of unreachable groups, which are refused
+    individually later. Raises ClientError."""
     async with admin_of(connection) as admin:
 
         async def may_be(replicas: BrokerData) -> bool:

@@ -1,8 +1,8 @@
-"""Audits a broker group by pulls alone: what consumers can get of a classic or an Apache broker.
+"""Audits the topics of a classic or Apache broker by pulling all messages.
 
-Every topic's messages are read from the master, from the first offset that it still has to the end.
-That proves that every offset in between has a message whose body has its CRC. Slaves, and what is
-on the disks, are not seen.
+The messages of every topic are pulled from the master, from the first offset to the end. Every
+offset in between must have a message, and its body must match its CRC. Slaves and files are not
+checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNSEEN = (
 def pulled_report(
     spark: SparkSession, connection: Connection, group: str, topics: Iterable[str]
 ) -> AuditReport:
-    """Pull all messages of these topics that a group has. Raises ClientError."""
+    """Pull all messages of a group's topics. Raises ClientError."""
     begin = time.monotonic()
     everywhere: list[Queue] = []
     unseen = list(UNSEEN)
@@ -54,7 +54,7 @@ def pulled_report(
                     raise
     queues = [queue for queue in everywhere if queue.broker == group]
     wanted = [queue for queue in queues if end[queue] > first[queue]]
-    # Of the queues of other broker groups nothing is read.
+    # Queues of other broker groups are not read.
     first = {queue: first.get(queue, LATEST) for queue in everywhere}
     end = {queue: end.get(queue, LATEST) for queue in everywhere}
     found: dict[Queue, tuple[int, int]] = {}
@@ -107,7 +107,7 @@ def _counted(
     first: Mapping[Queue, int],
     end: Mapping[Queue, int],
 ) -> dict[Queue, tuple[int, int]]:
-    """Pull queues of one topic; return how many messages came of each, and how many offsets."""
+    """Pull a topic's queues; return the number of messages and of distinct offsets of each."""
     rows = (
         spark.read.format("raftmq")
         .options(**options_of(connection))
@@ -127,7 +127,7 @@ def _counted(
 
 
 def _reason(text: str) -> str:
-    """Return the line of a Spark error that says what happened."""
+    """Return the line of a Spark error that names its cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("raftmq.")]
     return (named or lines or ["no reason is told"])[-1][:300]

@@ -1,8 +1,8 @@
-"""Run an audit: stage the tables, evaluate every check, put the report together.
+"""Runs an audit: stages the tables, evaluates every check, assembles the report.
 
-The order is: parse everything once (tables.stage), run the checks as queries, hash the replicas.
-Spark's fixed cost per query is most of a small audit's time, so all checks on one table share one
-query, and a check costs another query for its offenders only when there are any.
+Everything is parsed once (tables.stage), then the checks run as queries, then the replicas are
+compared. Spark's fixed cost per query dominates a small audit, so all checks on a table share a
+query, and only checks with offenders need a second query.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .read.store_files import Store, opened_stores
 from .read.tables import Tables, enough_partitions, stage
 from .report.report import OFFENDERS_MAX, AuditReport, CheckResult, StoreReport
 
-QUERIES_AT_ONCE = 2  # while one query is planned, another one runs
+QUERIES_AT_ONCE = 2  # planning overlaps with execution
 
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """The reference that stores are compared with, and where files go.
+    """The reference that stores are compared with, and directories for files.
 
-    A `history` file (its sends to `topic`, or "": to every topic) or a table of `acknowledged`
-    messages; without either, only the stores are judged. `scratch`: a directory with room for
-    decoded data. `staging`: a path or URI for it instead, which all executors reach. `results`: a
-    directory in which this audit's end is saved. `incremental`: start at the saved end of the
-    audit before. `progress(step)` is called before each step.
+    The reference is a `history` file (its sends to `topic`, or to every topic if "") or a table of
+    `acknowledged` messages. Without either, only the stores are judged. `scratch` is a directory
+    with room for decoded data, `staging` a path or URI for it instead, which all executors reach.
+    `results` is a directory for this audit's end. An `incremental` audit starts at the saved end of
+    the audit before. `progress(step)` is called before each step.
     """
 
     history: str | None = None
@@ -76,9 +76,9 @@ def run(
 ) -> AuditReport:
     """Audit the stores in `directories`, by name.
 
-    `place` is an empty directory for the staged tables, a path or URI. `queue_ends_seen`: where
-    consumers of a running group see its queues end, by topic and number. The end of an audit that
-    finds nothing wrong is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
+    `place` is an empty directory for the staged tables, a path or URI. `queue_ends_seen` has the
+    queue ends that consumers of a running group see, by topic and number. The end of an audit
+    without faults is saved in `options.results`. Raises StoreError, HistoryUnfit, OSError.
     """
     stores = opened_stores(directories)
     history, topic, acknowledged = options.history, options.topic, options.acknowledged
@@ -158,10 +158,10 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Sends:
-    """The results of the checks of what was sent, and the `gaps` that they leave.
+    """The results of the checks of sends, and the `gaps` that they leave.
 
-    `copies`: the last copies of messages that were lost. `clocks_steady`: the history says that no
-    fault moved a clock.
+    `copies` has the last copies of lost messages. `clocks_steady` is True if a history shows that
+    no fault moved a clock.
     """
 
     figures: dict[str, int]
@@ -172,7 +172,7 @@ class _Sends:
 
 
 def _sent_results(tables: Tables, history: str, topic: str, torn: int) -> _Sends:
-    """Run the checks of what a history says. Raises HistoryUnfit."""
+    """Run the checks of a history. Raises HistoryUnfit."""
     figures, kinds = _figures(tables), event_kinds(tables)
     results = [_history_lines(tables, torn)]
     with ThreadPoolExecutor(QUERIES_AT_ONCE) as pool:
@@ -254,7 +254,7 @@ def evaluate(checks: list[Check]) -> list[CheckResult]:
 
 
 def _first_of(check: Check) -> list[Row]:
-    """Return the first offenders; of each store as many as of the others."""
+    """Return the first offenders, with an equal share for each store."""
     found = check.offenders
     if "store" not in check.columns:
         return [*found.orderBy(*check.order).limit(OFFENDERS_MAX).collect()]
@@ -284,7 +284,7 @@ def _by_table(checks: Iterable[Check]) -> list[list[Check]]:
 
 
 def _history_lines(tables: Tables, torn: int) -> CheckResult:
-    """Count lines of the history that are no event; `torn` of them are excused."""
+    """Count lines of the history that are no event, except `torn` of them."""
     corrupt = tables.events.where(F.col("corrupt").isNotNull())
     found = corrupt.count()
     rows = corrupt.select("corrupt").limit(OFFENDERS_MAX).collect() if found > torn else []

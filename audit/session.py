@@ -1,7 +1,6 @@
-"""Start Spark for an audit: local, quiet, bound to loopback, with everything temporary removed.
+"""Starts Spark for an audit: local, quiet, bound to loopback, without leftover files.
 
-A session costs 6 to 8 s and its first job 2 to 4 s, so there is one per process: `session()` yields
-the running one if there is one, and stops only a session that it started.
+A session costs 6 to 8 s and its first job 2 to 4 s, so a process has a single session.
 """
 
 import os
@@ -21,11 +20,11 @@ import raftmq
 from .find_java import find_java_home
 from .read.spark_sources import register
 
-SPARK_ERRORS = (PySparkException, Py4JJavaError)  # whatever a query can end with
-_CLASSIFIED = re.compile(r"(\[[A-Z_.]+\] .*)")  # where Spark says what it is
+SPARK_ERRORS = (PySparkException, Py4JJavaError)  # all errors of a query
+_CLASSIFIED = re.compile(r"(\[[A-Z_.]+\] .*)")  # Spark's classified message
 _CAUSE = "Caused by: "
 CORES = 2
-DRIVER_MEMORY = "2g"  # in local mode this is all the memory there is for sorts and joins
+DRIVER_MEMORY = "2g"  # in local mode, all memory for sorts and joins
 LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -43,10 +42,10 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 def session(
     cores: int = CORES, master: str = "", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield a Spark session with the project's data sources registered. `master`: a Spark cluster
-    instead of this process' `cores`; `settings`: Spark's, over ours.
+    """Yield a Spark session with the project's data sources registered. `master` is a Spark cluster
+    to use instead of `cores` of this machine; `settings` override ours.
 
-    Raises JavaNotFound. A session that is already running is used as it is and left running.
+    A session that is already running is used and left running. Raises JavaNotFound.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -64,8 +63,8 @@ def session(
 def start(
     cores: int, scratch: Path, master: str = "", more: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start Spark with everything it writes below `scratch`. Raises JavaNotFound."""
-    # The JVM and through it the Python workers inherit these from this process.
+    """Start Spark with all its files below `scratch`. Raises JavaNotFound."""
+    # The JVM and its Python workers inherit these from this process.
     os.environ["JAVA_HOME"] = find_java_home(os.environ)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -87,7 +86,7 @@ def start(
         "spark.sql.shuffle.partitions": str(2 * cores),
         # Adaptive plans launch a job per shuffle; the tables here are small and even.
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.files.maxPartitionBytes": "16m",  # one history file keeps every core busy
+        "spark.sql.files.maxPartitionBytes": "16m",  # so that a history file uses every core
         "spark.sql.parquet.compression.codec": "lz4",  # staged once, read a few times
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -102,7 +101,7 @@ def start(
 
 
 def cause(error: Exception) -> str:
-    """Return one of SPARK_ERRORS in a line: what happened, without Java's stack."""
+    """Return one of SPARK_ERRORS as a line, without Java's stack."""
     text = str(error)
     deepest = [line for line in text.splitlines() if line.startswith(_CAUSE)][-1:]
     found = _CLASSIFIED.findall(text)[:1] or [line.removeprefix(_CAUSE) for line in deepest]
@@ -110,7 +109,7 @@ def cause(error: Exception) -> str:
 
 
 def _let_workers_import_us() -> None:
-    """Put the directory that holds `raftmq` on the workers' path, for a bare checkout."""
+    """Put the directory of `raftmq` on the workers' path, for a bare checkout."""
     root = str(Path(raftmq.__path__[0]).resolve().parent)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in paths:

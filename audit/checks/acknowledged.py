@@ -1,19 +1,18 @@
-"""Compares a group's log with a table of what its producers were acknowledged.
+"""Compares a group's log with a table of acknowledged messages.
 
-An application that keeps such a table can have a production cluster audited for losses. It is a
-Parquet file (or a directory of them), or JSON lines:
+An application that keeps such a table can audit a production cluster for losses. The table is
+Parquet (a file or a directory), or JSON lines:
 
     msg_id        string  the message's id as the producer made it (UNIQ_KEY, SendResult.msg_id)
     topic         string
-    broker        string  the broker group that acknowledged it; may be left out where there is one
+    broker        string  the broker group that acknowledged it; not needed if there is only one
     queue_id      int     where it was stored, both if known
     queue_offset  long
     body_crc      long    zlib.crc32(body) & 0x7FFFFFFF, if known
 
-What retention has removed since cannot be judged: it is counted apart (audit.read.removed). Without
-a `queue_offset` nobody can say whether that is the reason, so then nothing that is not found is
-judged where every log has lost its beginning. An incremental audit (audit.read.incremental) counts
-with it what stood in its queue before the part that is read.
+Messages that retention has removed are counted apart (audit.read.removed). Without a `queue_offset`
+a missing message may have been removed, so it is only judged if a log still reaches back to offset
+0. An incremental audit also counts messages of the earlier range as removed.
 """
 
 from collections.abc import Collection, Iterator
@@ -46,7 +45,7 @@ def read_acknowledged(spark: SparkSession, path: str) -> DataFrame:
     """Read such a table as SCHEMA. Raises HistoryUnfit."""
     try:
         if path.endswith((".json", ".jsonl")):
-            found = spark.read.schema(SCHEMA).json(path)  # what is no row becomes one of nulls
+            found = spark.read.schema(SCHEMA).json(path)  # invalid rows become nulls
         else:
             stored = spark.read.parquet(path)
             given = {field.name: F.col(field.name) for field in stored.schema}
@@ -72,9 +71,7 @@ def refuse_unjudged(
     every: bool,
     what: str = "are not audited",
 ) -> None:
-    """Refuse a table with rows that the audit of these groups leaves out: of groups that are not
-    among them (they are `what`), if `every` row has to be judged, or if all rows are of such
-    groups; and without a group where there are several. Raises HistoryUnfit."""
+    """Refuse a table with rows that this audit would skip."""
     rows = {row["broker"]: row["count"] for row in acknowledged.groupBy("broker").count().collect()}
     nameless = rows.pop(None, 0)
     if nameless and len(audited) > 1:
@@ -90,8 +87,9 @@ def refuse_unjudged(
 
 
 def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
-    """Return one row per message that this group acknowledged: SCHEMA, with `id_text` for msg_id;
-    copies (null: none), places, crcs, first_position; gone (retention may have removed it)."""
+    """Return a row per message that this group acknowledged, as SCHEMA with `id_text` for
+    msg_id, and copies (null if none), places, crcs, first_position, gone (retention may have
+    removed it)."""
     log = tables.log.where("visible")
     stored = log.groupBy("topic", "id_text").agg(
         F.count("*").alias("copies"),
@@ -99,7 +97,7 @@ def compared(tables: Tables, acknowledged: DataFrame) -> DataFrame:
         F.collect_set("content_crc").alias("crcs"),
         F.min("position").alias("first_position"),
     )
-    # What stood behind the end of the audit before stands in what this one has read.
+    # Messages behind the end of the audit before are in the range that this audit has read.
     first = 0 if tables.since is not None and tables.since.begin == 0 else None
     ended = F.when(F.col("queue_id").isNotNull(), F.coalesce("ended", F.lit(first).cast("long")))
     before = F.coalesce(F.col("queue_offset") < ended, F.lit(True))
@@ -153,7 +151,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
 
 
 def lost(rows: DataFrame) -> DataFrame:
-    """Return topic, id_text and body_crc of what is missing or altered."""
+    """Return topic, id_text and body_crc of missing or altered messages."""
     altered = F.col("body_crc").isNotNull() & ~F.array_contains("crcs", F.col("body_crc"))
     unlike = (F.col("copies").isNull() & ~F.col("gone")) | F.coalesce(altered, F.lit(False))
     return rows.where(unlike).select("topic", "id_text", "body_crc")

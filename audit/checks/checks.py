@@ -1,8 +1,8 @@
-"""The checks: each a table of offenders computed from the staged tables. Builds queries only.
+"""Checks of sends and stores, as Spark queries for their offenders.
 
 `sent_checks` and `stored_checks` list them; `audit/run.py` runs them. Offenders are sorted by
-position. What a check counts is a fault, unless at-least-once delivery allows it.
-audit.read.committed_range says up to which positions records count.
+position. A check counts a fault, unless at-least-once delivery allows it.
+audit.read.committed_range defines up to which positions records count.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,15 +21,15 @@ from ..read.store_files import STORES_SEPARATOR
 from ..read.system_topics import MULTI_QUEUE_PREFIX, TIMED_TOPICS
 from ..read.tables import Tables, each, records
 
-OPEN_RANGES_MAX = 50  # beyond, all queues are looked at record by record
+OPEN_RANGES_MAX = 50  # with more, the records of all queues are checked
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: the rows of `table` for which `wrong` holds are its offenders. `table` None: it is
-    known to have no rows, and no query is needed.
+    """A check; the rows of `table` that meet `wrong` are its offenders. `table` is None if no row
+    can exist, and then no query is needed.
 
-    Checks that share a `table` object are counted together, in one query. Offenders are shown with
+    Checks that share a `table` object are counted in the same query. Offenders are shown with
     `columns`, sorted by `order`.
     """
 
@@ -48,7 +48,7 @@ class Check:
 
 
 def sent_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks of what the history says was sent."""
+    """Yield the checks of the sends of a history."""
     yield from history_checks(tables)
     yield from ledger_checks(tables)
     yield from duplicate_checks(tables)
@@ -57,8 +57,7 @@ def sent_checks(tables: Tables) -> Iterator[Check]:
 
 
 def stored_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks of what is stored, which need no history; audit.checks.replicas compares the
-    replicas."""
+    """Yield the checks that need no history. audit.checks.replicas compares the replicas."""
     yield from offset_checks(tables)
     yield damage(tables)
     yield from frame_checks(tables)
@@ -95,8 +94,7 @@ def history_checks(tables: Tables) -> Iterator[Check]:
 
 
 def ledger_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks on one row per message id: missing, misplaced, never sent, altered, removed
-    by retention."""
+    """Yield the checks per message id, for missing, misplaced, never sent, altered, removed."""
     acknowledged = F.col("outcome") == "ok"
     stored = F.col("copies") > 0
     check = _ledger_check(tables.ledger)
@@ -159,10 +157,10 @@ def ledger_checks(tables: Tables) -> Iterator[Check]:
 
 
 def duplicate_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks for messages stored more than once, by cause, and for stored messages of
-    unknown outcome (no duplicates)."""
-    # If the number of attempts is unknown (the history ends before the send did), any number of
-    # copies is allowed.
+    """Yield the checks for messages stored more than once, and for stored messages of unknown
+    outcome."""
+    # Any number of copies is allowed if the number of attempts is unknown, because the history
+    # ended before the send.
     excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
     check = _ledger_check(tables.ledger)
     yield check(
@@ -207,7 +205,7 @@ def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
 
 
 def failed_but_stored(tables: Tables) -> Check:
-    """Check that plain failures, which promise "certainly not stored", are in no store anywhere."""
+    """Check that no store holds a send that failed, which promises "certainly not stored"."""
     ours = F.col("topic").isin(*tables.topics)
     failed = tables.sends.where((F.col("outcome") == "fail") & ours)
     found = (
@@ -224,7 +222,7 @@ def failed_but_stored(tables: Tables) -> Check:
 
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
-    """Check that queue offsets rise by one along the log, per queue, from 0 if the log is whole."""
+    """Check that queue offsets rise by 1 along the log, from 0 if the log is complete."""
     suspects = _suspect_queues(tables)
     rows = None
     if suspects is not None:
@@ -252,9 +250,8 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
 
 
 def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFrame:
-    """Add `expected`: the queue offset with which each row should begin, the one after the `last`
-    of the row before it in its queue. A queue's first row may begin anywhere in a log without its
-    beginning."""
+    """Add `expected`, the queue offset after the `last` of the queue's previous row. A queue's
+    first row may have any offset if the log's start was removed."""
     in_queue = Window.partitionBy("topic", "queue_id").orderBy("position")
     start = F.lit(0).cast("long") if tables.limits.begin == 0 else F.col(first)
     if tables.since is not None:
@@ -264,9 +261,9 @@ def _expected(tables: Tables, rows: DataFrame, first: str, last: str) -> DataFra
 
 
 def _suspect_queues(tables: Tables) -> DataFrame | None:
-    """Return the queues (topic, queue_id) whose offsets do not just go on from run to run, or have
-    a run that may not be the group's; None if there are none. Only the records of these are looked
-    at one by one."""
+    """Return the queues (topic, queue_id) with gaps between runs, or with runs that may not be the
+    group's; None if
+    there are none. Only their records are checked individually."""
     limits, open_ranges = tables.limits, _open_ranges(tables)
     if len(open_ranges) > OPEN_RANGES_MAX:
         return tables.log.select("topic", "queue_id").distinct()
@@ -285,9 +282,8 @@ def _suspect_queues(tables: Tables) -> DataFrame | None:
 
 
 def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
-    """Return the decoded ranges of the log that no majority has alike. (Where one has, whatever
-    else another store has there is held by too few.) In classic mode any store is enough, so what
-    two have unlike is open, too."""
+    """Return the decoded ranges of the log that no majority has alike. In classic mode a single
+    store is enough, so ranges with different copies are open as well."""
     limits = tables.limits
     parts: dict[tuple[int, int], list[int]] = {}
     for part in tables.staged_log.digests:
@@ -301,11 +297,11 @@ def _open_ranges(tables: Tables) -> list[tuple[int, int]]:
 
 
 def order_checks(tables: Tables) -> Iterator[Check]:
-    """Check that, per order key, the first copies stand in the order in which they were sent.
+    """Check that the first copies of each order key's messages are in the order of sending.
 
-    A message is late if one with a higher `seq` of its key stands before it; every late message is
-    found, also the last of its key. An acknowledged message may not be late; one of unknown outcome
-    may, since its sender went on without knowing.
+    A message is late if a message with a higher `seq` of its key precedes it. An acknowledged
+    message may not be late. A message of unknown outcome may, since its sender continued without an
+    answer.
     """
     acknowledged = F.col("outcome") == "ok"
     ordered = tables.ledger.where(
@@ -355,7 +351,7 @@ def order_checks(tables: Tables) -> Iterator[Check]:
 
 
 def damage(tables: Tables) -> Check:
-    """Check for bytes below a store's limit that are no item, or whose checksum is wrong."""
+    """Check for bytes below a store's limit that are no item, or have a wrong checksum."""
     kind = F.col("kind")
     intact = F.coalesce(F.col("intact"), F.lit(True))
     unreadable = kind.isin(int(ItemKind.HOLE), int(ItemKind.END))
@@ -382,7 +378,7 @@ def damage(tables: Tables) -> Check:
 
 
 def frame_checks(tables: Tables) -> Iterator[Check]:
-    """Check Raft's invariants as the frames show them, in each store and between stores."""
+    """Check Raft's invariants in the frames of each store and between stores."""
     index = F.col("frame_index")
     frames = None if tables.alike is not None else _frames(tables)
     columns = ("store", "position", "index_before", "frame_index", "term_before", "frame_term")
@@ -428,7 +424,7 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
 
 
 def _frames(tables: Tables) -> DataFrame:
-    """Return the frames below the stores' limits, each with those before it."""
+    """Return the frames below the stores' limits, each with index and term of its predecessor."""
     in_store = Window.partitionBy("store").orderBy("position")
     term = F.col("frame_term")
     shared = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
@@ -441,8 +437,8 @@ def _frames(tables: Tables) -> DataFrame:
 
 
 def _has_wrong_term(in_store: WindowSpec, term: Column, before: Column) -> Column:
-    """Return whether a frame is the wrong one of two of which the later has the lower term. That is
-    the later one, unless without the earlier one the terms would rise, and without it not."""
+    """Return whether a frame is the wrong frame of a pair in which the later has the lower term:
+    the later frame, unless terms would rise without the earlier frame only."""
     two_before = F.lag(before).over(in_store)
     behind, two_behind = (F.lead(term, count).over(in_store) for count in (1, 2))
     yes, no = F.lit(True), F.lit(False)
@@ -453,7 +449,7 @@ def _has_wrong_term(in_store: WindowSpec, term: Column, before: Column) -> Colum
 
 
 def queue_index_checks(tables: Tables) -> Iterator[Check]:
-    """Check ConsumeQueue units against the records they point at, and records without a unit."""
+    """Check ConsumeQueue units against their records, and records without a unit."""
     suspects = _suspect_ranges(tables)
     judged = None
     if suspects:
@@ -482,7 +478,7 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
 
 
 def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
-    """Return the units and records of suspect ranges (store, range), with `what` is wrong."""
+    """Return the units and records of suspect ranges (store, range), with the fault in `what`."""
     limits = tables.limits
     found = (
         each(_within(records(tables.shared_items).where("visible"), suspects))
@@ -526,9 +522,9 @@ def _units_judged(tables: Tables, suspects: DataFrame) -> DataFrame:
 
 
 def _suspect_ranges(tables: Tables) -> list[tuple[str, int]]:
-    """Return the ranges of the log (store, range) in which the units are not just those of the
-    records, by count and sums of hashes: only these are compared one by one. A unit and its record
-    are in one range, because the one has the other's position."""
+    """Return the ranges of the log (store, range) in which units and records differ by count or sum
+    of hashes. Only these are compared individually. A unit and its record are in the same range,
+    because both have the record's position."""
     units = by_store((digest.stores, digest.units) for digest in tables.unit_digests)
     found = by_store((digest.stores, digest.units) for digest in tables.staged_log.digests)
     return [
@@ -543,7 +539,7 @@ def _ranged(rows: DataFrame) -> DataFrame:
 
 
 def _within(shared: DataFrame, suspects: DataFrame) -> DataFrame:
-    """Return the rows that are in a suspect range of any store, with `range`."""
+    """Return the rows in a suspect range of any store, with `range`."""
     return _ranged(shared).join(suspects.select("range").distinct(), "range", "left_semi")
 
 

@@ -1,4 +1,4 @@
-"""The checks that compare what consumers saw with what is stored. Builds queries only."""
+"""Checks of consumed messages and committed offsets against the stored messages."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,10 @@ from .checks import Check
 def consumption_checks(
     tables: Tables, kinds: frozenset[str], orderly_work: bool
 ) -> Iterator[Check]:
-    """Yield the checks of consumed against stored; none of a topic that nobody consumed.
+    """Yield the checks of the topics that were consumed.
 
-    A message stored and never consumed is a fault only if the history says that the consumers of
-    its topic were done (`drain`, complete). What may have stood where retention has removed the
-    log's beginning is not judged.
+    A stored message that was not consumed is a fault only after a complete `drain` of its topic.
+    Positions that retention may have removed are not judged.
     """
     events = tables.events.where(
         (F.col("type") == "ok") & F.col("topic").isin(*tables.topics) & of_group(tables.group)
@@ -38,14 +37,14 @@ def consumption_checks(
 
 
 def event_kinds(tables: Tables) -> frozenset[str]:
-    """Return the kinds (`f`) of answered events, of the audited topics if they name one."""
+    """Return the kinds (`f`) of answered events of the audited topics, or of no topic."""
     elsewhere = F.col("topic").isNotNull() & ~F.col("topic").isin(*tables.topics)
     found = tables.events.where((F.col("type") == "ok") & ~elsewhere)
     return frozenset(row["f"] for row in found.select("f").distinct().collect())
 
 
 def _consumed_offsets(events: DataFrame) -> DataFrame:
-    """Return one row per (topic, queue, offset) consumed: times, and the id seen if recorded."""
+    """Return a row per (topic, queue, offset) consumed, with its count and its recorded ids."""
     each = events.where(F.col("f") == "consume").select(
         "topic", "queue", "ids", F.posexplode("offsets").alias("place", "offset")
     )
@@ -73,7 +72,7 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
         .join(stored, ["topic", "queue", "offset"], "full_outer")
         .join(F.broadcast(topics.where("consumed")), "topic")
     )
-    first = F.lit(0)  # what is not stored from here on never was
+    first = F.lit(0)  # offsets from here on were never stored if they are missing
     if removed:
         firsts = stored.groupBy("topic", "queue").agg(F.min("offset").alias("first"))
         both = both.join(F.broadcast(firsts), ["topic", "queue"], "left")
@@ -142,7 +141,7 @@ def _worked(tables: Tables) -> Check:
         .agg((F.max("queue_offset") + 1).alias("end"))
     )
     work = tables.events.where((F.col("f") == "work") & of_group(tables.group))
-    # A queue of which nothing is left may have been longer, if retention removed the beginning.
+    # A queue without records may have been longer, if retention removed the log's start.
     end = F.coalesce("end", F.lit(0 if tables.limits.begin == 0 else None))
     return Check(
         "work_not_stored",

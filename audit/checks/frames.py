@@ -1,4 +1,4 @@
-"""The frames that a group holds, beside its records: its commands and configurations."""
+"""The commands and configurations among the frames that a group holds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _IDENTITY = ("frame_index", "position", "payload_crc", "header_crc")
 class GroupFrames:
     """Frames that enough stores hold intact, below the agreed end.
 
-    `first` and `last`: the smallest and the largest index (without any, `last` is that before
-    them); `term`: of the last; `complete`: every index between them is there. `terms`: of each
-    store, the term of its last frame below its limit.
-    `frames`: _IDENTITY, frame_kind, frame_term, store_timestamp, payload_at, records_at (where a
-    command ends), holder. `configurations`: of each frame with one the index, a holder, and start
-    and end of its payload.
+    `first` and `last` are the smallest and the largest index (without frames, `last` is the index
+    before), `term` the term of the last. `complete` is True if no index between is missing. `terms`
+    has each store's last term below its limit. `frames` has _IDENTITY, frame_kind, frame_term,
+    store_timestamp, payload_at, records_at (the end of a command) and holder. `configurations` has
+    index, holder, start and end of each configuration's payload.
     """
 
     first: int
@@ -41,7 +40,7 @@ class GroupFrames:
 
     @property
     def commands(self) -> DataFrame:
-        """The frames that are or begin with a command, by index."""
+        """The frames that are or start with a command, by index."""
         begins = F.col("records_at") > F.col("payload_at")
         messages = F.col("frame_kind") == int(FrameKind.MESSAGES)
         command = F.col("frame_kind") == int(FrameKind.COMMAND)
@@ -49,7 +48,7 @@ class GroupFrames:
 
 
 def group_frames(tables: Tables) -> GroupFrames:
-    """Collect them from the staged items."""
+    """Collect the group's frames from the staged items."""
     limits = tables.limits
     frames = tables.shared_items.where(F.col("kind") == int(ItemKind.FRAME))
     if tables.alike is not None and len(limits.voting) >= limits.needed:
@@ -83,12 +82,12 @@ def group_frames(tables: Tables) -> GroupFrames:
     since = tables.since
     before, term = (since.index, since.term) if since else (0, 0)
     below = each(frames).where(F.col("position") < limits.of("limit"))
-    last_term = F.max_by("frame_term", "position").alias("term")  # none before it is higher
+    last_term = F.max_by("frame_term", "position").alias("term")  # no term before it is higher
     terms = below.groupBy("store").agg(last_term).collect()
     last = int(row["last"] or before)
     first = int(row["first"] or last + 1)
     if since is not None:
-        first = min(first, before + 1)  # if it is above, frames are missing between
+        first = min(first, before + 1)  # a higher index means that frames are missing
     return GroupFrames(
         first,
         last,
@@ -104,7 +103,7 @@ def group_frames(tables: Tables) -> GroupFrames:
 
 
 def _of_all(tables: Tables, run: FrameRun | None, frames: DataFrame) -> GroupFrames:
-    """Return the frames where all stores have the same log; no query is needed."""
+    """Return the frames if all stores have the same log; no query is needed."""
     since, names = tables.since, tuple(tables.stores)
     before, term = (since.index, since.term) if since else (0, 0)
     payload_at = F.col("position") + F.col("size")
@@ -134,8 +133,7 @@ def configurations_of(stores: Mapping[str, Store], held: GroupFrames) -> dict[in
 def payloads(
     stores: Mapping[str, Store], places: Iterable[tuple[str, int, int]]
 ) -> Iterator[memoryview]:
-    """Yield the bytes at each (store, first log position, position behind the last). None of them
-    spans segments. Raises OSError."""
+    """Yield the bytes at each (store, start, end), none of them across segments. Raises OSError."""
     mapped: dict[str, memoryview] = {}
     for store, start, end in places:
         segment = _holding(stores[store].segments, start)

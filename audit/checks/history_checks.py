@@ -1,10 +1,9 @@
-"""Judges a history by the checkers of mqchaos, with the stored records as further deliveries.
+"""Judges a history by mqchaos' checkers, with stored records as additional deliveries.
 
-Spark compares plain sends and what consumers got with the stores (audit.checks.checks). All other
-events go to chaos.checks: consumer offsets, metadata, leaders, logs, locks, transactions, delayed
-messages, retries and pops, by the rules of docs/history.md. A record that the group's log holds in
-a topic of such messages counts as a delivery, because a consumer would get it. So a message that is
-stored twice, early or without a commit is found even if no consumer of the run saw it.
+Spark compares plain sends and consumed messages with the stores (audit.checks.checks). All
+remaining events are judged by chaos.checks, by the rules of docs/history.md. A record in a topic of
+deferred messages counts as a delivery, because a consumer would receive it. So a message that is
+stored twice, early or without a commit is detected even if no consumer of the run received it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ..report.report import CheckResult, Offender
 JUDGED_BY_SPARK = re.compile(rb'"f":\s*"(send|consume)"')
 DEFERRED = {Kind.POSTED, Kind.GIVEN_BACK, Kind.DELIVERED, Kind.SCANNED, Kind.WORKED}
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-# Checks for what is missing. They prove nothing once retention has removed the log's beginning.
+# Checks for missing messages, which prove nothing once retention has removed the log's start.
 LOSSES = {
     "committed but lost",
     "half messages at the end",
@@ -43,13 +42,13 @@ LOSSES = {
     "given back and lost",
     "popped and lost",
 }
-AT_ANY_TIME_NS = 1 << 62  # of a record: the harness's clock says nothing of when it was stored
+AT_ANY_TIME_NS = 1 << 62  # the harness's clock does not show when a record was stored
 REMOVED = " (retention has removed messages: not decided)"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A stored record of an id that the history may have. `visible`: consumers can get it."""
+    """A stored record of an id that the history may have. Consumers can receive it if `visible`."""
 
     id: str
     topic: str
@@ -62,10 +61,10 @@ class Record:
 
 
 class HistoryJudge:
-    """Takes the lines of a history, then the records of the `group` (None: the only one).
+    """Takes the lines of a history, then the records of `group` (None if there is only one group).
 
-    `log_is_complete`: the log still has its beginning. Memory: what mqchaos needs for these events,
-    and an entry for each deferred message.
+    `log_is_complete` is True if the log still starts at offset 0. Memory is needed for the books of
+    mqchaos, and an entry per deferred message.
     """
 
     def __init__(self, group: str | None, *, log_is_complete: bool) -> None:
@@ -74,19 +73,18 @@ class HistoryJudge:
         self._log_is_complete = log_is_complete
         self._assembler = Assembler()
         self._suite = Suite()
-        self._violations: list[Offender] = []  # of the history's format
+        self._violations: list[Offender] = []  # violations of the history's format
         self._posts: dict[str, Post] = {}
         self._works: dict[str, str] = {}  # topic → workload that sends to it
-        self._brokers: set[str] = set()  # that delivered messages
-        self._missing: set[str] = set()  # acknowledged posts that were found nowhere yet
+        self._brokers: set[str] = set()  # the brokers that delivered messages
+        self._missing: set[str] = set()  # acknowledged posts without a record or delivery yet
         self._phantoms: dict[str, Offender] = {}
         self._levels: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        self._decided: set[str] = set()  # transactions of which a producer said the outcome
+        self._decided: set[str] = set()  # transactions with a commit or rollback
         self.clocks_moved = False
 
     @property
     def has_deferred(self) -> bool:
-        """True if the history has deferred messages, or orderly work."""
         return bool(self._kinds & DEFERRED)
 
     @property
@@ -99,7 +97,7 @@ class HistoryJudge:
         return frozenset(self._works)
 
     def feed(self, line: bytes) -> None:
-        """Take a line. Lines that are no JSON object are left to the audit, which counts them."""
+        """Take a line. Lines that are no JSON object are ignored here; the audit counts them."""
         if JUDGED_BY_SPARK.search(line):
             return
         try:
@@ -176,7 +174,7 @@ class HistoryJudge:
             self._waiting(record, post, broker)
 
     def _waiting(self, record: Record, post: Post, broker: str) -> None:
-        """Take a record in one of the brokers' own topics."""
+        """Take a record in a topic of the brokers' own."""
         held = Stored(
             *(AT_ANY_TIME_NS, post.work, record.id, broker),
             *(record.queue, record.offset, record.store_ms),
@@ -190,8 +188,8 @@ class HistoryJudge:
             self._levels[record.id].append((record.times, record.position, record.queue + 1))
 
     def results(self) -> tuple[list[CheckResult], list[str]]:
-        """Return the results of all checks that the history has events for, and the reasons why
-        others could not decide."""
+        """Return the results of all checks with events in the history, and the undecided checks'
+        reasons."""
         found, undecided = [], []
         for checker in self._suite.checkers:
             if checker.essential or not checker.applies:

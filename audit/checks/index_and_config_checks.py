@@ -1,4 +1,4 @@
-"""Judges what is beside log and queues in a store: IndexFiles, config/, raft/."""
+"""Checks the files beside a store's log and queues (IndexFiles, config/, raft/)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .table_replay import replay
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """What is beside the log, judged. `gaps`: what was not. `configurations` of the log by index,
-    and the `tables` that it makes, as far as they are known."""
+    """Results for the files beside the log, and the `gaps` in what could be checked.
+    `configurations` of the log by index, and the `tables` replayed from it, are None if unknown."""
 
     results: list[CheckResult]
     gaps: list[str]
@@ -26,14 +26,13 @@ class StoreFiles:
 
     @property
     def delivered(self) -> dict[int, int]:
-        """The offset before which all messages of a delay level have been delivered, as far as it
-        is known."""
+        """By delay level, the offset before which all messages have been delivered, if known."""
         offsets = (self.tables or {}).get("delayOffset.json", {}).get("offsetTable", {})
         return {int(level): int(offset) for level, offset in offsets.items()}
 
 
 def check_store_files(tables: Tables, held: GroupFrames | None) -> StoreFiles:
-    """Judge what is beside the log in a store. `held`: in Raft mode."""
+    """Check the files beside the log of every store. `held` is given in Raft mode."""
     if held is None:
         indexes, gaps = index_check(tables)
         gaps.append("config/: only in Raft mode is what it has in the log")

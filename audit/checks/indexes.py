@@ -1,4 +1,4 @@
-"""Checks IndexFiles, by which messages are found by key, against the log.
+"""Checks IndexFiles, which find messages by key, against the log.
 
     index/yyyyMMddHHmmssSSS   a header of 40 bytes, slots of 4, entries of 20; big-endian
     header   store time of the first and of the last entry's message (8 bytes each), their log
@@ -7,11 +7,11 @@
     entry    hash of `topic#key` (4), log position (8), seconds since the first store time (4),
              number of the entry before it in its slot (4)
 
-There are four entries to a slot (maxHashSlotNum, maxIndexNum as they come), so a file's size tells
-their numbers; files of other proportions are not judged. Asked are, of each file, whether every
-entry leads to a message that has such a key, and is reached from its slot; and, from the first file
-to the last entry, whether every message with a key is there. An entry is wrong if it fits no
-store's log: where it fits another replica's, its own log is damaged, which other checks say.
+A file has four entries per slot (maxHashSlotNum, maxIndexNum), so its size determines their
+numbers; files of other proportions are not judged. Every entry must point to a message with such a
+key, and must be reachable from its slot. Every message with a key must have an entry, from the
+first file to the last entry. An entry is wrong if it fits no store's log. If it fits a different
+replica's log, its own log is damaged, which other checks report.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ SLOT = np.dtype(">i4")
 ENTRY = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
 ENTRIES_TO_A_SLOT = 4
 ENTRIES_AT_ONCE = 500_000
-FAULTS_MAX = 1_000  # told by one task
+FAULTS_MAX = 1_000  # per task
 NAME_DIGITS = 17
 SECONDS_MAX = 0x7FFFFFFF
 Array = npt.NDArray[Any]
-Fault = tuple[str, str, int, int, str]  # store, path, entry, position, what
+Fault = tuple[str, str, int, int, str]  # store, path, entry, position, fault
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One file of a store. Its entries are those of numbers [1, count)."""
+    """An IndexFile with entries [1, count)."""
 
     store: str
     path: str
     begin_ms: int
-    begin: int  # log position of the first entry's message, and of the last one's
+    begin: int  # log positions of the first and the last entry's message
     end: int
     slots: int
     count: int
@@ -67,7 +67,7 @@ class IndexFile:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """A task: entries [first, last) of a file that several stores may have alike."""
+    """A task for entries [first, last) of a file that several stores may have alike."""
 
     copies: tuple[IndexFile, ...]
     first: int
@@ -76,22 +76,22 @@ class _Entries:
 
 @dataclass(frozen=True, slots=True)
 class _Chains:
-    """A task: how the entries of a file are reached."""
+    """A task for the chains of a file's entries."""
 
     file: IndexFile
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a task found: faults, and by (store, range) how many messages have an entry for their
-    own id, and the sum of their positions."""
+    """A task's faults, and by (store, range) the number of messages with an entry for their own id
+    and the sum of their positions."""
 
     faults: tuple[Fault, ...]
     reached: Mapping[tuple[str, int], tuple[int, int]]
 
 
 def index_check(tables: Tables) -> tuple[CheckResult, list[str]]:
-    """Check the IndexFiles of all stores; also return what was not judged. Raises OSError."""
+    """Check the IndexFiles of all stores; also return gaps. Raises OSError."""
     offenders: list[Offender] = []
     gaps: list[str] = []
     files: dict[str, list[IndexFile]] = {}
@@ -156,8 +156,8 @@ def _files(store: Store, offenders: list[Offender], gaps: list[str]) -> Iterator
 
 
 def _tasks(files: Mapping[str, Sequence[IndexFile]], begin: int) -> list[_Entries | _Chains]:
-    """Return what is to be done of the log from `begin` on. Files that begin alike are judged
-    together, as far as each of them goes: replicas flush at moments of their own."""
+    """Return the tasks for the log from `begin` on. Files with the same start are judged together
+    up to their common length, because replicas flush at different times."""
     alike: dict[tuple[int, int, int], list[IndexFile]] = {}
     for own in files.values():
         for file in own:
@@ -179,9 +179,9 @@ def _tasks(files: Mapping[str, Sequence[IndexFile]], begin: int) -> list[_Entrie
 
 @dataclass(frozen=True)
 class _Judge:
-    """Judges a task's entries; runs in Spark's workers. `log`: the files in which the log is
-    staged. By store: `bounds`, where the log begins and how far it is judged; `firsts`, where the
-    index begins. `closed`: the stores that were closed in order."""
+    """Judges a task's entries in Spark's workers. `log` lists the files of the staged log. By
+    store, `bounds` has start and limit of its log, and `firsts` the start of its index. `closed`
+    has the stores that were closed in order."""
 
     stores: Sequence[str]
     log: Sequence[StagedPart]
@@ -214,8 +214,8 @@ class _Judge:
         return Found(tuple(reported), reached)
 
     def _reported(self, file: IndexFile, wrong: Sequence[tuple[int, int, str]]) -> Iterator[Fault]:
-        """Yield the faults of a file. What leads behind the log of a store that was killed is none:
-        it is dropped at the next start."""
+        """Yield the faults of a file. Entries behind the log of a killed store are no fault,
+        because the next start drops them."""
         begin, limit = self.bounds[file.store]
         for number, at, what in wrong[:FAULTS_MAX]:
             if at >= begin and (at < limit or file.store in self.closed):
@@ -224,8 +224,8 @@ class _Judge:
     def _judged(
         self, files: Sequence[IndexFile], entries: Array, task: _Entries
     ) -> tuple[list[tuple[int, int, str]], Array]:
-        """Return the faults of the task's entries as (number, position, what), and the positions of
-        messages that have an entry for their own id."""
+        """Return the faults of the task's entries as (number, position, fault), and the positions
+        of messages that have an entry for their own id."""
         first, last = _whole_messages(entries, task.first, task.last)
         part = entries[first:last]
         positions = part["position"].astype(np.int64)
@@ -256,8 +256,10 @@ class _Judge:
             own_id[owners[there & keys.of_id]] = True
             if store == names[0]:
                 inner = np.ones(len(distinct), bool)
-                inner[:1] = own_id[:1]  # else its first keys are in the file before
-                inner[-1:] &= not (full and last == len(entries))  # or its last in the next one
+                inner[:1] = own_id[:1]  # otherwise its first keys are in the previous file
+                inner[-1:] &= not (
+                    full and last == len(entries)
+                )  # and its last keys in the next file
                 for owner in owners[~there & inner[owners]].tolist():
                     lacking[owner] = "a key of the message has no entry"
         wrong = [
@@ -268,7 +270,7 @@ class _Judge:
             (first + int(at), int(positions[at]), "has another store time than the message")
             for at in np.flatnonzero(fits & ~timely)[:FAULTS_MAX]
         ]
-        # A message of which the log says another key than its entries is told once.
+        # A message with a different key in the log than in its entries is reported once.
         unfit = {position for _, position, _ in wrong}
         wrong += [
             (0, int(distinct[owner]), what)
@@ -279,7 +281,7 @@ class _Judge:
 
 
 def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
-    """Move the ends of a part to where another message's entries begin."""
+    """Move both ends to where a new message's entries start."""
     positions = entries["position"]
     while 1 < first < len(entries) and positions[first] == positions[first - 1]:
         first += 1
@@ -289,8 +291,8 @@ def _whole_messages(entries: Array, first: int, last: int) -> tuple[int, int]:
 
 
 def _distinct(positions: Array) -> tuple[Array, Array]:
-    """Return the different positions, rising, and which of them each is."""
-    if (positions[1:] < positions[:-1]).any():  # only where there is damage
+    """Return the distinct positions in rising order, and the index of each position among them."""
+    if (positions[1:] < positions[:-1]).any():  # only after damage
         distinct, which = np.unique(positions, return_inverse=True)
         return distinct, which
     first = np.ones(len(positions), bool)
@@ -299,7 +301,7 @@ def _distinct(positions: Array) -> tuple[Array, Array]:
 
 
 def _among(values: Array, others: Array) -> Array:
-    """Return of each value whether it is one of `others`."""
+    """Return for each value whether `others` contains it."""
     if not len(others):
         return np.zeros(len(values), bool)
     known = np.sort(others)
@@ -309,8 +311,8 @@ def _among(values: Array, others: Array) -> Array:
 
 
 def _chain_faults(file: IndexFile, closed: bool) -> Iterator[tuple[int, int, str]]:
-    """Yield the entries that do not lead on to the one before them in their slot, and, if the store
-    was closed in order, those that should be the first of their slot and are not."""
+    """Yield the entries that do not point to the previous entry of their slot and, if the store was
+    closed in order, the newest entries that their slot does not point to."""
     entries = file.entries()
     numbers, which = _by_slot(entries, file.slots)
     before = np.zeros(len(numbers), np.int64)
@@ -338,10 +340,9 @@ def _missing(
     files: Mapping[str, Sequence[IndexFile]],
     reached: Mapping[tuple[str, int], tuple[int, int]],
 ) -> list[Offender]:
-    """Return messages to which no entry leads: of each store between the first and the last message
-    of its index. (The first one's id may have its entry in a file that retention has removed.)
-    Ranges of the log with as many messages as are reached, and the same sum of positions, need no
-    look."""
+    """Return the messages of each store without an entry, between the first and the last message of
+    its index. The first message's entry may be in a file that retention has removed. Ranges with
+    equal counts and sums of positions are skipped."""
     log = _staged(tables)
     there = by_store((digest.stores, digest.ids) for digest in tables.staged_log.digests)
     missing: list[Offender] = []
@@ -364,7 +365,7 @@ def _missing(
 
 
 def _positions(files: Sequence[IndexFile], low: int, high: int) -> Array:
-    """Return the log positions that entries have in [low, high)."""
+    """Return the positions of the entries in [low, high)."""
     found = [
         file.entries()["position"][1:].astype(np.int64)
         for file in files

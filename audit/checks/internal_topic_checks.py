@@ -1,10 +1,9 @@
-"""The checks of messages that waited in a broker's own topics, which need no history. Builds
-queries only.
+"""Checks of delayed and half messages in the brokers' internal topics, without a history.
 
-A delayed message stands in SCHEDULE_TOPIC_XXXX until it is due, a half message in
-RMQ_SYS_TRANS_HALF_TOPIC until it is decided; then it is stored again, under its id. How far each
-delay level has been delivered is in the log, so what should have come is known; what came stands
-behind it. A whole log is needed: in one without its beginning nobody knows what waited before.
+A delayed message waits in SCHEDULE_TOPIC_XXXX until it is due, a half message in
+RMQ_SYS_TRANS_HALF_TOPIC until it is decided. Then the broker stores it again under its id. The log
+records how far each delay level has been delivered, so the expected messages are known. A log
+without its start is not judged, because earlier messages may have been waiting.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from ..read.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from ..read.tables import Tables
 from .checks import Check
 
-TOLERANCE_MS = 10  # between two readings of one machine's clock
+TOLERANCE_MS = 10  # between two readings of a machine's clock
 COMMITTED = 8  # transaction bits of a record's sysflag
 
 
 def waiting_checks(
     tables: Tables, delivered: Mapping[int, int], clocks_steady: bool
 ) -> Iterator[Check]:
-    """Yield the checks; none of a log that is not whole. `delivered`: by delay level, the offset
-    before which all messages have been delivered. `clocks_steady`: no clock was moved, so an early
-    message is a fault."""
+    """Yield the checks; none if the log does not start at 0. `delivered` has by delay level the
+    offset before which all messages were delivered. Early messages are a fault if
+    `clocks_steady`."""
     if tables.limits.begin or tables.since is not None:
         return
     waited = any(digest.waits for digest in tables.staged_log.digests)
@@ -48,7 +47,7 @@ def waiting_checks(
 
 
 def _decided(named: DataFrame) -> DataFrame:
-    """Return for each id its half messages and committed ones, and where the first of each is."""
+    """Return the half and committed messages of each id, with the position of the first of each."""
     half = F.col("topic") == HALF_TOPIC
     committed = (F.col("sysflag") == COMMITTED) & ~half
     return (
@@ -92,7 +91,7 @@ def _delayed_checks(
 def _came(
     tables: Tables, visible: DataFrame, delivered: Mapping[int, int], key: Sequence[str]
 ) -> DataFrame:
-    """Return each delayed message, how many of it should have come, and which came."""
+    """Return for each delayed message how many copies were due, and how many were stored."""
     due = (
         tables.units.where(F.col("topic") == SCHEDULE_TOPIC)
         .groupBy("position")

@@ -1,7 +1,7 @@
-"""Finds who still has an acknowledged message that no majority holds, or holds as it was sent.
+"""Finds the last copies of acknowledged messages that no majority holds as they were sent.
 
-Such a message is lost to the group, and its last copy is what can be mended from: the store that
-has it is named with file and offset, and is never taken for the one that deviates.
+Such a message is lost to the group and can be recovered from its last copy only. So the check names
+file and offset of each copy, and its store never counts as deviating.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,8 @@ from ..report.report import CheckResult, Offender
 
 @dataclass(frozen=True, slots=True)
 class LastCopies:
-    """Intact copies, as they were sent, of acknowledged messages that too few stores hold so.
-    `first`: by store, the log position of its first one. `places`: by topic and message id, where
-    its copies stand."""
+    """Intact, unaltered copies of acknowledged messages that too few stores hold. `first` has each
+    store's first log position, `places` the copies by topic and message id."""
 
     first: Mapping[str, int]
     places: Mapping[tuple[str, str], tuple[str, ...]]
@@ -30,8 +29,8 @@ _AS_SENT = {"content_crc": "crc", "fields_sum": "fields", "born_timestamp": "bor
 
 
 def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) -> LastCopies:
-    """Look for the messages that these checks counted. `lost`: their topic and id_text, and what
-    was sent as far as it is known, `crc` of the body, `fields` and `born`."""
+    """Find copies of the messages that these checks counted. `lost` has their topic and id_text,
+    and if known `crc` of the body, `fields` and `born` as they were sent."""
     if not any(check.count for check in checks):
         return NONE
     as_sent = F.lit(True)
@@ -45,7 +44,7 @@ def last_copies(tables: Tables, checks: Sequence[CheckResult], lost: DataFrame) 
         .where(as_sent)
         .select("topic", "id_text", "store", "position")
     )
-    # What every store has as it was sent, beside an altered copy, tells none of them apart.
+    # Unaltered copies in every store, beside an altered copy, single out no store.
     by_all = (
         found.groupBy("topic", "id_text")
         .agg(F.count_distinct("store").alias("stores"))
@@ -72,7 +71,7 @@ def _places(
 
 
 def with_holders(check: CheckResult, copies: LastCopies) -> CheckResult:
-    """Return the check with `held_by` in each offender: its copies, as store/file:offset."""
+    """Return the check with `held_by`, the copies as store/file:offset, in each offender."""
     offenders: list[Offender] = [
         {
             **offender,

@@ -1,4 +1,4 @@
-"""Checks a store's raft/ directory against the log: term and vote, configuration, group id.
+"""Checks a store's raft/ directory against the log (term and vote, configuration, group id).
 
     raft/hardstate      version 3 (1 byte), flags (1), term (8), length of the vote (2; 0xFFFF:
                         none), group id (16), length of the owner (1), owner, vote; version 2 has
@@ -6,8 +6,8 @@
     raft/configuration  index of its frame (8), the frame's payload
     raft/group          the group's id (16 bytes)
 
-Each is kept twice (audit.read.slots). A lost vote lets a replica vote twice in one term, and so
-does a term below that of a frame which it holds. Replicas of other engines have none of these.
+Each file has two copies (audit.read.slots). A replica whose vote is lost, or whose term is below
+its frames', could vote twice in a term. Replicas of other engines have none of these files.
 """
 
 import struct
@@ -21,8 +21,8 @@ from ..report.report import CheckResult, Offender
 
 DIRECTORY = "raft"
 HARD_STATE, CONFIGURATION, GROUP = "hardstate", "configuration", "group"
-BOOT = "boot"  # what it has is of no use once the machine has been started again
-EXPECTING = (HARD_STATE, GROUP, BOOT)  # where one of these is, there has to be a hard state
+BOOT = "boot"  # its content is void after a restart of the machine
+EXPECTING = (HARD_STATE, GROUP, BOOT)  # a hard state must exist beside any of these
 MISSING = Slots(None, ((0, "is not there: term and vote are lost"),))
 NOBODY = 0xFFFF
 _HEAD = struct.Struct(">BBqH")
@@ -32,9 +32,9 @@ _INDEX = struct.Struct(">q")
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What the group's log says. `terms`: by store, the highest term of its frames below its limit.
-    `configurations`: payloads of configuration frames, by index; `first_index`: of the frames that
-    the group still has. `group_id`: in hex; "": the log does not say it."""
+    """Facts of the group's log. `terms` has each store's highest term below its limit,
+    `configurations` the payloads of configuration frames by index. `first_index` is the first index
+    that the group still has. `group_id` is in hex, or "" if unknown."""
 
     terms: Mapping[str, int]
     configurations: Mapping[int, bytes]
@@ -86,7 +86,7 @@ def _files(store: Path) -> dict[str, Slots]:
 def _faults(
     files: Mapping[str, Slots], term_held: int, facts: LogFacts, closed: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (file, what is wrong) of one store."""
+    """Yield (file, fault) of a store."""
     for name, slots in files.items():
         content = slots.content
         if content is None:
@@ -119,7 +119,7 @@ def _configuration_faults(content: bytes, facts: LogFacts) -> Iterator[tuple[str
         return
     index, payload = _INDEX.unpack_from(content)[0], content[_INDEX.size :]
     if index < facts.first_index:
-        return  # its frame has been removed
+        return  # retention removed its frame
     if index not in facts.configurations:
         yield CONFIGURATION, f"is of frame {index}, which has no configuration in the log"
     elif facts.configurations[index] != payload:

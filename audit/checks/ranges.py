@@ -1,5 +1,4 @@
-"""What an audit keeps of the log that it found right: digests and ends of queues, for the audits
-after it (audit.read.incremental), and when its messages were stored."""
+"""Digests, queue ends and store times that an audit saves for the next audit."""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ TIMELINE_PARTS = 200
 def ranges_check(
     tables: Tables, known: Sequence[Range], audited_at_ms: int
 ) -> tuple[CheckResult, list[Range]]:
-    """Check that the known ranges are what they were, of the log as the group holds it, and that it
-    still goes on to where they end; also return the ranges that this audit has read, as far as
-    enough stores agree. Raises OSError."""
+    """Check that the known ranges have not changed, and that the log still reaches their end. Also
+    return the ranges that this audit has read, up to the agreed end. Raises OSError."""
     limits = tables.limits
     reference = max(limits.stores, key=lambda store: store.agreed)
     there = [each for each in known if reference.begin <= each.begin < each.end]
@@ -47,8 +45,8 @@ def ranges_check(
 
 
 def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
-    """Return what the group no longer holds of the end of the known ranges, with the stores whose
-    log still goes so far. (The beginning may have been removed by retention.)"""
+    """Return the missing end of the known ranges, with the stores that still reach it. Retention
+    may have removed the start."""
     limits = tables.limits
     end = max((each.end for each in known), default=0)
     if end <= limits.agreed_end:
@@ -59,8 +57,8 @@ def _lost_end(tables: Tables, known: Sequence[Range]) -> list[Offender]:
 
 
 def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
-    """Return the group's messages by store time, in at most TIMELINE_PARTS parts: when each begins
-    (ms), how many there are, the log position of the first."""
+    """Return (start in ms, count, first log position) of the group's messages in at most
+    TIMELINE_PARTS intervals of store time."""
     log = tables.log.where("visible")
     times = [digest.times for digest in tables.staged_log.digests if digest.times is not None]
     if not times:
@@ -79,7 +77,7 @@ def timeline(tables: Tables) -> tuple[tuple[int, int, int], ...]:
 def ended_at(
     tables: Tables, held: GroupFrames | None, files: StoreFiles, audited_at_ms: int
 ) -> Ended:
-    """Return what the next audit has to know of where this one ended."""
+    """Return the end of this audit, for the next incremental audit."""
     since, position = tables.since, tables.limits.agreed_end
     reference = max(tables.limits.stores, key=lambda store: store.agreed).store
     configurations = files.configurations or {}
@@ -101,8 +99,7 @@ def ended_at(
 def ends_check(
     shown: Mapping[tuple[str, int], int], held: Mapping[tuple[str, int], int]
 ) -> CheckResult:
-    """Check that consumers are not shown more than the log has: where queues end for them, and in
-    the log, by topic and number."""
+    """Check that consumers see no queue end behind the log's, by topic and number."""
     offenders: list[Offender] = [
         {"topic": topic, "queue_id": number, "shown_until": end, "log_until": held_end}
         for (topic, number), end in sorted(shown.items())
@@ -113,7 +110,7 @@ def ends_check(
 
 
 def queue_ends(tables: Tables) -> dict[tuple[str, int], int]:
-    """Return where the queues end in the log that the group holds, by topic and number."""
+    """Return the ends of the queues in the group's log, by topic and number."""
     ends = dict(tables.since.queues) if tables.since else {}
     runs, last = tables.group_runs, "last_offset"
     if runs is None:

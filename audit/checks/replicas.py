@@ -1,10 +1,10 @@
-"""Compares the replicas' bytes, block by block.
+"""Compares the replicas' logs block by block.
 
 Every store is compared up to its limit (audit.read.committed_range), without the garbage behind
-blank records. A block counts as different if its bytes are not the same in all stores that have it;
-the majority's bytes count as the right ones, and for a deviating store the first differing position
-is named. But where a store holds an acknowledged message that the majority lost, its bytes are the
-right ones from there on (audit.checks.last_copies): it is the one to mend the others from.
+blank records. A block differs if its bytes are not equal in all stores that have it. The majority's
+bytes count as right, and the first differing position of a deviating store is reported. But a store
+that holds an acknowledged message that the majority lost counts as right from there on
+(audit.checks.last_copies), because the message can only be recovered from it.
 """
 
 import itertools
@@ -26,12 +26,11 @@ from ..read.tables import Tables
 from ..report.report import OFFENDERS_MAX, CheckResult, Offender
 from .last_copies import LastCopies
 
-BLANKS_MAX = 1_000_000  # blank records collected to the driver; a log of 1 PB has as many
+BLANKS_MAX = 1_000_000  # collected to the driver; a log of 1 PB has as many
 
 
 def replica_check(tables: Tables, copies: LastCopies) -> CheckResult:
-    """Compare the stores block by block below their limits, where they were not found alike when
-    they were decoded."""
+    """Compare the blocks that differed when they were decoded, below the stores' limits."""
     offenders: list[Offender] = []
     count = 0
     ranges = {(part.start, part.end) for part in tables.staged_log.digests if not part.alike}
@@ -60,8 +59,8 @@ def absent_check(limits: Limits) -> CheckResult:
 
 
 def earlier_check(tables: Tables, since: Ended) -> CheckResult:
-    """Check that what is before the end of the audit before, where this one begins, is what it was:
-    the last bytes of it. A store may lack some of them if enough others have them."""
+    """Check that the last bytes before the start of an incremental audit are unchanged. A store may
+    miss some of them if enough other stores have them."""
     limits = tables.limits
     offenders: list[Offender] = []
     short = []
@@ -80,7 +79,7 @@ def earlier_check(tables: Tables, since: Ended) -> CheckResult:
 
 
 def commit_check(limits: Limits) -> CheckResult:
-    """Check that every commit position is held by a majority and by the store that claims it."""
+    """Check that a majority and the store itself hold every commit position."""
     offenders: list[Offender] = []
     for store in limits.stores:
         if store.commit > limits.agreed_end:
@@ -103,7 +102,7 @@ def commit_check(limits: Limits) -> CheckResult:
 
 
 def segment_check(stores: Mapping[str, Store], limits: Limits) -> CheckResult:
-    """Check for segments missing between others, below the store's limit, in what was read."""
+    """Check for gaps between segments, below the store's limit, in the range that was read."""
     offenders: list[Offender] = []
     for store in limits.stores:
         files = stores[store.store].segments
@@ -116,7 +115,8 @@ def segment_check(stores: Mapping[str, Store], limits: Limits) -> CheckResult:
 
 
 def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
-    """Return by store the log positions [from, to) behind blank records, where anything may be."""
+    """Return by store the log positions [from, to) behind blank records, where the bytes are
+    undefined."""
     skipped: dict[str, list[tuple[int, int]]] = {}
     blanks = tables.items.where(F.col("kind") == int(ItemKind.BLANK)).orderBy("position")
     for row in blanks.select("store", "position", "size").limit(BLANKS_MAX).collect():
@@ -126,8 +126,8 @@ def garbage(tables: Tables) -> dict[str, list[tuple[int, int]]]:
 
 
 def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> DataFrame:
-    """Return blocks of these ranges that differ: block_start, copies (array of store, block_end,
-    digest)."""
+    """Return the different blocks of these ranges, as block_start, copies (array of store,
+    block_end, digest)."""
     reach = {store.store: store.limit for store in tables.limits.stores}
     return (
         tables.spark.read.format("rocketmq_blocks")
@@ -154,7 +154,7 @@ def _different_blocks(tables: Tables, ranges: Sequence[tuple[int, int]]) -> Data
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """The store whose block counts as right, its (end, digest), and why."""
+    """The store with the right block, its (end, digest), and the reason."""
 
     store: str
     content: tuple[int, bytes]
@@ -162,8 +162,8 @@ class _Reference:
 
 
 def _reference(contents: Mapping[str, tuple[int, bytes]], kept: Mapping[str, int]) -> _Reference:
-    """Choose among the blocks of several stores, by store. `kept`: of stores that hold an
-    acknowledged message which a majority lost, the position of the first."""
+    """Choose among the blocks of several stores. `kept` has the first position of each store that
+    holds an acknowledged message which a majority lost."""
     end = max(block_end for block_end, _ in contents.values())
     keeping = [(at, name) for name, at in kept.items() if name in contents and at < end]
     if keeping:
@@ -179,7 +179,7 @@ def _reference(contents: Mapping[str, tuple[int, bytes]], kept: Mapping[str, int
 def _deviations(
     start: int, copies: list[Any], stores: Mapping[str, Store], kept: Mapping[str, int]
 ) -> list[Offender]:
-    """List stores whose block is unlike the right one; never one of those that `kept` names."""
+    """List stores with a block unlike the right block, except those in `kept`."""
     contents = {copy["store"]: (copy["block_end"], bytes(copy["digest"])) for copy in copies}
     right = _reference(contents, kept)
     found: list[Offender] = []

@@ -1,13 +1,12 @@
-"""Checks the tables under config/ by making them again from the log.
+"""Checks the tables under config/ by replaying the log's commands.
 
-Every replica keeps topics, groups, offsets, delays, idempotent sends, accounts and writers as
-tables, and saves each with the index of the last frame that it reflects. The commands of the
-group's frames are applied once, by the broker's own code, and at each index that a file names the
-table has to be what the file says. So a table that was damaged, or has lost a change, is found, and
-where it differs. What the broker's code does wrong on every replica alike is not found by this.
+Every replica saves its tables with the index of the last frame that they reflect. The broker's own
+code applies the group's commands once, and each table must equal each file at the file's index. So
+a damaged or stale table is detected, with the first difference. A bug of the broker's code that all
+replicas share is not.
 
-Where retention has removed the log's beginning, a table starts from its oldest file that the log
-still leads on from: that one is taken for right.
+If retention has removed the log's start, a table starts from its oldest usable file, which is not
+checked.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..read.tables import Tables
 from ..report.report import CheckResult, Offender
 from .frames import GroupFrames, payloads
 
-COMMANDS_MAX = 2_000_000  # replayed: some 30 s
+COMMANDS_MAX = 2_000_000  # some 30 s of replay
 TITLE = "tables under config/ that are not what the log makes of them"
 BACKUP = ".bak"
 _SORTED = orjson.OPT_SORT_KEYS
@@ -45,8 +44,8 @@ _SORTED = orjson.OPT_SORT_KEYS
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A table as a store has it in a file, below the store: `number` of FILES, the `index` of the
-    last frame it reflects, its content."""
+    """A table in a store's file; `number` is its index in FILES, `index` the last frame that it
+    reflects."""
 
     store: str
     path: str
@@ -57,13 +56,13 @@ class TableFile:
 
 @dataclass(slots=True)
 class Replayed:
-    """The outcome of a replay. `gaps`: what could not be judged, and why; `group_id` in hex, ""
-    if the log does not say it."""
+    """The outcome of a replay, with the `gaps` that could not be judged. `group_id` is in hex, or
+    "" if the log does not contain it."""
 
     offenders: list[Offender] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     group_id: str = ""
-    tables: dict[str, Any] | None = None  # what the log makes of all of them
+    tables: dict[str, Any] | None = None  # all tables after the last command
 
     @property
     def check(self) -> CheckResult:
@@ -71,7 +70,6 @@ class Replayed:
 
 
 def replay(tables: Tables, held: GroupFrames) -> Replayed:
-    """Judge the files of all stores. Raises OSError."""
     outcome = Replayed()
     read = {name: _read_all(store.path) for name, store in tables.stores.items()}
     if not any(INDEX_KEY in each.value for files in read.values() for each in files.values()):
@@ -108,14 +106,14 @@ def replay(tables: Tables, held: GroupFrames) -> Replayed:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file as JSON, without the checksum, or in words why it is none."""
+    """A file as JSON without its checksum, or the problem with it."""
 
     value: dict[str, Any]
     problem: str = ""
 
 
 def _read_all(directory: str) -> dict[str, _Read]:
-    """Return what a store has under config/, by file name. Raises OSError."""
+    """Return the files under config/ by name. Raises OSError."""
     paths = (Path(directory) / DIRECTORY / f"{name}{end}" for name in FILES for end in ("", BACKUP))
     return {path.name: _read(path.read_bytes()) for path in paths if path.is_file()}
 
@@ -136,7 +134,7 @@ def _read(data: bytes) -> _Read:
 def _files(
     tables: Tables, read: Mapping[str, Mapping[str, _Read]], outcome: Replayed
 ) -> Iterator[TableFile]:
-    """Yield the files that can be judged; note what is wrong with the others."""
+    """Yield the files that can be judged, and report the others."""
     begins = {each.store: each.begin for each in tables.limits.stores}
     for store, files in read.items():
         if not files and begins[store] > 0:
@@ -157,7 +155,7 @@ def _files(
 
 
 def _judgeable(files: Iterable[TableFile], held: GroupFrames, outcome: Replayed) -> list[TableFile]:
-    """Return the files whose index the group's frames reach."""
+    """Return the files with an index within the group's frames."""
     found = []
     for file in files:
         if file.index > held.last:
@@ -175,8 +173,8 @@ def _start(
     outcome: Replayed,
     since: Ended | None,
 ) -> None:
-    """Fill the tables with what they were before the first frame that there is, as the audit before
-    left them, or else as the oldest file says."""
+    """Load the tables as they were before the first frame, from the audit before or from the oldest
+    file."""
     if held.first <= 1:
         return
     if since is not None and since.tables is not None:
@@ -186,7 +184,7 @@ def _start(
     for number, table in enumerate(state.tables):
         of_table = [file for file in files if file.number == number]
         if not of_table:
-            table.applied_index = held.last  # nothing to judge: no command is to be applied
+            table.applied_index = held.last  # skips all commands, as there is nothing to judge
             gap = (
                 f"{DIRECTORY}/{FILES[number]}: no store has it, and the log's beginning is removed"
             )
@@ -210,7 +208,7 @@ def _compare(file: TableFile, state: BrokerState, outcome: Replayed) -> None:
 
 
 def _difference(found: Any, made: Any, at: str = "") -> str:
-    """Return where two tables differ first, in words; empty if they are equal."""
+    """Return the first difference of two tables; "" if they are equal."""
     if found == made:
         return ""
     if isinstance(found, dict) and isinstance(made, dict):

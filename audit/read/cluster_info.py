@@ -1,9 +1,8 @@
-"""The subject of an audit: one broker group and its mode, read from cluster.json if there is one.
+"""The broker group and mode of an audit's stores, from cluster.json if there is one.
 
-A store made by mqcluster lies at DIR/<node>/store, and DIR/cluster.json has the cluster's mode and
-each node's broker group. Stores of other origin have no cluster.json; then the mode is recognised
-from the logs, every event of the history is taken to be about this group, and a store's name is
-taken to be its node's (dLegerSelfId).
+A store made by mqcluster is DIR/<node>/store, and DIR/cluster.json has the cluster's mode and each
+node's broker group. Without cluster.json the logs decide the mode, every event of the history is
+about this group, and a store's name is its node's (dLegerSelfId).
 """
 
 from collections.abc import Mapping
@@ -17,16 +16,15 @@ from .store_files import StoreError
 
 RAFT, CLASSIC = "raft", "classic"
 MODES = (RAFT, CLASSIC)
-FRAMED_MODES = ("raft", "pysyncobj")  # of cluster.json; all others are classic
+FRAMED_MODES = ("raft", "pysyncobj")  # in cluster.json; all other modes are classic
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The audited group. `mode` None: the logs tell it. `group` None: the only group there is.
-    `founders`: its brokers as `founded_by` names them, without those that joined later; empty if
-    nothing does. `nodes`: the node that each store is of, by the store's name. `queues`: whether
-    ConsumeQueues are beside the logs; there are none where a log was copied from a running replica.
-    """
+    """The audited group. The logs decide the mode if `mode` is None; `group` is None if there is
+    only one. `founders` are its first brokers, as `founded_by` names them, or empty. `nodes` maps
+    each store's name to its node. `queues` is False for logs copied from running replicas, which
+    have no ConsumeQueues."""
 
     mode: str | None = None
     group: str | None = None
@@ -39,13 +37,13 @@ class Subject:
 def subject_of(
     stores: Mapping[str, str], mode: str | None = None, group: str | None = None
 ) -> Subject:
-    """Find out the mode and group of these stores; a `mode` or `group` given wins.
+    """Return the mode and group of these stores; `mode` and `group` override cluster.json.
 
-    Raises StoreError if cluster.json cannot be read or says that the stores are of several groups.
+    Raises StoreError if cluster.json cannot be read or has several groups for the stores.
     """
     modes, groups = set(), set()
     nodes = {name: name for name in stores}
-    founders: dict[str, set[str]] = {}  # of each group
+    founders: dict[str, set[str]] = {}  # by group
     for name, directory in stores.items():
         store = Path(directory).absolute()
         described = store.parent.parent / "cluster.json"
@@ -76,9 +74,9 @@ def subject_of(
 
 
 def stores_of_run(run: Path, group: str | None = None) -> dict[str, str]:
-    """Return the stores that mqchaos left under a run's directory, by node name; with `group`, only
-    those of that broker group. A node without a log is left out here; the audit misses its store.
-    Raises StoreError if there are none."""
+    """Return the stores that mqchaos left in a run's directory by node name, or those of `group`
+    only. Nodes without a log are left out, and the audit reports them as missing. Raises StoreError
+    if there are none."""
     cluster = run / "cluster"
     found = {}
     for node in _read(cluster / "cluster.json").get("nodes", ()):

@@ -1,32 +1,28 @@
-"""Computes up to which position each store's log, and the group's, has to be right.
+"""Computes up to which log position each store, and the group, must be right.
 
-An audit must know which bytes are promised. There are three positions for each store and one for
-the group:
+An audit must know which bytes were promised. Each store has three positions, and the group has one:
 
-- *commit*: confirmPhyOffset of the store's checkpoint: the commit position as this replica knew it.
-  After a kill it may be stale, but never too large. (Apache's DLedger keeps a committedIndex.)
-- *agreed*: the end of the last frame that this store holds, intact and equal in every field and
-  checksum, together with a majority of the voters. Whatever was acknowledged lies below it on a
-  majority, because an acknowledgement needs a majority.
-- *limit* = max(commit, agreed): below it this store's bytes must be right, since by log matching a
-  frame held in common vouches for everything before it. Beyond it may lie a torn write, or frames
-  of a deposed leader that were never committed.
+- *commit*: confirmPhyOffset of the store's checkpoint, the commit position as the replica knew it.
+  It may be stale after a kill, but never too large. (Apache's DLedger keeps a committedIndex.)
+- *agreed*: the end of the last intact frame that this store and a majority of the voters hold
+  with equal fields and checksums. All acknowledged messages are below it on a majority.
+- *limit* = max(commit, agreed). Below it the store's bytes must be right, since by log matching
+  a common frame vouches for everything before it. A torn write, or uncommitted frames of a
+  deposed leader, may follow.
 - the group's *agreed end*: the largest `agreed`. A message is stored if a majority of the voters
-  hold it intact below this position. A store may lag: its own limit is then smaller.
+  hold it intact below this position. The limit of a lagging store is smaller.
 
-Frames left over behind a truncation have a lower term than frames before them in the file; they do
-not vouch for anything. Nothing is truncated below a commit position, so there each intact frame
-counts whatever the terms: one that is wrong makes nothing doubtful but itself.
+Frames left behind a truncation have a lower term than earlier frames of the file, and vouch for
+nothing. Nothing is truncated below a commit position, so there each intact frame counts whatever
+the terms: a bad frame invalidates only itself.
 
-audit.read.voters says who the voters are. A voter whose store was not given counts as one that
-holds nothing; the store of a learner, or of a member that was removed, is judged, and counts for no
-majority.
+audit.read.voters determines the voters. A voter without a store holds nothing. The store of a
+learner or of a removed member is judged, but counts for no majority.
 
-Classic mode (a master, perhaps slaves that copy its bytes; a log without frames) has no majority: a
-message is stored if any of the stores holds it intact, and each store must be right up to its own
-last item. It is no fault if a slave has not copied everything yet. Its *commit* is the position
-below which the ConsumeQueues must be complete: the end of a log that was closed in order, else the
-position the checkpoint vouches for.
+Classic mode (a master and perhaps slaves, with a log without frames) has no majority. A message is
+stored if any store holds it intact, and each store must be right up to its own last item. A slave
+may lag. *commit* is the position below which the ConsumeQueues must be complete: the end of a log
+that was closed in order, or else the checkpoint's position.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,14 +43,14 @@ from .voters import ConfigurationFrame, Members, members_of
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """The positions of one store; the module's docstring defines them."""
+    """The positions of a store, as defined by the module."""
 
     store: str
     begin: int  # position of the first segment's first byte
-    data_end: int  # end of the last item found
+    data_end: int
     commit: int
     agreed: int
-    records: int  # found intact, anywhere in the log
+    records: int  # intact, anywhere in the log
     frames: int
 
     @property
@@ -64,8 +60,8 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The positions of every store and of the group. `voting`: the stores of voters, by name;
-    `absent`: the voters whose store was not given."""
+    """The positions of every store and of the group. `voting` has the names of the voters' stores,
+    `absent` the voters without a store."""
 
     stores: tuple[StoreLimits, ...]
     members: Members
@@ -84,8 +80,8 @@ class Limits:
 
     @property
     def begin(self) -> int:
-        """The log position from which on so many voters as are needed still have the log. (Each
-        removes old segments at a time of its own.)"""
+        """The first log position that as many voters as needed still have, since each removes
+        segments independently."""
         begins = sorted(store.begin for store in self.stores if store.store in self.voting)
         return begins[min(self.needed, len(begins)) - 1]
 
@@ -101,8 +97,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Frames that the same stores hold alike: where the last one ends; of those with a
-    configuration the index, and start and end of the payload."""
+    """Frames that the same stores hold alike: the end of the last, and for configuration frames the
+    index, and start and end of the payload."""
 
     holders: frozenset[str]
     end: int
@@ -110,7 +106,6 @@ class _Held:
 
 
 def frame_end() -> Column:
-    """Return the position just after a frame's payload."""
     return F.col("position") + F.col("size") + F.col("payload_length")
 
 
@@ -122,12 +117,12 @@ def find_limits(
     subject: Subject,
     since: Ended | None = None,
 ) -> Limits:
-    """Compute the limits from the frames among the staged log items (LOG_SCHEMA), which begin where
-    the audit before ended, if `since` is given. `ends`: per store the end of its last item, its
-    number of intact records and of frames; `alike`: if all stores have the same log.
+    """Compute the limits from the frames among the staged log items (LOG_SCHEMA). `ends` has each
+    store's last item end, number of intact records and number of frames. `alike` is set if all
+    stores have the same log, `since` if the items start where the audit before ended.
 
-    If the subject has no mode, logs with frames are taken as Raft's, others as classic. Raises
-    StoreError, also if none of the stores is a voter's.
+    Without a mode, logs with frames are Raft's, all remaining logs classic. Raises StoreError, also
+    if no store is a voter's.
     """
     names = list(stores)
     earlier = {name: _earlier_end(stores[name], since) for name in names}
@@ -189,8 +184,8 @@ def _members(
     nodes: Mapping[str, str],
     saved: Sequence[tuple[int, bytes]],
 ) -> Members:
-    """Return the group's members; `nodes` are those that the stores are of, `saved` the
-    configurations that stand in files of their own."""
+    """Return the group's members. `nodes` has the stores' nodes, `saved` the configurations from
+    files of their own."""
     frames = []
     for group in held:
         holder = min(group.holders)
@@ -210,8 +205,8 @@ def _members(
 def _saved(
     items: DataFrame, alike: Alike | None, stores: Mapping[str, Store], since: Ended | None
 ) -> list[tuple[int, bytes]]:
-    """Return the configurations that stores and the audit before have saved, without those at whose
-    index a log has another frame."""
+    """Return the configurations saved by stores and by the audit before, except those at an index
+    where a log has a different frame."""
     each = [store.saved_configuration() for store in stores.values()]
     each.append(since.configuration if since else None)
     saved = [one for one in each if one is not None]
@@ -229,7 +224,7 @@ def _saved(
 
 
 def _by_store(positions: Mapping[str, int]) -> Column:
-    """Return a column of the position of the row's `store`; 0 for another one."""
+    """Return a column of the position of the row's `store`, or 0."""
     value = F.lit(0).cast("long")
     for store, position in positions.items():
         value = F.when(F.col("store") == store, F.lit(position).cast("long")).otherwise(value)
@@ -237,8 +232,8 @@ def _by_store(positions: Mapping[str, int]) -> Column:
 
 
 def _earlier_end(store: Store, since: Ended | None) -> int:
-    """Return where the audit before ended, if this store has what is before it; else 0. Raises
-    StoreError if the log no longer goes back so far."""
+    """Return the end of the audit before if this store has the bytes before it; else 0. Raises
+    StoreError if the log does not reach back to it."""
     if since is None:
         return 0
     files = store.segments
@@ -253,7 +248,8 @@ def _earlier_end(store: Store, since: Ended | None) -> int:
 def _of_no_other_frame(
     saved: Sequence[tuple[int, bytes]], items: DataFrame
 ) -> list[tuple[int, bytes]]:
-    """Return the saved configurations, without those at whose index a log has another frame."""
+    """Return the saved configurations, except those at an index where a log has a different
+    frame."""
     indexes = [index for index, _ in saved]
     there = items.where((F.col("kind") == int(ItemKind.FRAME)) & F.col("intact"))
     other = F.col("frame_kind") != int(FrameKind.CONFIGURATION)
@@ -263,7 +259,7 @@ def _of_no_other_frame(
 
 
 def _agreed(held: Sequence[_Held], name: str, voting: frozenset[str], majority: int) -> int:
-    """Return where a store's agreement with a majority of the voters ends."""
+    """Return the end of a store's agreement with a majority of the voters."""
     ends = [
         group.end
         for group in held
@@ -280,8 +276,8 @@ def _commit(store: Store, mode: str, data_end: int) -> int:
 
 
 def _commit_of_dledger(items: DataFrame, store: Store) -> int:
-    """Return the commit position of a replica of Apache's DLedger, which keeps it as an index; 0
-    for any other store."""
+    """Return the commit position of a replica of Apache's DLedger, which saves an index; 0 for any
+    other store."""
     index = store.committed_index()
     if index is None:
         return 0
@@ -291,19 +287,20 @@ def _commit_of_dledger(items: DataFrame, store: Store) -> int:
 
 
 def _relied_on(store: Store, data_end: int) -> int:
-    """Return a store's commit position if it can be one; else 0. DLedger keeps an index, which
-    frames behind a truncation may have, too."""
+    """Return a store's commit position if it is plausible; else 0. DLedger's index is not used,
+    because frames behind a truncation may have the same index."""
     position = store.confirmed_position()
     return position if store.committed_index() is None and position <= data_end else 0
 
 
 def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> DataFrame:
-    """Return the intact frames, with `end`, but for those that are left over behind a truncation.
-    `commits`: by store, where what cannot be truncated ends; `term`: of the frame before all.
+    """Return the intact frames, with `end`, without those left behind a truncation. `commits` has
+    each store's position below which nothing is truncated, `term` is the term of the frame before
+    all.
 
-    Beyond the commit position a frame's term has to be the highest so far. A term of a committed
-    frame that its neighbour does not reach is damage, and does not count for that; nor does a last
-    one that has fallen."""
+    Beyond the commit position, a frame's term must be the highest so far. A committed frame's term
+    counts only up to its neighbour's, because a higher term is damage.
+    """
     in_store = Window.partitionBy("store").orderBy("position")
     before = in_store.rowsBetween(Window.unboundedPreceding, -1)
     committed, last = F.col("committed"), F.lag("frame_term").over(in_store)
@@ -326,9 +323,8 @@ def not_left_over(frames: DataFrame, commits: Mapping[str, int], term: int) -> D
 def _held(
     items: DataFrame, ends: Mapping[str, int], stores: Mapping[str, Store], term: int
 ) -> list[_Held]:
-    """Return the frames that are intact and not left over behind a truncation, by the stores that
-    hold them alike; empty if there is no frame. `term`: of the frame before the items. `ends`: per
-    store the end of its last item."""
+    """Return the valid frames by the stores that hold them alike; empty without frames. `term` is
+    the term of the frame before the items, `ends` has the end of each store's last item."""
     names = list(stores)
     frames = items.where(F.col("kind") == int(ItemKind.FRAME))
     commits = {name: _relied_on(stores[name], ends[name]) for name in names}
@@ -337,7 +333,7 @@ def _held(
     bits = F.lit(0).cast("long")
     for i, name in enumerate(names):
         bits = F.when(F.col("store") == name, F.lit(1 << i).cast("long")).otherwise(bits)
-    # A store has at most one frame at a position, so the sum is the set of holders.
+    # A store has at most one frame per position, so the sum is the set of holders.
     identity = ["position", "end", "frame_index", "frame_term", "payload_crc", "header_crc"]
     configures = F.col("frame_kind") == int(FrameKind.CONFIGURATION)
     rows = (

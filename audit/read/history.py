@@ -1,9 +1,8 @@
 """The history of a run (JSON Lines, docs/history.md) as Spark tables.
 
-One line is one event. A send is an invoke and at most one outcome with the same `op`; a send whose
-outcome was never written counts as unknown, attempted any number of times. The last line may be
-torn (the writer was killed in it). If any other line is not a JSON object, the audit refuses the
-history.
+Each line is an event. A send is an invoke and at most one outcome with the same `op`. A send
+without an outcome counts as unknown, with any number of attempts. The last line may be torn by a
+kill of the writer; other invalid lines are counted as faults.
 """
 
 from pathlib import Path
@@ -53,24 +52,22 @@ EVENT_SCHEMA = StructType(
 )
 OUTCOMES = ("ok", "fail", "unknown")
 SEND_OK = "SEND_OK"
-# Outcomes that the audit adds to those of a history: WEAK, acknowledged with less than SEND_OK
-# promises (FLUSH_DISK_TIMEOUT, …), and ELSEWHERE, acknowledged by another broker group than the
-# audited one.
+# Outcomes that the audit adds: WEAK for acknowledgements with less than SEND_OK
+# (FLUSH_DISK_TIMEOUT, …), and ELSEWHERE for acknowledgements of a broker group that is not audited.
 WEAK, ELSEWHERE = "weak", "elsewhere"
 
 
 class HistoryUnfit(Exception):
-    """No verdict can be based on this history; the text says why."""
+    """The history cannot support a verdict; the text gives the reason."""
 
 
 def read_events(spark: SparkSession, path: str) -> DataFrame:
-    """Read every event of the file as EVENT_SCHEMA; lines that are no event have `corrupt` set."""
+    """Read every event of the file as EVENT_SCHEMA; invalid lines have `corrupt` set."""
     reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", _CORRUPT)
     return reader.option("mode", "PERMISSIVE").json(path)
 
 
 def no_events(spark: SparkSession) -> DataFrame:
-    """Return no events, where there is no history."""
     return spark.createDataFrame([], EVENT_SCHEMA)
 
 
@@ -85,17 +82,18 @@ def torn_lines_allowed(path: str) -> int:
 
 
 def of_group(group: str | None) -> Column:
-    """Select the events of this broker group: those of others name another broker."""
+    """Select the events of this broker group. Events of other groups name a different broker."""
     broker = F.coalesce("broker", F.lit(""))
     return F.lit(True) if group is None else broker.isin("", group)
 
 
 def sends(events: DataFrame, group: str | None = None) -> DataFrame:
-    """Return one row per send operation of any topic, as seen by `group` (None: the only one).
+    """Return a row per send of any topic, as seen by `group` (None if there is only one).
 
     Columns: op, id (binary, see `binary_id`), id_text, topic, order, seq, crc, fields, born,
-    outcome (also WEAK, ELSEWHERE), attempts (null: any number), ack_queue, ack_offset, ack_position
-    (null if the message id has none), invokes and outcomes (1 and at most 1 in a sane history).
+    outcome (also WEAK, ELSEWHERE), attempts (null for any number), ack_queue, ack_offset,
+    ack_position (null if the message id has none), invokes and outcomes (1 and at most 1 in a valid
+    history).
     """
     invoke = F.col("type") == "invoke"
     outcome = F.col("type").isin(*OUTCOMES)
@@ -124,7 +122,7 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
     )
     acknowledged = F.col("outcome") == "ok"
     known_attempts = F.when(acknowledged, F.coalesce("attempts", F.lit(1)))
-    # A send with an idempotency key (`once`) may be stored only once, however often it was tried.
+    # An idempotent send (`once`) may be stored only once, however often it was tried.
     one = F.when(F.col("attempts").isNotNull(), F.least("attempts", F.lit(1)))
     judged = (
         F.when(acknowledged & ~of_group(group), ELSEWHERE)
@@ -143,18 +141,16 @@ def sends(events: DataFrame, group: str | None = None) -> DataFrame:
 
 
 def binary_id(name: str) -> Column:
-    """Return a UNIQ_KEY as binary, which groups faster: hex digits decoded, other text as UTF-8.
-
-    Null without a key.
-    """
+    """Return a UNIQ_KEY as binary, which groups faster; null without a key. Hex digits are decoded,
+    other text becomes UTF-8."""
     column = F.col(name)
     decoded = F.when(column.rlike("^([0-9A-F]{2})+$"), F.unhex(column))
     return F.when(F.length(column) > 0, decoded.otherwise(column.cast("binary")))
 
 
 def _position_in_message_id(name: str) -> Column:
-    """Return the log position that an offsetMsgId ends with; null for ids of other shapes (batches:
-    a list)."""
+    """Return the log position at the end of an offsetMsgId; null for ids of other shapes, such as a
+    batch's list."""
     column = F.col(name)
     digits = F.conv(F.substring(column, -16, 16), 16, 10).cast("long")
     return F.when(column.rlike("^([0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"), digits)

@@ -1,12 +1,11 @@
-"""What an audit leaves for the next one, so that a daily audit costs what was added to the log.
+"""The saved end of an audit, so that the next audit reads only the rest of the log.
 
-    DIR/ended.parquet    a row for each group: where the audit ended, and what was so there
-        queues.parquet   where each queue ended
-        ranges.parquet   digests of the ranges of the log that were found right
+    DIR/ended.parquet    a row per group with the end of the audit and the state there
+        queues.parquet   the next offset of each queue
+        ranges.parquet   digests of the ranges of the log that were right
 
-An end is noted only where nothing was wrong. The next incremental audit begins there, once it has
-seen that the last bytes before it are what they were. A whole audit digests the known ranges again,
-and finds those that have changed since.
+The end is only saved if nothing was wrong. The next incremental audit starts there if the last
+bytes before it are unchanged. A full audit digests the known ranges again, and finds later changes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 
 from .store_files import Store, StoreError, map_file, without
 
-TAIL_BYTES = 64 << 10  # before an end, kept as a digest
+TAIL_BYTES = 64 << 10  # before an end, saved as a digest
 RANGE_BYTES = 64 << 20
 _STAMP = pa.timestamp("ms", tz="UTC")
 _GROUP = [("group", pa.string()), ("audited_at", _STAMP)]
@@ -47,11 +46,11 @@ RANGES = pa.schema([*_GROUP, ("begin", pa.int64()), ("end", pa.int64()), ("sha25
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Where the audit before ended, and what was so there: the log `position`; `index` and `term`
-    of the last frame before it; `tail`, the SHA-256 of the bytes just before it; `queues`, the next
-    offset by topic and queue; `configuration`, the (index, payload) of the newest one, or None;
-    `tables`, those of config/ as JSON, or None; `begin`, from where on the log has been read. (If
-    that is not 0, there may be queues of which nobody knows where they ended.)"""
+    """The end of the audit before, and the state there. `position` is in the log, `index` and
+    `term` are of the last frame before it, `tail` is the SHA-256 of the bytes just before it.
+    `queues` has the next offset by topic and queue. `configuration` is the newest (index, payload),
+    `tables` those of config/ as JSON; both may be None. `begin` is the start of the read log. If it
+    is not 0, the ends of some queues may be unknown."""
 
     audited_at_ms: int
     position: int
@@ -75,14 +74,14 @@ class Range:
 
 
 class Kept:
-    """The files of one group in a directory of results."""
+    """The files of a group in a directory of results."""
 
     def __init__(self, directory: Path, group: str) -> None:
         self._directory = directory
         self._group = group
 
     def ended(self) -> Ended | None:
-        """Return where the audit before ended; None without one, or without its queues. Raises
+        """Return the end of the audit before; None if it or its queues are missing. Raises
         StoreError, OSError."""
         rows = self._rows("ended", ENDED)
         if not rows:
@@ -96,7 +95,7 @@ class Kept:
             if each["audited_at"] == row["audited_at"]
         }
         if of_any_end and not queues:
-            return None  # nobody knows where they were there
+            return None  # the queues' offsets there are unknown
         return Ended(
             _ms(row["audited_at"]),
             row["position"],
@@ -110,8 +109,7 @@ class Kept:
         )
 
     def ranges(self) -> list[Range]:
-        """Return the ranges that were found right, up to the end that is noted. Raises StoreError,
-        OSError."""
+        """Return the ranges that were right, up to the saved end. Raises StoreError, OSError."""
         end = max((row["position"] for row in self._rows("ended", ENDED)), default=0)
         return [
             Range(row["begin"], row["end"], row["sha256"], _ms(row["audited_at"]))
@@ -120,7 +118,7 @@ class Kept:
         ]
 
     def save(self, ended: Ended, ranges: Sequence[Range]) -> None:
-        """Replace what is kept of the group. Raises StoreError, OSError."""
+        """Replace the saved end of the group. Raises StoreError, OSError."""
         configuration = ended.configuration
         encoded = configuration and [configuration[0], configuration[1].hex()]
         row = {
@@ -141,8 +139,8 @@ class Kept:
             for each in ranges
         ]
         self._directory.mkdir(parents=True, exist_ok=True)
-        # A kill at any place leaves an end and the queues of its stamp: those of the one before go
-        # when it has gone. What ranges have beyond an end is not read.
+        # A kill at any point leaves an end with its own queues, because earlier queues are removed
+        # last. Ranges beyond the end are ignored.
         before = [{**each, "at": each["audited_at"]} for each in self._rows("queues", QUEUES)]
         self._replace("ranges", RANGES, known, stamp)
         self._replace("queues", QUEUES, [*before, *queues], stamp)
@@ -185,7 +183,7 @@ def _ms(stamp: Any) -> int:
 
 
 def tail_of(store: Store, position: int) -> str | None:
-    """Return the digest of the last bytes before a log position; None if a store lacks some of
+    """Return the digest of the last bytes before a log position; None if a store misses some of
     them. Raises StoreError, OSError."""
     begin = max(0, position - TAIL_BYTES)
     data = store.read(begin, position)
@@ -193,15 +191,15 @@ def tail_of(store: Store, position: int) -> str | None:
 
 
 def split(begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the ranges of which digests are kept."""
+    """Return the ranges to digest."""
     edges = [at for at in range(0, end, RANGE_BYTES) if begin < at < end]
     return [*zip([begin, *edges], [*edges, end], strict=True)] if begin < end else []
 
 
 @dataclass(frozen=True)
 class Digest:
-    """Digests ranges of a store's log; runs in Spark's workers. What is in `skipped` (garbage
-    behind blank records) is left out; it is sorted."""
+    """Digests ranges of a store's log in Spark's workers, without the sorted `skipped` ranges
+    (garbage behind blank records)."""
 
     store: Store
     skipped: Sequence[tuple[int, int]]

@@ -1,10 +1,9 @@
-"""The keys by which messages have to be found, for many records at once. Pure but for reading
-what is staged.
+"""The index keys of many records at once, to check IndexFiles with.
 
-A message is indexed by `topic#key`, for its UNIQ_KEY and for each word of its KEYS; the record of a
-transaction that was rolled back is not. The hash is the absolute value of Java's String.hashCode,
-and 0 where Java's abs stays negative. Written anew from the format, for whole arrays, so that the
-store's own code is not what it is judged by.
+A message is indexed by `topic#key`, for its UNIQ_KEY and for each word of its KEYS, unless its
+transaction was rolled back. The hash is the absolute value of Java's String.hashCode, and 0 where
+Java's abs stays negative. This implementation is independent of the store's code, which it checks.
+Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .store_files import STORES_SEPARATOR
 
 ROLLED_BACK = 12  # transaction bits
 KEY_FIELDS: list[tuple[str, Any]] = [
-    ("id_hash", pa.int64()),  # under which the message's own id is indexed
+    ("id_hash", pa.int64()),  # of the message's own id
     ("key_hashes", pa.list_(pa.int64())),  # and its KEYS
 ]
 _BASE = np.uint32(31)
@@ -45,9 +44,9 @@ class StagedPart:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedKeys:
-    """Keys of the records at some positions. `found`: the numbers of the positions at which there
-    is a record, `store_ms` its store time. `owners`, `hashes`, `of_id`: of each key the number of
-    its position, its hash, and whether it is the message's own id."""
+    """Keys of the records at some positions. `found` has the indexes of the positions with a
+    record, `store_ms` their store times. `owners`, `hashes` and `of_id` have for each key the index
+    of its position, its hash, and whether it is the message's own id."""
 
     found: Array
     store_ms: Array
@@ -57,8 +56,7 @@ class ExpectedKeys:
 
 
 def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-    """Return KEY_FIELDS of records; null where there is no key. `columns`: topic, uniq_key, keys,
-    sysflag."""
+    """Return KEY_FIELDS of records, null without a key, from topic, uniq_key, keys and sysflag."""
     indexed = pc.not_equal(
         pc.bit_wise_and(columns["sysflag"], SYSFLAG_TRANSACTION), ROLLED_BACK
     ).to_numpy(False)
@@ -85,7 +83,7 @@ def key_hashes(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 
 
 def expected_keys(parts: Sequence[StagedPart], store: str, positions: Array) -> ExpectedKeys:
-    """Return the keys of a store's records at these log positions, which rise. Raises OSError."""
+    """Return the keys of a store's records at these rising log positions. Raises OSError."""
     found = []
     for part in dict.fromkeys(parts):
         low, high = np.searchsorted(positions, (part.start, part.end))
@@ -97,8 +95,8 @@ def expected_keys(parts: Sequence[StagedPart], store: str, positions: Array) -> 
 
 
 def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: int) -> Array:
-    """Return the positions in [low, high) of a store's records that are indexed by their own id,
-    rising. Raises OSError."""
+    """Return the rising positions in [low, high) of a store's records that are indexed by their own
+    id. Raises OSError."""
     found = [np.empty(0, np.int64)]
     for part in dict.fromkeys(parts):
         if part.start < high and low < part.end:
@@ -109,7 +107,7 @@ def indexed_positions(parts: Sequence[StagedPart], store: str, low: int, high: i
 
 
 def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
-    """Return columns of the records that a store has in a staged file."""
+    """Return columns of a store's records in a staged file."""
     is_record = pc.field("kind") == int(ItemKind.RECORD)
     system, file = opened(path)
     columns = ["store", *names]
@@ -124,7 +122,7 @@ def _records_of(path: str, store: str, names: Sequence[str]) -> pa.Table:
 
 
 def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tuple[Array, ...]:
-    """Return the fields of ExpectedKeys; `number`: of the first position."""
+    """Return the fields of ExpectedKeys. `number` is the index of the first position."""
     names = ["position", "store_timestamp", "id_hash", "key_hashes"]
     rows = _records_of(part.path, store, names)
     if not len(rows):
@@ -149,7 +147,7 @@ def _of_part(part: StagedPart, store: str, positions: Array, number: int) -> tup
 
 
 def _joined(prefixes: Array, keys: pa.Array) -> Array:
-    """Return the hashes under which keys are indexed; `prefixes`: of `topic#`, before its last
+    """Return the hashes of index keys. `prefixes` are hashes of `topic#` before the last
     multiplication."""
     sizes = pc.utf8_length(keys).to_numpy(False).astype(np.int64)
     if not len(keys):
@@ -161,7 +159,7 @@ def _joined(prefixes: Array, keys: pa.Array) -> Array:
 
 
 def _astral(texts: pa.Array) -> Array:
-    """Return how many characters of each text are two units in Java."""
+    """Return how many characters of each text are two UTF-16 units in Java."""
     if pc.all(pc.string_is_ascii(texts)).as_py() in (True, None):
         return np.zeros(len(texts), np.int64)
     counts = [sum(c > "\uffff" for c in text) for text in texts.to_pylist()]

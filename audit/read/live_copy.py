@@ -1,10 +1,10 @@
-"""Copies the replicas of a running Raft group, so that they are judged like stores of stopped ones.
+"""Copies the replicas of a running Raft group into stores that an audit can read.
 
-The leader marks a frame so that all that was acknowledged until then is at or below it. As a backup
-does (broker.backup.online_source), each replica is asked for a copy of its tables as they were at a
-moment behind that frame, and then for its log up to the frame of the last of these copies: so the
-log leads to every table, and all of it is committed. Sends go on. What stands in a scratch
-directory afterwards is, for each replica, commitlog/, config/ and a checkpoint.
+The leader commits a marker frame behind all acknowledged messages. As for a backup
+(broker.backup.online_source), each replica supplies its tables as of a frame behind the marker, and
+then its log up to the latest of these frames. So the log covers every table, and all of it is
+committed. Sends continue. The scratch directory then has commitlog/, config/ and a checkpoint for
+each replica.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from .system_topics import MULTI_QUEUE_PREFIX
 
 ASKED_AT_ONCE_MAX = 32
 CHECKPOINT_BYTES = 4096
-_NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # it names a directory here
+_NODE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # it becomes a directory's name
 _FAILURES = (BackupError, Overtaken, RemotingError)
 
 
 class NotAudited(Exception):
-    """Running brokers that cannot be audited; the text says why."""
+    """Running brokers cannot be audited; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The stores that one group's replicas became. `unseen`: replicas that are not among them, and
-    why. `leader`: its address. `ends`: where queues ended there before it marked a frame."""
+    """The stores copied from a group's replicas, and its `leader`'s address. `unseen` lists the
+    other replicas with reasons. `ends` has the queue ends at the leader before its marker frame."""
 
     stores: Mapping[str, str]
     subject: Subject
@@ -62,7 +62,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """A replica, what it offers to copy, and the directory that becomes its store."""
+    """A replica, its offer of a copy, and the directory of its store."""
 
     source: RemoteSource
     offer: Offer
@@ -77,8 +77,8 @@ def admin_of(connection: Connection) -> Admin:
 async def copied_stores(
     connection: Connection, group: BrokerData, root: Path, bytes_per_s: int, start: int
 ) -> Copied | None:
-    """Copy tables and logs, these from `start` on, of a Raft group's replicas below `root`; None if
-    it is no Raft group. Raises NotAudited, ClientError."""
+    """Copy tables, and logs from `start` on, of a Raft group's replicas below `root`. Return None
+    if it is no Raft group. Raises NotAudited, ClientError."""
     leader = group.leader
     async with admin_of(connection) as admin:
         if not await is_raft(admin, group):
@@ -99,7 +99,7 @@ async def copied_stores(
     ]
     try:
         replicas, unseen = await _begun(sources, root)
-        end = min(each.offer.end for each in replicas)  # that of the last of the tables
+        end = min(each.offer.end for each in replicas)  # the end of the latest tables
         _check_free_space(root, replicas, end)
         await asyncio.gather(*(_read(each, max(start, _begin(each)), end) for each in replicas))
     except _FAILURES as error:
@@ -118,9 +118,9 @@ async def copied_stores(
 
 
 async def _begun(sources: Sequence[RemoteSource], root: Path) -> tuple[list[_Replica], list[str]]:
-    """Write the replicas' tables below `root`; return the replicas, each of which offers its log at
-    least as far as every table, and in words those that are not among them. The first source is the
-    leader's. Raises BackupError, Overtaken."""
+    """Write the replicas' tables below `root`. Return the replicas that offer their log as far as
+    every table, and messages about the rest. The leader's source is the first. Raises
+    BackupError, Overtaken."""
     first = await sources[0].begin(0)
     seen = [_Replica(sources[0], first, _written(first, root))]
     unseen = []
@@ -165,7 +165,7 @@ def _written(offer: Offer, root: Path) -> Path:
 
 
 async def is_raft(admin: Admin, group: BrokerData) -> bool:
-    """Ask the group's brokers which kind they are. Raises ClientError if none answers."""
+    """Return whether the group's brokers report a Raft role. Raises ClientError if none answers."""
     complaint: ClientError | None = None
     for address in group.addresses.values():
         try:
@@ -190,7 +190,7 @@ def _check_free_space(root: Path, replicas: Sequence[_Replica], end: int) -> Non
 
 
 async def _read(replica: _Replica, begin: int, end: int) -> None:
-    """Write a replica's log in [begin, end) as its store's. Raises BackupError, Overtaken."""
+    """Copy a range of a replica's log to its store. Raises BackupError, Overtaken."""
     log, segment_bytes = replica.store / "commitlog", replica.offer.snapshot.segment_size_bytes
     log.mkdir()
     position = begin
@@ -211,14 +211,14 @@ def _append(path: Path, data: bytes) -> None:
 
 
 async def _queue_ends(admin: Admin, leader: str) -> dict[tuple[str, int], int]:
-    """Return where the queues end at a leader, by topic and number; not of empty ones."""
+    """Return the ends of the non-empty queues at a leader, by topic and number."""
     requests, found = asyncio.Semaphore(ASKED_AT_ONCE_MAX), {}
 
     async def ask(topic: str) -> None:
         async with requests:
             answer = await admin.invoke(leader, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            return  # the template of topics, or deleted just now
+            return  # the template of topics, or a deleted topic
         for queue, offsets in topic_offsets(loads_object(successful(answer, leader).body)).items():
             if offsets.max_offset > offsets.min_offset:
                 found[topic, queue.queue_id] = offsets.max_offset

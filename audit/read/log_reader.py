@@ -1,8 +1,8 @@
-"""Turn a range of a CommitLog segment into Arrow batches. Pure: bytes in, batches out.
+"""Arrow batches of a range of a CommitLog segment.
 
-The same walk comes in two shapes: `log_batches` has a row for every item (record, frame header,
-blank, hole, end of data) and is what the audit stages; `record_batches` has the records alone, for
-users who read a topic. The schemas are fixed: Spark takes Arrow batches only if they match exactly.
+`log_batches` has a row for every item (record, frame header, blank, hole, end of data) and is
+staged by the audit. `record_batches` has only the records, for readers of a topic. Spark accepts
+Arrow batches only if they match the schemas exactly. Pure.
 """
 
 from bisect import bisect_left
@@ -24,17 +24,17 @@ from .log_scanner import FrameItem, Gap, Walk, walk_range
 from .store_files import STORES_SEPARATOR, same_bytes
 
 BATCH_RECORDS_MAX = 65_536
-BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # with bodies, a batch holds about this many bytes of log
+BATCH_BODY_BYTES_MAX = 16 * 1024 * 1024  # per batch with bodies, approximately
 
-# Fields that only a reader of a topic wants; every staged column costs time.
+# Fields that only readers of a topic need; every staged column costs time.
 _NOT_STAGED = ("magic", "flag", "physical_offset", "body_size", "keys", "sharding_key")
 _STAGED = [(name, kind) for name, kind in RECORD_FIELDS if name not in _NOT_STAGED]
 _FRAME_FIELDS: list[tuple[str, Any]] = [
     ("frame_index", pa.int64()),
     ("frame_term", pa.int64()),
     ("frame_kind", pa.int32()),
-    ("records_at", pa.int64()),  # behind the header and a command, if there is one
-    ("record_count", pa.int32()),  # as the header says
+    ("records_at", pa.int64()),  # behind the header and its command, if any
+    ("record_count", pa.int32()),  # in the header
     ("records_found", pa.int32()),
     ("payload_length", pa.int32()),
     ("payload_crc", pa.int64()),
@@ -63,16 +63,15 @@ def log_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield every item that bytes [start, end) of a segment own, in batches of LOG_SCHEMA.
 
-    `intact` of a record means that its body's CRC is right, of a frame that its payload's is. A
-    frame header with a wrong CRC counts as a hole, not as a frame.
+    `intact` means that the CRC of a record's body, or of a frame's payload, is right. A frame
+    header with a wrong CRC counts as a hole.
     """
     yield from _item_batches(walk_range(data, base, start, end), data, base, store)
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A store's copy of a segment, of which so many bytes are `written`
-    (audit.read.store_files)."""
+    """A store's copy of a segment, and its number of `written` bytes (audit.read.store_files)."""
 
     store: str
     data: memoryview
@@ -81,8 +80,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """The items that `stores` have alike in a range of a segment. `alike`: all copies of the
-    segment have all bytes of the range alike."""
+    """The items that `stores` have alike in a range of a segment. `alike` is True if all copies of
+    the segment have all bytes of the range alike."""
 
     stores: tuple[str, ...]
     alike: bool
@@ -92,9 +91,9 @@ class SharedPart:
 def shared_parts(
     copies: Sequence[Copy], base: int, start: int, end: int, stores: int = 0
 ) -> Iterator[SharedPart]:
-    """Yield what the copies of bytes [start, end) have alike, decoded once, as `log_batches` does;
-    each copy is in one part, and `store` names all of a part's, with STORES_SEPARATOR. What all
-    `stores` (their number) have alike needs no `rest_hash`, which is to compare copies by."""
+    """Yield the equal items of the copies' bytes [start, end), decoded once as in `log_batches`.
+    Each copy is in one item group, and `store` has all its names with STORES_SEPARATOR. Items that
+    all `stores` (their number) share need no `rest_hash`."""
     left = [copy for copy in copies if start < len(copy.data)]
     count = len(left)
     while left:
@@ -118,12 +117,13 @@ def shared_parts(
 
 
 def _compared(walk: Walk, data: memoryview, start: int, end: int) -> tuple[int, int, bool]:
-    """Return which bytes of another copy, of the same length, have to be equal for a range to have
-    the same items there; and whether the range has to be walked there, too.
+    """Return the bytes of a further copy of the same length that must be equal for a range to have
+    the same items, and whether the range must be walked there as well.
 
-    A walk looks at the items of its range, at what begins in it and is none, and near the segment's
-    end at what stands before. A hole or the end of the data is followed up to the segment's end:
-    then the items have to be equal, and the walks."""
+    A walk reads the items of its range, invalid bytes that start in it, and near the segment's end
+    the bytes before. It follows a hole or the end of the data to the segment's end; then both items
+    and walks must be equal.
+    """
     starts = [*walk.records[:1], *(frame.at for frame in walk.frames[:1])]
     ends = [at + int.from_bytes(data[at : at + 4], "big") for at in walk.records[-1:]]
     ends += [frame.at + frame.header_size + frame.payload_length for frame in walk.frames[-1:]]
@@ -158,11 +158,11 @@ def record_batches(
     body: bool = True,
     until: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records that bytes [start, end) own as RECORD_SCHEMA, with bodies
-    RECORD_BODY_SCHEMA.
+    """Yield the records that bytes [start, end) own as RECORD_SCHEMA, or RECORD_BODY_SCHEMA with
+    bodies.
 
-    With `topic`, only that topic's visible records: prepared and rolled-back transactions are not
-    in their topic. With `until`, only records that end at or below that log position.
+    `topic` selects only that topic's visible records, without prepared and rolled-back
+    transactions. `until` selects only records that end at or below that log position.
     """
     schema = RECORD_BODY_SCHEMA if body else RECORD_SCHEMA
     for chunk in _bounded(walk_range(data, base, start, end).records, body):
@@ -183,8 +183,8 @@ def record_batches(
 def _frame_batch(
     data: memoryview, base: int, store: str, frames: Sequence[FrameItem], records: Sequence[int]
 ) -> pa.RecordBatch:
-    """Build a batch of frames. `records` are all records of the range; those of its last frame may
-    lie in the next range."""
+    """Build a batch of frames from all `records` of the range; those of its last frame may be in
+    the next range."""
     intact, found = [], []
     for frame in frames:
         start = frame.at + frame.header_size
@@ -230,7 +230,7 @@ def _gap_batch(base: int, store: str, gaps: Sequence[Gap]) -> pa.RecordBatch:
 
 
 def _batch(schema: pa.Schema, store: str, count: int, **columns: Any) -> pa.RecordBatch:
-    """Build a batch of `schema`; missing columns are null, a number stands for all rows."""
+    """Build a batch of `schema`. Missing columns are null, and a number fills all rows."""
     arrays = []
     for field in schema:
         column = store if field.name == "store" else columns.get(field.name)

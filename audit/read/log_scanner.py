@@ -1,14 +1,13 @@
-"""Find the items of a CommitLog range: records, frame headers, blanks and holes. Pure.
+"""Finds the items of a CommitLog range: records, frame headers, blanks and holes.
 
-A range of a segment *owns* every item whose first byte lies in it. A range that begins inside the
-segment looks for its first item itself, so a segment may be split at arbitrary bytes and every item
-is seen exactly once. A record nested in a message body is not taken for an item, because its
-physical offset would have to equal its own position; frame headers carry a CRC as well.
+A range of a segment *owns* every item with its first byte in the range. A range inside the segment
+searches for its first item itself, so a segment may be split at arbitrary bytes and every item is
+found exactly once. A record nested in a message body is not taken for an item, because its physical
+offset would have to equal its own position. Frame headers also carry a CRC.
 
-Damage is skipped: where no item begins, the walk searches for the next position at which one does,
-and the bytes between are a hole. The range that owns the item before a hole reports the whole hole.
-A body written on purpose with a valid record for its own future position can mislead a range that
-begins inside that body, and only such a range.
+The walk skips damage to the next position with an item; the bytes between are a hole, reported by
+the range that owns the item before it. A body that contains a valid record for its own future
+position can mislead only a range that starts inside that body. Pure.
 """
 
 import re
@@ -51,18 +50,18 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _ANY_MAGIC = re.compile(rb"\xda\xa3\x20[\xa7\xab\xf0]|\xcb\xd4\x31\x94")
 _BLANK_MAGIC_BYTES = _INT.pack(BLANK_MAGIC)
-_SEARCH_BYTES = 1 << 20  # a search step; zeros are skipped this much at a time
+_SEARCH_BYTES = 1 << 20  # per search step, also to skip zeros
 _ZEROS = bytes(_SEARCH_BYTES + 7)
-_LEADING_ZEROS_MAX = 7  # no item begins with more
+_LEADING_ZEROS_MAX = 7  # no item starts with more
 
 
 @dataclass(frozen=True, slots=True)
 class FrameItem:
-    """A frame header with a good CRC, or the header of an entry of Apache's DLedger, for which CRCs
-    are computed here, to compare replicas by.
+    """A frame header with a right CRC, or the header of an entry of Apache's DLedger, with CRCs
+    computed here so that replicas can be compared.
 
-    `at` is relative to the segment. `size` is the number of bytes that a walk skips; for a message
-    frame these are the bytes up to its records.
+    `at` is relative to the segment. `size` is the number of bytes that a walk skips, in a message
+    frame those before its records.
     """
 
     at: int
@@ -90,7 +89,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Walk:
-    """The items one range owns, each list in order of position."""
+    """The items that a range owns, each list in order of position."""
 
     records: list[int] = field(default_factory=list)
     frames: list[FrameItem] = field(default_factory=list)
@@ -102,8 +101,8 @@ def walk_range(
 ) -> Walk:
     """Walk the items of bytes [start, end) of a segment.
 
-    `data` is the whole segment, `base` the log position of its first byte; `start` and `end` are
-    relative to it. `written`: from there on all is known to be zero
+    `data` is the entire segment, `base` the log position of its first byte; `start` and `end` are
+    relative to it. From `written` on, all bytes are known to be zero
     (audit.read.store_files.written_bytes).
     """
     assert 0 <= start <= end <= len(data)
@@ -131,17 +130,17 @@ def walk_range(
 
 
 def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
-    """Return the first position in [start, end) where an item begins, or None."""
+    """Return the first position in [start, end) where an item starts, or None."""
     at = start
     while at < end:
         stop = min(at + _SEARCH_BYTES, end)
-        # An item's magic stands 4 to 7 bytes after its first byte.
+        # An item's magic is 4 to 7 bytes after its first byte.
         window = bytes(data[at : min(stop + 7, len(data))])
         if window != _ZEROS[: len(window)]:
             for match in _ANY_MAGIC.finditer(window):
                 position = at + match.start() - 4
                 if start <= position < end and _is_item(data, base, position):
-                    # An entry of DLedger has no magic to look for, but a record that has.
+                    # A DLedger entry has no magic, but its record has.
                     entry = position - DLEDGER_ENTRY.size
                     return entry if entry >= start and _is_item(data, base, entry) else position
         at = stop
@@ -149,7 +148,7 @@ def find_item(data: memoryview, base: int, start: int, end: int) -> int | None:
 
 
 def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
-    """Take the items from `at` on into the walk. Return where they ended, or None after the blank
+    """Add the items from `at` on to the walk. Return the end of the last, or None after the blank
     record."""
     first = len(walk.records)
     ended = _hop_by_sizes(data, base, at, end, walk)
@@ -165,8 +164,8 @@ def _hop(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | No
 
 
 def shapes_hold(data: memoryview, at: Array) -> Array:
-    """Return of each position whether the record there, whose size is at least the smallest, fits
-    its inner lengths and the segment: `shape_holds` of many records at once."""
+    """Return for each position whether the record's inner lengths fit its size and the segment; a
+    vectorised `shape_holds`."""
     raw = np.frombuffer(data, np.uint8)
     last = len(raw) - RECORD_SIZE_BYTES_MIN
     held = at <= last
@@ -180,7 +179,7 @@ def shapes_hold(data: memoryview, at: Array) -> Array:
     body_at = at + BODY_AT + hosts * longer
 
     def number(places: Array, kind: str) -> Array:
-        """Read numbers; of records that are wrong already, at a place that is there."""
+        """Read numbers; wrong records are read at a valid position."""
         dtype = np.dtype(kind)
         places = np.clip(places, 0, len(raw) - dtype.itemsize)
         return gathered(raw, places, dtype).astype(np.int64)
@@ -199,7 +198,7 @@ def shapes_hold(data: memoryview, at: Array) -> Array:
 
 
 def _hop_by_sizes(data: memoryview, base: int, at: int, end: int, walk: Walk) -> int | None:
-    """Do as `_hop`, but of records look at magic, size and position alone."""
+    """Do as `_hop`, but check only magic, size and position of records."""
     total = len(data)
     unpack = _RECORD_START.unpack_from
     take = walk.records.append
@@ -241,7 +240,7 @@ def _hop_by_sizes(data: memoryview, base: int, at: int, end: int, walk: Walk) ->
 
 
 def _is_item(data: memoryview, base: int, at: int) -> bool:
-    """Return whether a record, frame header or blank record begins at `at` (the end is none)."""
+    """Return whether a record, frame header or blank record starts at `at`."""
     total = len(data)
     if at + BLANK_SIZE_BYTES > total:
         return False
@@ -261,7 +260,7 @@ def _is_item(data: memoryview, base: int, at: int) -> bool:
 
 
 def shape_holds(data: memoryview, at: int, size: int, magic: int) -> bool:
-    """Return whether the record's size fits its inner lengths and the segment."""
+    """Return whether the record's inner lengths fit its size and the segment."""
     limit = at + size
     if size < RECORD_SIZE_BYTES_MIN or limit > len(data):
         return False
@@ -297,7 +296,7 @@ def _frame_at(data: memoryview, base: int, at: int) -> FrameItem | None:
 
 
 def _entry_at(data: memoryview, base: int, at: int) -> FrameItem | None:
-    """Return the header of the DLedger entry at `at`; None unless its sizes and its position are
+    """Return the header of the DLedger entry at `at`; None unless its sizes and position are
     right."""
     if at + DLEDGER_ENTRY.size > len(data):
         return None
@@ -322,10 +321,10 @@ def _entry_at(data: memoryview, base: int, at: int) -> FrameItem | None:
 
 
 def _behind_blank(data: memoryview, start: int) -> bool:
-    """Return whether `start` lies in the garbage behind the segment's blank record.
+    """Return whether `start` is in the garbage behind the segment's blank record.
 
-    Old records may stand there at their own positions. The tail behind a blank is shorter than the
-    item that did not fit, so only ranges near the segment's end have to look.
+    Old records may be there at their own positions. The garbage is shorter than the item that did
+    not fit, so only ranges near the segment's end have to check.
     """
     total = len(data)
     lowest = max(0, total - ITEM_SIZE_BYTES_MAX - BLANK_SIZE_BYTES)
@@ -342,7 +341,7 @@ def _behind_blank(data: memoryview, start: int) -> bool:
 
 
 def _zeros_end(data: memoryview, start: int, written: int) -> int:
-    """Return where the first byte from `start` on is that is not zero; the end if all are."""
+    """Return the position of the first non-zero byte from `start` on, or the end."""
     raw = np.frombuffer(data, np.uint8)
     for at in range(start, written, _SEARCH_BYTES):
         others = np.flatnonzero(raw[at : at + _SEARCH_BYTES])
@@ -352,7 +351,7 @@ def _zeros_end(data: memoryview, start: int, written: int) -> int:
 
 
 def _complaint(data: memoryview, base: int, at: int) -> str:
-    """Return what is wrong with the bytes at `at`, where no item begins."""
+    """Return the problem with the bytes at `at`, where no item starts."""
     if at + BLANK_SIZE_BYTES > len(data):
         return "no room for an item"
     size, magic = _SIZE_MAGIC.unpack_from(data, at)

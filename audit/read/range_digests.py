@@ -1,10 +1,10 @@
-"""Sums up what a task decodes, so that nobody has to read again what agrees. Pure.
+"""Digests of decoded ranges, by which equal copies need no second comparison.
 
-A task decodes a range of the log, or some ConsumeQueue files, once for all stores that have the
-same there. Its rows go to files; beside them it says what its part comes to: whether all bytes are
-the same in all stores, where the data ends, and sums of hashes for each RANGE_BYTES of the log.
-Units and records whose sums agree need not be compared one by one. Of the records' queue offsets it
-keeps *runs*: offsets of one queue that rise by one along the log.
+A task decodes a range of the log, or some ConsumeQueue files, once for all stores with equal bytes.
+Beside the rows it returns a digest with these facts, whether the bytes are equal in all stores, the
+end of the data, and sums of hashes for each RANGE_BYTES of the log. Units and records with equal
+sums need no individual comparison. A *run* is a sequence of records whose queue offsets rise by 1
+along the log. Pure.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ RUN_SCHEMA = pa.schema(
         ("first_offset", pa.int64()),
         ("last_offset", pa.int64()),
         ("position", pa.int64()),  # of the first record
-        ("end", pa.int64()),  # behind the last one
+        ("end", pa.int64()),  # behind the last record
     ]
 )
-# Odd 64-bit numbers by which the fields of a hash are multiplied.
+# Odd 64-bit multipliers for the fields of a hash.
 _FACTORS = np.random.Generator(np.random.PCG64(2)).integers(0, 1 << 63, 8, np.uint64) * np.uint64(
     2
 ) + np.uint64(1)
 Array = npt.NDArray[Any]
-Sums = Mapping[int, tuple[int, int]]  # by range of the log: how many, and the sum of their hashes
+Sums = Mapping[int, tuple[int, int]]  # by range of the log, a count and a sum of hashes
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Frames [first, last] that follow each other: indexes rise by one, terms do not fall, each is
-    intact and has the records that it says. `end`: of the last payload. `configurations`: index,
-    start and end of the payload."""
+    """Frames [first, last] with consecutive indexes and rising terms, all intact and with complete
+    records. `end` is the end of the last payload. `configurations` has index, start and end of each
+    payload."""
 
     first: int
     last: int
@@ -71,13 +71,12 @@ class FrameRun:
 class LogDigest:
     """Counts and sums over log positions [start, end) of `stores`, which have the same items there.
 
-    `alike`: all stores that have a segment there have all of its bytes alike. `data_end`: of the
-    last item (0: none). `records` counts the intact ones. `waits`: there are messages that come
-    later, or parts of transactions. `units`: sums of visible records, as their ConsumeQueue units
-    have to be; `ids`: of the positions of records that are indexed by their own id. `frame_run`:
-    the frames, if they are a run. `damage_at`: the first position at which there is no item, or one
-    that is not intact. `times`: the lowest and the highest store time of a record (ms). `path`: the
-    file with the rows.
+    `alike`: all bytes are equal in all stores with a segment there. `data_end`: end of the last
+    item (0 if none). `records` counts intact records. `waits`: there are delayed messages or half
+    messages. `units` has sums of the units that visible records must have, `ids` sums of the
+    positions of records that are indexed by their own id. `frame_run`: the frames, if they are a
+    run. `damage_at`: the first damaged position. `times`: lowest and highest store time (ms).
+    `path`: the file with the rows.
     """
 
     stores: tuple[str, ...]
@@ -98,8 +97,8 @@ class LogDigest:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """A log that all stores have alike, and whose frames follow each other. `frames`: None if it
-    has none."""
+    """A log that all stores have alike, with consecutive frames. `frames` is None if it has
+    none."""
 
     frames: FrameRun | None
 
@@ -107,8 +106,8 @@ class Alike:
 def all_alike(
     digests: Iterable[LogDigest], stores: tuple[str, ...], ended: tuple[int, int] | None
 ) -> Alike | None:
-    """Return what the digests come to if all `stores` have all items alike, and the frames follow
-    each other; else None. `ended`: index and term of the frame before them."""
+    """Return the combined digest if all `stores` have equal items and the frames are consecutive;
+    else None. `ended` is index and term of the frame before them."""
     frames: FrameRun | None = None
     for digest in sorted(digests, key=lambda digest: digest.start):
         if digest.stores != stores or (digest.frames and digest.frame_run is None):
@@ -128,14 +127,15 @@ def all_alike(
 
 @dataclass(frozen=True, slots=True)
 class UnitDigest:
-    """Sums of the ConsumeQueue units that `stores` have alike, by the range they point into."""
+    """Sums of equal ConsumeQueue units of `stores`, by the range of the log that they point
+    into."""
 
     stores: tuple[str, ...]
     units: Sums
 
 
 class LogSummary:
-    """Adds up the batches (audit.read.log_reader.LOG_SCHEMA) of one part."""
+    """Adds up the batches (audit.read.log_reader.LOG_SCHEMA) of a range."""
 
     def __init__(self) -> None:
         self._data_end = self._records = self._frames = 0
@@ -147,7 +147,7 @@ class LogSummary:
         self._ids: list[Sums] = []
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Take a batch, all of one kind of items but for gaps; return its runs (RUN_SCHEMA)."""
+        """Add a batch of items of one kind, or of gaps; return its runs (RUN_SCHEMA)."""
         kind = batch["kind"][0].as_py()
         position, size = _numbers(batch, "position"), _numbers(batch, "size")
         if kind == ItemKind.FRAME:
@@ -219,7 +219,7 @@ class LogSummary:
 
 
 class UnitSummary:
-    """Adds up batches of units (audit.read.spark_sources.UNIT_SCHEMA), each of one queue."""
+    """Adds up batches of units (audit.read.spark_sources.UNIT_SCHEMA), each of a single queue."""
 
     def __init__(self) -> None:
         self._units: dict[str, list[Sums]] = {}
@@ -248,7 +248,7 @@ class UnitSummary:
 
 
 def unit_hashes(topics: Array, *fields: Array) -> Array:
-    """Return a hash of each unit. `topics`: hashes of its topic; `fields`: whole numbers."""
+    """Return a hash of each unit from its topic's hash and its integer `fields`."""
     mixed = topics.astype(np.uint64)
     for field, factor in zip(fields, _FACTORS, strict=False):
         mixed += field.astype(np.int64).view(np.uint64) * factor
@@ -259,11 +259,11 @@ def unit_hashes(topics: Array, *fields: Array) -> Array:
 
 
 def sums(positions: Array, hashes: Array) -> dict[int, tuple[int, int]]:
-    """Return by range of the log how many positions there are, and the sum of their hashes."""
+    """Return by range of the log the number of positions and the sum of their hashes."""
     if not len(positions):
         return {}
     parts = positions // RANGE_BYTES
-    if (parts[1:] < parts[:-1]).any():  # only where there is damage
+    if (parts[1:] < parts[:-1]).any():  # only after damage
         order = np.argsort(parts, kind="stable")
         parts, hashes = parts[order], hashes[order]
     firsts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1]))
@@ -274,7 +274,6 @@ def sums(positions: Array, hashes: Array) -> dict[int, tuple[int, int]]:
 
 
 def total(parts: Iterable[Sums]) -> dict[int, tuple[int, int]]:
-    """Add up sums of several parts."""
     found: dict[int, tuple[int, int]] = {}
     for part in parts:
         for number, (count, added) in part.items():
@@ -286,7 +285,7 @@ def total(parts: Iterable[Sums]) -> dict[int, tuple[int, int]]:
 def by_store(
     parts: Iterable[tuple[tuple[str, ...], Sums]],
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    """Add up, for each store, the sums of the parts that it has."""
+    """Return the total of each store's sums."""
     found: dict[str, list[Sums]] = {}
     for stores, part in parts:
         for store in stores:
@@ -295,14 +294,14 @@ def by_store(
 
 
 def unlike(left: Sums, right: Sums) -> Iterator[int]:
-    """Yield the ranges whose sums are not the same on both sides."""
+    """Yield the ranges with unequal sums."""
     for part in sorted({*left, *right}):
         if left.get(part) != right.get(part):
             yield part
 
 
 def data_ends(digests: Iterable[LogDigest]) -> dict[str, tuple[int, int, int]]:
-    """Return per store the end of its last item, its number of intact records and of frames."""
+    """Return by store the end of its last item, and its numbers of intact records and frames."""
     found: dict[str, tuple[int, int, int]] = {}
     for digest in digests:
         for store in digest.stores:
@@ -316,7 +315,7 @@ def data_ends(digests: Iterable[LogDigest]) -> dict[str, tuple[int, int, int]]:
 
 
 def _runs(batch: pa.RecordBatch, topics: pa.DictionaryArray, counted: Array) -> pa.RecordBatch:
-    """Return the runs of the counted records, which stand in order of position."""
+    """Return the runs of the counted records, which are in order of position."""
     rows = np.flatnonzero(counted)
     codes = topics.indices.to_numpy()[rows].astype(np.int64)
     queues = codes << 32 | _numbers(batch, "queue_id")[rows]

@@ -1,5 +1,4 @@
-"""Stores that are named by a URI (s3://bucket/n0/store, hdfs://…, file://…;
-raftmq.spark.filesystem): their files are listed and read."""
+"""Stores at URIs (s3://bucket/n0/store, hdfs://…, file://…), listed, read and copied."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def files_in(uri: str) -> list[tuple[str, int]] | None:
 
 
 def read(uri: str) -> memoryview | None:
-    """Return a whole file; None if there is none. Raises OSError."""
+    """Return a file's content; None if there is none. Raises OSError."""
     system, path = _opened(uri)
     if system.get_file_info(path).type != fs.FileType.File:
         return None
@@ -42,8 +41,8 @@ def read(uri: str) -> memoryview | None:
 def fetched(
     stores: Mapping[str, str], directory: Path, progress: Callable[[str], None]
 ) -> dict[str, str]:
-    """Return the stores as directories: those that a URI names are copied below `directory`, with
-    the cluster.json that they lie in. Raises OSError."""
+    """Return the stores as directories. Stores at URIs are copied below `directory`, with their
+    cluster.json. Raises OSError."""
     found = {}
     for name, store in stores.items():
         found[name] = store

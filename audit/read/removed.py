@@ -1,16 +1,14 @@
-"""Tells what retention has removed from what was lost. Builds queries only.
+"""Distinguishes messages that retention removed from lost messages.
 
-Each replica removes its oldest segments at a time of its own: at its own hour, when its own disk is
-full. So for a while a majority may no longer have what another replica has, and no loss is in it.
-Of an acknowledged message that is not stored any more (audit.read.committed_range) it is known
-where it stood:
+Each replica removes its oldest segments independently. So for a while a majority may not have
+messages that one replica still has, without any loss. An acknowledged message that is not stored
+now (audit.read.committed_range) is classified by the stores' copies:
 
-- A store has it before the position where the group's log begins now: retention removed it from the
-  others.
-- A store has it behind that: it is lost.
-- No store has it. If one goes back to the very first position of the log, and on to where the
-  group's begins, it was never stored, and is lost. If all begin later, it may have stood before
-  that, unless its queue offset is behind the first one that they have of its queue.
+- A store has it before the current start of the group's log. Retention removed the rest.
+- A store has it behind that. It is lost.
+- No store has it. It is lost if a store goes back to log position 0, and on to the group's start.
+  Otherwise it may have been removed, unless its queue offset is behind the first that they have
+  of its queue.
 """
 
 from pyspark.sql import DataFrame
@@ -23,9 +21,9 @@ from .store_files import STORES_SEPARATOR
 def with_gone(
     rows: DataFrame, records: DataFrame, limits: Limits, queue_id: str, queue_offset: str
 ) -> DataFrame:
-    """Add `gone`: it is not stored (`copies`), and retention may have removed it. `rows`: topic,
-    id_text, and the place where each was acknowledged, in columns of these names; `records`: those
-    that the stores have, intact or not, each row with the names of all that have it."""
+    """Add `gone`: the message is not stored (`copies`), and retention may have removed it. `rows`
+    has topic, id_text, and the acknowledged queue and offset in columns of these names. `records`
+    has the stores' records, intact or not, with the names of all stores that have each."""
     if limits.begin == 0:
         return rows.withColumn("gone", F.lit(False))
     reaching = [

@@ -1,11 +1,11 @@
-"""Reads the small records of a store's raft/ directory, which are kept twice in one file. Pure.
+"""Records of a store's raft/ directory, each with two copies in one file.
 
     8 KiB; at byte 0 and at byte 4096 the same record, big-endian:
     0   magic "RSLT" · 4 version 1 (2) · 6 length of the content (2) · 8 sequence (8) · 16 content
-    then the CRC-32C of all that (4)
+    then the CRC-32C of the preceding bytes (4)
 
-A record is rewritten slot by slot, each made durable before the next. So a slot that is bad after a
-power cut was torn, and the other has what counts; after an orderly stop a bad slot is damage.
+A record is rewritten slot by slot, each made durable before the next. So a bad slot after a power
+cut was torn, and the good slot counts; after an orderly stop a bad slot is damage. Pure.
 """
 
 import struct
@@ -21,15 +21,14 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What such a file has: the newest intact content (None: no slot is intact), and the bad slots
-    as (number, what is wrong with it)."""
+    """The newest intact content of such a file (None without an intact slot), and the bad slots as
+    (number, problem)."""
 
     content: bytes | None
     bad: tuple[tuple[int, str], ...]
 
 
 def parse_slots(data: bytes) -> Slots:
-    """Read such a file."""
     newest: tuple[int, bytes] | None = None
     bad = []
     for number in (0, 1):
@@ -45,7 +44,7 @@ def parse_slots(data: bytes) -> Slots:
 
 
 def _problem(slot: bytes) -> str:
-    """Return what is wrong with a slot; empty if it is intact."""
+    """Return the problem with a slot; "" if it is intact."""
     if len(slot) < _HEAD.size + 4:
         return "cut short"
     magic, version, length, _ = _HEAD.unpack_from(slot)

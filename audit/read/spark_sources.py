@@ -1,4 +1,4 @@
-"""Stores as Spark data sources. Register them once per session: `register(spark)`.
+"""Spark data sources that read stores. Register them once per session: `register(spark)`.
 
     spark.read.format("rocketmq").option("topic", "Flights").load("n0/store")
 
@@ -7,15 +7,14 @@ rocketmq_log     every item of the log: records, frame headers, blanks, holes, e
 rocketmq_queue   the ConsumeQueues' units
 rocketmq_blocks  hashes of the blocks of the log in which replicas differ
 
-Options: `path`, one store directory (for rocketmq perhaps by URI), or `stores`, a JSON object of
-names and directories; the name becomes the column `store` (with `path`, the directory). For
-rocketmq and rocketmq_log `splitBytes` (default 32 MiB): segments are split at any byte. For
-rocketmq_log and rocketmq_queue `shared` (default false): what is equal in several stores is one
-row, whose `store` has their names in lines. For rocketmq `body` (default true: a source cannot
-prune columns, so say when bodies are not wanted) and `until`, the log position at which reading
-stops. For the three others `from`, the log position of an item at which reading begins (of units:
-that they point at). For rocketmq_blocks `limits`, `skipped`, `cuts` and `ranges`, JSON (see
-BlockReader).
+`path` is one store directory (for rocketmq also a URI); `stores` is a JSON object of names and
+directories. The column `store` has the name or the directory. `splitBytes` (rocketmq, rocketmq_log;
+default 32 MiB) splits segments at any byte. `shared` (rocketmq_log, rocketmq_queue; default false)
+returns a single row for equal items of several stores, with their names in lines. `body` (rocketmq;
+default true) includes bodies, because a source cannot prune columns. `until` (rocketmq) is the log
+position at which reading stops. `from` (all but rocketmq) is the log position of the first item, or
+the first position that units point at. `limits`, `skipped`, `cuts` and `ranges` (rocketmq_blocks)
+are JSON, see BlockReader.
 
 `partitions` and `read` run in different processes, so readers hold plain data only.
 """
@@ -96,19 +95,19 @@ _SPARK_TYPES: dict[Any, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make the four formats known to this session; may be repeated."""
+    """Register the four formats with this session; may be repeated."""
     for source in (RecordSource, LogSource, QueueSource, BlockSource):
         spark.dataSource.register(source)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark schema for one of our Arrow schemas; every field is nullable."""
+    """Return the Spark schema of an Arrow schema; every field is nullable."""
     return StructType([StructField(f.name, _SPARK_TYPES[f.type], True) for f in schema])
 
 
 @dataclass
 class SegmentRange(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """Log positions [start, end) of one segment of a store."""
+    """Log positions [start, end) of a segment."""
 
     store: str
     segment: Segment
@@ -134,7 +133,7 @@ class QueueFiles(InputPartition):  # type: ignore[misc]  # pyspark is untyped he
 
 
 class Stores:
-    """The stores that a source reads, and how their segments are split."""
+    """The stores of a source, and the size at which their segments are split."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.stores = _stores(options)
@@ -148,7 +147,7 @@ class Stores:
         for store in self.stores:
             for segment in store.segments:
                 begin = max(segment.base, self.start)
-                # What a URI names is read whole, so that it is read once.
+                # A file at a URI is read at once, so that it is read only once.
                 step = segment.size_bytes if is_uri(segment.path) else self.split_bytes
                 for start in range(begin, segment.end, step):
                     end = min(start + step, segment.end)
@@ -156,8 +155,8 @@ class Stores:
         return found
 
     def shared_partitions(self) -> list[SharedRange]:
-        """Return each range with all stores that have a segment there, as far as any is written.
-        Segments that begin at one position may be of different sizes."""
+        """Return each range with all stores that have a segment there, up to the last written byte.
+        Segments with the same start may have different sizes."""
         copies: dict[int, list[tuple[str, Segment]]] = {}
         for store in self.stores:
             for segment in store.segments:
@@ -175,7 +174,7 @@ class Stores:
 
 
 class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """Reads records, optionally of one topic, with or without bodies."""
+    """Reads records, optionally of a topic, with or without bodies."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.partitions = Stores(options).partitions
@@ -186,7 +185,7 @@ class RecordReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untype
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SegmentRange):
-            return  # Spark's way to read a source that has no partitions
+            return  # Spark's way to read a source without partitions
         base = partition.segment.base
         yield from record_batches(
             map_file(partition.segment.path),
@@ -222,7 +221,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         yield from log_batches(data, base, start, end, partition.store)
 
     def parts(self, partition: SharedRange) -> Iterator[SharedPart]:
-        """Read what stores have alike."""
+        """Read the equal items of several stores."""
         base = partition.base
         copies = [
             Copy(store, map_file(segment.path), written_bytes(segment.path))
@@ -290,11 +289,11 @@ class QueueReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
 
 class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """Reads the hashes of blocks that are not the same in all stores that have them.
+    """Reads the hashes of blocks that differ between stores.
 
-    `limits` {store: position}: how far each store is read; `skipped` {store: [[from, to], …]}:
-    positions left out; `cuts` [position, …]: additional block ends; `ranges` [[from, to], …]: the
-    partitions to be read (otherwise all).
+    `limits` {store: position} has the end of each store. `skipped` {store: [[from, to], …]} has
+    positions to leave out, `cuts` [position, …] additional block ends. `ranges` [[from, to], …]
+    selects partitions (default all).
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -327,7 +326,7 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
 
 class _Source(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """A format with one schema."""
+    """A format with a fixed schema."""
 
     FORMAT: str
     SCHEMA: pa.Schema

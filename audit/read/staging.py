@@ -1,10 +1,9 @@
-"""Decodes stores into Parquet files, which Spark then reads.
+"""Decodes stores into Parquet files for Spark.
 
 The tasks write the files themselves, to a path or URI (raftmq.spark.filesystem) that Spark can
-read: rows that pass from Python to Spark only to be written cost more than their decoding. A task
-that is repeated replaces its file. Nothing is compressed: to Java Snappy and Zstandard are native
-code, which cannot be loaded where /tmp executes nothing, and Spark has once failed to read what
-Arrow had compressed by LZ4.
+read, because passing rows from Python to Spark costs more than their decoding. A repeated task
+replaces its file. Nothing is compressed: Snappy and Zstandard are native code in Java, which cannot
+be loaded if /tmp executes nothing, and Spark has once failed to read Arrow's LZ4.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from .log_reader import LOG_SCHEMA
 from .range_digests import RUN_SCHEMA, LogDigest, LogSummary, UnitDigest, UnitSummary
 from .spark_sources import UNIT_SCHEMA, LogReader, QueueReader, SharedRange, spark_schema
 
-# Columns in which values repeat. Arrow would try a dictionary for all others, too.
+# Columns with repeated values. By default Arrow would try a dictionary for all columns.
 _REPEATED = ["store", "topic", "tags", "reason"]
 
 
 @dataclass(frozen=True, slots=True)
 class StagedLog:
-    """The items of all stores (audit.read.log_reader.LOG_SCHEMA) and the runs of their queue
-    offsets (audit.read.range_digests.RUN_SCHEMA), what several stores have alike being one row; and
-    the digests."""
+    """The items of all stores (audit.read.log_reader.LOG_SCHEMA), the runs of their queue offsets
+    (audit.read.range_digests.RUN_SCHEMA), and the digests. Equal items of several stores are one
+    row."""
 
     items: DataFrame
     runs: DataFrame
@@ -44,8 +43,8 @@ class StagedLog:
 
 @contextmanager
 def place_for_tables(staging: str | None, scratch: Path | None) -> Iterator[str]:
-    """Make an empty directory for an audit's tables, and remove it: below `staging`, a path or URI,
-    or else below `scratch`. Raises OSError."""
+    """Make an empty directory for an audit's tables below `staging`, a path or URI, or else below
+    `scratch`, and remove it later. Raises OSError."""
     if staging is None:
         with tempfile.TemporaryDirectory(prefix="mqaudit-", dir=scratch) as directory:
             yield directory
@@ -60,7 +59,7 @@ def place_for_tables(staging: str | None, scratch: Path | None) -> Iterator[str]
 
 
 def staged_log(spark: SparkSession, reader: LogReader, directory: str) -> StagedLog:
-    """Decode the logs into files in `directory`, which is made. The reader shares."""
+    """Decode the logs into files in the new `directory`. The reader must share."""
     items, runs = below(directory, "items"), below(directory, "runs")
     for each in (items, runs):
         _make(each)
@@ -75,8 +74,8 @@ def staged_log(spark: SparkSession, reader: LogReader, directory: str) -> Staged
 def staged_units(
     spark: SparkSession, reader: QueueReader, directory: str
 ) -> tuple[DataFrame, list[UnitDigest]]:
-    """Decode the ConsumeQueues (audit.read.spark_sources.UNIT_SCHEMA) into files in `directory`,
-    which is made."""
+    """Decode the ConsumeQueues (audit.read.spark_sources.UNIT_SCHEMA) into files in the new
+    `directory`."""
     _make(directory)
     parts = list(enumerate(reader.partitions()))
     digests: list[UnitDigest] = []
@@ -87,7 +86,7 @@ def staged_units(
 
 
 def staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
-    """Write rows to a place, and return them from it."""
+    """Write rows to a path or URI, and return them from it."""
     frame.write.parquet(for_spark(place))
     return spark.read.schema(frame.schema).parquet(for_spark(place))
 
@@ -103,7 +102,7 @@ def _make(directory: str) -> None:
 
 @dataclass(frozen=True)
 class _WriteLog:
-    """Writes one range's rows and runs; runs in Spark's workers."""
+    """Writes a range's rows and runs in Spark's workers."""
 
     reader: LogReader
     items: str
@@ -132,7 +131,7 @@ class _WriteLog:
 
 @dataclass(frozen=True)
 class _WriteUnits:
-    """Writes the units of some files; runs in Spark's workers."""
+    """Writes the units of some files in Spark's workers."""
 
     reader: QueueReader
     directory: str
@@ -153,7 +152,7 @@ def _path(directory: str, number: int) -> str:
 
 @contextmanager
 def _replacing(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Write a file beside `path`, and move it there when it is whole."""
+    """Write a temporary file, and move it to `path` when it is complete."""
     system, target = opened(path)
     directory, _, name = target.rpartition("/")
     temporary = f"{directory}/.{name}-{uuid.uuid4().hex}"

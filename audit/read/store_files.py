@@ -1,8 +1,8 @@
-"""The files of one store directory: listed, mapped for reading, hashed and compared.
+"""The files of a store directory: listed, mapped for reading, hashed and compared.
 
-A store is a directory with commitlog/, consumequeue/ and checkpoint; its records can be read from
-one that a URI names, too (audit.read.remote_stores). Files are only ever read.
-Segments are mapped, not copied: reading a range does not cost anything for the rest of its segment.
+A store has commitlog/, consumequeue/ and checkpoint; its records can also be read from a URI
+(audit.read.remote_stores). Files are only read. Segments are mapped, so reading a range costs
+nothing for the rest of its segment.
 """
 
 import errno
@@ -32,10 +32,10 @@ from .remote_stores import files_in, is_uri, read
 from .slots import parse_slots
 
 Bytes = npt.NDArray[np.uint8]
-NAME_DIGITS = 20  # of a segment's or ConsumeQueue file's name, its start offset
+NAME_DIGITS = 20  # in the name of a segment or ConsumeQueue file, its start offset
 HASH_BLOCK_BYTES = 1 << 20
-INDEX_SIZE_BYTES = 8  # of the frame, before the payload in raft/configuration
-STORES_SEPARATOR = "\n"  # of the names of stores that have a row alike
+INDEX_SIZE_BYTES = 8  # before the payload in raft/configuration
+STORES_SEPARATOR = "\n"  # between the names of stores with equal rows
 
 
 class StoreError(Exception):
@@ -43,8 +43,8 @@ class StoreError(Exception):
 
 
 def refuse_running(stores: Mapping[str, str]) -> None:
-    """Raise StoreError if a store's broker runs, as far as can be seen from this machine: what its
-    files say together then holds at no one time, and a group that is well would look broken."""
+    """Raise StoreError if a store's broker runs on this machine, because its files would have no
+    consistent state."""
     for name, directory in stores.items():
         try:
             owner = None if is_uri(directory) else owner_of(directory)
@@ -59,7 +59,7 @@ def refuse_running(stores: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One CommitLog file; it holds log positions [base, base + size_bytes)."""
+    """A CommitLog file with log positions [base, base + size_bytes)."""
 
     path: str
     base: int
@@ -72,7 +72,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class QueueFile:
-    """One ConsumeQueue file; its first unit is the one of `first_offset` of the queue."""
+    """A ConsumeQueue file; its first unit has queue offset `first_offset`."""
 
     path: str
     topic: str
@@ -83,7 +83,7 @@ class QueueFile:
 
 @dataclass(frozen=True)
 class Store:
-    """One replica's store, by its directory or URI `path`. Its segments are listed once."""
+    """A replica's store at `path`, a directory or URI. Its segments are listed once."""
 
     name: str
     path: str
@@ -92,7 +92,8 @@ class Store:
     def segments(self) -> list[Segment]:
         """The CommitLog segments by position, without empty files.
 
-        Raises StoreError if there is no commitlog directory or a segment begins inside another one.
+        Raises StoreError if there is no commitlog directory or a segment starts inside the previous
+        segment.
         """
         found = []
         for path, size_bytes in self._log_files():
@@ -105,7 +106,7 @@ class Store:
         return found
 
     def _log_files(self) -> list[tuple[str, int]]:
-        """Return path and size of the log's files, by name: of commitlog, or of data of Apache's
+        """Return path and size of the log's files by name, from commitlog or from data of Apache's
         DLedger. Raises StoreError."""
         if is_uri(self.path):
             listed = files_in(below(self.path, "commitlog"))
@@ -117,18 +118,18 @@ class Store:
         found = [directory for directory in directories if directory.is_dir()]
         if not found:
             raise StoreError(f"{self.path} is no store: it has no commitlog directory")
-        # A DLedger broker makes an empty commitlog, too.
+        # A DLedger broker also makes an empty commitlog.
         holding = [directory for directory in found if any(directory.iterdir())]
         files = sorted((holding or found)[0].iterdir())
         return [(str(path), path.stat().st_size) for path in files]
 
     @property
     def closed(self) -> bool:
-        """True if the store was closed in order: while it is open it has a file `abort`."""
+        """True if the store was closed in order; an open store has a file `abort`."""
         return not (Path(self.path) / "abort").exists()
 
     def file_at(self, position: int) -> str:
-        """Return the file and the offset in it of a log position; "" if no segment holds it."""
+        """Return file and offset of a log position; "" if no segment holds it."""
         for segment in self.segments:
             if segment.base <= position < segment.end:
                 return f"{Path(segment.path).relative_to(self.path)}:{position - segment.base}"
@@ -159,11 +160,9 @@ class Store:
         return found
 
     def confirmed_position(self) -> int:
-        """Return confirmPhyOffset of the checkpoint: the commit position as this replica knows it.
-
-        0 without a checkpoint (a store killed before it wrote one). Raises StoreError if the file
-        is too short.
-        """
+        """Return confirmPhyOffset of the checkpoint, the commit position as this replica knows
+        it; 0 without a checkpoint, as after an early kill. Raises StoreError if the file is too
+        short."""
         if is_uri(self.path):
             content = read(below(self.path, "checkpoint"))
         else:
@@ -177,8 +176,7 @@ class Store:
         return int.from_bytes(head[CHECKPOINT_CONFIRM_AT:], "big", signed=True)
 
     def committed_index(self) -> int | None:
-        """Return the index up to which a replica of Apache's DLedger knew its log to be committed;
-        None in any other store, or if it has not written it."""
+        """Return the committedIndex of a replica of Apache's DLedger; None if there is none."""
         for path in sorted(Path(self.path).glob("dledger-*/checkpoint")):
             for line in path.read_text("utf-8", "replace").splitlines():
                 name, _, value = line.partition("=")
@@ -201,13 +199,12 @@ def stores_option(stores: Mapping[str, Store]) -> str:
 
 
 def opened_stores(directories: Mapping[str, str]) -> dict[str, Store]:
-    """Return the stores by name."""
     return {name: Store(name, directory) for name, directory in directories.items()}
 
 
 def map_file(path: str) -> memoryview:
-    """Map a whole file read-only; it is unmapped when the last view of it is gone. What a URI
-    names is read instead."""
+    """Map a file read-only; it is unmapped after the last view of it. A file at a URI is read
+    instead."""
     if is_uri(path):
         content = read(path)
         if content is None:
@@ -218,8 +215,8 @@ def map_file(path: str) -> memoryview:
 
 
 def written_bytes(path: str) -> int:
-    """Return how much of a file is written: behind it is a hole, zeros that take no room, or
-    nothing. The size, where the file system does not tell."""
+    """Return the number of written bytes before a sparse or absent end; the size if the file system
+    does not support it."""
     if is_uri(path):
         return 1 << 62
     with open(path, "rb") as file:
@@ -233,10 +230,11 @@ def written_bytes(path: str) -> int:
 
 
 def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """Return the written units of a ConsumeQueue file that point at log position `begin` or behind
-    it: their queue offsets and the units (UNIT).
+    """Return queue offsets and units (UNIT) of a ConsumeQueue file that point at log position
+    `begin` or behind it.
 
-    Units never written (all zero) and fillers before a queue's first message are left out.
+    Units that were never written (all zero), and fillers before a queue's first message, are left
+    out.
     """
     count = file.size_bytes // UNIT.itemsize
     if not count:
@@ -254,8 +252,8 @@ def units(file: QueueFile, begin: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
 
 
 def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
-    """Return the number of the first unit that points at `begin` or behind it, or was never
-    written: positions rise along a queue."""
+    """Return the index of the first unit that points at `begin` or behind it, or was never written,
+    since positions rise along a queue."""
     low, high = 0, len(content)
     while low < high:
         middle = (low + high) // 2
@@ -269,8 +267,8 @@ def _first_unit(content: npt.NDArray[np.void], begin: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A store's copy of a segment, as far as `limit`. What is in a `skipped` range (garbage behind
-    a blank record) is taken as not there."""
+    """A store's copy of a segment up to `limit`, without the `skipped` ranges (garbage behind blank
+    records)."""
 
     store: str
     segment: Segment
@@ -281,8 +279,8 @@ class BlockCopy:
 def different_blocks(
     copies: Sequence[BlockCopy], start: int, end: int, cuts: Sequence[int]
 ) -> Iterator[tuple[str, int, int, bytes]]:
-    """Compare log positions [start, end) of a segment's copies in blocks. Where two copies differ,
-    yield (store, block start, block end, SHA-256) of each that has the block.
+    """Compare log positions [start, end) of a segment's copies in blocks. Yield (store, block
+    start, block end, SHA-256) of each copy of a block that differs.
 
     Blocks end at multiples of HASH_BLOCK_BYTES from the segment's start and at each of `cuts`.
     """
@@ -311,14 +309,14 @@ def different_blocks(
 
 
 def _same(parts: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
-    """Return whether bytes in pieces are equal, pieces and all: a copy whose pieces differ is
-    compared by its hash."""
+    """Return whether two lists of byte ranges are equal; copies with different ranges are compared
+    by hash."""
     return len(parts) == len(others) and all(map(np.array_equal, parts, others))
 
 
 def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
-    """Return whether bytes [start, end) of two mapped files are equal: a word at a time, as far as
-    whole words reach."""
+    """Return whether bytes [start, end) of two mapped files are equal, compared in 8-byte words if
+    possible."""
     first, last = -(-start // 8), end // 8
     if first >= last:
         return np.array_equal(left[start:end], right[start:end])
@@ -332,7 +330,7 @@ def same_bytes(left: Bytes, right: Bytes, start: int, end: int) -> bool:
 def first_difference(left: Store, right: Store, start: int, end: int) -> int | None:
     """Return the first log position in [start, end) at which two stores' bytes differ, or None.
 
-    A position that only one of them has counts as different. Meant for one block.
+    A position that only one store has counts as different. Meant for blocks.
     """
     a, b = left.read(start, end), right.read(start, end)
     shorter = min(len(a), len(b))

@@ -1,7 +1,7 @@
-"""Decode everything the checks read once, and stage it as Parquet in a temporary directory.
+"""Decodes all inputs of the checks once, and stages them as Parquet.
 
-The logs are parsed and verified in one pass over the bytes; every check then reads columns. Nothing
-here holds messages on the driver.
+The logs are parsed and verified in a single pass over the bytes; every check then reads columns.
+The driver holds no messages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ from .spark_sources import LogReader, QueueReader
 from .staging import StagedLog, staged, staged_log, staged_units
 from .store_files import STORES_SEPARATOR, Store, stores_option
 
-SHUFFLED_BYTES = 512 << 20  # of logs, to a part of a shuffle
-# Two copies of a record on two stores are the same record if these fields are equal.
+SHUFFLED_BYTES = 512 << 20  # bytes of logs per shuffle partition
+# Copies on two stores are the same record if these fields are equal.
 _IDENTITY = (
     "size",
     "topic",
@@ -46,22 +46,21 @@ _IDENTITY = (
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The staged tables of one audit.
+    """The staged tables of an audit.
 
-    items: every item of every store's log (audit.read.log_reader.LOG_SCHEMA)
-    units: every ConsumeQueue unit (audit.read.spark_sources.UNIT_SCHEMA)
-    shared_items, shared_units: the same as they were decoded: what several stores have alike is one
-        row, which names them all
-    staged_log, unit_digests: what logs and ConsumeQueues come to (audit.read.range_digests); alike:
-    what is so
-        if all stores have the same log, as they mostly have
-    topics: those whose messages are judged, see `_topics`
-    log: the records the group holds (a majority, or in classic mode any store): position, size,
+    items  every item of every store's log (audit.read.log_reader.LOG_SCHEMA)
+    units  every ConsumeQueue unit (audit.read.spark_sources.UNIT_SCHEMA)
+    shared_items, shared_units  the same, with one row for equal items of several stores
+    staged_log, unit_digests  digests of logs and ConsumeQueues (audit.read.range_digests)
+    alike  set if all stores have the same log, the usual case
+    topics  the topics to judge, see `_topics`
+    log  the records the group holds (a majority, or in classic mode any store) as position, size,
         topic, queue_id, queue_offset, id, id_text, content_crc, fields_sum, visible,
         born_timestamp, store_timestamp, reconsume_times, sysflag
-    events: the history's lines; sends: one row per send (history.sends)
-    since: where the audit before ended, if this one begins there
-    ledger: one row per topic and message id, sent or stored: see `_ledger`; `gone`: retention may
+    events  the history's lines
+    sends  a row per send (history.sends)
+    since  the end of the audit before, if this audit starts there
+    ledger  a row per topic and message id, sent or stored (`_ledger`), with `gone` if retention may
         have removed it (audit.read.removed)
     """
 
@@ -95,9 +94,8 @@ class Tables:
 
     @property
     def group_runs(self) -> DataFrame | None:
-        """The runs of the queue offsets in the log that the group holds
-        (audit.read.range_digests.RUN_SCHEMA), if all stores have the same log, and all of it is the
-        group's."""
+        """The runs of queue offsets in the group's log (audit.read.range_digests.RUN_SCHEMA), if
+        all stores have the same log and the group holds all of it."""
         enough = len(self.limits.voting) >= self.limits.needed
         end = max((digest.data_end for digest in self.staged_log.digests), default=0)
         is_group_log = self.alike is not None and enough and end <= self.limits.agreed_end
@@ -109,21 +107,21 @@ class Tables:
 
     @property
     def queues_ended(self) -> DataFrame:
-        """Where queues ended for the audit before, if this one begins there: topic, queue_id,
+        """The queue ends of the audit before, if this audit starts there: topic, queue_id,
         ended."""
         queues = self.since.queues if self.since else {}
         ends = [(*queue, offset) for queue, offset in queues.items()]
         return self.spark.createDataFrame(ends, "topic string, queue_id int, ended long")
 
     def staged(self, frame: DataFrame, name: str) -> DataFrame:
-        """Write the rows to a file and return them from it: several queries compute them once."""
+        """Write the rows to a file and return them from it, for several queries."""
         return staged(self.spark, frame, below(self.place, name))
 
 
 @contextmanager
 def enough_partitions(spark: SparkSession, stores: Mapping[str, Store]) -> Iterator[None]:
-    """Let shuffles have as many parts as the logs need, while the block runs: a part has to fit
-    into a task's memory."""
+    """Give shuffles as many partitions as the logs need, because a partition must fit into a task's
+    memory."""
     name = "spark.sql.shuffle.partitions"
     before = int(spark.conf.get(name) or 0)
     files = (Path(segment.path) for store in stores.values() for segment in store.segments)
@@ -144,8 +142,8 @@ def stage(
     subject: Subject,
     since: Ended | None = None,
 ) -> Tables:
-    """Decode stores and history into `place` (a path or URI). Without a history there are no
-    events, no sends and no ledger. `topic` "": every topic that the history sends to. Raises
+    """Decode stores and history into `place` (a path or URI). Without a history, events, sends and
+    ledger are empty. An empty `topic` means every topic that the history sends to. Raises
     StoreError, HistoryUnfit or OSError."""
 
     def written(frame: DataFrame, name: str) -> DataFrame:
@@ -172,7 +170,7 @@ def stage(
         events = written(history.read_events(spark, history_path), "events")
         return events, written(history.sends(events, subject.group), "sends")
 
-    # The logs are parsed by Python workers, the history by the JVM: together they fill two cores.
+    # Python workers parse the logs and the JVM the history, so together they use two cores.
     with ThreadPoolExecutor(2) as pool:
         of_stores, of_history = pool.submit(stores_staged), pool.submit(history_staged)
         of_logs, alike, units, unit_digests, limits, log = of_stores.result()
@@ -182,7 +180,7 @@ def stage(
     if history_path is not None:
         ledger = _ledger(log, sends, topics)
         places = records(of_logs.items), limits, "ack_queue", "ack_offset"
-        # Where the message id says the position, it is known what stood there.
+        # The message id may contain the position.
         before = F.coalesce(F.col("ack_position") < limits.begin, F.lit(True))
         ledger = with_gone(ledger, *places).withColumn("gone", F.col("gone") & before)
         ledger = written(ledger, "ledger")
@@ -208,27 +206,27 @@ def stage(
 
 
 def _topics(sends: DataFrame) -> tuple[str, ...]:
-    """Return the topics that were sent to, sorted: only of these is known what they should hold."""
+    """Return the topics with sends, sorted; the expected content of other topics is unknown."""
     rows = sends.where(F.col("topic").isNotNull()).select("topic").distinct().collect()
     return tuple(sorted(row["topic"] for row in rows))
 
 
 def records(items: DataFrame) -> DataFrame:
-    """Return the records among the staged items, with `visible`: consumers may get it."""
+    """Return the records among the staged items, with `visible` for those that consumers can
+    receive."""
     bits = F.col("sysflag").bitwiseAND(SYSFLAG_TRANSACTION)
     rows = items.where(F.col("kind") == int(ItemKind.RECORD))
     return rows.withColumn("visible", bits.isin(0, 8))
 
 
 def each(shared: DataFrame) -> DataFrame:
-    """Return one row for each store that has an item, of rows that may name several."""
+    """Return a row per store, of rows that may name several."""
     return shared.withColumn("store", F.explode(F.split("store", STORES_SEPARATOR)))
 
 
 def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> DataFrame:
-    """Return the group's records: those that enough stores hold intact below the agreed end. What
-    all stores hold alike stays where it is staged; the others are compared and written to `place`.
-    """
+    """Return the records that enough stores hold intact below the agreed end. Records that all
+    stores hold stay in their staged file; the rest are compared and written to `place`."""
     kept = (
         *("position", "size", "topic", "queue_id", "queue_offset", "uniq_key", "content_crc"),
         *("fields_sum", "visible", "born_timestamp", "store_timestamp", "reconsume_times"),
@@ -263,12 +261,11 @@ def _log(spark: SparkSession, logs: StagedLog, limits: Limits, place: str) -> Da
 
 
 def _ledger(log: DataFrame, sends: DataFrame, topics: Sequence[str]) -> DataFrame:
-    """Return one row per topic and id: what was sent under it, and what is stored under it.
+    """Return a row per topic and id, with its send and its stored copies.
 
     topic, id, id_text; sent; op, outcome, attempts, order, seq, ack_queue, ack_offset, ack_position
-    (null if never sent); copies; altered (copies with another body, other fields or another born
-    time than the sent one);
-    at_ack (a copy stands where the acknowledgement says); first_position, first_queue,
+    (null if never sent); copies; altered (copies with a different body, fields or born time than
+    sent); at_ack (a copy is at the acknowledged position); first_position, first_queue,
     first_offset.
     """
     copies = log.where(F.col("topic").isin(*topics) & F.col("visible")).select(

@@ -1,22 +1,20 @@
-"""Tells who the members of a Raft group are, as its logs and its stores say.
+"""Determines the members of a Raft group from its logs and stores.
 
-A majority is counted among the voters, whether their stores were given or not: a store that is gone
-must not make the remaining ones a majority. The newest configuration counts that is known to be
-committed, by one of these:
+A majority is counted among all voters, because the remaining stores must not become a majority when
+a store is missing. The newest configuration counts that is committed by one of these criteria:
 
 - a majority of its own voters hold its frame, intact;
 - a store that holds its frame has a commit position behind it;
 - a store keeps it in its file raft/configuration, which is written only after the commit, and
-  no log has another frame of this index.
+  no log has a different frame at this index.
 
-Before the first change there is none: then the founders are the voters, whom cluster.json names
-(audit.read.cluster_info), or else the stores that were given.
+Before the first change, the voters are the founders in cluster.json (audit.read.cluster_info), or
+else the given stores.
 
 A configuration is the payload of a frame of kind CONFIGURATION, big-endian: version (1 or 2),
-members, removed ids (1 byte each), next broker id (4); then for each member role (1 voter, 2
-learner), flags (1 byte each), broker id (4), length of the id, length of the address (1 each), id,
-address. What follows is not needed here. The file (audit.read.slots) has the frame's index (8) and
-the payload.
+members, removed ids (1 byte each), next broker id (4). Each member has role (1 voter, 2 learner),
+flags (1 byte each), broker id (4), length of the id, length of the address (1 each), id, address.
+The rest is not needed here. The file (audit.read.slots) has the frame's index (8) and the payload.
 """
 
 import struct
@@ -31,7 +29,7 @@ _MEMBER = struct.Struct(">BBIBB")
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a group. `source`: where that was read."""
+    """The members of a group, and the `source` of this information."""
 
     voters: frozenset[str]
     learners: frozenset[str]
@@ -44,8 +42,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationFrame:
-    """A frame with a configuration, intact, and the stores that hold it. `end`: the log position
-    behind it."""
+    """An intact configuration frame, the stores that hold it, and its `end` in the log."""
 
     index: int
     end: int
@@ -87,8 +84,9 @@ def members_of(
 ) -> Members:
     """Return the members by the newest committed configuration, or the founders without one.
 
-    `commits`: the commit position of each store. `saved`: what the stores' files say.
-    `founded_by`: who names the founders."""
+    `commits` has the commit position of each store, `saved` the configurations in the stores'
+    files. `founded_by` is the source of the founders.
+    """
     known: dict[int, bytes] = {}
     in_logs: dict[int, bytes] = {}
     for frame in frames:
@@ -96,7 +94,7 @@ def members_of(
         try:
             voters, _ = decode_members(frame.payload)
         except BadConfiguration:
-            continue  # its CRC is right and it is none: nothing follows from it
+            continue  # with a right CRC; it is ignored
         by_majority = len(voters & frame.holders) > len(voters) // 2
         if by_majority or any(commits[name] >= frame.end for name in frame.holders):
             known[frame.index] = frame.payload

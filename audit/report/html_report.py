@@ -1,7 +1,4 @@
-"""An audit's reports as one HTML page, with the place and store time of each finding.
-
-A finding that has a log position is shown with the store time of the messages around it.
-"""
+"""An audit's reports as an HTML page, with position and store time of each finding."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ OWN_STYLE = """
 .wrong{color:var(--bad);font-weight:600}.fine{color:var(--ok)}
 td.n{text-align:right}code{font-size:13px;overflow-wrap:anywhere}
 """
-FINDINGS_MAX = 600  # on a page
+FINDINGS_MAX = 600  # per page
 
 
 def page(reports: Sequence[AuditReport], audited_at_ms: int) -> str:
-    """Return the whole file. It has at most FINDINGS_MAX findings, but one of each check."""
+    """Return the file's content, with at most FINDINGS_MAX findings but at least one per check."""
     reports = _few(reports)
     ok = all(report.ok for report in reports)
     mark = "fine" if ok else "wrong"
@@ -43,7 +40,7 @@ def page(reports: Sequence[AuditReport], audited_at_ms: int) -> str:
 
 
 def _few(reports: Sequence[AuditReport]) -> list[AuditReport]:
-    """Return the reports with as few offenders of each check as a page has room for."""
+    """Return the reports with only as many offenders per check as fit on a page."""
     wrong = sum(not check.ok for report in reports for check in report.checks)
     each = max(1, FINDINGS_MAX // max(1, wrong))
     return [

@@ -1,7 +1,7 @@
 """The result of an audit as plain data, and as JSON.
 
-A check with `fault` set makes the verdict false when its count is above 0. The others are facts
-worth knowing that at-least-once delivery allows (a client's retry stored twice, a redelivery).
+A check with `fault` set makes the verdict false if its count is above 0. Other checks count events
+that at-least-once delivery allows, such as retries stored twice and redeliveries.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import orjson
 
-OFFENDERS_MAX = 20  # rows kept per check; the count is always complete
+OFFENDERS_MAX = 20  # rows per check; the count is always complete
 
 Offender = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check: `count` offenders found, the first OFFENDERS_MAX of them in `offenders`."""
+    """A check with `count` offenders, of which `offenders` has the first OFFENDERS_MAX."""
 
     name: str
     title: str
@@ -30,7 +30,6 @@ class CheckResult:
 
     @classmethod
     def of_faults(cls, name: str, title: str, offenders: Sequence[Offender]) -> CheckResult:
-        """Return the result of a check whose offenders are all known."""
         return cls(name, title, True, len(offenders), first_of_each_store(offenders))
 
     @property
@@ -41,7 +40,7 @@ class CheckResult:
 def first_of_each_store(
     offenders: Sequence[Offender], count_max: int = OFFENDERS_MAX
 ) -> tuple[Offender, ...]:
-    """Return the first `count_max`, of each store as many as of the others, in their order."""
+    """Return the first `count_max` in their order, with an equal share for each store."""
     met: Counter[Any] = Counter()
     ranked = []
     for place, offender in enumerate(offenders):
@@ -54,7 +53,7 @@ def first_of_each_store(
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """One store: log positions (audit.read.committed_range) and what it holds."""
+    """A store's log positions (audit.read.committed_range) and content."""
 
     store: str
     begin: int
@@ -67,8 +66,8 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The verdict and its evidence. `figures` counts messages of the topic, or of all topics if
-    `topic` is empty; `voters_source`: where the group's voters were read."""
+    """The verdict and its evidence. `figures` counts messages of `topic`, or of all topics if it is
+    empty. `voters_source` is where the voters were read."""
 
     topic: str
     stores: tuple[StoreReport, ...]
@@ -76,27 +75,26 @@ class AuditReport:
     checks: tuple[CheckResult, ...]
     seconds: float
     mode: str = "raft"
-    group: str = ""  # the broker group that was audited; "": the only one
+    group: str = ""  # the audited broker group, or "" if it is the only one
     voters: tuple[str, ...] = ()
     voters_source: str = ""
-    phases: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the work
-    not_judged: tuple[str, ...] = ()  # what no check looked at, and why
-    # The group's messages by store time: from when (ms), how many, log position of the first.
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds per phase
+    not_judged: tuple[str, ...] = ()  # gaps of the audit, with reasons
+    # The group's messages by store time: start (ms), count, log position of the first.
     timeline: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def ok(self) -> bool:
-        """True if no fault was found."""
         return all(check.ok for check in self.checks)
 
     @property
     def agreed_end(self) -> int:
-        """The log position up to which enough stores agree: the end of what was audited."""
+        """The log position up to which enough stores agree, the end of the audited log."""
         return max(store.agreed for store in self.stores)
 
     @property
     def fullest_store(self) -> str:
-        """The name of a store that reaches `agreed_end`: read the topic from this one."""
+        """The name of a store that reaches `agreed_end`, to read the topic from."""
         return max(self.stores, key=lambda store: store.agreed).store
 
     def check(self, name: str) -> CheckResult:
@@ -107,10 +105,9 @@ class AuditReport:
         raise KeyError(name)
 
     def count(self, name: str) -> int:
-        """Return the number of offenders of the check of that name."""
         return self.check(name).count
 
     def to_json(self) -> bytes:
-        """Return the whole report as one JSON object, with `ok` beside the fields."""
+        """Return the report as a JSON object, with `ok` beside the fields."""
         content = {"ok": self.ok, **asdict(self)}
         return orjson.dumps(content, option=orjson.OPT_INDENT_2)

@@ -1,13 +1,13 @@
-"""An audit's reports as files, for tables, dashboards and alerts (docs/audit.md has the columns).
+"""An audit's reports as files for tables, dashboards and alerts (columns in docs/audit.md).
 
-    DIR/stores.parquet    each store: what was read of it, and how far it agrees
-        figures.parquet   how much was stored, sent, acknowledged
+    DIR/stores.parquet    each store, its read range and its agreed end
+        figures.parquet   numbers of stored, sent and acknowledged messages
         checks.parquet    each check with its count and verdict
-        findings.parquet  the first offenders of each check, with file and offset if they have any
-        audit.html        all of that as a page (audit.report.html_report)
+        findings.parquet  the first offenders of each check, with file and offset if known
+        audit.html        the reports as a page (audit.report.html_report)
         mqaudit.prom      verdict and counts for Prometheus' textfile collector
 
-A file is replaced as a whole, so that a reader never sees half of one.
+Files are replaced atomically, so a reader never reads half a file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FINDINGS = pa.schema(
 
 
 def write_results(directory: Path, reports: Sequence[AuditReport], audited_at_ms: int) -> None:
-    """Write all files of one audit, in place of those of the one before. Raises OSError."""
+    """Replace all files of the audit before. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     runs = [(report, [audited_at_ms, report.group, report.topic]) for report in reports]
     tables = {

@@ -1,4 +1,4 @@
-"""Prints an audit's report as tables, for people."""
+"""Prints an audit's report as tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OFFENDERS_SHOWN = 5
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr what is being done, and for how long; nothing elsewhere. Yield
-    what is to be told of the next step."""
+    """Show the current step and its duration on a terminal's stderr. Yield the function to call
+    with the next step."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda what: None
@@ -31,8 +31,8 @@ def progress_shown() -> Iterator[Callable[[str], None]]:
 
 
 def print_report(report: AuditReport) -> None:
-    """Print the verdict as tables: stores, figures, checks, and offenders of failed checks. Raises
-    OSError, but not because nobody reads it."""
+    """Print the verdict as tables of stores, figures, checks, and offenders of failed checks.
+    Raises OSError, except for a closed pipe."""
     console = QuietConsole()
     console.print(_store_table(report))
     console.print(_check_table(report))
@@ -52,7 +52,6 @@ def print_report(report: AuditReport) -> None:
 
 
 def _subject(report: AuditReport) -> str:
-    """Return what was judged, in words."""
     topic = f"topic {report.topic}" if report.topic else "all topics"
     return f"{report.group}, {topic}" if report.group else topic
 

@@ -1,1 +1,1 @@
-"""Topics as DataFrames: Spark's format `raftmq`, over the network from running brokers."""
+"""Topics as DataFrames by Spark's format `raftmq`, over the network from running brokers."""

@@ -1,7 +1,7 @@
-"""A cluster as Spark's processes ask it: one event loop, run while a question is open.
+"""Blocking access to a cluster for Spark's processes, on an event loop of its own.
 
-Nothing is registered: no consumer group, no heartbeat, no committed offset. Questions go to the
-leader of a broker group (a master, at classic and Apache's brokers) and are repeated through a
+Nothing is registered, no consumer group, no heartbeat, no committed offset. Requests go to the
+leader of a broker group (a master, for classic and Apache's brokers) and are retried through a
 failover for `timeout_ms`.
 """
 
@@ -30,22 +30,22 @@ from .options import Connection
 
 T = TypeVar("T")
 ASKED_AT_ONCE_MAX = 64
-PULL_COUNT_MAX = 1024  # as many as a broker of ours gives at once; Apache's gives 32
+PULL_COUNT_MAX = 1024  # the maximum of our brokers; Apache's limit is 32
 PULL_BYTES_MAX = 4 << 20
 PULL_TIMEOUT_MS = 10_000
-BLOCK_BYTES = 8 << 20  # of answers that are handed on together
+BLOCK_BYTES = 8 << 20  # of answers per block
 _INTERNAL = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "%SYS%")
-EMPTY_PAUSE_S = 0.05  # after an answer without messages where there are some: a replica lags
+EMPTY_PAUSE_S = 0.05  # after an empty answer from a lagging replica
 
 
 class DataLost(Exception):
-    """Messages that were to be read are not in their queue any more."""
+    """Requested messages are no longer in their queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The records of a queue's offsets [start, end), as brokers store them. `strict`: one that is
-    missing is lost data."""
+    """The records of a queue's offsets [start, end), as brokers store them. A missing record is
+    lost data if `strict`."""
 
     queue: Queue
     start: int
@@ -54,8 +54,8 @@ class Block:
     strict: bool
 
     def check(self, count: int) -> None:
-        """Raise DataLost if `count` records are not all. A queue has no holes of its own; retention
-        makes them, until the queue's beginning is corrected."""
+        """Raise DataLost if `count` records are not all. Only retention makes holes in a queue,
+        until the queue's first offset is corrected."""
         if self.strict and count < self.end - self.start:
             raise DataLost(
                 f"{_named(self.queue)} has {count} messages from {self.start} to {self.end}; "
@@ -102,8 +102,7 @@ class Cluster:
     # -- what there is ------------------------------------------------------------------------
 
     def topics(self, pattern: str) -> tuple[str, ...]:
-        """Return the topics whose whole name matches, but those of brokers themselves, retry and
-        dead-letter topics."""
+        """Return the topics with a matching name, without system, retry and dead-letter topics."""
         listed = (
             self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).get("topicList")
             or ()
@@ -164,9 +163,9 @@ class Cluster:
     # -- messages -----------------------------------------------------------------------------
 
     def blocks(self, queue_range: QueueRange, fail_on_data_loss: bool) -> Iterator[Block]:
-        """Yield the blocks of a range, of some megabytes each. Raises DataLost, unless what is lost
-        is to be passed over."""
-        self.queues([queue_range.queue.topic])  # learns where its brokers are
+        """Yield the blocks of a range, of some megabytes each. Raises DataLost if
+        `fail_on_data_loss`."""
+        self.queues([queue_range.queue.topic])  # finds its brokers
         pulls = _Pulls(
             self._instance, self._connection, queue_range, self._policy, fail_on_data_loss
         )
@@ -174,11 +173,11 @@ class Cluster:
             while not pulls.ended:
                 yield self._run(pulls.block())
         finally:
-            self._run(pulls.stop())  # the reader may have had enough
+            self._run(pulls.stop())  # the reader may stop early
 
 
 class _Pulls:
-    """The pulls of one range: the next one is under way while a block is worked on."""
+    """The pulls of a range; the next pull runs while a block is processed."""
 
     def __init__(
         self,
@@ -201,7 +200,6 @@ class _Pulls:
         return self._offset >= self._range.end
 
     async def block(self) -> Block:
-        """Return the next block."""
         start, parts = self._offset, list[bytes]()
         size, waited_s = 0, 0.0
         while not self.ended and size < BLOCK_BYTES:
@@ -219,18 +217,18 @@ class _Pulls:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             if not self.ended:
                 self._ahead = asyncio.ensure_future(self._pull())
-                await asyncio.sleep(0)  # it is written now
+                await asyncio.sleep(0)  # lets the pull's request be written
         end = min(self._offset, self._range.end)
         return Block(self._range.queue, start, end, b"".join(parts), self._strict)
 
     async def stop(self) -> None:
-        """Give up the pull that is under way."""
+        """Cancel the pull in progress."""
         if self._ahead is not None:
             self._ahead.cancel()
             await asyncio.wait([self._ahead])
 
     def _take(self, answer: RemotingCommand) -> bytes:
-        """Move on by an answer; return its records."""
+        """Advance by an answer; return its records."""
         if answer.code not in (
             ResponseCode.SUCCESS,
             ResponseCode.PULL_NOT_FOUND,
@@ -242,7 +240,7 @@ class _Pulls:
         if answer.code == ResponseCode.PULL_NOT_FOUND:
             return b""
         if answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._strict:
-            return b""  # retention is at it, or a replica answers that does not lead
+            return b""  # retention is running, or a non-leading replica answered
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self._moved(header)
             return b""

@@ -1,9 +1,9 @@
-"""Decode records at given positions into Arrow columns: every field of many records at once. Pure.
+"""Decodes records at given positions into Arrow columns, all records at once.
 
-Fixed fields are gathered with numpy, from all overlapping windows of their size. For
-ragged ones a BinaryArray over the segment alternates fields (even elements) and the gaps between
-them (odd); taking the even elements lets Arrow copy them at memory speed. Properties are split for
-all records together, by the positions of the separators 0x01 and 0x02.
+Fixed fields are gathered with numpy, from all overlapping windows of their size. For ragged fields
+a BinaryArray over the segment alternates fields (even elements) and the gaps between them (odd);
+taking the even elements lets Arrow copy them at memory speed. Properties are split for all records
+together, by the positions of the separators 0x01 and 0x02. Pure.
 """
 
 import zlib
@@ -33,9 +33,9 @@ from .layout import (
 
 Array = npt.NDArray[Any]
 
-CONTENT_SIZE_BYTES_MAX = 64 * 1024 * 1024  # of a compressed body, unpacked; beyond it: no CRC
-_MULTIPLIER_COUNT = 8_192  # multipliers of hashes; a longer record uses them again
-_HEAD_WORDS_MAX = 16  # the fixed fields have 88 bytes, with IPv6 112
+CONTENT_SIZE_BYTES_MAX = 64 * 1024 * 1024  # of a decompressed body; a larger body has no CRC
+_MULTIPLIER_COUNT = 8_192  # multipliers of hashes; a longer record reuses them
+_HEAD_WORDS_MAX = 16  # the fixed fields have 88 bytes, or 112 with IPv6
 _MULTIPLIERS = np.random.Generator(np.random.PCG64(1)).integers(
     0, 1 << 63, _MULTIPLIER_COUNT, np.uint64
 ) * np.uint64(2) + np.uint64(1)
@@ -68,16 +68,16 @@ RECORD_FIELDS: list[tuple[str, Any]] = [
     ("tags", pa.string()),
     ("sharding_key", pa.string()),
     ("tags_code", pa.int64()),
-    ("intact", pa.bool_()),  # the body's CRC is the one in the record
+    ("intact", pa.bool_()),  # the body's CRC matches the record's
     ("content_crc", pa.int64()),  # CRC of the body as the producer gave it (unpacked), 31 bits
-    ("fields_sum", pa.int64()),  # of what else the producer gave: store.properties.fields_sum
-    ("rest_hash", pa.int64()),  # of all bytes of the record but its body; perhaps of some of that
+    ("fields_sum", pa.int64()),  # store.properties.fields_sum of the producer's fields
+    ("rest_hash", pa.int64()),  # of all bytes of the record but its body, or perhaps a few of those
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class _FieldBounds:
-    """The positions of each record's ragged fields: int64 arrays relative to the segment."""
+    """The positions of each record's ragged fields, as int64 arrays relative to the segment."""
 
     body: Array
     body_end: Array
@@ -89,8 +89,8 @@ class _FieldBounds:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The name-value pairs of many properties strings, as arrays: where each begins and ends in
-    `content`, how long its name is, and to which of the `count` strings it belongs."""
+    """The name-value pairs of many properties strings, as arrays of start and end in `content`,
+    length of the name, and owner among the `count` strings."""
 
     content: memoryview
     count: int
@@ -98,21 +98,21 @@ class Pairs:
     name_sizes: Array
     ends: Array
     owners: Array
-    names: tuple[list[bytes], Array]  # all different ones, and the number of each pair's
+    names: tuple[list[bytes], Array]  # the distinct names, and the index of each pair's name
 
     def hits(self, *names: bytes) -> Array:
-        """Return the numbers of the pairs with one of these names, rising."""
+        """Return the rising indexes of the pairs with one of these names."""
         known, numbers = self.names
         is_requested = np.array([name in names for name in known], bool)
         return np.flatnonzero(is_requested[numbers]) if len(known) else np.empty(0, np.int64)
 
     def named(self, names: dict[str, bytes]) -> dict[str, pa.Array]:
-        """Pick named values; null where a name is not there. Of a repeated name the last counts."""
+        """Pick named values; null if the name is missing. The last of repeated names counts."""
         result = {}
         for column, name in names.items():
             hits = self.hits(name)
             bounds = np.full(self.count, -1, np.int64)
-            bounds[self.owners[hits]] = hits  # hits rise, so the last of a repeated name stays
+            bounds[self.owners[hits]] = hits  # hits rise, so the last of repeated names remains
             present = bounds >= 0
             chosen = bounds[present]
             values_at = self.starts[chosen] + self.name_sizes[chosen] + 1
@@ -122,7 +122,7 @@ class Pairs:
         return result
 
     def maps(self) -> pa.Array:
-        """Return a map of names and values for each string. Of a repeated name the last counts."""
+        """Return a map of names and values for each string. The last of repeated names counts."""
         known, numbers = self.names
         kept = _last_of_each(self.owners, numbers)
         values = _text(
@@ -133,18 +133,18 @@ class Pairs:
         return pa.MapArray.from_arrays(pa.array(ends), names, values)
 
     def sums(self) -> Array:
-        """Return, for each string, the sum of the CRCs of the pairs that its producer gave."""
+        """Return, for each string, the sum of the CRCs of its producer's pairs."""
         given = self.name_sizes > 0
         given[self.hits(*_ADDED)] = False
         bounds = zip(self.starts[given].tolist(), self.ends[given].tolist(), strict=True)
         crcs = [zlib.crc32(self.content[start:end]) for start, end in bounds]
         sums = np.bincount(self.owners[given], np.array(crcs, np.float64), self.count)
-        return sums.astype(np.int64)  # exact: a string has fewer than 2^21 pairs
+        return sums.astype(np.int64)  # exact, as a string has fewer than 2^21 pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Many records whose fixed fields have been read; the ragged ones are taken when asked for."""
+    """Many records with decoded fixed fields; ragged fields are decoded on demand."""
 
     data: memoryview
     at: Array
@@ -161,16 +161,15 @@ class Records:
         return _text(_ragged(self.data, self.bounds.topic, self.bounds.topic_end))
 
     def pairs(self) -> Pairs:
-        """Return their properties."""
         bounds = self.bounds
         return pairs_of(_ragged(self.data, bounds.properties, bounds.properties_end))
 
     def bodies(self) -> pa.Array:
-        """Return the bodies as they are stored."""
+        """Return the bodies as stored."""
         return _ragged(self.data, self.bounds.body, self.bounds.body_end)
 
     def body_crcs(self) -> Array:
-        """Return the CRCs of the bodies as they are stored."""
+        """Return the CRCs of the bodies as stored."""
         return _body_crcs(self.data, self.bounds.body, self.bounds.body_end)
 
 
@@ -223,9 +222,8 @@ def record_columns(
 
 
 def _last_of_each(owners: Array, names: Array) -> Array:
-    """Return the numbers, rising, of the pairs after which their owner has no other of their
-    name."""
-    order = np.lexsort((names, owners))  # stable, so that the last of equals comes last
+    """Return the rising indexes of each owner's last pair per name."""
+    order = np.lexsort((names, owners))  # stable, so that the last of equal pairs is last
     owner, name = owners[order], names[order]
     last = np.ones(len(order), bool)
     last[:-1] = (owner[1:] != owner[:-1]) | (name[1:] != name[:-1])
@@ -233,22 +231,22 @@ def _last_of_each(owners: Array, names: Array) -> Array:
 
 
 def properties_of(properties: pa.Array, names: dict[str, bytes]) -> dict[str, pa.Array]:
-    """Pick named values out of an array of properties strings; null where a name is not there."""
+    """Pick named values from properties strings; null if the name is missing."""
     return pairs_of(properties).named(names)
 
 
 def pairs_of(properties: pa.Array) -> Pairs:
     """Split an array of properties strings.
 
-    As in Java's decoder: a pair ends at 0x02 or with the string, its name at its first 0x01; of a
-    repeated name the last counts; a pair with an empty value counts as absent.
+    As in Java's decoder, a pair ends at 0x02 or with the string, and its name at its first 0x01.
+    The last of repeated names counts, and a pair with an empty value is absent.
     """
     count = len(properties)
     offsets = np.frombuffer(properties.buffers()[1], np.int32, count + 1, properties.offset * 4)
     content = properties.buffers()[2]
     raw = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
     raw = raw[: offsets[-1]] if count else raw[:0]
-    # A pair starts with its string and after each 0x02; it ends before the next one or the end.
+    # A pair starts with its string and after each 0x02; it ends before the next pair or the end.
     breaks = np.flatnonzero(raw == 2)
     starts = _merged(offsets[:-1].astype(np.int64), breaks + 1)
     starts = starts[starts < len(raw)]
@@ -270,10 +268,10 @@ def pairs_of(properties: pa.Array) -> Pairs:
 
 
 def _first_at_or_after(values: Array, starts: Array, ends: Array) -> Array:
-    """Return for each range [start, end), all rising, the first of the rising `values` that is not
-    before it; -1 if there is none."""
+    """Return for each rising range [start, end) the first of the rising `values` at or behind its
+    start; -1 if there is none."""
     if len(values) == len(starts) and ((starts <= values) & (values < ends)).all():
-        return values  # each range has one, as it usually has
+        return values  # usually each range has one
     next_value = np.searchsorted(values, starts)
     found = np.full(len(starts), -1, np.int64)
     there = next_value < len(values)
@@ -282,8 +280,8 @@ def _first_at_or_after(values: Array, starts: Array, ends: Array) -> Array:
 
 
 def _merged(left: Array, right: Array) -> Array:
-    """Return the values of two rising arrays, rising, each once. numpy's union1d looks every value
-    up in a hash table, which takes fifty times as long."""
+    """Return the sorted distinct values of two sorted arrays. numpy's union1d uses a hash table,
+    which takes fifty times as long."""
     values = np.concatenate((left, right))
     values.sort(kind="stable")  # two runs are merged
     first = np.ones(len(values), bool)
@@ -292,19 +290,19 @@ def _merged(left: Array, right: Array) -> Array:
 
 
 def tags_codes(tags: pa.Array) -> pa.Array:
-    """Return the ConsumeQueue's tags code of each TAGS string: its Java hash, 0 without tags."""
+    """Return the ConsumeQueue's tags code of each TAGS string, its Java hash, or 0 without tags."""
     encoded = pc.dictionary_encode(tags)
     hashes = pa.array([java_hash(tag) for tag in encoded.dictionary.to_pylist()], pa.int64())
     return pc.fill_null(hashes.take(encoded.indices), 0)
 
 
 def gathered(raw: Array, at: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the `dtype` values at byte positions `at`, however ragged these are."""
+    """Return the `dtype` values at byte positions `at`, which need no alignment."""
     if not len(at):
         return np.empty(0, dtype)
     width = dtype.itemsize
     windows = np.ndarray((max(0, len(raw) - width + 1),), f"V{width}", raw.data, strides=(1,))
-    found: Array = windows[at].view(dtype)  # rows of bytes would be copied one by one
+    found: Array = windows[at].view(dtype)  # byte rows would be copied individually
     return found
 
 
@@ -357,11 +355,11 @@ def _body_crcs(data: memoryview, starts: Array, ends: Array) -> Array:
 
 
 def _rest_hashes(data: memoryview, records: Records) -> Array:
-    """Return a hash of each record without its body: of the fixed fields and of what stands behind
-    the body. Equal records have equal hashes; others have not, but by accident.
+    """Return a hash of each record without its body, over the fixed fields and the bytes behind the
+    body. Different records have the same hash only by accident.
 
-    Sums of 8-byte words, each multiplied by an odd number of its place, so that all records are
-    done in a few passes. A last word that would be cut short begins earlier, even in the body.
+    The hash sums 8-byte words, each multiplied by an odd number for its position, so that all
+    records need only a few passes. An incomplete last word starts earlier, even in the body.
     """
     if not len(records):
         return np.empty(0, np.int64)
@@ -386,9 +384,9 @@ def _word_sums(raw: Array, starts: Array, ends: Array, salt: int) -> Array:
 
 
 def _content_crcs(data: memoryview, bounds: _FieldBounds, sysflag: Array, crc: Array) -> pa.Array:
-    """Return the CRC of each body as its producer sent it: of a compressed body, of its content.
+    """Return the CRC of each body as its producer sent it, after decompression.
 
-    Null where a compressed body cannot be unpacked.
+    Null if a compressed body cannot be decompressed.
     """
     values = crc.copy()
     unknown = np.zeros(len(crc), bool)
@@ -401,7 +399,7 @@ def _content_crcs(data: memoryview, bounds: _FieldBounds, sysflag: Array, crc: A
 
 
 def unpack_body(stored: bytes | memoryview, sysflag: int) -> bytes | None:
-    """Unpack a compressed body; None if it is damaged or larger than CONTENT_SIZE_BYTES_MAX."""
+    """Decompress a body; None if it is damaged or larger than CONTENT_SIZE_BYTES_MAX."""
     codec = {0x100: "lz4", 0x200: "zstd"}.get(sysflag & SYSFLAG_COMPRESSION)
     try:
         if codec is None:

@@ -1,8 +1,8 @@
-"""Places that a URI names, through pyarrow.fs: file, hdfs, s3 (or Hadoop's s3a), gs.
+"""Files and directories by URI through pyarrow.fs (file, hdfs, s3 or s3a, gs).
 
-Options of such a URI stand behind a question mark, as pyarrow.fs takes them:
-`s3://backups/n0?endpoint_override=minio:9000&scheme=http`. Credentials are found as the library of
-each kind finds them (for S3: environment, profile, or the machine's role).
+Options of a URI follow a question mark, as pyarrow.fs defines them:
+`s3://backups/n0?endpoint_override=minio:9000&scheme=http`. Each library searches its own sources of
+credentials (for S3: environment, profile, or the machine's role).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _ALIASES = {"s3a://": "s3://", "s3n://": "s3://"}  # Hadoop's names
 
 
 def opened(uri: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system and the path in it. Raises ValueError (pyarrow's) for a URI of an
-    unknown kind, OSError."""
+    """Return the file system and the path in it. Raises ValueError (pyarrow's) for an unknown
+    scheme, OSError."""
     for alias, name in _ALIASES.items():
         if uri.startswith(alias):
             uri = name + uri.removeprefix(alias)
@@ -23,24 +23,23 @@ def opened(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def for_spark(uri: str) -> str:
-    """Return the URI, or path, by which Spark knows the place: without options (Spark has settings
-    of its own), and with Hadoop's name of S3."""
+    """Return the URI or path for Spark, without options (Spark has its own settings), and with
+    Hadoop's name of S3."""
     head = uri.partition("?")[0] if "://" in uri else uri
     return "s3a://" + head.removeprefix("s3://") if head.startswith("s3://") else head
 
 
 def below(uri: str, name: str) -> str:
-    """Return the URI, or path, of what is called `name` in a directory."""
+    """Return the URI or path of `name` in a directory."""
     head, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     return f"{head.rstrip('/')}/{name}{mark}{options}"
 
 
 def above(uri: str, levels: int) -> str:
-    """Return the URI of the directory so many levels up."""
+    """Return the URI of the directory that many levels up."""
     head, mark, options = uri.partition("?")
     return f"{head.rstrip('/').rsplit('/', levels)[0]}{mark}{options}"
 
 
 def name_of(uri: str) -> str:
-    """Return the last part of a URI's path, or of a path."""
     return uri.partition("?")[0].rpartition("/")[2] if "://" in uri else uri.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Offsets of many queues: what to read of each, in how many parts, and how much at once. Pure."""
+"""Offset ranges of many queues, split into partitions and micro-batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-EARLIEST = -2  # as offsets: the first that the queue still holds, and the end of the queue
+EARLIEST = -2  # as offsets, the first in the queue, and the end of the queue
 LATEST = -1
 
 
@@ -24,8 +24,8 @@ Offsets = Mapping[Queue, int]
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Offsets [start, end) of a queue. `strict`: a start that is not in the queue any more is lost
-    data; otherwise the range begins at the first offset that is."""
+    """Offsets [start, end) of a queue. A start that is no longer in the queue is lost data if
+    `strict`; otherwise the range starts at the queue's first offset."""
 
     queue: Queue
     start: int
@@ -38,7 +38,7 @@ class QueueRange:
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
-    """Return offsets as Spark keeps them in a checkpoint: {topic: {broker: {queue: offset}}}."""
+    """Return offsets in the form of Spark's checkpoints: {topic: {broker: {queue: offset}}}."""
     table: dict[str, dict[str, dict[str, int]]] = {}
     for queue, offset in sorted(offsets.items()):
         brokers = table.setdefault(queue.topic, {})
@@ -47,7 +47,7 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def of_json(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[Queue, int]:
-    """Read offsets out of a checkpoint."""
+    """Read offsets from a checkpoint."""
     return {
         Queue(topic, broker, int(number)): offset
         for topic, brokers in table.items()
@@ -57,8 +57,8 @@ def of_json(table: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[Queue,
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
-    """Return what lies between two places, without what is empty. A queue without a start has come
-    since, and is read from its beginning."""
+    """Return the non-empty ranges between two sets of offsets. A queue without a start is new, and
+    is read from its first offset."""
     return [
         QueueRange(queue, start.get(queue, 0), to, queue in start)
         for queue, to in sorted(end.items())
@@ -67,8 +67,8 @@ def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
 
 
 def split(ranges: Sequence[QueueRange], partitions_min: int) -> list[QueueRange]:
-    """Cut ranges into at least `partitions_min` parts of about the same size, if they have that
-    many messages."""
+    """Split ranges into at least `partitions_min` ranges of similar size, if they have that many
+    messages."""
     total = sum(each.size for each in ranges)
     parts: list[QueueRange] = []
     for each in ranges:
@@ -80,8 +80,8 @@ def split(ranges: Sequence[QueueRange], partitions_min: int) -> list[QueueRange]
 
 
 def at_most(start: Offsets, end: Offsets, rows_max: int) -> dict[Queue, int]:
-    """Return the end of a micro-batch of at most `rows_max` messages: each queue has its share of
-    them by what waits in it, and the rest goes to those with the largest remainders."""
+    """Return the end of a micro-batch of at most `rows_max` messages. Each queue has a share
+    proportional to its waiting messages, and the largest remainders get the rest."""
     waiting = {each.queue: each for each in ranges_between(start, end)}
     total = sum(each.size for each in waiting.values())
     if total <= rows_max:
@@ -96,5 +96,5 @@ def at_most(start: Offsets, end: Offsets, rows_max: int) -> dict[Queue, int]:
 
 
 def behind(offsets: Offsets, others: Offsets) -> Iterable[Queue]:
-    """Return the queues whose offset is below that in `others`."""
+    """Return the queues with a lower offset than in `others`."""
     return (queue for queue, offset in offsets.items() if offset < others.get(queue, offset))

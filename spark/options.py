@@ -1,7 +1,7 @@
-"""The options of format `raftmq`, parsed and checked. Pure.
+"""The options of format `raftmq`, parsed and checked.
 
-Names are compared without regard to case, as Spark does. An option that does not exist is an error,
-because a misspelt one would be read as its default.
+Names are compared without regard to case, as Spark does. An unknown option is an error, because a
+misspelt option would silently have its default. Pure.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ NAMES = (
     *_CONNECTION,
 )
 WRITE_NAMES = ("topic", "writer", "batch", "delivery", "stagingLocation", *_CONNECTION)
-CHECKPOINT = "checkpointLocation"  # Spark passes it on to the sink
+CHECKPOINT = "checkpointLocation"  # Spark passes it to the sink
 EXACTLY_ONCE, AT_LEAST_ONCE = DELIVERIES = ("exactly-once", "at-least-once")
 
 
 class OptionError(ValueError):
-    """An option of format `raftmq` is missing, unknown or not understood."""
+    """An option of format `raftmq` is missing, unknown or invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How brokers are reached. `timeout_ms`: for how long a request is repeated, through a
-    failover, before its task fails."""
+    """The connection settings. A request is retried for `timeout_ms`, through a failover, before
+    its task fails."""
 
     namesrv: str
     timeout_ms: int
@@ -73,8 +73,8 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in every queue: offsets by queue, with `default` (an offset, EARLIEST or LATEST) for
-    those that are not named; or, if given, the first message stored at or after a time in ms."""
+    """A position in every queue. It is either the named offsets, with `default` (an offset,
+    EARLIEST or LATEST) for the rest, or the first message stored at or after a time in ms."""
 
     default: int
     named: Mapping[Queue, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read. `topics`: names, or with `pattern` a pattern for them."""
+    """The options of a read. `topics` are names, or a pattern for them if `pattern` is set."""
 
     connection: Connection
     topics: tuple[str, ...]
@@ -91,7 +91,7 @@ class ReadOptions:
     start: Place
     end: Place
     partitions_min: int
-    rows_max: int  # of a micro-batch
+    rows_max: int  # per micro-batch
     columns: tuple[str, ...]
     fail_on_data_loss: bool
     pushdown: bool
@@ -127,8 +127,8 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write. `writer` "": one is made for the location. `staging` "": nowhere
-    that would outlive the job. `batch`: the number of a job's batch."""
+    """The options of a write. Without `writer`, the location has a generated name. `staging` is ""
+    if no location outlives the job. `batch` is the number of a job's batch."""
 
     connection: Connection
     topic: str
@@ -169,7 +169,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
 
 
 def options_of(connection: Connection) -> dict[str, str]:
-    """Return the options that say how brokers are reached."""
+    """Return the connection settings as options."""
     given = {
         "namesrv": connection.namesrv,
         "timeoutMs": str(connection.timeout_ms),
@@ -194,12 +194,12 @@ def options_of(connection: Connection) -> dict[str, str]:
 
 
 def connection_of(given: Mapping[str, str]) -> Connection:
-    """Parse the options that say how brokers are reached. Raises OptionError."""
+    """Parse the connection settings. Raises OptionError."""
     return _connection(_checked(given))
 
 
 def columns_of(given: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the columns that the options ask for. Raises OptionError."""
+    """Return the names of the requested columns. Raises OptionError."""
     return _columns(_checked(given))
 
 
@@ -217,7 +217,7 @@ def _connection(options: Mapping[str, str]) -> Connection:
     if not options.get("namesrv"):
         raise OptionError("option namesrv is missing: HOST:PORT of a name server, several with ;")
     timeout_ms = _number(options, "timeoutMs", TIMEOUT_MS, 1)
-    group = options.get("consumerGroup", "TOOLS_CONSUMER")  # a group that every broker has
+    group = options.get("consumerGroup", "TOOLS_CONSUMER")  # a group of every broker
     return Connection(options["namesrv"], timeout_ms, group, _credentials(options), _tls(options))
 
 

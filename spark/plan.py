@@ -1,13 +1,13 @@
-"""A batch's plan: which staged rows go into which requests, the same in every attempt. Pure.
+"""A batch's plan, which assigns staged rows to requests identically in every attempt.
 
-Rows are numbered through the files in order. A row with a sharding key goes to the queue that
-RocketMQ's SelectMessageQueueByHash chooses for it; the others in runs, queue after queue. A queue's
-rows are cut into requests by number and size. So everything follows from the plan:
+Rows are numbered through the files in order. A row with a sharding key goes to the queue of
+RocketMQ's SelectMessageQueueByHash; the rest go in runs, queue after queue. A queue's rows are
+split into requests by number and size. So the plan determines all requests. Pure.
 
     {"version":1,"topic":t,"writer":w,"batch":b,"queues":[[broker,id],…],"files":[name,…],
      "rows":n,"requestMessages":n,"requestBytes":n,"query":q}
 
-`query` is the id of a stream's query, which its checkpoint keeps; version 1 had none.
+`query` is the id of a stream's query, from its checkpoint; version 1 had none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from raftmq.client.message import MessageQueue
 from raftmq.client.producer.exactly_once_writer import WritePosition
 
 VERSION = 2
-REQUEST_MESSAGES = 1_000  # of a request; it has room for 65,536
+REQUEST_MESSAGES = 1_000  # per request; the limit is 65,536
 REQUEST_BYTES = 256 << 10
-REQUESTS_BYTES = 64 << 20  # of all queues' requests that are being filled
-# Rows as tasks stage them. `properties` as on the wire, without UNIQ_KEY; `hash`: of the sharding
-# key, null if there is none.
+REQUESTS_BYTES = 64 << 20  # of all incomplete requests
+# Staged rows. `properties` are in wire format, without UNIQ_KEY; `hash` is of the sharding key, or
+# null.
 STAGED = pa.schema(
     [("body", pa.binary()), ("properties", pa.binary()), ("flag", pa.int32()), ("hash", pa.int32())]
 )
@@ -39,12 +39,12 @@ KEY_BYTES = len(b"UNIQ_KEY\x01") + 32 + 1
 
 
 class PlanError(ValueError):
-    """A plan cannot be read, or is not this sink's."""
+    """A plan cannot be read, or belongs to a different sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of one batch."""
+    """The plan of a batch."""
 
     topic: str
     writer: str
@@ -81,7 +81,7 @@ def new_plan(
 
 
 def plan_of(data: bytes, topic: str, writer: str, query: str) -> Plan:
-    """Read a plan. `query` "": it is not known. Raises PlanError for one of another sink."""
+    """Read a plan. `query` is "" if unknown. Raises PlanError for a plan of a different sink."""
     try:
         value: dict[str, Any] = orjson.loads(data)
         if value.pop("version") > VERSION:
@@ -105,7 +105,7 @@ def plan_of(data: bytes, topic: str, writer: str, query: str) -> Plan:
 
 @dataclass(slots=True)
 class _Filling:
-    """The request of a queue that is being filled."""
+    """A queue's incomplete request."""
 
     queue: MessageQueue
     place: WritePosition
@@ -118,10 +118,10 @@ Request = tuple[MessageQueue, WritePosition, bytes]
 
 
 class Requests:
-    """Makes the requests of a plan out of its rows, in order."""
+    """Makes the requests of a plan from its rows, in order."""
 
     def __init__(self, plan: Plan, key_start: Callable[[MessageQueue, int], str]) -> None:
-        """`key_start(queue, batch)`: how the UNIQ_KEYs of a queue's messages begin."""
+        """`key_start(queue, batch)` returns the prefix of the UNIQ_KEYs of a queue's messages."""
         self._plan = plan
         self._fillings = [
             _Filling(q, WritePosition(plan.batch, 0), []) for q in plan.message_queues
@@ -130,7 +130,7 @@ class Requests:
         self._row = 0
 
     def add(self, rows: pa.RecordBatch) -> Iterator[Request]:
-        """Take the next rows; yield the requests that are full."""
+        """Take the next rows; yield the full requests."""
         bodies = rows.column("body").to_pylist()
         properties = _values(rows.column("properties"), b"")
         flags = _values(rows.column("flag"), 0)
@@ -141,20 +141,20 @@ class Requests:
         self._row += len(rows)
 
     def rest(self) -> Iterator[Request]:
-        """Yield the requests that are not full, once all rows were added."""
+        """Yield the incomplete requests after the last rows."""
         for filling in self._fillings:
             if filling.count:
                 yield self._taken(filling)
 
     def _runs(self, hashes: pa.Array, count: int) -> list[tuple[int, int, int]]:
-        """Return where rows of one queue stand together: first row, row behind, queue."""
+        """Return the runs of rows of the same queue, as (first row, row behind, queue)."""
         if not count:
             return []
         queues, run = len(self._fillings), self._plan.request_messages
         chosen = (np.arange(self._row, self._row + count) // run) % queues
         if hashes.null_count < count:
             given = hashes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-            # As Java: the remainder has the dividend's sign, and then its amount counts.
+            # As in Java, the remainder has the dividend's sign, and then its absolute value counts.
             chosen = np.where(hashes.is_valid().to_numpy(zero_copy_only=False),
                               np.abs(given) % queues, chosen)  # fmt: skip
         cuts = np.flatnonzero(np.diff(chosen)) + 1
@@ -192,7 +192,7 @@ class Requests:
 
 
 def _values(column: pa.Array, default: Any) -> list[Any]:
-    """Return the column's values, `default` for those that are null."""
+    """Return the column's values, with `default` for null."""
     if column.null_count == len(column):
         return [default] * len(column)
     values: list[Any] = column.fill_null(default).to_pylist()

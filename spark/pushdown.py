@@ -1,4 +1,4 @@
-"""Spark's predicates as bounds on what is read. Pure, but for the predicates' classes."""
+"""Spark's predicates as bounds on the read queues, offsets and times."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _UP_TO = (EqualTo, LessThan, LessThanOrEqual)
 
 @dataclass(slots=True)
 class Narrowing:
-    """What predicates leave of topics: `queues` by field of Queue, offsets in [offset_min,
-    offset_end), stored at or after `from_ms`. It never leaves out what a predicate takes, and may
-    take what one leaves out."""
+    """Bounds derived from predicates: `queues` by field of Queue, offsets in [offset_min,
+    offset_end), stored at or after `from_ms`. They never exclude a matching message, but may
+    include others."""
 
     queues: dict[str, set[object]] = field(default_factory=dict)
     offset_min: int = 0
@@ -35,7 +35,7 @@ class Narrowing:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Narrowing:
-        """Return what predicates that all must hold leave."""
+        """Return the bounds of predicates that must all hold."""
         found = cls()
         for each in filters:
             found._narrow(each)
@@ -45,7 +45,7 @@ class Narrowing:
         return all(getattr(queue, name) in values for name, values in self.queues.items())
 
     def offsets(self, start: int, end: int) -> tuple[int, int]:
-        """Return what is left of the offsets [start, end)."""
+        """Return the intersection with the offsets [start, end)."""
         if self.offset_end is not None:
             end = min(end, self.offset_end)
         return max(start, self.offset_min), end

@@ -1,4 +1,4 @@
-"""Messages of a pull's answer as Arrow rows. Pure."""
+"""Pulled messages as Arrow rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .columns import Records, records_at, unpack_body
 from .layout import RECORD_SIZE_BYTES_MIN, SYSFLAG_COMPRESSED
 
 TIME = pa.timestamp("us", tz="UTC")
-# In RocketMQ's words. `msg_id`: the producer's (UNIQ_KEY). Bodies are unpacked if a producer
-# compressed them.
+# With RocketMQ's names. `msg_id` is the producer's UNIQ_KEY. Compressed bodies are decompressed.
 MESSAGE_FIELDS: list[tuple[str, Any]] = [
     ("topic", pa.string()),
     ("broker", pa.string()),
@@ -34,13 +33,13 @@ PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
 TYPES = dict([*MESSAGE_FIELDS, (PROPERTIES, PROPERTIES_TYPE)])
 _NAMES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 _SIZE = struct.Struct(">i")
-INNER_BATCH = 0x80  # a sysflag: the body holds several messages
-# The first and the last millisecond of the years 1 to 9999: Spark's and Python's times.
+INNER_BATCH = 0x80  # a sysflag for a body with several messages
+# The first and the last millisecond of the years 1 to 9999, the limits of Spark and Python.
 TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 
 
 class DamagedMessages(Exception):
-    """A broker's answer holds something that is no message, or one that is damaged."""
+    """A broker's answer contains invalid or damaged messages."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -50,8 +49,8 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 def rows(
     data: memoryview, broker: str, start: int, end: int, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Decode the records in `data`, one behind the other as pulls bring them, into `columns`. Only
-    those with a queue offset in [start, end). Raises DamagedMessages."""
+    """Decode the consecutive records in `data` into `columns`, with queue offsets in [start, end)
+    only. Raises DamagedMessages."""
     try:
         records = records_at(data, _positions(data))
         offsets = records.head["queue_offset"]
@@ -82,7 +81,7 @@ def _positions(data: memoryview) -> list[int]:
 
 
 def _check(records: Records) -> None:
-    """Raise DamagedMessages for a record whose body is not the one that its CRC is of."""
+    """Raise DamagedMessages for a record with a body that does not match its CRC."""
     bounds = records.bounds
     wrong = (bounds.body_end > bounds.topic) | (bounds.topic_end + 2 > bounds.properties_end)
     wrong |= bounds.body > bounds.body_end
@@ -126,7 +125,7 @@ def _batch(records: Records, broker: str, columns: Sequence[str]) -> pa.RecordBa
 
 
 def _times(ms: np.ndarray[Any, Any]) -> pa.Array:
-    """Return times; null for what is none: a producer may say any number."""
+    """Return times; null for invalid times, since a producer may send any number."""
     return pa.array(ms * 1000, mask=(ms < TIME_MS_MIN) | (ms > TIME_MS_MAX))
 
 

@@ -1,4 +1,4 @@
-"""Ships this package to Spark, for clusters and Connect servers that do not have it installed."""
+"""Ships this package to Spark clusters and Connect servers that do not have it installed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .source import RaftMqSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOMS = ("client", "remoting", "spark", "store")  # what tasks import
+ROOMS = ("client", "remoting", "spark", "store")  # imported by tasks
 
 
 def ship(spark: SparkSession) -> None:
-    """Give all executors of a session the modules that tasks of format `raftmq` import, and tell
-    the session of the format: a Spark Connect server that lacks this package cannot find it.
+    """Send the modules that tasks of format `raftmq` import to all executors of a session, and
+    register the format, which a Spark Connect server without this package cannot find.
 
-    What the modules import in turn must be installed there: google-crc32c, lz4, msgspec, numpy,
-    orjson, pyarrow, tenacity and zstandard, which have parts that are not Python. Spark (4.3) gives
-    the streams of a Connect session nothing that was shipped: their server needs this package.
+    The modules' dependencies must be installed there (google-crc32c, lz4, msgspec, numpy, orjson,
+    pyarrow, tenacity and zstandard), because they have native code. Spark (4.3) ships nothing to
+    the streams of a Connect session, so their server needs this package.
     """
     directory = tempfile.mkdtemp(prefix="raftmq-")
     atexit.register(
         shutil.rmtree, directory, ignore_errors=True
-    )  # executors fetch it when they come
+    )  # new executors fetch it at their start
     path = Path(directory) / "raftmq.zip"
     write_archive(path)
     spark.addArtifacts(str(path), pyfile=True)
@@ -38,7 +38,7 @@ def ship(spark: SparkSession) -> None:
 
 
 def write_archive(path: Path) -> None:
-    """Write the modules as a zip archive that Python can import from."""
+    """Write the modules as an importable zip archive."""
     package = Path(raftmq.__path__[0])
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(package.glob("*.py")):

@@ -1,17 +1,16 @@
-"""The sink of format `raftmq`: a DataFrame's or a stream's rows into a topic, each batch once.
+"""The sink of format `raftmq`, which writes each batch of rows to a topic exactly once.
 
     df.write.format("raftmq").option("namesrv", …).option("topic", …).mode("append").save()
     stream.writeStream.format("raftmq")….option("checkpointLocation", …).start()
 
-Tasks send nothing: each stages its rows in a file. When all have, the driver's process writes the
-batch's plan (spark.plan), and then sends the requests that follow from it, as an exactly-once
-writer (client.producer.exactly_once_writer). Whatever fails, the next attempt finds the plan and
-makes the same requests, and the brokers store those that they do not have. So neither a task that
-runs twice, nor rows that come out differently the second time, nor another number of partitions can
-store a row twice or leave one out.
+Tasks send nothing, but each stages its rows in a file. Then the driver writes the batch's plan
+(spark.plan), and sends the requests of the plan as an exactly-once writer
+(client.producer.exactly_once_writer). After any failure, the next attempt finds the plan and makes
+the same requests, and the brokers store those that they do not have. So no repeated task, different
+rows of a second attempt, or different number of partitions can store a row twice or omit it.
 
-`commit` opens the writer before it looks for a plan. Another process that is still at work on the
-same batch is fenced by that: if it sent anything, its plan is there to be found.
+`commit` opens the writer before it reads the plan. That fences any process that still works on the
+same batch; if it sent requests, its plan exists.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ from .staging import Staging
 
 log = logging.getLogger("raftmq.spark")
 
-WAITING_MAX = 2  # requests of a queue that are made and not sent
-QUERY_ID = "sql.streaming.queryId"  # the property in which Spark tells tasks their query's id
+WAITING_MAX = 2  # unsent requests per queue
+QUERY_ID = "sql.streaming.queryId"  # Spark's property for a task's query id
 
 
 class NotWritten(Exception):
-    """A batch cannot be written, or not without risking what was promised."""
+    """A batch cannot be written without breaking a promise."""
 
 
 @dataclass
 class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """Tells the driver which file a task has staged, how many rows, and for which query."""
+    """Reports a task's staged file, its number of rows and its query to the driver."""
 
     file: str
     rows: int
@@ -63,7 +62,7 @@ class Staged(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped h
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
-    """Writes one batch, as the writer that is named or as a new one."""
+    """Writes a batch with the named or a new writer."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -98,7 +97,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
         self._forget()
 
     def _forget(self) -> None:
-        """Remove what nobody can come back to."""
+        """Remove files that no attempt can need."""
         if self.own:
             shutil.rmtree(self.own, ignore_errors=True)
 
@@ -108,7 +107,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as above
-    """Writes a stream's batches, each once, as the writer of its checkpoint."""
+    """Writes each batch of a stream once, with the writer of its checkpoint."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -122,7 +121,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
         staging = Staging(self.options.staging)
         writer = self.options.writer or staging.writer()
         _check_location(staging, self.options.topic, writer, _query(messages))
-        if staging.is_done(batchId):  # and Spark had not noted it when it ended
+        if staging.is_done(batchId):  # Spark ended before it recorded this
             _abort(staging, batchId, messages)
             return
         _commit(staging, self.options, writer, batchId, messages)
@@ -132,14 +131,14 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as abo
 
 
 def _check_location(staging: Staging, topic: str, writer: str, query: str) -> None:
-    """Raise PlanError if this location has batches of another sink: what it says of a number, for
-    one that is done, too, is not said of ours."""
+    """Raise PlanError if this location has batches of a different sink, because their numbers and
+    completion marks would be mistaken for ours."""
     for batch in staging.planned():
         plan_of(staging.plan(batch) or b"", topic, writer, query)
 
 
 def _query(messages: Sequence[WriterCommitMessage | None]) -> str:
-    """Return the id of the query that staged a batch; "": nobody told."""
+    """Return the id of the query that staged a batch; "" if unknown."""
     return next((each.query for each in messages if isinstance(each, Staged)), "")
 
 
@@ -155,7 +154,7 @@ def _stage(staging: Staging, batches: Iterator[pa.RecordBatch], query: str = "")
 
 
 def _abort(staging: Staging, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Remove what tasks have staged, but for what is planned: the next attempt sends that."""
+    """Remove staged files, except planned files, which the next attempt sends."""
     plan = staging.plan(batch) or b""
     for message in messages:
         if isinstance(message, Staged) and message.file.encode() not in plan:
@@ -178,7 +177,7 @@ def _commit(
 
 
 class _Commit:
-    """Writes one batch."""
+    """Writes a batch."""
 
     def __init__(self, staging: Staging, options: WriteOptions, writer: str, batch: int) -> None:
         self._staging = staging
@@ -194,7 +193,7 @@ class _Commit:
         )
 
     async def run(self, files: Sequence[Staged], *, once: bool) -> None:
-        """Write the batch; `once`: it is the only one of its writer. Raises NotWritten, PlanError,
+        """Write the batch; with `once` it is the writer's only batch. Raises NotWritten, PlanError,
         ClientError, OSError."""
         async with self._writer:
             plan = self._plan(files)
@@ -206,7 +205,7 @@ class _Commit:
                 await self._writer.delete()
 
     def _plan(self, files: Sequence[Staged]) -> Plan:
-        """Return the batch's plan: the one that is there, or a new one."""
+        """Return the batch's existing plan, or a new plan."""
         writer, batch = self._writer, self._batch
         found = self._staging.plan(batch)
         if found is not None:

@@ -1,12 +1,12 @@
-"""Rows of a DataFrame as messages to be staged. Pure.
+"""Rows of a DataFrame as staged messages.
 
-Columns, of which only `body` is required:
+Only the column `body` is required.
 
     body           binary or string; not null, not empty
     tags, keys     string
-    sharding_key   string; rows with equal ones go to one queue, as RocketMQ's clients choose it
-    properties     map<string,string>; what clients and brokers add by themselves is left out, so
-                   what was read from a topic can be written to another
+    sharding_key   string; rows with equal keys go to the same queue, as in RocketMQ's clients
+    properties     map<string,string>, without properties that clients and brokers add, so that
+                   rows of a topic can be written to a different topic
     flag           int
 """
 
@@ -28,9 +28,9 @@ from raftmq.store.properties import (
 
 from .plan import KEY_BYTES, STAGED
 
-BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # what a broker takes as a batch, besides properties
-# A record's, without UNIQ_KEY and what brokers add: WAIT, TRACE_ON, and the names of their region
-# and cluster, which have 28 bytes unless they are changed and here room for 80.
+BODY_BYTES_MAX = (4 << 20) - (64 << 10)  # a broker's limit for a batch, without properties
+# Per record, without UNIQ_KEY and the properties that brokers add (WAIT, TRACE_ON, and names of
+# region and cluster with 28 bytes by default, 80 reserved).
 PROPERTIES_BYTES_MAX = PROPERTIES_SIZE_BYTES_MAX - KEY_BYTES - 128
 SHARDING_KEY = "__SHARDINGKEY"
 COLUMNS = ("body", "tags", "keys", "sharding_key", "properties", "flag")
@@ -55,7 +55,7 @@ def check_columns(names: Sequence[str]) -> None:
 
 
 def staged(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows as they are staged. Raises RowError."""
+    """Return rows in staged form. Raises RowError."""
     names = set(rows.schema.names)
     body = _cast(rows, "body", pa.binary())
     _check_bodies(body)
@@ -87,7 +87,7 @@ def _check_bodies(body: pa.Array) -> None:
 
 
 def _encoded_texts(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array, pa.Array]:
-    """Return the properties of rows that have texts only, and the sharding keys' hashes."""
+    """Return the properties of rows with texts only, and the sharding keys' hashes."""
     if not columns:
         return pa.nulls(count, pa.binary()), pa.nulls(count, pa.int32())
     known: dict[tuple[str | None, ...], bytes] = {}
@@ -105,8 +105,8 @@ def _encoded_texts(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Arra
 
 
 def _encoded(columns: Mapping[str, pa.Array], given: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the properties of rows, and the hashes of their sharding keys. A column counts more
-    than a property of its name."""
+    """Return the properties of rows, and the hashes of their sharding keys. A column overrides a
+    property of its name."""
     texts = {_TEXTS[name]: column.to_pylist() for name, column in columns.items()}
     encoded, keys = [], []
     for number, pairs in enumerate(given.to_pylist()):
@@ -120,7 +120,7 @@ def _encoded(columns: Mapping[str, pa.Array], given: pa.Array) -> tuple[pa.Array
 
 
 def _properties(given: Mapping[str, str | None]) -> bytes:
-    """Return properties as on the wire; those without a value are left out. Raises RowError."""
+    """Return properties in wire format, without empty values. Raises RowError."""
     try:
         encoded = encode_properties({name: value for name, value in given.items() if value})
     except ValueError as error:
@@ -131,7 +131,7 @@ def _properties(given: Mapping[str, str | None]) -> bytes:
 
 
 def _hashes(keys: Sequence[str | None] | None, count: int) -> pa.Array:
-    """Return Java's hash of each sharding key; null where there is none."""
+    """Return Java's hash of each sharding key, or null."""
     if keys is None:
         return pa.nulls(count, pa.int32())
     known = {key: java_string_hash(key) for key in set(keys) if key}

@@ -1,14 +1,14 @@
-"""Format `raftmq`: topics as DataFrames, batch and streaming, from running brokers.
+"""Format `raftmq`, topics of running brokers as batch and streaming DataFrames.
 
     spark.read.format("raftmq").option("namesrv", "127.0.0.1:9876").option("topic", "Orders").load()
     spark.readStream.format("raftmq")...
 
-A partition is a range of one queue. What a partition holds is fixed by its offsets, so a task that
-is repeated reads the same rows. A stream's offsets are in its checkpoint alone; nothing is
-committed at the brokers. `partitions` and `read` run in different processes, so readers hold plain
-data only, and a stream's reader connects when it is asked.
+A partition is a range of a queue. Its offsets determine its rows, so a repeated task reads the same
+rows. A stream's offsets are only in its checkpoint; nothing is committed at the brokers.
+`partitions` and `read` run in different processes, so readers hold plain data only, and a stream's
+reader connects on demand.
 
-Options: docs/spark.md.
+The options are in docs/spark.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from .sink_rows import check_columns
 
 log = logging.getLogger("raftmq.spark")
 
-TOPIC_WAIT_S = 5.0  # for name servers that know no topic yet
+TOPIC_WAIT_S = 5.0  # for name servers that have no route yet
 TOPIC_PAUSE_S = 0.5
 _SPARK_TYPES: dict[Any, DataType] = {
     pa.string(): StringType(),
@@ -124,16 +124,15 @@ def _check_write(schema: StructType, overwrite: bool) -> None:
 
 
 def _checked(options: WriteOptions) -> WriteOptions:
-    """Return the options if their topic is there, or nobody can be asked now: that may be otherwise
-    when the rows are sent. Raises OptionError; a misspelt topic would else be told when all tasks
-    have done their work."""
+    """Return the options if their topic exists, or if no broker can be asked now. Raises
+    OptionError for a misspelt topic before the tasks do their work."""
     deadline = time.monotonic() + min(options.connection.timeout_ms / 1000, TOPIC_WAIT_S)
     while True:
         try:
             with Cluster(options.connection) as cluster:
                 cluster.queues((options.topic,))
             return options
-        except NoRoute as error:  # a name server that has just begun knows no topic yet
+        except NoRoute as error:  # a name server that has just started has no route yet
             if time.monotonic() > deadline:
                 raise OptionError(f"{error}: create the topic first") from error
             time.sleep(TOPIC_PAUSE_S)
@@ -143,7 +142,7 @@ def _checked(options: WriteOptions) -> WriteOptions:
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """Reads what there is when the read is planned."""
+    """Reads the messages that exist at planning time."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -171,14 +170,14 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # as above
 
 
 class PushingReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """A BatchReader that takes Spark's predicates: Spark refuses every reader that does, unless
+    """A BatchReader with predicates. Spark refuses such a reader unless
     spark.sql.python.filterPushdown.enabled is true."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._inner = BatchReader(options)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow what is read. Spark evaluates every predicate again."""
+        """Narrow the read range. Spark evaluates every predicate again."""
         self._inner.narrowing = Narrowing.of(filters)
         return filters
 
@@ -190,11 +189,11 @@ class PushingReader(DataSourceReader):  # type: ignore[misc]  # as above
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
-    """Reads on from where the checkpoint ends, new queues and topics from their beginnings."""
+    """Reads from the checkpoint's end, and new queues and topics from their first offset."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self._target: dict[Queue, int] | None = None  # of Trigger.AvailableNow
+        self._target: dict[Queue, int] | None = None  # for Trigger.AvailableNow
 
     def initialOffset(self) -> dict[str, Any]:
         with Cluster(self.options.connection) as cluster:
@@ -219,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                     "broker lost messages; failOnDataLoss=false goes on from there"
                 )
             latest[queue] = begun[queue]
-        end = begun | latest  # a queue that is gone keeps its place
+        end = begun | latest  # a removed queue keeps its offset
         if isinstance(limit, ReadMaxRows):
             come = [queue for queue in latest if queue not in begun]
             end = positions.at_most(begun | self._earliest(come), end, limit.max_rows)
@@ -238,16 +237,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return _read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the checkpoint has the offsets."""
+        """Do nothing, because the checkpoint has the offsets."""
 
     def stop(self) -> None:
-        """Do nothing: nothing is open between two questions."""
+        """Do nothing, because nothing stays open."""
 
     def _earliest(self, queues: Sequence[Queue]) -> dict[Queue, int]:
         if not queues:
             return {}
         with Cluster(self.options.connection) as cluster:
-            cluster.queues({queue.topic for queue in queues})  # learns where its brokers are
+            cluster.queues({queue.topic for queue in queues})  # finds its brokers
             return cluster.earliest(queues)
 
     def _latest(self) -> dict[Queue, int]:
@@ -267,7 +266,7 @@ def _offsets(
     low: Mapping[Queue, int],
     high: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    """Return the offsets of a place in these queues."""
+    """Return the offsets of a position in these queues."""
     if place.timestamp_ms is not None:
         return cluster.at_time(queues, place.timestamp_ms)
     for queue, offset in place.named.items():
@@ -282,7 +281,7 @@ def _offsets(
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, Part):
-        return  # Spark's way to read a source that has no partitions
+        return  # Spark's way to read a source without partitions
     queue_range = partition.range
     with Cluster(options.connection) as cluster:
         for block in cluster.blocks(queue_range, options.fail_on_data_loss):

@@ -1,12 +1,12 @@
-"""Where a sink keeps what it is about to write: beside the checkpoint, by path or URI.
+"""Staged rows and plans of a sink, beside the checkpoint or at a URI.
 
-    <location>/raftmq/writer            the writer's name, if none was given: made once
-                     /rows/<id>.arrow   rows as one task staged them (Arrow IPC stream)
+    <location>/raftmq/writer            the generated name of the writer, if none was given
+                     /rows/<id>.arrow   a task's staged rows (Arrow IPC stream)
                      /<batch>.<epoch>.json   the batch's plan (spark.plan)
                      /<batch>.done      the batch is written
 
-Files are written once and never changed; each is complete, and on a local disk durable, before its
-name is given to anybody. Everything `pyarrow.fs` has a URI for works: file, hdfs, s3, gs.
+Files are written once and never changed. Each is complete, and on a local disk durable, before its
+name is published. All URIs of `pyarrow.fs` are supported (file, hdfs, s3, gs).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LOCAL = re.compile(r"file:/*(?=/)")
 
 
 class Staging:
-    """The files of one sink. Methods raise OSError."""
+    """The files of a sink. Methods raise OSError."""
 
     def __init__(self, location: str) -> None:
-        """`location`: a path, absolute or not, or a URI. Raises ValueError for one of an unknown
-        kind."""
+        """`location` is a path, absolute or not, or a URI. Raises ValueError for an unknown
+        scheme."""
         location = _LOCAL.sub("", location)
         if "://" not in location:
             location = os.path.abspath(location)
@@ -45,7 +45,7 @@ class Staging:
 
     @contextmanager
     def new_rows(self, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatchWriter]]:
-        """Open a file for one task's rows; yield its name and what batches are written to."""
+        """Open a file for a task's rows; yield its name and its writer."""
         name = f"rows/{uuid.uuid4().hex}.arrow"
         self._fs.create_dir(f"{self._root}/rows", recursive=True)
         with self._fs.open_output_stream(f"{self._root}/{name}") as sink:
@@ -60,7 +60,7 @@ class Staging:
                 yield reader
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Return those of these files that are not there."""
+        """Return the names of missing files."""
         there = set(self._names("rows"))
         return [name for name in names if name.removeprefix("rows/") not in there]
 
@@ -70,13 +70,13 @@ class Staging:
     # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, batch: int) -> bytes | None:
-        """Return the batch's plan; of several that of the highest epoch: lower ones were written
-        by processes that had been fenced before, and nothing was sent by them."""
+        """Return the batch's plan with the highest epoch. Plans of lower epochs were written by
+        fenced processes, which sent nothing."""
         epoch = self.planned().get(batch)
         return None if epoch is None else self._read(f"{batch}.{epoch}.json")
 
     def planned(self) -> dict[int, int]:
-        """Return the batches that have a plan here, each with the highest epoch of its plans."""
+        """Return the batches with a plan here, each with the highest epoch of its plans."""
         found = [match for match in map(_PLAN.fullmatch, self._names()) if match]
         return dict(sorted((int(match[1]), int(match[2])) for match in found))
 
@@ -84,21 +84,21 @@ class Staging:
         self._write(f"{batch}.{epoch}.json", plan)
 
     def is_done(self, batch: int) -> bool:
-        """Tell if a batch is written. Its plan says whose it is: without that nothing is known."""
+        """Return whether a batch is written. Its plan identifies its sink."""
         return f"{batch}.done" in self._names() and batch in self.planned()
 
     def last_done(self) -> int:
-        """Return the highest batch that is written; -1: none."""
+        """Return the highest written batch; -1 if there is none."""
         found = (_DONE.fullmatch(name) for name in self._names())
         return max((int(one[1]) for one in found if one is not None), default=-1)
 
     def done(self, batch: int) -> None:
-        """Note that a batch is written."""
+        """Mark a batch as written."""
         self._write(f"{batch}.done", b"")
 
     def clean(self, batch: int, rows: set[str]) -> None:
-        """Remove what belongs to other batches than this one: all rows but these. Later ones are
-        of a checkpoint that was set back: their numbers come again, with other rows."""
+        """Remove the files of all batches but this, and all rows but these. Later batches are of a
+        checkpoint that was set back, so their numbers will be reused with different rows."""
         for name in self._names():
             found = _PLAN.fullmatch(name) or _DONE.fullmatch(name)
             if found is not None and int(found[1]) != batch:
@@ -108,7 +108,7 @@ class Staging:
                 self._remove(f"rows/{name}")
 
     def writer(self) -> str:
-        """Return the name made for this location's writer."""
+        """Return the generated name of this location's writer."""
         name = "writer"
         if name not in self._names():
             self._write(name, f"spark-{uuid.uuid4().hex}".encode())
@@ -127,8 +127,8 @@ class Staging:
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        """Write a file whole. Object stores show a file once it is complete; elsewhere it gets its
-        name then."""
+        """Write a file atomically, by a rename, except in object stores, which show complete files
+        only."""
         beside = f"{name}.{uuid.uuid4().hex}.tmp"
         self._fs.create_dir(self._root, recursive=True)
         with self._fs.open_output_stream(f"{self._root}/{beside}") as sink:
@@ -141,7 +141,7 @@ class Staging:
         try:
             self._fs.delete_file(f"{self._root}/{name}")
         except FileNotFoundError:
-            pass  # another attempt was there first
+            pass  # another attempt was faster
 
     def _sync(self, name: str) -> None:
         if not self._is_local:

@@ -1,6 +1,6 @@
-"""The commands `config show` and `config check` of a server process. Shell.
+"""The commands `config show` and `config check` of a server process.
 
-The options are imported when a command runs: `--help` imports little.
+Options are imported when a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WRONG = 2  # exit status of a wrong configuration
 
 
 def config_commands(program: str, options: str, start: str) -> click.Group:
-    """Make the group `config` of `program`, whose own options `path` and `settings` apply, too.
-    `options`: the name of the module with `OPTIONS` and `load`; `start`: of the module with
-    `start_reads` and `START_READ_ERRORS`."""
+    """Make the group `config` of `program`, which also uses the program's options `path` and
+    `settings`. `options` is the name of the module with `OPTIONS` and `load`, `start` that of the
+    module with `start_reads` and `START_READ_ERRORS`."""
 
     @click.group(help="Show the configuration in effect; check and convert files.")
     def config() -> None:
@@ -101,8 +101,7 @@ def config_commands(program: str, options: str, start: str) -> click.Group:
 
 
 def _refused(start: ModuleType, config: object) -> list[str]:
-    """Return the reasons for which a start would end before it opens its store. The warnings that
-    a start logs besides are left to it."""
+    """Return the reasons for which a start would fail before it opens its store."""
     import logging
 
     reasons = []

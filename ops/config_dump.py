@@ -1,5 +1,4 @@
-"""Shows configurations as text: the one in effect (`config show`), and all keys as a document.
-Pure."""
+"""Configurations as text: the effective values (`config show`), and a document of all keys."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ _WORDS = {BYTES: "bytes", MS: "milliseconds", HOURS: "hours", PERCENT: "percent"
 def effective(
     options: Mapping[str, Option], config: object, places: Mapping[str, str], *, changed: bool
 ) -> str:
-    """Return every key's value, with its source in a comment, as TOML that can be read back.
-    `changed`: only values that are not defaults."""
+    """Return every key's value, with its source in a comment, as TOML that can be read back; with
+    `changed`, only values that are not defaults."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
         shown = [option for option in members if not changed or option.name in places]
@@ -28,7 +27,7 @@ def effective(
 
 
 def tables(options: Mapping[str, Option]) -> str:
-    """Return all keys as Markdown, one table per section."""
+    """Return all keys as Markdown, with a table per section."""
     lines: list[str] = []
     for section, members in by_section(options.values()):
         lines += [f"### [{section}]", "", "| key | default | may be | meaning |"]

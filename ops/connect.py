@@ -1,9 +1,9 @@
-"""Dials a host and a port: of a name with several addresses, the first that answers. Shell.
+"""Dials a host and port, and races the addresses of a name with several.
 
-One after the other, a silent address (a host that is down, a firewall that drops) would use up the
-caller's whole time-out. So the next is tried beside it soon (RFC 8305, "Happy Eyeballs"). asyncio
-could do that by itself, uvloop cannot; the library aiohappyeyeballs may lose a cancel, and who
-stops a dial would wait for ever.
+A silent address (a host that is down, a firewall that drops) would use up the caller's entire
+time-out. So the next address is tried in parallel soon (RFC 8305, "Happy Eyeballs"). asyncio
+supports that, but uvloop does not. The library aiohappyeyeballs may lose a cancellation, and then
+the caller would wait forever.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from ssl import SSLContext
 from typing import Any
 
-STAGGER_S_MAX = 0.1  # RFC 8305, 5 takes no less; clients give a connect 250 ms
-ALL_TRIED_S = 0.5  # the last of many addresses too: half the shortest time-out, dledger's
+STAGGER_S_MAX = 0.1  # RFC 8305, 5 requires at least this; clients give a connect 250 ms
+ALL_TRIED_S = 0.5  # half the shortest time-out, dledger's, even with many addresses
 NAMED_MAX = 4  # addresses in an error's text
 
 
 async def dial(
     factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, ssl: SSLContext | None = None
 ) -> asyncio.BaseProtocol:
-    """Return the protocol that `factory` made, connected; `ssl` checks the certificate for `host`.
-    Raises OSError. The caller bounds the time (`within`); it may be cancelled."""
+    """Return the connected protocol that `factory` made; `ssl` checks the certificate for `host`.
+    Raises OSError. The caller limits the time (`within`), and may cancel."""
     loop = asyncio.get_running_loop()
     name = None if ssl is None else host
     if not is_address(host):
         found = await addresses_of(host, port)
         if len(found) > 1:
             connected = await _first_to_answer(found)
-            # Cancelled here, uvloop before 0.23 would close the descriptor twice.
+            # If cancelled here, uvloop before 0.23 would close the descriptor twice.
             _, protocol = await loop.create_connection(
                 factory, sock=connected, ssl=ssl, server_hostname=name
             )
             return protocol
-        host = str(found[0][4][0])  # is not resolved a second time
+        host = str(found[0][4][0])  # avoids a second resolution
     _, protocol = await loop.create_connection(factory, host, port, ssl=ssl, server_hostname=name)
     return protocol
 
 
 @contextlib.asynccontextmanager
 async def within(timeout_ms: float) -> AsyncIterator[None]:
-    """Bound a dial. Raises TimeoutError, whose text has the addresses that did not answer if the
-    name has several."""
+    """Limit the time of a dial. Raises TimeoutError, with the silent addresses if the name has
+    several."""
     silent = ""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -56,13 +56,13 @@ async def within(timeout_ms: float) -> AsyncIterator[None]:
                 silent = "".join(getattr(given_up, "__notes__", ()))
                 raise
     except TimeoutError as error:
-        if error.args:  # TCP's own
+        if error.args:  # TCP's own error
             raise
         raise TimeoutError(f"no answer in {timeout_ms:g} ms{silent}") from error
 
 
 async def addresses_of(host: str, port: int) -> Sequence[Any]:
-    """Resolve the name, as getaddrinfo does. Raises OSError."""
+    """Resolve the name with getaddrinfo. Raises OSError."""
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
@@ -99,7 +99,7 @@ async def _first_to_answer(found: Sequence[Any]) -> socket.socket:
         given_up.add_note(f" from {_listed(list(tries.values()))}")
         raise
     finally:
-        for each in tries:  # is not waited for: a cancel that came meanwhile would be theirs
+        for each in tries:  # awaiting it would swallow a cancellation of this task
             each.cancel()
             each.add_done_callback(_discard)
     raise _together(failed)
@@ -117,13 +117,13 @@ async def _connected(family: int, kind: int, proto: int, _: str, address: Any) -
 
 
 def _discard(late: asyncio.Task[socket.socket]) -> None:
-    """Close what was connected although another address was faster."""
+    """Close the connection of a slower address."""
     if not late.cancelled() and late.exception() is None:
         late.result().close()
 
 
 def _together(failed: list[tuple[str, OSError]]) -> OSError:
-    """Return one error that says of all addresses why they were not reached."""
+    """Return an error with the failures of all addresses."""
     addresses: dict[str, list[str]] = {}
     for at, error in failed:
         addresses.setdefault(os.strerror(error.errno or 0), []).append(at)

@@ -1,7 +1,7 @@
-"""Rich consoles for programs whose output may be piped to one that stops reading, as `head` does.
+"""Rich consoles for programs with output into a pipe that may close early, as with `head`.
 
-rich's own console ends the program with status 1 then. With these it is the program that says how
-it goes on, and with which status it ends.
+rich's own console exits with status 1 then. These consoles leave the reaction and the exit status
+to the program.
 """
 
 from __future__ import annotations
@@ -14,31 +14,28 @@ from rich.console import Console
 
 
 class PipedConsole(Console):
-    """A console that raises BrokenPipeError once nobody reads its output any more."""
+    """A console that raises BrokenPipeError once its pipe is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Called while that error is handled: pass it on."""
+        """Propagate that error."""
         raise
 
 
 class QuietConsole(Console):
-    """A console on standard output that prints no more once nobody reads it, and lets the program
-    go on."""
+    """A console on standard output that stops printing once its pipe is closed."""
 
     def on_broken_pipe(self) -> None:
         print_no_more()
 
 
 def print_no_more(stream: TextIO | None = None) -> None:
-    """Send what is still to be printed (standard output, or another stream) nowhere: Python, too,
-    flushes it at the end."""
+    """Redirect the rest of a stream's output to nowhere, since Python also flushes it at exit."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), (stream or sys.stdout).fileno())
 
 
 def complain(words: str) -> None:
-    """Print a line on standard error. If that cannot be written, the program ends all the same with
-    the status that it meant to end with."""
+    """Print a line on standard error. A failure to write it does not change the exit status."""
     try:
         print(words, file=sys.stderr, flush=True)
     except OSError:

@@ -1,10 +1,10 @@
-"""File descriptors: how many the process may have, and how they are shared out.
+"""The process's limit of file descriptors, and its shares for files and connections.
 
-Every connection and every open file takes one. Connections come from strangers, who may open any
-number and say nothing; files have to be opened for what was acknowledged. So connections together
-get no more than the limit less what the files need (`Shares`). Each kind of connection has a bound
-of its own: when strangers fill the port for clients, the HTTP API and the ports of a group's
-replicas still take connections.
+Every connection and every open file needs a descriptor. Strangers may open any number of
+connections, while files must be opened for acknowledged data. So all connections together get at
+most the limit minus the files' share (`Shares`). Each kind of connection has its own limit. Even if
+strangers fill the clients' port, the HTTP API and the ports of a group's replicas accept
+connections.
 """
 
 from __future__ import annotations
@@ -15,40 +15,42 @@ from dataclasses import dataclass
 
 log = logging.getLogger("raftmq.ops.descriptors")
 
-LIMIT_MAX = 1 << 20  # more connections than that do not fit a process in any case
-OWN = 64  # standard streams, event loop, ports, dialled connections, small files, temporary ones
+LIMIT_MAX = 1 << 20  # more connections do not fit a process in any case
+OWN = 64  # standard streams, event loop, ports, dialled connections, small and temporary files
 HTTP_MAX = 512
-ARRIVING_MAX = 1_024  # of one port with TLS
-ACCEPTED_AT_ONCE_MIN = 128  # fewer, and clients that all come back at once are not heard at all
+ARRIVING_MAX = 1_024  # per TLS port
+ACCEPTED_AT_ONCE_MIN = (
+    128  # with fewer, clients that all reconnect at once are ignored by the kernel
+)
 ACCEPTED_AT_ONCE_MAX = 1_024
 FILES_CACHED_MAX = 512
-CONNECTIONS_PART = 16  # of each bound above one part of the limit at most
+CONNECTIONS_PART = 16  # a limit's share is at most this fraction of the descriptors
 FILES_PART = 8
 
 
 def descriptor_limit() -> int:
-    """Return how many descriptors this process may have."""
+    """Return the process's limit of descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit to the hard one, or to LIMIT_MAX; return the limit. Call it once, at the
-    start of a server process."""
+    """Raise the soft limit to the hard limit, or to LIMIT_MAX; return it. Call once at the start of
+    a server process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:  # a system with another bound beside the hard one
+        except (OSError, ValueError) as error:  # a system with a further limit below the hard limit
             log.warning("descriptors_not_raised limit=%d wanted=%d: %s", soft, wanted, error)
     return descriptor_limit()
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of a process besides the one for clients: how many speak HTTP, how many take TLS,
-    and how many connections those of the group's replicas take together."""
+    """The ports of a process besides the clients' port: the numbers of HTTP ports and TLS ports,
+    and the connections of the replicas' ports together."""
 
     http: int = 0
     tls: int = 0
@@ -57,15 +59,14 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The descriptors of a process with `limit` of them, shared out. A small limit makes every
-    share small."""
+    """The shares of a process with `limit` descriptors. A small limit makes every share small."""
 
     limit: int
     ports: Ports
 
     @property
     def http(self) -> int:
-        """The connections of each port for HTTP."""
+        """The connections of each HTTP port."""
         return min(HTTP_MAX, self.limit // CONNECTIONS_PART)
 
     @property
@@ -81,13 +82,12 @@ class Shares:
 
     @property
     def files_cached(self) -> int:
-        """The files kept open although they could be opened again."""
+        """The files kept open although they could be reopened."""
         return min(FILES_CACHED_MAX, self.limit // FILES_PART)
 
     def clients(self, files: int = 0) -> int:
-        """Return how many connections clients may have. `files`: those that are open for good. An
-        eighth of the limit in any case: a process that serves nobody keeps its files for nothing.
-        """
+        """Return the maximum of client connections. `files` is the number of permanently open
+        files. Clients get at least an eighth of the limit."""
         ports = self.ports
         taken = OWN + files + self.accepted_at_once + ports.peers
         taken += ports.http * self.http + ports.tls * self.arriving
@@ -95,7 +95,7 @@ class Shares:
 
 
 def warn_if_limited(allowed: int, wanted: int, limit: int) -> None:
-    """Log that clients may have fewer connections than `wanted` because descriptors are few."""
+    """Log that few descriptors limit clients to fewer connections than `wanted`."""
     if allowed < wanted:
         log.warning(
             "connections_limited max=%d wanted=%d descriptors=%d: raise RLIMIT_NOFILE",

@@ -1,9 +1,9 @@
-"""Shares limits and connections among peers, so that no peer shuts out the rest. Pure.
+"""Shares limits and connections among peers, so that no peer shuts out the rest.
 
 `SharedLimit` admits requests, streams or bytes. A holder is an account or, without accounts, an
 address. A holder may have at most `share` times the free amount, so it gets less while much is in
 use (a dynamic threshold, Choudhury and Hahne 1998). A single holder gets share / (1 + share) of the
-limit. A holder that has nothing is admitted while the requested amount is free.
+limit. A holder that has nothing is admitted while the requested amount is free. Pure.
 
 `Evictor` chooses the connection that a full server closes for a new connection. Connections without
 an accepted account are closed first, while their number exceeds a reserve. Without the reserve, a
@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-RANKED_MAX = 1_000  # connections ranked in one pass over all, for a flood of new ones
+RANKED_MAX = 1_000  # connections ranked per pass, for a flood of new connections
 RESERVE_MAX = 64  # for connections without an account
-RESERVE_PART = 8  # of all connections at most
+RESERVE_PART = 8  # of all connections, at most
 
 
 class SharedLimit:
-    """A limit on what all holders have together, and on each of them."""
+    """A limit for all holders together, and for each of them."""
 
     def __init__(self, limit: int, share: float) -> None:
         self.limit = limit
@@ -60,7 +60,7 @@ class Held(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """A request is in progress that has a limit of its own."""
+        """A request with a limit of its own is in progress."""
         ...
 
     @property
@@ -77,11 +77,11 @@ C = TypeVar("C", bound=Held)
 
 
 class Evictor(Generic[C]):
-    """The connections of one server."""
+    """The connections of a server."""
 
     def __init__(self, *, with_accounts: bool) -> None:
-        """`with_accounts`: connections without an account are closed by age; otherwise the
-        connection is closed that has been silent for longest."""
+        """`with_accounts` closes connections without an account by age; otherwise the connection
+        with the longest silence is closed."""
         self._with_accounts = with_accounts
         self._connections: dict[C, None] = {}  # longest held first
         self._ranked: list[C] = []  # the last is closed next; may be out of date
@@ -100,7 +100,7 @@ class Evictor(Generic[C]):
         self._connections.pop(connection, None)
 
     def choose(self, connections_max: int) -> C | None:
-        """Remove and return the connection to close; None: each is busy."""
+        """Remove and return the connection to close; None if all are busy."""
         while True:
             while self._ranked:
                 connection = self._ranked.pop()

@@ -1,9 +1,9 @@
-"""Apache RocketMQ's configuration keys that are no keys of ours, and conversion of its files.
+"""Apache RocketMQ's configuration keys that we do not have, and conversion of its files.
 
-A file that served an Apache broker is taken: a key that is not needed here is skipped, a key whose
-purpose is served otherwise is skipped with a warning, and a key that would change where or whether
-messages are stored is refused, unless it has its harmless value. Each server program has a table,
-`apache_keys.toml`, which is read only if a configuration holds a key that is no option.
+A file of an Apache broker is accepted. A key that is not needed here is skipped, and a key with a
+different counterpart is skipped with a warning. A key that would change where or whether messages
+are stored is refused, unless it has its harmless value. Each server program has a table,
+`apache_keys.toml`, which is read only if a configuration has an unknown key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANGES_NOTHING = "this value changes nothing"
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """One key of Apache's: its kind, the reason, and the value with which it is never refused."""
+    """A key of Apache's with its kind, the reason, and the value that is never refused."""
 
     kind: str
     because: str
@@ -35,8 +35,8 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class Separated:
-    """Settings parted by a table. `own`: of our options, and unknown ones. `foreign`: Apache's with
-    the kind that the value has, which is never `refused` for a harmless value."""
+    """Settings separated by a table. `own` has our options and unknown keys, `foreign` Apache's
+    keys with the value's kind, which is never `refused` for a harmless value."""
 
     own: tuple[Setting, ...]
     foreign: tuple[tuple[Setting, str, str], ...] = ()  # (setting, kind, reason)
@@ -70,8 +70,8 @@ def read_table(path: Path) -> Mapping[str, ForeignKey]:
 
 
 def separate(options: Mapping[str, Option], settings: Sequence[Setting], table: Path) -> Separated:
-    """Part settings by the table. A key that neither the options nor the table have stays among our
-    own, where it is refused as unknown."""
+    """Separate settings by the table. A key that neither the options nor the table have stays among
+    our own, where it is refused as unknown."""
     if all(find(options, setting) is not None for setting in settings):
         return Separated(tuple(settings))
     keys = read_table(table)
@@ -104,7 +104,7 @@ def converted(
 ) -> str:
     """Return the converted text of the file. `options` is the program's module with `OPTIONS`,
     `APACHE_KEYS` and `load`; `refused` returns the reasons for which a start with a configuration
-    would end. Raises ConfigError if the file cannot be read."""
+    would fail. Raises ConfigError if the file cannot be read."""
     known: Mapping[str, Option] = options.OPTIONS
     settings = read_file(path, known)
     parted = separate(known, settings, options.APACHE_KEYS)

@@ -1,4 +1,4 @@
-"""How the `health` commands of all programs end. Shell; imports little, as they run often."""
+"""Output and exit status of the `health` commands, with few imports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import click
 
 
 def end(address: str, reason: str, warnings: Iterable[str]) -> NoReturn:
-    """Print what is wrong with the server at `address`, and exit with status 1; if `reason` is "",
-    that it is healthy, what somebody should look at all the same, and exit with 0."""
+    """Print the state of the server at `address`, and exit with status 1 if there is a `reason`,
+    else with 0. A healthy server's warnings are printed as well."""
     click.echo(f"{address}: {reason or 'healthy'}")
     if reason:
         sys.exit(1)
@@ -23,8 +23,8 @@ def end(address: str, reason: str, warnings: Iterable[str]) -> NoReturn:
 
 
 def configured(options: str) -> Any:
-    """Return the configuration that the program's own options describe, such as `-c FILE` before
-    `health`; None if there are none. `options`: the name of the module with `load`."""
+    """Return the configuration by the program's own options, such as `-c FILE` before `health`;
+    None without them. `options` is the name of the module with `load`."""
     given = click.get_current_context().find_root().params
     path, settings = given.get("path"), given.get("settings") or ()
     if path is None and not settings:

@@ -1,4 +1,4 @@
-"""How the Python interpreter was compiled, which decides how fast every program here runs.
+"""The Python interpreter's compilation options, which decide the speed of every program here.
 
 A build without profile-guided optimisation, the default of version managers, needs about a quarter
 more CPU time per message (docs/performance.md). tools/find-python.sh runs this file with each
@@ -15,10 +15,9 @@ from typing import Any
 
 
 def is_optimised() -> bool:
-    """Return True if this interpreter was compiled with profile-guided optimisation.
-
-    Builds name the option of `configure`; Debian's and Ubuntu's name none, and leave the flags of
-    the second compilation empty. CPython's Makefile has those flags in every other build."""
+    """Return True if this interpreter was compiled with profile-guided optimisation. Builds name
+    the option of `configure`; Debian's and Ubuntu's name none, and leave the flags of the second
+    compilation empty. CPython's Makefile has those flags in every other build."""
     arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return "--enable-optimizations" in arguments or not sysconfig.get_config_var(
         "PGO_PROF_USE_FLAG"
@@ -36,7 +35,8 @@ def description() -> str:
 
 
 def version_option(program: str, version: str) -> Callable[[Any], Any]:
-    """Return the decorator of click that adds `--version`: the program's and the interpreter's."""
+    """Return click's decorator for `--version`, with the program's and the interpreter's
+    version."""
     import click
 
     def show(context: click.Context, _: click.Parameter, asked: bool) -> None:

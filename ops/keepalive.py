@@ -1,10 +1,10 @@
-"""TCP options by which a process detects that a peer's machine is gone. Shell.
+"""TCP options by which a process detects that a peer's machine is gone.
 
 A machine without power closes no connection, and neither does a network that drops all packets. By
 default TCP detects that after two hours of silence or 15 minutes of retransmissions. These options
 make the kernel close the connection within seconds. It probes a silent connection after `idle_s`
-and then every `interval_s`. It closes a connection whose data are unacknowledged, or whose receiver
-has no room, for `unacknowledged_ms_max`. On Linux that time also limits the probes.
+and then every `interval_s`. It closes a connection with unacknowledged data, or with a receiver
+without room, after `unacknowledged_ms_max`. On Linux that time also limits the probes.
 
 Connections accepted by a listener inherit its options on Linux.
 """
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 
 class TcpSocket(Protocol):
-    """A socket, or the object with which a transport represents its socket."""
+    """A socket, or a transport's representation of its socket."""
 
     def setsockopt(self, level: int, name: int, value: int, /) -> Any: ...
 
@@ -46,5 +46,5 @@ class Keepalive:
                 raw.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-# A lost client is detected within 16 s: probes at 8 and 12 s, and the time-out is over at 16 s.
+# A lost client is detected within 16 s, by probes at 8 and 12 s.
 CLIENT_KEEPALIVE = Keepalive(idle_s=8, interval_s=4, probes=2, unacknowledged_ms_max=15_000)

@@ -1,7 +1,7 @@
-"""Listens for plain connections, and closes without losing one; what any listener can. Shell.
+"""Listening for plain connections, without losing one at a close.
 
-Before Python 3.12 asyncio loses a connection that it has accepted but not yet made when its server
-closes: it stays open, and nobody owns it.
+Before Python 3.12, asyncio leaks a connection if its server closes after the accept and before the
+protocol exists.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PlainListening:
         self._closing: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Accept no more. What is accepted already is still made, in the next two turns of the
-        loop: the protocols' owner closes those, too."""
+        """Stop accepting. The next two turns of the loop still make accepted connections, which the
+        protocols' owner also closes."""
         if self._closing is None:
             loop = asyncio.get_running_loop()
             for listener in self.sockets:
@@ -43,12 +43,12 @@ class PlainListening:
             self._closing = loop.create_task(self._close())
 
     async def wait_closed(self) -> None:
-        """Wait until the port is free and no connection is on its way in, after `close`."""
+        """After `close`, wait until the port is free and no accepted connection is pending."""
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        for _ in range(3):  # the transport is made, its protocol is told, and aborts it
+        for _ in range(3):  # makes the transport, notifies its protocol, and lets it abort
             await asyncio.sleep(0)
         self._server.close()
 
@@ -60,7 +60,7 @@ async def listen_plain(
     bound: socket.socket | None = None,
     backlog: int = 100,
 ) -> PlainListening:
-    """Listen, on the socket `bound` if there is one. Raises OSError."""
+    """Listen, on the socket `bound` if it is given. Raises OSError."""
     loop = asyncio.get_running_loop()
     if bound is not None:
         server = await loop.create_server(factory, sock=bound, backlog=backlog)

@@ -1,9 +1,9 @@
-"""Makes the text of log records harmless, whoever chose it: escaped, and not too long. Pure.
+"""Escapes and truncates the text of log records, which peers may have chosen.
 
-A record is one line, whatever its arguments say. Control characters, line separators and characters
-that hide or reorder text are written as escapes, so a name cannot forge a line of the log. The text
-of an exception is one line of its traceback, for the same reason; the other lines of a traceback
-are the interpreter's own.
+A record is a line, whatever its arguments contain. Control characters, line separators and
+characters that hide or reorder text are escaped, so a name cannot forge a line of the log. The text
+of an exception is a line of its traceback for the same reason; the remaining lines are the
+interpreter's own. Pure.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from traceback import TracebackException, extract_tb
 
-ARGUMENT_CHARS_MAX = 1_000  # also of one line of a traceback
+ARGUMENT_CHARS_MAX = 1_000  # also per line of a traceback
 MESSAGE_CHARS_MAX = 8_000
-TRACE_HEAD_LINES, TRACE_TAIL_LINES = 60, 20  # what is between them is left out
-SHORT_FRAMES_MAX, CAUSES_MAX = 8, 3  # of a traceback on one line
+TRACE_HEAD_LINES, TRACE_TAIL_LINES = 60, 20  # lines in between are left out
+SHORT_FRAMES_MAX, CAUSES_MAX = 8, 3  # in a traceback without line breaks
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def one_line(text: str, chars_max: int = ARGUMENT_CHARS_MAX) -> str:
-    """Return a text as a part of one line; one that is cut says how long it was."""
+    """Return a text without line breaks; a truncated text ends with its length."""
     shown = _UNSAFE.sub(_escaped, text[:chars_max])
     if len(text) <= chars_max >= len(shown):
         return shown
@@ -32,7 +32,7 @@ def one_line(text: str, chars_max: int = ARGUMENT_CHARS_MAX) -> str:
 
 
 def message_of(template: object, args: object) -> str:
-    """Return a record's message, with its arguments, as one line."""
+    """Return a record's message, with its arguments, as a line."""
     text = str(template)
     if isinstance(args, tuple) and args:
         text %= tuple(_shown(value) for value in args)
@@ -54,7 +54,7 @@ def trace_of(error: BaseException) -> str:
     """Return an error's traceback, with those of its causes."""
     lines: list[str] = []
     for piece in TracebackException.from_exception(error).format():
-        # A frame has several lines, which are indented; anything else is one.
+        # A frame has several indented lines; anything else has one.
         lines += piece.splitlines() if piece.startswith(" ") else [piece.strip("\n")]
     left_out = len(lines) - TRACE_HEAD_LINES - TRACE_TAIL_LINES
     if left_out > 0:
@@ -63,7 +63,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def short_trace_of(error: BaseException) -> str:
-    """Return an error, its causes and their innermost frames as a part of one line."""
+    """Return an error, its causes and their innermost frames as text without line breaks."""
     texts: list[str] = []
     while len(texts) < CAUSES_MAX:
         frames = [
@@ -80,7 +80,7 @@ def short_trace_of(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """An argument that is one line, by `%s` as by `%r`."""
+    """An argument without line breaks, by `%s` and by `%r`."""
 
     value: object
 

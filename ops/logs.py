@@ -1,18 +1,18 @@
 """Logs as events on standard error: text or JSON, one line each, with rate limits.
 
-Everything is logged as `event key=value …: words` through the standard library's loggers, with the
-values as arguments: `log.info("role_changed node=%s term=%s", node, term)`. As text that is the
-line. As JSON the template is parsed: `event` is its first word, every `key=%s` a field with the
-argument's own type, `message` the whole text. Fields that are the same for the whole process
-(service, node, group) or computed for each line (term) come from the `context`.
+Everything is logged as `event key=value …: message` through the standard library's loggers, with
+the values as arguments: `log.info("role_changed node=%s term=%s", node, term)`. The JSON form
+parses the template: `event` is its first word, every `key=%s` a field with the argument's type,
+`message` the text. The `context` has fields that are constant for the process (service, node,
+group) or computed for each line (term).
 
-One template of one logger may write LINES_MAX lines in WINDOW_S seconds; further lines are counted,
-and reported as `log_suppressed` when the window is over and something is logged again.
+Each template of a logger may write LINES_MAX lines in WINDOW_S seconds. Further lines are counted,
+and reported as `log_suppressed` at the first line after the window.
 
 Records marked `from_peer` are about input from a peer, which may cause any number of them. They
-share a separate rate limit, over all templates, and a traceback among them is a part of the line.
-The same holds for libraries that speak with peers. What peers chose may stand in any record, so all
-are escaped and cut alike (`logtext`).
+share a separate rate limit over all templates, and contain their traceback within the line. The
+same applies to libraries that serve peers. Any record may contain text from peers, so all are
+escaped and truncated (ops.log_text).
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from .log_text import field_of, message_of, short_trace_of, trace_of
 if TYPE_CHECKING:
     from .options import Loaded
 
-LINES_MAX = 100  # more of one kind within a window would say nothing new
+LINES_MAX = 100  # further lines of a kind add nothing new
 WINDOW_S = 10.0
-TEMPLATES_MAX = 1_000  # distinguished at one time; ours are some 150
-TEMPLATE_CHARS_MAX = 500  # by which they are distinguished; other people's may be whole texts
+TEMPLATES_MAX = 1_000  # at the same time; ours are some 150
+TEMPLATE_CHARS_MAX = (
+    500  # prefix that distinguishes templates, since foreign templates may be long texts
+)
 PEER_LIBRARIES = frozenset({"aiohttp", "asyncio", "grpc"})  # loggers of code that peers reach
-PEER_BURST_S = 10  # of quiet allow a burst of as many seconds' lines
+PEER_BURST_S = 10  # quiet seconds that allow a burst of their lines
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: more than 2 per second."
-# Of Apache's scripts: the directory of their files, and the options of a Java virtual machine.
+# Variables of Apache's scripts, for the directory of their files and Java's options.
 APACHES_VARIABLES = {"ROCKETMQ_HOME", "JAVA_OPT", "JAVA_OPT_EXT"}
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -61,7 +63,7 @@ def set_up(
     *,
     peer_lines_per_s: float = 2,
 ) -> None:
-    """Make the root logger write events. The owner of `context` may change it later; a callable in
+    """Make the root logger write events. The owner of `context` may change it later. A callable in
     it is called for each line, so it must be cheap and must not raise."""
     handler = EventHandler(stream or sys.stderr, peer_lines_per_s=peer_lines_per_s)
     handler.setFormatter(JsonFormatter(context) if log_format == "json" else TextFormatter())
@@ -73,13 +75,13 @@ def set_up(
 
 
 def suppressed_lines() -> int:
-    """Return how many lines about peers were suppressed since the start."""
+    """Return the number of suppressed lines about peers since the start."""
     handlers = logging.getLogger().handlers
     return sum(h.peers.suppressed for h in handlers if isinstance(h, EventHandler))
 
 
 def levels() -> dict[str, str]:
-    """Return every logger's level in effect; "root" is the one all others inherit from."""
+    """Return every logger's effective level; "root" is inherited by all others."""
     found = {"root": logging.getLevelName(logging.getLogger().level)}
     for name in sorted(logging.Logger.manager.loggerDict):
         logger = logging.getLogger(name)
@@ -88,8 +90,8 @@ def levels() -> dict[str, str]:
 
 
 def set_level(logger: str, level: str) -> None:
-    """Change a level while the process runs; level "" means inherit again. Raises ValueError for an
-    unknown level, KeyError for an unknown logger."""
+    """Change a level while the process runs; level "" restores inheritance. Raises ValueError for
+    an unknown level, KeyError for an unknown logger."""
     if level and level.upper() not in LEVELS:
         raise ValueError(f"unknown level {level!r}, expected one of {', '.join(LEVELS)}")
     if logger == "root":
@@ -101,7 +103,7 @@ def set_level(logger: str, level: str) -> None:
 
 
 class PeerLines:
-    """The rate limit for lines that peers cause: a token bucket."""
+    """The rate limit for lines that peers cause, a token bucket."""
 
     def __init__(self, per_s: float) -> None:
         self.suppressed = 0
@@ -111,7 +113,7 @@ class PeerLines:
         self._reported = 0  # suppressed lines already reported
 
     def take(self, now_s: float) -> bool:
-        """Return whether one more line may be written now."""
+        """Return whether a further line may be written now."""
         self._tokens = min(self._tokens_max, self._tokens + (now_s - self._since_s) * self._per_s)
         self._since_s = now_s
         if self._tokens < 1:
@@ -121,13 +123,13 @@ class PeerLines:
         return True
 
     def unreported(self) -> int:
-        """Return how many lines were suppressed since the last call."""
+        """Return the number of suppressed lines since the last call."""
         unreported, self._reported = self.suppressed - self._reported, self.suppressed
         return unreported
 
 
 class EventHandler(logging.StreamHandler[TextIO]):
-    """Writes lines, within the limits on lines of one kind. Its base class does the locking."""
+    """Writes lines, within the limits per template. Its base class does the locking."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
         self.peers = PeerLines(peer_lines_per_s)
         self._clock_s = clock_s
         self._lines_max = lines_max
-        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # → (its end, lines)
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}  # → (end of the window, lines)
 
     def emit(self, record: logging.LogRecord) -> None:
         now_s = self._clock_s()
@@ -175,8 +177,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each record as one line of text, and the lines of its traceback if it has one and no
-    peer can cause it."""
+    """Formats each record as a line of text, and its traceback's lines if no peer can cause it."""
 
     def format(self, record: logging.LogRecord) -> str:
         head = f"{self.formatTime(record)} {record.levelname} {record.name}"
@@ -188,7 +189,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each record as one line with a JSON object."""
+    """Formats each record as a line with a JSON object."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -238,7 +239,7 @@ def report_configuration(loaded: Loaded[Any], environment: Mapping[str, str]) ->
 @functools.lru_cache(TEMPLATES_MAX)
 def _taken_apart(template: str) -> tuple[str, tuple[tuple[str, str | None], ...]]:
     """Parse a template into the event and, in order, (key, literal, or None for the next argument).
-    Key "": no field."""
+    The key is "" without a field."""
     first = _EVENT.match(template)
     pieces: list[tuple[str, str | None]] = []
     for match in _PIECE.finditer(template):

@@ -1,10 +1,9 @@
-"""Makes the C library return unused memory to the system.
+"""Returns unused memory of the C library to the system.
 
-glibc maps large blocks from the system one by one, and returns each when it is freed; but every
-time it does, it raises the size from which on it does so, up to 32 MiB. After a burst of large
-frames all blocks then come from the heap, which keeps them: on a broker we measured 900 MB half an
-hour after the burst. With that size fixed, the heap holds only small blocks. A `Trimmer` returns
-what a burst of those leaves behind.
+glibc maps large blocks individually, and returns each when it is freed. But each return raises the
+size from which blocks are mapped, up to 32 MiB. After a burst of large frames all blocks then are
+in the heap, which keeps them: a broker kept 900 MB half an hour after the burst. With a fixed size,
+the heap only has small blocks, and a `Trimmer` returns those after a burst.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ import ctypes
 MIB = 1024 * 1024
 # Above the size of one socket read (256 KiB), so that reads cost no system call for memory.
 BLOCK_BYTES = 1 * MIB
-HEAP_END_BYTES = 8 * MIB  # unused heap that is kept
+HEAP_END_BYTES = 8 * MIB  # of unused heap to keep
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-BURST_BYTES = 32 * MIB  # held for peers and released: worth a call of some milliseconds
+BURST_BYTES = 32 * MIB  # held for peers and released; justifies a call of some milliseconds
 
 
 class Trimmer:
-    """Returns the heap's unused pages to the system when a burst is over."""
+    """Returns the heap's unused pages to the system after a burst."""
 
     def __init__(self) -> None:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent in musl and macOS
         self._most = 0  # most bytes held since the last trim
 
     def look(self, held_bytes: int) -> bool:
-        """Return unused memory to the system if a burst is over; return whether that was done. Call
-        it about once a second with the number of bytes held for peers."""
+        """Return unused memory to the system after a burst; return whether that was done. Call
+        about once per second with the number of bytes held for peers."""
         self._most = max(self._most, held_bytes)
         if self._most - held_bytes < BURST_BYTES or self._trim is None:
             return False
@@ -38,8 +37,8 @@ class Trimmer:
 
 
 def return_large_blocks() -> bool:
-    """Fix the size of large blocks. Call it once, at the start of a server process. Returns False
-    if this C library has no such setting."""
+    """Fix the size of large blocks. Call once, at the start of a server process. Returns False if
+    this C library has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

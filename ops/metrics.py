@@ -1,9 +1,7 @@
-"""Metrics of one process in Prometheus' format: the families its owner provides at a scrape, and
-the process's own figures.
+"""A process's metrics in Prometheus' format, from its owner's families and its own figures.
 
-Between scrapes only `Timings` (a bisection per timing) and `LoopLag` (a timer, four times a second)
-cost anything. A scrape is made on the loop from figures that are kept anyway; `Families` gathers
-them.
+Between scrapes only `Timings` (a bisection per timing) and `LoopLag` (a timer, four times per
+second) cost CPU time. A scrape runs on the loop and gathers existing figures in `Families`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 LOOP_LAG_PERIOD_S = 0.25
-# From a fast NVMe's fdatasync, or a commit within one machine, up to a time-out.
+# From a fast NVMe's fdatasync, or a commit within a machine, up to a time-out.
 LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 )  # fmt: skip
@@ -29,7 +27,7 @@ Row = tuple[Sequence[str], float]  # label values, figure
 
 
 class Timings:
-    """Durations in buckets, as in Prometheus' histograms. One writer."""
+    """Durations in buckets, as in Prometheus' histograms, with a single writer."""
 
     __slots__ = ("bounds_s", "counts", "sum_s")
 
@@ -53,7 +51,7 @@ class Timings:
 
 
 class LoopLag:
-    """Measures how late the loop is for a timer: every request waits at least that long."""
+    """Measures the loop's lateness for a timer, the minimal wait of every request."""
 
     def __init__(self, timings: Timings) -> None:
         self.timings = timings
@@ -77,7 +75,7 @@ class LoopLag:
 
 
 class Families:
-    """Gathers the metric families of one scrape. All of them get `labels`."""
+    """Gathers the metric families of a scrape, all with `labels`."""
 
     def __init__(self, labels: Sequence[tuple[str, str]]) -> None:
         self._names = [name for name, _ in labels]
@@ -85,22 +83,22 @@ class Families:
         self.all: list[Metric] = []
 
     def gauge(self, name: str, doc: str, value: float) -> None:
-        """Add a gauge with one figure."""
+        """Add a gauge with a single figure."""
         self.gauges(name, doc, (), [((), value)])
 
     def gauges(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
-        """Add a gauge with one figure for each row; `labels` name the rows' label values."""
+        """Add a gauge with a figure per row; `labels` name the rows' label values."""
         family = GaugeMetricFamily(name, doc, labels=[*self._names, *labels])
         for values, figure in rows:
             family.add_metric([*self._values, *values], figure)
         self.all.append(family)
 
     def counter(self, name: str, doc: str, value: float) -> None:
-        """Add a counter with one figure; `name` ends with _total."""
+        """Add a counter with a single figure; `name` ends with _total."""
         self.counters(name, doc, (), [((), value)])
 
     def counters(self, name: str, doc: str, labels: Sequence[str], rows: Iterable[Row]) -> None:
-        """Add a counter with one figure for each row; `name` ends with _total."""
+        """Add a counter with a figure per row; `name` ends with _total."""
         assert name.endswith("_total"), name
         family = CounterMetricFamily(name, doc, labels=[*self._names, *labels])
         for values, figure in rows:
@@ -108,7 +106,7 @@ class Families:
         self.all.append(family)
 
     def states(self, name: str, doc: str, label: str, states: Sequence[str], now: str) -> None:
-        """Add a family with one series per state: 1 for the present one, else 0."""
+        """Add a family with a series per state, 1 for the present state, else 0."""
         known = states if now in states else (*states, now)
         self.gauges(name, doc, (label,), [((state,), float(state == now)) for state in known])
 
@@ -120,7 +118,7 @@ class Families:
 
 
 class Exposition:
-    """A registry of this process: `collect` gathers its owner's families at each scrape."""
+    """A registry of this process; `collect` gathers its owner's families at each scrape."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.registry = CollectorRegistry()
@@ -139,7 +137,7 @@ class _Collector(Collector):
         self._collect = collect
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is known before the first scrape
+        return ()  # no figures exist before the first scrape
 
     def collect(self) -> Iterable[Metric]:
         return self._collect()

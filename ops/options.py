@@ -1,14 +1,13 @@
-"""Declarations of configuration keys, and the checking of values against them. Pure.
+"""Declarations of configuration keys, and the checking of values against them.
 
-A process's configuration is a frozen dataclass whose fields are declared with `option`: key,
-default, unit, range, choices, whether it may change while the process runs, and its meaning.
-Everything else derives from these declarations: reading files (ops.settings), `config show`, the
-API, docs/configuration.md. A wrong key or value is a `ConfigError` that names it, its place and
-what would be right.
+A process's configuration is a frozen dataclass with fields declared by `option`: key, default,
+unit, range, choices, whether it may change while the process runs, and its meaning. Reading files
+(ops.settings), `config show`, the API and docs/configuration.md derive from these declarations. A
+wrong key or value is a `ConfigError` with the key, its source and the expected value. Pure.
 
-Values as text: `true|false`; whole numbers, with a unit if the key has one (`64MiB`, `5s`, `3d`,
-`75%`; a bare number is in the key's own unit); text. A typed file (TOML) may give a number or a
-boolean as such, and a list for a text with parts (`a;b`).
+Values as text are `true|false`, integers with a unit if the key has one (`64MiB`, `5s`, `3d`,
+`75%`; by default the key's own unit), or text. A typed file (TOML) may give a number or a boolean
+as such, and a list for a text with separators (`a;b`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ PERCENT = "percent"
 
 _SIZES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _TIMES_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-# The suffixes of numbers by the key's unit: ({suffix: factor}, divisor). The suffix stands for
-# factor / divisor of the unit.
+# The suffixes of numbers by the key's unit, as ({suffix: factor}, divisor). A suffix means factor /
+# divisor of the unit.
 _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
     BYTES: (_SIZES, 1),
     MS: (_TIMES_MS, 1),
@@ -40,19 +39,20 @@ _SUFFIXES: dict[str, tuple[dict[str, int], int]] = {
 }
 _EXAMPLES = {BYTES: "64MiB", MS: "5s", HOURS: "72h", PERCENT: "75%"}
 _BREAK = re.compile(r"\s*[\t\r\n]\s*")
-_COMMENT = re.compile(r"\s#")  # behind a value; a file's comments are whole lines
-NEAR_KEY = 0.6  # difflib's similarity from which on a key is suggested
+_COMMENT = re.compile(r"\s#")  # behind a value; comments in files fill a line
+NEAR_KEY = 0.6  # difflib's similarity for a suggestion
 NEAR_VALUE = 0.4
-MISTAKES_SHOWN_MAX = 50  # of one source
+MISTAKES_SHOWN_MAX = 50  # per source
 
 
 class ConfigError(Exception):
-    """A configuration key or value is wrong; the text names it, its place, and what is right."""
+    """A wrong configuration key or value; the text has the key, its source, and the expected
+    value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One configuration key. `name` is the dataclass's field; `low` and `high` are in the key's
+    """A configuration key. `name` is the dataclass's field; `low` and `high` are in the key's
     unit."""
 
     section: str
@@ -65,14 +65,14 @@ class Option:
     choices: tuple[str, ...] = ()
     live: bool = False  # may be changed while the process runs
     name: str = ""
-    also: str = ""  # another name of the key: Apache's, if ours differs
+    also: str = ""  # Apache's name of the key, if ours differs
     secret: bool = False  # its value is never shown
     alike: bool = False  # should be the same on all replicas of a group
-    spread: bool = False  # of several parts, between which line breaks and tabs mean a blank
+    spread: bool = False  # of several values, separated also by line breaks and tabs
 
     @property
     def kind(self) -> str:
-        """Return the type of its values: boolean, integer or text."""
+        """The type of its values: boolean, integer or text."""
         if isinstance(self.default, bool):
             return "boolean"
         return "integer" if isinstance(self.default, int) else "text"
@@ -84,7 +84,7 @@ class Option:
         return f"{VARIABLE_PREFIX}{words.replace('DLeger', 'Dleger').upper()}"
 
     def parse(self, value: object, what: str) -> Any:
-        """Parse and check a setting's value. Raises ConfigError, which begins with `what`."""
+        """Parse and check a setting's value. Raises ConfigError, with the prefix `what`."""
         if isinstance(self.default, bool):
             return self._boolean(value, what)
         if isinstance(self.default, int):
@@ -96,13 +96,13 @@ class Option:
             near = nearest(text.upper(), self.choices) or nearest(text, self.choices)
             raise ConfigError(f"{what}: expected one of {', '.join(self.choices)}{near}")
         checked = _BREAK.sub(" ", text) if self.spread or self.secret else text
-        if self.spread:  # else a secret stays what it is for the others that have it
+        if self.spread:  # so that a secret stays equal for all its readers
             text = checked.strip()
         if (at := _unfit(checked)) is not None:
             where = " at its end" if at == len(checked) - 1 else ""
             shown = one_line(checked[at])
             raise ConfigError(f"{what}: no text has such a character{where} ({shown})")
-        # A path would be another one then, and an empty store at it looks like a new one.
+        # The path would change, and an empty store there looks like a new store.
         if not self.secret and _COMMENT.search(text):
             why = "a comment needs a line of its own, and no value has a # behind a blank"
             raise ConfigError(f"{what}: {why}")
@@ -130,7 +130,7 @@ class Option:
         return number
 
     def _number(self, text: str, what: str) -> int:
-        """Parse a whole number with or without one of the unit's suffixes."""
+        """Parse an integer with an optional suffix of the unit."""
         match = re.fullmatch(r"([+-]?\d+)\s*([A-Za-z%]*)", text)
         example = f"{self.default} or {_EXAMPLES[self.unit]}" if self.unit else str(self.default)
         if match is None or (match[2] and not self.unit):
@@ -149,7 +149,7 @@ class Option:
         return number * factor // parts
 
     def shown(self, value: Any) -> Any:
-        """Return a value as it may be shown: masked if it is a secret."""
+        """Return a value for display, masked if it is a secret."""
         return MASKED if self.secret and value else value
 
     def text(self, value: object) -> str:
@@ -167,14 +167,14 @@ class Option:
 
 
 def _unfit(text: str) -> int | None:
-    """Return where the text has a character that would part a line of a file or a log, or end a
-    property on the wire, or half a character, which stands for a byte that is not UTF-8."""
+    """Return the position of a character that would split a line of a file or a log, end a property
+    on the wire, or represent a byte that is not UTF-8."""
     wrong = ("Cc", "Cs", "Zl", "Zp")
     return next((at for at, c in enumerate(text) if unicodedata.category(c) in wrong), None)
 
 
 def one_line(text: str) -> str:
-    """Return the text with what cannot be printed escaped."""
+    """Return the text with unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -219,7 +219,7 @@ def option(
 
 
 def options_of(cls: type) -> dict[str, Option]:
-    """Return a dataclass's options by key, in its order; inherited ones come last."""
+    """Return a dataclass's options by key, in its order, with inherited options last."""
     found = {}
     own = cls.__annotations__
     for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in own):
@@ -232,8 +232,8 @@ def options_of(cls: type) -> dict[str, Option]:
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[Config]):
     """A configuration, and the source of each value that is not a default, by field name.
-    `repeated`: keys that stand in one file twice, and the place that counts. `warnings`: what else
-    is probably not meant. `not_needed`: keys of Apache's that were skipped (ops.foreign_keys)."""
+    `repeated` has keys that a file has twice, with the effective line, `warnings` probable
+    mistakes, and `not_needed` skipped keys of Apache's (ops.foreign_keys)."""
 
     config: Config
     places: Mapping[str, str]
@@ -244,8 +244,8 @@ class Loaded(Generic[Config]):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key as it was set: `value` as in the source, and the place. `section` is None if the
-    source has no sections, "" above the first one of a source that does."""
+    """A key as it was set, with `value` and source as given. `section` is None if the source has no
+    sections, "" above the first section."""
 
     key: str
     value: Any
@@ -260,8 +260,8 @@ class Setting:
 def parse_settings(
     options: Mapping[str, Option], settings: Iterable[Setting], refused: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values and places by field name; later settings win. Raises ConfigError, which names
-    every mistake in a line of its own, those of `refused` first."""
+    """Return values and sources by field name; later settings win. Raises ConfigError with a line
+    per mistake, those of `refused` first."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     mistakes = list(refused)
@@ -291,7 +291,7 @@ def _parsed(options: Mapping[str, Option], setting: Setting) -> tuple[Option, An
 
 
 def refuse(mistakes: Sequence[str]) -> None:
-    """Raise one ConfigError for all of a source's mistakes, if there are any."""
+    """Raise a ConfigError for all of a source's mistakes, if there are any."""
     if len(mistakes) > MISTAKES_SHOWN_MAX:
         more = len(mistakes) - MISTAKES_SHOWN_MAX
         mistakes = [*mistakes[:MISTAKES_SHOWN_MAX], f"and {more} more"]
@@ -302,15 +302,14 @@ def refuse(mistakes: Sequence[str]) -> None:
 def wrong_value(
     options: Mapping[str, Option], config: object, places: Mapping[str, str], name: str, why: str
 ) -> ConfigError:
-    """Return the error for a field of a configuration whose value does not go with others."""
+    """Return the error for a field with a value that contradicts other fields."""
     declared = next(declared for declared in options.values() if declared.name == name)
     value = declared.text(getattr(config, name))
     return ConfigError(f"{places.get(name, 'default')}: {declared.key}={value}: {why}")
 
 
 def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
-    """Find an option by its key or its other name: TOML's `server.mode` in [tls] is
-    tls.server.mode."""
+    """Find an option by its key or its alias: TOML's `server.mode` in [tls] is tls.server.mode."""
     found = options.get(setting.key)
     if found is None:
         names = {setting.key, f"{setting.section}.{setting.key}"}
@@ -319,7 +318,7 @@ def find(options: Mapping[str, Option], setting: Setting) -> Option | None:
 
 
 def unknown_key(key: str, options: Iterable[str]) -> str:
-    """Return the message for an unknown key, with a suggestion of the one it may be meant to be."""
+    """Return the message for an unknown key, with a suggestion."""
     lower = {name.lower(): name for name in options}
     matches = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=NEAR_KEY)
     hint = f"; did you mean {lower[matches[0]]}?" if matches else ""

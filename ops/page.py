@@ -1,4 +1,4 @@
-"""How a report looks as one HTML file that fetches nothing: in light and dark, on a phone. Pure."""
+"""Layout of a report as a self-contained HTML file, in light and dark, also on a phone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ svg.swatch{display:inline-block;width:30px;min-width:0;height:12px;margin:0 5px 
 
 
 def document(title: str, body: str, own_style: str = "") -> str:
-    """Return the whole file; `body`: HTML, `own_style`: CSS besides STYLE."""
+    """Return the file's content; `body` is HTML, `own_style` CSS in addition to STYLE."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -74,12 +74,12 @@ def chart_sections(charts: Sequence[str]) -> str:
 
 
 def section(content: str) -> str:
-    """Put HTML in a section. The keyboard reaches it: on a narrow screen it scrolls sideways."""
+    """Put HTML in a section. The keyboard reaches it, because it scrolls sideways on a narrow
+    screen."""
     return f'<section tabindex="0">{content}</section>'
 
 
 def key(entries: Iterable[tuple[str, str]]) -> str:
-    """Return a picture's key of (what stands before the words, as HTML; words), which stay
-    together where the line ends."""
+    """Return a picture's key of (symbol as HTML, label) pairs, which do not break."""
     spans = (f"<span>{drawn}{html.escape(words)}</span>" for drawn, words in entries)
     return f'<p class="key soft">{" ".join(spans)}</p>'

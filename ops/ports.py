@@ -1,7 +1,7 @@
-"""Finds what no listener of a process can listen at, and two with the same port. Pure.
+"""Finds invalid addresses of listeners, and two listeners with the same port.
 
-A start would fail with "Address already in use", and be repeated for ever by what keeps the process
-running, as if somebody else had the port.
+Otherwise a start would fail with "Address already in use" forever, as if a different process had
+the port. Pure.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from .options import Option, wrong_value
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
-HTTP_PORT_ABOVE = 4  # the default httpPort is so much above the port of clients
+HTTP_PORT_ABOVE = 4  # difference between the default httpPort and the clients' port
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port that a process listens at, and the field that says so; port 0: any free one."""
+    """A port that a process listens at (0 for any free port), and its configuration field."""
 
     name: str
     address: str
@@ -30,12 +30,12 @@ def check_ports(
     places: Mapping[str, str],
     listeners: Iterable[Listener],
 ) -> None:
-    """Raise ConfigError if the address of one of `listeners` is none, or if it would find its port
-    taken by one before it: then it names both keys."""
+    """Raise ConfigError if one of `listeners` has an invalid address, or the port of an earlier
+    listener."""
     before: list[Listener] = []
     for one in listeners:
         try:
-            one.address.encode("idna")  # as it is resolved
+            one.address.encode("idna")  # as for its resolution
         except UnicodeError as error:
             why = f"{one.address!r} is no address: {error}"
             raise wrong_value(options, config, places, one.name, why) from error
@@ -52,5 +52,5 @@ def _meet(one: str, other: str) -> bool:
 
 
 def http_port(http_port: int, own: int) -> int:
-    """Return httpPort, or if that is negative its default beside the process's `own` port."""
+    """Return httpPort, or if that is negative its default above the process's `own` port."""
     return http_port if http_port >= 0 else own and own + HTTP_PORT_ABOVE

@@ -1,11 +1,11 @@
-"""Reads settings from a file (TOML, JSON or Java properties), the environment and the command line.
+"""Settings from a file (TOML, JSON or Java properties), the environment and the command line.
 
-Later ones win in that order. Each setting keeps its place (`file:line`, `env NAME`, `--set`), for
-messages and for `config show`. Blocking: reads the file.
+Later sources win in that order. Each setting keeps its source (`file:line`, `env NAME`, `--set`),
+for messages and for `config show`. Reading a file blocks.
 
-TOML: tables are the options' sections; a key may also stand above all tables. Properties (any other
-file name): `key=value` lines, `#` and `!` comments, blank lines; white space around key and value
-is ignored.
+In TOML, tables are the options' sections, and keys may also precede all tables. Properties (any
+other file name) have `key=value` lines, `#` and `!` comments, and blank lines; white space around
+key and value is ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .strict_json import loads
 
 COMMAND_LINE = "--set"
 NAME_SERVERS, NAME_SERVERS_VARIABLE = "namesrvAddr", "NAMESRV_ADDR"
-PROPERTIES_CHARS_MAX = 256 << 10  # all keys with long values are some thousands
+PROPERTIES_CHARS_MAX = 256 << 10  # enough for thousands of long values
 QUOTED_CHARS = 80  # of a wrong line
-# From this similarity on an unknown variable counts as a misspelt key and is refused. Others may
-# belong to other programs (an orchestrator names variables after its services).
+# From this similarity on, an unknown variable is refused as a misspelt key. Less similar variables
+# may belong to other programs (an orchestrator names variables after its services).
 VARIABLE_LIKENESS = 0.85
 
 
@@ -35,7 +35,7 @@ def gather(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[Setting]:
-    """Return all settings, the winning ones last. Raises ConfigError."""
+    """Return all settings, in the order of precedence, highest last. Raises ConfigError."""
     environment = environment or {}
     settings = from_apaches_environment(options, environment)
     settings += [] if path is None else read_file(path, options)
@@ -59,13 +59,13 @@ def read_file(path: str, options: Mapping[str, Option]) -> list[Setting]:
 
 
 def repeated(options: Mapping[str, Option], settings: Iterable[Setting]) -> dict[str, str]:
-    """Return the keys that stand in one file twice, and the place that counts: the last, as in
+    """Return the keys that a file has twice, with the source of the last value, which counts as in
     Java's properties."""
     seen: set[str] = set()
     found: dict[str, str] = {}
     for setting in settings:
         declared = find(options, setting)
-        if declared is None or ":" not in setting.place:  # of the environment or command line
+        if declared is None or ":" not in setting.place:  # from the environment or command line
             continue
         if declared.key in seen:
             found[declared.key] = setting.place
@@ -137,7 +137,7 @@ def parse_json(text: str, source: str) -> list[Setting]:
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield values by dotted key: TOML reads `server.mode = …` as a table."""
+    """Yield values by dotted key, since TOML reads `server.mode = …` as a table."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from ((f"{key}.{inner}", entry) for inner, entry in _flat(value))
@@ -165,8 +165,8 @@ def _lines_of_keys(text: str) -> dict[tuple[str, str], int]:
 def from_apaches_environment(
     options: Mapping[str, Option], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """Return the name servers of NAMESRV_ADDR, which Apache's images set. Everything else overrides
-    them."""
+    """Return the name servers of NAMESRV_ADDR, which Apache's images set. All other sources
+    override them."""
     addresses = environment.get(NAME_SERVERS_VARIABLE, "").strip()
     if not addresses or NAME_SERVERS not in options:
         return []
@@ -176,7 +176,7 @@ def from_apaches_environment(
 def from_environment(
     options: Mapping[str, Option], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """Return the settings among the variables. Raises ConfigError for misspelt ones."""
+    """Return the settings among the variables. Raises ConfigError for misspelt variables."""
     by_variable = {option.variable: option for option in options.values()}
     settings, mistakes = [], []
     for name, value in sorted(environment.items()):

@@ -1,4 +1,4 @@
-"""Reads JSON in which no object has a key twice. Pure.
+"""Strict JSON decoding, which refuses objects with a repeated key.
 
 RFC 8259, section 4, leaves the meaning of a repeated key open, so two programs may read different
 values from the same text. orjson keeps the last value. Each member of an object needs a colon, so

@@ -1,9 +1,8 @@
-"""Pictures of a report as SVG: lines, dots, markers, bands and strips over one axis of time or
-values, dots by kind, and bars. Pure.
+"""SVG charts for reports: lines, dots, markers, bands, strips and bars.
 
-No library: a plotting library in the page is five megabytes and keeps it blank for a minute on a
-slow machine, and what a report draws are polylines, circles and rectangles. Colours are the page's
-CSS variables, so that pictures follow its dark scheme. What a dot or a band is, its tooltip says.
+A report is a self-contained HTML file, and draws only polylines, circles and rectangles, so it
+needs no plotting library. Colours are the page's CSS variables, so that charts follow its dark
+scheme. Tooltips explain dots and bands. Pure.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 WIDTH, LEFT, RIGHT, TOP = 1040.0, 66.0, 10.0, 26.0
-CHARACTER = 6.6  # width of one at the size of the words
-LANE = 15.0  # height of a line of words
+CHARACTER = 6.6  # width of a character at the labels' size
+LANE = 15.0  # height of a row of labels
 BAR = 24.0  # height of a row of `bars`
 LABEL_MAX = 40  # characters of a row's label; its tooltip has all
-LINES = 6  # styles "line0" to "line5" of ops.page: a colour and dashes each
-SHAPES = (  # of markers, around their place
+LINES = 6  # styles "line0" to "line5" of ops.page, each with colour and dashes
+SHAPES = (  # of markers, relative to their centre
     "m-4 -4l8 8m0 -8l-8 8",  # cross
     "m-5 0h10m-5 -5v10",  # plus
     "m-4 -4h8v8h-8z",  # square
@@ -31,7 +30,8 @@ SHAPES = (  # of markers, around their place
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values in [low, high] to pixels; `log`: by their logarithms, and low is above 0."""
+    """Maps values in [low, high] to pixels, on a logarithmic scale if `log`; then `low` is above
+    0."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Scale:
 
     @classmethod
     def across(cls, low: float, high: float, *, indent: float = 0.0, log: bool = False) -> Scale:
-        """Return the axis along a picture's bottom; `indent`: pixels before it for words."""
+        """Return the axis along a chart's bottom, after `indent` pixels for labels."""
         return cls(low, high, LEFT + indent, WIDTH - RIGHT, log)
 
     @classmethod
@@ -55,7 +55,7 @@ class Scale:
         return self.begin + min(share, 1.0) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Return some round values: the powers of ten, or about five steps of 1, 2 or 5."""
+        """Return some round values, the powers of ten, or about five steps of 1, 2 or 5."""
         if self.log:
             powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
             return [10.0**power for power in powers]
@@ -71,14 +71,14 @@ class Scale:
 
 @dataclass(slots=True)
 class Lanes:
-    """Lines for words beside each other: each goes to the first where it touches no other one."""
+    """Rows for labels; each label goes to the first row without an overlap."""
 
     count_max: int
     _ends: list[float] = field(default_factory=list)
 
     def place(self, x: float, words: str) -> tuple[int, float] | None:
-        """Return lane and x for words that begin at `x`, or end at the right edge; None: there is
-        no room for them."""
+        """Return row and x for a label that starts at `x`, or ends at the right edge; None if there
+        is no room."""
         width = CHARACTER * (len(words) + 1)
         x = max(LEFT, min(x, WIDTH - RIGHT - width))
         for lane, end in enumerate(self._ends):
@@ -92,7 +92,7 @@ class Lanes:
 
 
 class Panel:
-    """One picture over time, or over values. `y` None: without an axis of values, for strips."""
+    """A chart over time, or over values. `y` is None for strips."""
 
     def __init__(self, title: str, x: Scale, y: Scale | None, height: float) -> None:
         self.height = height
@@ -102,7 +102,7 @@ class Panel:
         self._parts: list[str] = []
 
     def line(self, at: Sequence[float], values: Sequence[float | None], style: str) -> None:
-        """Draw a line; None is a gap in it."""
+        """Draw a line with gaps for None."""
         assert self._y is not None
         pieces: list[list[str]] = [[]]
         for x, value in zip(at, values, strict=True):
@@ -116,14 +116,14 @@ class Panel:
                 self._parts.append(f'<polyline class="{style}" points="{points}"/>')
 
     def dots(self, at: Sequence[float], values: Sequence[float], style: str) -> None:
-        """Draw dots, all in one path: there are thousands."""
+        """Draw dots in a single path, because there are thousands."""
         assert self._y is not None
         places = zip(at, values, strict=True)
         path = "".join(f"M{self._x.at(x):.1f} {self._y.at(v):.1f}h0" for x, v in places)
         self._parts.append(f'<path class="dot {style}" d="{path}"/>')
 
     def marker(self, at: float, value: float, number: int, words: str) -> None:
-        """Draw a marker that says something."""
+        """Draw a marker with a tooltip."""
         assert self._y is not None
         self._parts.append(marker([(self._x.at(at), self._y.at(value))], number, words))
 
@@ -136,7 +136,7 @@ class Panel:
         )
 
     def words(self, at: float, words: str, style: str, lanes: Lanes) -> None:
-        """Write words at a time, where there is room for them."""
+        """Write a label at a time, if there is room."""
         found = lanes.place(self._x.at(at) + 3, words)
         if found is not None:
             lane, x = found
@@ -147,13 +147,13 @@ class Panel:
 
     def strip(self, row: int, height: float, at: Sequence[float], share: Sequence[float | None],
               name: str, step: float) -> None:  # fmt: skip
-        """Draw a row of cells from bad (0) to good (1), by tenths; None: no cell."""
+        """Draw a row of cells from bad (0) to good (1) by tenths, without cells for None."""
         y = TOP + row * height
         self._parts.append(
             f'<text class="axis" x="{LEFT - 6}" y="{y + height * 0.75:.1f}" text-anchor="end">'
             f"{html.escape(name[-11:])}</text>"
         )
-        paths: dict[float, str] = {}  # one for each tenth: there may be thousands of cells
+        paths: dict[float, str] = {}  # by tenth, because there may be thousands of cells
         tenths = [None if value is None else math.floor(value * 10) / 10 for value in share]
         begin = 0
         for number in range(1, len(tenths) + 1):
@@ -174,8 +174,7 @@ class Panel:
             )
 
     def svg(self, unit: str = "", ticks: Mapping[float, str] | None = None) -> str:
-        """Return the picture; `unit` stands at the time's axis. `ticks`: what stands where on the
-        axis, instead of round values."""
+        """Return the chart with `unit` at the axis of time. `ticks` replace round values."""
         bottom = TOP + self.height
         if ticks is None:
             ticks = {tick: f"{tick:g}{unit}" for tick in self._x.ticks()}
@@ -189,8 +188,7 @@ class Panel:
 
 
 def axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
-    """Draw lines from top to bottom at `ticks`, and under them the words that do not touch those
-    before and fit into the picture."""
+    """Draw vertical lines at `ticks`, with the labels that fit below."""
     parts, end = [], 0.0
     for tick, words in ticks.items():
         at, half = x.at(tick), CHARACTER * len(words) / 2
@@ -212,8 +210,7 @@ def picture(title: str, height: float, parts: Sequence[str]) -> str:
 
 
 def by_kind(title: str, kinds: Sequence[str], rows: Sequence[tuple[str, str, list[float]]]) -> str:
-    """Draw values as dots on a logarithmic axis: `rows` of (kind, label, values), under each
-    other."""
+    """Draw values as dots on a logarithmic axis, for `rows` of (kind, label, values)."""
     values = [value for _, _, found in rows for value in found]
     low = 10.0 ** math.floor(math.log10(max(min(values), 0.1)))
     high = (
@@ -235,13 +232,13 @@ def by_kind(title: str, kinds: Sequence[str], rows: Sequence[tuple[str, str, lis
 
 
 def line_style(number: int) -> str:
-    """Return the colour and dashes of a picture's line of that number."""
+    """Return the colour and dashes of a chart's line of that number."""
     return f"line{number % LINES}"
 
 
 def marker(places: Iterable[tuple[float, float]], number: int, words: str) -> str:
-    """Return a marker at each place, which says something. Colour and shape follow from `number`,
-    and 36 of them differ in one or the other."""
+    """Return a marker at each place, with a tooltip. Colour and shape follow from `number`, with 36
+    combinations."""
     shape = SHAPES[(number + number // LINES) % len(SHAPES)]
     path = "".join(f"M{x:.1f} {y:.1f}{shape}" for x, y in places)
     return (
@@ -251,8 +248,8 @@ def marker(places: Iterable[tuple[float, float]], number: int, words: str) -> st
 
 
 def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence[float]]]) -> str:
-    """Draw a bar for each row of (label, value, what it is the median of), with a dot for each of
-    those; None: no bar."""
+    """Draw a bar for each row of (label, median, values), with a dot for each value, or no bar for
+    None."""
     most = max((v for _, value, found in rows for v in (value or 0.0, *found)), default=0.0)
     longest = min(max((len(label) for label, _, _ in rows), default=0), LABEL_MAX)
     begin = max(LEFT, CHARACTER * longest + 16)
@@ -281,17 +278,17 @@ def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence
 
 
 def digits(value: float) -> str:
-    """Return a figure as text: four digits, but all of them before the point."""
+    """Return a figure with four significant digits, but without decimals from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
 
 
 def swatch(drawn: str) -> str:
-    """Return what stands before a key's words: a picture of 30 by 12."""
+    """Return a key's symbol, 30 by 12."""
     return f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">{drawn}</svg>'
 
 
 def text(x: float, y: float, words: str, anchor: str) -> str:
-    """Return words at a place; `anchor`: which end of them is there."""
+    """Return a text with its `anchor` at a place."""
     return (
         f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
         f"{html.escape(words)}</text>"

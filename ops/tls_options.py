@@ -1,7 +1,7 @@
-"""The TLS configuration keys that all our servers share, in the section `[tls]`. Pure.
+"""The TLS configuration keys of all our servers, in the section `[tls]`.
 
-Configurations inherit them. Keys that Apache has, too, also have its name (`tls.server.mode`),
-which Apache takes as a system property or from a separate file.
+Configurations inherit them. Keys that Apache also has are accepted by its name (`tls.server.mode`),
+which Apache reads from a system property or a separate file. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OFF = MODES[0]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsOptions:
-    """The TLS keys that brokers and name servers have in common. All files are PEM."""
+    """The TLS keys of brokers and name servers. All files are PEM."""
 
     # fmt: off
     tls_server_mode: str = option("tls", "tlsServerMode", OFF,
@@ -62,7 +62,7 @@ class TlsOptions:
     # fmt: on
 
     def wrong_tls(self) -> tuple[str, str] | None:
-        """Return a field that does not fit the others, and why; None if all fit."""
+        """Return a field that contradicts other fields, and the reason; None if all fit."""
         if self.tls_server_mode != OFF and not self.tls_server_cert_path:
             return "tls_server_mode", "needs tlsServerCertPath"
         if self.tls_server_need_client_auth != "none" and not self.tls_server_trust_cert_path:
@@ -74,8 +74,7 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTlsOptions(TlsOptions):
-    """The TLS keys with those for links between Raft replicas, where both sides show
-    certificates."""
+    """The TLS keys with those for links between Raft replicas, with certificates on both sides."""
 
     # fmt: off
     raft_tls_mode: str = option("tls", "raftTlsMode", OFF,

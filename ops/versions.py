@@ -1,8 +1,8 @@
-"""Versions of resources, and the condition under which a change is meant. Pure.
+"""Versions of resources, and conditions on the version for a change.
 
-The version of a resource is a hash of its content, so replicas with the same content give the same
-version. A change states which version it is meant for; `Condition` carries that to where the change
-is made, and `Condition.met_by` decides there.
+The version of a resource is a hash of its content, so replicas with the same content have the same
+version. A change states the version that it expects; `Condition.met_by` decides where the change is
+made. Pure.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The condition for a change. `absent`: only if there is no such resource; else only if there
-    is one with one of `versions`, or with any version if they contain `ANY`."""
+    """The condition for a change. With `absent` there must be no such resource. Otherwise it must
+    have one of `versions`, or any version if they contain `ANY`."""
 
     versions: tuple[str, ...] = ()
     absent: bool = False
 
     def met_by(self, version: str | None) -> bool:
-        """Return whether the resource's present version meets this; None: there is no resource."""
+        """Return whether the resource's present version meets this (None if there is no
+        resource)."""
         if self.absent or version is None:
             return self.absent and version is None
         return ANY in self.versions or version in self.versions

@@ -3,14 +3,14 @@
     server = WebServer(settings, access, operations, title="…", version="…")
     port = await server.start();  …;  await server.stop()
 
-With httpHealthPort a second, small one beside it tells whoever is on this machine about health.
+With httpHealthPort, a second server for health listens on loopback.
 
-It runs on the current loop. Bounds: BODY_BYTES_MAX for a request's body and BODY_LIMIT_S for its
-arrival, BODIES_BYTES_MAX for all bodies held, CONNECTIONS_MAX, each operation's own time limit, and
-what one account may have of these (web.admission). Health and metrics are always answered.
-Nothing that arrives is unpacked: a few bytes could cost the loop seconds. A body with a
-Content-Encoding is refused; of a body that nobody read UNREAD_BYTES_MAX are thrown away at most.
-Every error is answered as a problem; an unforeseen one is logged and answered 500 without details.
+It runs on the current loop. Limits apply to a request's body (BODY_BYTES_MAX, BODY_LIMIT_S), all
+bodies (BODIES_BYTES_MAX), connections (CONNECTIONS_MAX), the time of each operation, and each
+account's share (web.admission). Health and metrics are always answered. A body with a
+Content-Encoding is refused, because decompression could cost the loop seconds. At most
+UNREAD_BYTES_MAX of an unread body are discarded. Every error becomes a problem; an unforeseen error
+is logged and answered 500 without details.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from .versions import condition_of, etag
 
 log = logging.getLogger("raftmq.web")
 
-FROM_PEER = {"from_peer": True}  # a peer can cause any number of these; ops.logs bounds them
+FROM_PEER = {"from_peer": True}  # a peer can cause any number of these; ops.logs limits them
 BODY_BYTES_MAX = 1024 * 1024
-STRANGER_BODY_BYTES_MAX = 16 * 1024  # of an operation that needs no account
+STRANGER_BODY_BYTES_MAX = 16 * 1024  # for an operation without an account
 BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # for all requests in progress; beyond, the answer is 503
 BODY_LIMIT_S = 10.0
-UNREAD_BYTES_MAX = 2 * BODY_BYTES_MAX  # after the answer, for a client that reads when it has sent
+UNREAD_BYTES_MAX = (
+    2 * BODY_BYTES_MAX
+)  # after the answer, for a client that reads only after it has sent
 UNREAD_LIMIT_S = 2.0
 CONNECTIONS_MAX = 512
-STRANGER_S = (
-    5.0  # a stranger (web.admission) that asks nothing is closed after one to two times this
-)
+STRANGER_S = 5.0  # an idle stranger (web.admission) is closed after one to two times this
 KEEPALIVE_S = 75.0
-TOKENS_POLL_S = 10.0  # the tokens file is looked at so often
+TOKENS_POLL_S = 10.0  # between checks of the tokens file
 STOP_LIMIT_S = 2.0  # for requests in progress
 BACKLOG = 128
 REASON_CHARS_MAX = 200  # of a refusal's reason in the log
@@ -72,7 +72,7 @@ OPENAPI_PATH = "/api/v1/openapi.json"
 HEALTH_PATHS = ("/health/live", "/health/ready")
 METRICS_PATH = "/metrics"
 UNLIMITED_PATHS = frozenset((*HEALTH_PATHS, METRICS_PATH))
-LOOPBACK = "127.0.0.1"  # where httpHealthPort is
+LOOPBACK = "127.0.0.1"  # of httpHealthPort
 
 RawHandler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 Render = Callable[[str], tuple[bytes, str]]
@@ -81,7 +81,7 @@ Translate = Callable[[Exception], ApiProblem | None]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file for browsers, served without a token. `policy`: its Content-Security-Policy."""
+    """A file for browsers, served without a token. `policy` is its Content-Security-Policy."""
 
     path: str
     media: str
@@ -92,9 +92,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class RawRoute:
-    """A route that the OpenAPI document does not describe, e.g. a proxy's; `pattern` is aiohttp's,
-    method "*" means all. `role(request)`: the role that its caller must have; None: anybody.
-    `is_stream(request)`: the answer is an event stream."""
+    """A route outside the OpenAPI document, such as a proxy's. `pattern` is aiohttp's, and method
+    "*" means all. `role(request)` is the required role, or None. `is_stream(request)` is True for
+    an event stream."""
 
     method: str
     pattern: str
@@ -132,10 +132,10 @@ class WebServer:
         listen: Listen | None = None,
     ) -> None:
         """`translate` turns an error of the owner's code into a problem, or returns None for other
-        errors. `closing` is called first in `stop` (event hubs end their streams). `listen` None:
-        HTTP without HTTPS."""
+        errors. `closing` is called first in `stop` (event hubs end their streams). Without
+        `listen`, the server has no TLS."""
         self.port = 0
-        self.refused_connections = 0  # and those given up for others
+        self.refused_connections = 0  # including those closed for new connections
         self._settings = settings
         self._access = access
         self._translate = translate
@@ -173,7 +173,7 @@ class WebServer:
                 connections_max=connections_max,
             )
         self._about = (title, version)
-        self._document = b""  # made when it is asked for: it is a twentieth of a broker's start
+        self._document = b""  # made on demand, as it is a twentieth of a broker's start
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._outermost])
         app[ADMISSION] = self.admission
         for operation in self.operations:
@@ -190,7 +190,7 @@ class WebServer:
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_LIMIT_S,
             auto_decompress=False,
-            lingering_time=0,  # what that does has a bound of time only; see _send_over_unread
+            lingering_time=0,  # it is limited by time only; see _send_over_unread
         )
         self._listen = listen or partial(listen_plain, backlog=BACKLOG)
         self._listener: Listening | None = None
@@ -212,7 +212,7 @@ class WebServer:
         return self.port
 
     async def stop(self) -> None:
-        """Finish requests in progress, for a bounded time, and close. Also after a failed start."""
+        """Finish requests in progress, for a limited time, and close. Also after a failed start."""
         if self._health is not None:
             await self._health.stop()
         self._closing()
@@ -242,13 +242,13 @@ class WebServer:
         return connection
 
     def _make_room(self) -> bool:
-        """Return whether there is room for one more, perhaps in place of another."""
+        """Return whether a further connection fits, perhaps in place of an idle connection."""
         live = self._live()
         if len(live) < self._connections_max:
             return True
         self.refused_connections += 1
         total = self.refused_connections
-        is_logged = total & (total - 1) == 0  # 1, 2, 4, 8, ...: no flood
+        is_logged = total & (total - 1) == 0  # 1, 2, 4, 8, ..., to avoid a flood
         given_up = self.admission.evict()
         if given_up is None:
             if is_logged:
@@ -260,7 +260,7 @@ class WebServer:
         return True
 
     def _live(self) -> list[RequestHandler]:
-        """Return the connections that are open and stay so."""
+        """Return the connections that are open and not closing."""
         server = self._runner.server
         assert server is not None
         return [
@@ -270,7 +270,7 @@ class WebServer:
         ]
 
     def _sweep(self) -> None:
-        """Close connections of strangers that ask nothing."""
+        """Close connections of idle strangers."""
         loop = asyncio.get_running_loop()
         for one in self.admission.idle_strangers(self._live(), loop.time(), self._stranger_s):
             _abort(one)
@@ -282,7 +282,7 @@ class WebServer:
     async def _outermost(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer a request, and leave the connection fit for the next one, or closed."""
+        """Answer a request, and leave the connection ready for its next request, or closed."""
         clock = asyncio.get_running_loop().time
         self.admission.asked(request, clock())
         try:
@@ -374,8 +374,8 @@ class WebServer:
 
 
 class RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """The logger for aiohttp's messages about requests: malformed HTTP, a client that left before
-    its answer, and failures of aiohttp's own, which a client can cause."""
+    """The logger for aiohttp's messages about requests, such as malformed HTTP, aborted answers,
+    and failures of aiohttp's own, all of which a client can cause."""
 
     def exception(self, msg: object, *args: object, **more: Any) -> None:
         error = more.get("exc_info")
@@ -392,10 +392,10 @@ def _abort(connection: RequestHandler) -> None:
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection for which there is no room: it gets a 503 and is closed."""
+    """A connection above the limit, which gets a 503 and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast instead of an isinstance: uvloop's transports are not of asyncio's classes.
+        # A cast instead of an isinstance, because uvloop's transports are not of asyncio's classes.
         accepted = cast(asyncio.WriteTransport, transport)
         text = to_json(busy("too many connections").to_json(""))
         accepted.write(
@@ -407,7 +407,7 @@ class _Refusal(asyncio.Protocol):
 
 
 async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Read the whole body, within the bounds. Raises ApiProblem."""
+    """Read the body, within the limits. Raises ApiProblem."""
     size = BODY_BYTES_MAX if request.content_length is None else request.content_length
     if size > bytes_max:
         raise too_large(f"the body is larger than {bytes_max} bytes, or has no Content-Length")
@@ -423,12 +423,12 @@ async def read_body(request: web.Request, bytes_max: int = BODY_BYTES_MAX) -> by
 
 
 async def _send_over_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """Send the answer to a request whose body nobody has read, the last on its connection, and
-    throw a bounded part of the body away: most clients read when they have sent all, and closing
-    over what has arrived would reset the connection before that."""
+    """Send the last answer of a connection with an unread body, and discard a limited amount of the
+    body. Most clients read only after they have sent all, and closing earlier would reset the
+    connection."""
     response.force_close()
     left_bytes = UNREAD_BYTES_MAX
-    # Expected: the client has gone, takes too long, or breaks the body off. It is its answer.
+    # Expected if the client has gone, takes too long, or aborts the body.
     with contextlib.suppress(ConnectionError, TimeoutError, RequestPayloadError):
         await response.prepare(request)
         await response.write_eof()
@@ -456,7 +456,7 @@ async def _checked(operation: Operation, request: web.Request, caller: Caller) -
 
 
 async def _body(request: web.Request, kind: Any, bytes_max: int) -> Any:
-    """Parse the body; a missing one counts as an object without fields. Raises ApiProblem."""
+    """Parse the body; a missing body counts as an object without fields. Raises ApiProblem."""
     if not request.can_read_body:
         return from_json(b"{}", kind)
     if request.content_type != JSON:

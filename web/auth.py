@@ -1,12 +1,12 @@
 """Access control of the HTTP API: tokens from a file, or loopback only.
 
-With a tokens file every caller shows a token, `Authorization: Bearer …`. Without one the API
-listens on loopback only (`WebSettings.check`), and every caller is admin. Then the Host header must
-name loopback, so that no web page reaches this API under its own host name (DNS rebinding), and a
-change sent by a page of another origin is refused.
+With a tokens file every caller shows a token, `Authorization: Bearer …`. Otherwise the API listens
+on loopback only (`WebSettings.check`), and every caller is admin. Then the Host header must name
+loopback, so that no web page reaches this API under its own host name (DNS rebinding), and a change
+from a page of a different origin is refused.
 
-The file: {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, not readable by
-others than its owner and group. It is read at start, and again when it changes.
+The file is {"tokens":[{"token":"…","role":"viewer|operator|admin","name":"…"}]}, readable by its
+owner and group only. It is read at start, and again when it changes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Access:
-    """Identifies callers. `tokens_file`: None: there are no tokens. `sessions`: of people who
-    logged in."""
+    """Identifies callers by the tokens in `tokens_file` (None for no tokens), or by `sessions` of
+    browsers."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Access:
         session_secret: str = "",
         is_https: bool = False,
     ) -> None:
-        """Read the file. `is_https`: browsers come over HTTPS. Raises WebConfigError."""
+        """Read the file. `is_https` is True if browsers use HTTPS. Raises WebConfigError."""
         self.tokens_file = tokens_file
         self.session_cookie = Cookie(COOKIE, LASTS_S, is_https)
         self.sessions: Sessions | None = None
@@ -85,8 +85,7 @@ class Access:
         session_secret: str = "",
         is_https: bool = False,
     ) -> Access:
-        """Make the access control for these settings. Reads the file, so call it at start. Raises
-        WebConfigError."""
+        """Make the access control for these settings, and read the file. Raises WebConfigError."""
         settings.check()
         path = Path(settings.tokens_file) if settings.tokens_file else None
         return cls(
@@ -94,8 +93,8 @@ class Access:
         )
 
     def read_if_changed(self) -> None:
-        """Read the tokens again if their file changed; sessions end then. If that fails, log it
-        and go on with those that were read before. Blocking."""
+        """Read the tokens again if their file changed, which ends sessions. A failure is logged,
+        and the earlier tokens stay. Blocking."""
         path = self.tokens_file
         if path is None or (stamp := _stamp(path)) == self._stamp:
             return
@@ -121,7 +120,7 @@ class Access:
             raise forbidden(f"a page of origin {origin[:100]!r} changes nothing here")
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return the caller that shows a token. Raises ApiProblem (401)."""
+        """Return the caller with this token. Raises ApiProblem (401)."""
         if self._callers is None:
             return LOCAL
         scheme, _, token = (authorization or "").partition(" ")
@@ -129,7 +128,7 @@ class Access:
             raise unauthorized("show a token: Authorization: Bearer …")
         shown = _digest(token.strip())
         found = None
-        for digest, caller in self._callers.items():  # always all of them, for constant time
+        for digest, caller in self._callers.items():  # no early exit, for constant time
             if hmac.compare_digest(digest, shown):
                 found = caller
         if found is None:
@@ -137,7 +136,7 @@ class Access:
         return found
 
     def caller_of(self, headers: Mapping[str, str], cookie: str, method: str) -> Caller:
-        """Return the caller that shows a token in these headers, or the cookie of a session. Raises
+        """Return the caller of a token in these headers, or of a session's cookie. Raises
         ApiProblem (401, 403)."""
         authorization = headers.get("Authorization")
         if self.sessions is None or authorization or not cookie:
@@ -170,8 +169,8 @@ def load_tokens(path: Path) -> dict[bytes, Caller]:
 
 
 def load_token(path: Path, key: str) -> str:
-    """Read the one token in a file, to be shown to other processes. `key` is the setting that names
-    the file. Raises WebConfigError."""
+    """Read the token in a file, to be shown to other processes. `key` is the setting with the
+    file's path. Raises WebConfigError."""
     try:
         token = _read_secret(path, key).decode("ascii").strip()
     except UnicodeDecodeError as error:
@@ -182,7 +181,7 @@ def load_token(path: Path, key: str) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with the file; None if it cannot be looked at."""
+    """Return values that change with the file; None if it is not accessible."""
     try:
         found = path.stat()
     except OSError:
@@ -191,7 +190,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _digest(token: str) -> bytes:
-    """Return the hash of a token, which is all that is kept of it."""
+    """Return the hash of a token, which is kept instead of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

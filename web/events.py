@@ -1,9 +1,9 @@
-"""Server-sent events: one hub, many readers, none of which can hold it up.
+"""Server-sent events from a hub to many readers, without waiting for slow readers.
 
-The last RING_SIZE events are kept. A reader that comes back with Last-Event-ID (or ?lastEventId=)
-gets the events it missed. If some of them are not kept any more, or the server was restarted, it
-first gets an event of kind `gap`, then the events there are. A reader more than BEHIND_MAX events
-behind is cut off; it may come back and resume.
+The hub keeps the last RING_SIZE events. A reader that reconnects with Last-Event-ID (or
+?lastEventId=) gets the events it missed. If some of them are gone, or the server was restarted, it
+first gets an event of kind `gap`, then the kept events. A reader more than BEHIND_MAX events behind
+is disconnected; it may reconnect and resume.
 
     id: <start of the hub, ms>-<number>
     data: {"kind":…,"node":…,"group":…,"term":…,"at":ms,"detail":{…}}
@@ -26,12 +26,12 @@ from .schema import Input, View, to_json
 
 RING_SIZE = 1_000
 BEHIND_MAX = 256  # events, besides those in the socket's buffer
-HEARTBEAT_S = 15.0  # between comments, by which a lost reader is noticed
+HEARTBEAT_S = 15.0  # between comments, which detect a lost reader
 GAP = "gap"
 
 
 class EventView(View, frozen=True, kw_only=True):
-    """One event. `term` is 0 if there is none; `detail` depends on the kind."""
+    """An event. `term` is 0 if there is none; `detail` depends on the kind."""
 
     kind: str
     node: str = ""
@@ -46,7 +46,7 @@ class EventsQuery(Input, frozen=True):
 
 
 class EventHub:
-    """Streams events to its readers. Belongs to one loop."""
+    """Streams events to its readers, on a single loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EventHub:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.wall_ms = wall_ms
-        self.cut_off = 0  # readers cut off because they were too slow
+        self.cut_off = 0  # slow readers that were disconnected
         self._epoch = wall_ms()
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_size)
         self._number = 0
@@ -80,7 +80,7 @@ class EventHub:
         detail: dict[str, Any] | None = None,
         at: int | None = None,
     ) -> None:
-        """Send an event to all readers, without waiting; `at` None: now."""
+        """Send an event to all readers, without waiting, by default with the present time."""
         when = self.wall_ms() if at is None else at
         self._number += 1
         event = EventView(
@@ -111,7 +111,7 @@ class EventHub:
         )
 
     async def stream(self, call: Call) -> web.StreamResponse:
-        """Serve one reader until it leaves, is cut off, or the hub closes."""
+        """Serve a reader until it leaves, is disconnected, or the hub closes."""
         if self._closed:
             raise unavailable("the server stops")
         request = call.request
@@ -134,7 +134,7 @@ class EventHub:
         return response
 
     def close(self) -> None:
-        """End all streams, for good."""
+        """End all streams permanently."""
         self._closed = True
         for reader in self._readers:
             reader.wake()
@@ -157,7 +157,7 @@ class EventHub:
 
 
 class _Reader:
-    """One reader, and the events it has not been sent yet."""
+    """A reader and its unsent events."""
 
     def __init__(self, transport: asyncio.Transport | None) -> None:
         self.waiting: deque[bytes] = deque()
@@ -169,7 +169,7 @@ class _Reader:
         self._woken.set()
 
     def cut(self) -> None:
-        """Cut off a slow reader, by aborting the write in which its handler hangs."""
+        """Disconnect a slow reader by aborting its handler's write."""
         self.is_cut = True
         self.waiting.clear()
         self._woken.set()
@@ -177,7 +177,7 @@ class _Reader:
             self._transport.abort()
 
     async def take(self, heartbeat_s: float) -> bytes:
-        """Return the waiting events, or a comment if none came within `heartbeat_s`."""
+        """Return the waiting events, or a comment after `heartbeat_s` without events."""
         if not self.waiting:
             self._woken.clear()
             try:

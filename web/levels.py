@@ -1,5 +1,4 @@
-"""The log levels of a process, as every HTTP API of ours offers them: shown, and changed until the
-process ends. Shell."""
+"""Operations that show and change a process's log levels until it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +33,6 @@ class LevelView(View, frozen=True, kw_only=True):
 
 
 def operations() -> list[Operation]:
-    """Return both operations."""
     return [
         Operation("GET", PATH, "getLogLevels", "Of every logger there is.", levels,
                   answer=LevelsView),

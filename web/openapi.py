@@ -21,8 +21,8 @@ DOCS_POLICY = (
     "img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'"
 )
-# The page /docs: path → (file, media type, encoding). The renderer in reference/ is vendored
-# (package-lock.json, tools/vendor.sh), and writes styles of its own.
+# The page /docs, as path → (file, media type, encoding). The renderer in reference/ is vendored
+# (package-lock.json, tools/vendor.sh) and needs inline styles.
 DOCS_FILES = {
     "/docs": ("index.html", "text/html", None),
     "/docs/page.js": ("page.js", "text/javascript", None),
@@ -61,9 +61,9 @@ def document(title: str, version: str, operations: Sequence[Operation]) -> dict[
 
 
 def _for_generators(value: Any) -> Any:
-    """Write schemas as generators of clients want them. The siblings of every $ref move into an
-    allOf with it: readers of older JSON Schema versions, in which a $ref has no siblings, would
-    ignore them. Lists of texts are of type string, which they would not look for in the list."""
+    """Adapt schemas to generators of clients. The siblings of every $ref move into an allOf with
+    it, because readers of older JSON Schema versions ignore siblings of a $ref. Enumerations of
+    texts get the type string."""
     if isinstance(value, list):
         return [_for_generators(part) for part in value]
     if not isinstance(value, dict):

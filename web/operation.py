@@ -1,7 +1,6 @@
-"""One operation of the API, declared once: its route, role, input and answer.
+"""The declaration of an API operation: route, role, input and answer.
 
-The route with its checks (`web.app`) and the OpenAPI document (`web.openapi`) are made from it.
-Pure.
+`web.app` makes the route with its checks from it, and `web.openapi` the OpenAPI document. Pure.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
-# For whom a name server acts, percent-encoded; only an admin's token may say so.
+# The user that a name server acts for, percent-encoded; only accepted with an admin's token.
 OPERATOR_HEADER = "X-Operator"
 READ_LIMIT_MS = 10_000
 WRITE_LIMIT_MS = 30_000  # longer than a command may wait in the log
 
 
 class Role(enum.IntEnum):
-    """A caller's role; each includes the rights of those below."""
+    """A caller's role, which includes the rights of lower roles."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -44,8 +43,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A checked request. `parameters`, `query` and `body` have the operation's types (Any here; the
-    handler says which); `condition` is set if the operation is conditional."""
+    """A checked request. `parameters`, `query` and `body` have the operation's types (Any here);
+    `condition` is set if the operation is conditional."""
 
     request: web.Request
     caller: Caller
@@ -57,7 +56,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with more than a value. `version`: the resource's version, for the ETag."""
+    """An answer with more than a value. `version` is the resource's version, for the ETag."""
 
     value: Any = None
     status: int = 200
@@ -71,8 +70,8 @@ Handler = Callable[[Call], Awaitable[Any]]
 @dataclass(frozen=True, slots=True)
 class Operation:
     """The declaration of an operation. A handler returns a View or a JSON value, a Reply, or a
-    StreamResponse; it raises ApiProblem. `role` None: no token is needed. `problems`: statuses
-    besides those that follow from the rest."""
+    StreamResponse; it raises ApiProblem. `role` is None if no token is needed. `problems` has
+    statuses besides those that follow from the other fields."""
 
     method: str
     path: str
@@ -82,12 +81,14 @@ class Operation:
     role: Role | None = Role.VIEWER
     parameters: type[Input] = Nothing  # of the path
     query: type[Input] = Nothing
-    body: Any = None  # a type; None: takes none
-    body_schema: Any = None  # the type that the document gives, if others check the body
-    answer: Any = None  # a type; None: nothing (status 204), or text of another media type
+    body: Any = None  # a type, or None for no body
+    body_schema: Any = None  # the type for the document, if other code checks the body
+    answer: Any = (
+        None  # a type, or None for no content (status 204) or text of a different media type
+    )
     status: int = 200
     also: tuple[int, ...] = ()  # other statuses of success, with the same type of answer
-    conditional: bool = False  # wants If-Match or If-None-Match
+    conditional: bool = False  # requires If-Match or If-None-Match
     problems: tuple[int, ...] = ()
     media: str = JSON
 

@@ -1,7 +1,7 @@
-"""Lists in pages: `?limit=1..1000&cursor=` → `{"items": […], "next": cursor | null}`.
+"""Pagination of lists: `?limit=1..1000&cursor=` → `{"items": […], "next": cursor | null}`.
 
 A cursor is the key of the last item returned, so the next page continues after it, whatever was
-added or removed meanwhile. It is opaque to callers: base64url of the key. Pure.
+added or removed. It is opaque to callers (base64url of the key). Pure.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class PageQuery(Input, frozen=True):
 def page(
     items: Iterable[T], key: Callable[[T], str], view: Callable[[T], Any], query: PageQuery
 ) -> dict[str, Any]:
-    """Return the page of `items` that `query` asks for, in the order of their distinct keys.
-
-    Raises ApiProblem for an invalid cursor."""
+    """Return the requested page of `items`, in the order of their distinct keys. Raises ApiProblem
+    for an invalid cursor."""
     after = decode_cursor(query.cursor) if query.cursor else None
     behind = (item for item in items if after is None or key(item) > after)
     chosen = heapq.nsmallest(query.limit + 1, behind, key=key)
@@ -61,9 +60,8 @@ def page(
 def page_of_sorted(
     names: Sequence[str], fits: Callable[[str], bool], view: Callable[[str], Any], query: PageQuery
 ) -> dict[str, Any]:
-    """Return the page of those sorted `names` that fit; it looks at no name before the page.
-
-    Raises ApiProblem for an invalid cursor."""
+    """Return the page of matching sorted `names`, without reading names before the page. Raises
+    ApiProblem for an invalid cursor."""
     start = bisect_right(names, decode_cursor(query.cursor)) if query.cursor else 0
     behind = (names[at] for at in range(start, len(names)))
     return page(islice(filter(fits, behind), query.limit + 1), str, view, query)

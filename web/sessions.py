@@ -1,14 +1,13 @@
-"""Sessions of people who logged in to a page: a signed cookie, which every server with the same
-tokens file accepts, so that any of them may die. Nothing is kept on the server.
+"""Sessions of logged-in browsers as signed cookies, valid at all servers with the same tokens file.
 
     cookie   base64url(JSON {"name", "role", "until": s since the epoch}) "." HMAC-SHA-256, hex
 
-The key is made of all tokens in the file, and of the OpenID client's secret if there is one:
-whoever changes them ends all sessions. Somebody who knows all tokens could make the key. So without
-a secret that no caller knows, no session is above the highest role of a token. What else a cookie
-has to keep is signed in the same way, for another purpose (`sealed`). A cookie is
-sent by the browser without anybody's doing, so a change that is asked for with one must come from a
-page of this server (its Origin), beside SameSite=Strict. Pure.
+The key is derived from all tokens in the file, and from the OpenID client's secret if there is one,
+so a change of these ends all sessions. A person with all tokens could compute the key. So without a
+secret that no caller has, no session exceeds the highest role of a token. Other cookie contents are
+signed in the same way, for a different purpose (`sealed`). Browsers send cookies automatically, so
+a change with a cookie must originate from a page of this server (its Origin), in addition to
+SameSite=Strict. Nothing is kept on the server. Pure.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ _PURPOSE = b"raftmq session 1\n"
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """A cookie that no script reads: how servers set it and take it back."""
+    """A cookie that scripts cannot read, set and removed by headers."""
 
     plain_name: str
     lasts_s: int
-    is_https: bool  # then it is sent over HTTPS only
+    is_https: bool  # sent over HTTPS only
     path: str = "/"
     same_site: str = "Strict"
 
     @property
     def name(self) -> str:
-        """Return the name, for browsers to refuse one that another host or a page without TLS has
-        set (RFC 6265bis, 4.1.3.2) where it can have the prefix for that."""
+        """Return the name, with the prefix, if applicable, by which browsers refuse a cookie from a
+        different host or a page without TLS (RFC 6265bis, 4.1.3.2)."""
         return (
             f"__Host-{self.plain_name}" if self.is_https and self.path == "/" else self.plain_name
         )
 
     def holding(self, value: str) -> str:
-        """Return the header Set-Cookie that gives a browser the cookie."""
+        """Return the header Set-Cookie that sets the cookie."""
         return self._header(value, self.lasts_s)
 
     def removed(self) -> str:
-        """Return the header Set-Cookie that takes it from a browser."""
+        """Return the header Set-Cookie that removes it."""
         return self._header("", 0)
 
     def _header(self, value: str, age_s: int) -> str:
@@ -65,8 +64,8 @@ class Cookie:
 
 
 class Sessions:
-    """Makes and reads sessions. `callers`: who has a token, by its SHA-256. `secret`: known to name
-    servers only."""
+    """Makes and reads sessions. `callers` has the callers by SHA-256 of their token. Only name
+    servers have the `secret`."""
 
     def __init__(self, callers: Mapping[bytes, Caller], secret: str = "") -> None:
         self._secret = secret
@@ -75,7 +74,7 @@ class Sessions:
         self.use(callers)
 
     def use(self, callers: Mapping[bytes, Caller]) -> None:
-        """Take other callers: the sessions of before end."""
+        """Replace the callers, which ends earlier sessions."""
         digests = sorted(callers)
         if self._secret:
             digests.append(hashlib.sha256(self._secret.encode()).digest())
@@ -83,25 +82,26 @@ class Sessions:
         self._highest = Role.ADMIN if self._secret else max(one.role for one in callers.values())
 
     def made(self, caller: Caller, now_s: int) -> str:
-        """Return the cookie's value for a caller who has shown who it is."""
+        """Return the cookie's value for an authenticated caller."""
         session = {"name": caller.name, "role": int(caller.role)}
         return self.sealed("", session, now_s + LASTS_S)
 
     def caller(self, value: str, now_s: int) -> Caller | None:
-        """Return whose session this is; None if it is none, or is over."""
+        """Return the session's caller; None if it is invalid or expired."""
         session = self.opened("", value, now_s)
         if session is None or session["role"] > self._highest:
             return None
         return Caller(session["name"], Role(session["role"]))
 
     def sealed(self, purpose: str, content: Mapping[str, Any], until_s: int) -> str:
-        """Return the value of a cookie that keeps `content` for a purpose; "" is a session's."""
+        """Return the value of a cookie with `content` for a purpose; "" is a session's."""
         kept = orjson.dumps({**content, "until": until_s})
         text = base64.urlsafe_b64encode(kept).decode()
         return f"{text}.{self._signature(purpose, text)}"
 
     def opened(self, purpose: str, value: str, now_s: int) -> dict[str, Any] | None:
-        """Return what `sealed` was given for that purpose; None if this is none, or is over."""
+        """Return the content of a value that `sealed` made for that purpose; None if it is invalid
+        or expired."""
         text, _, signature = value.partition(".")
         if len(value) > VALUE_LENGTH_MAX or not value.isascii():
             return None
@@ -111,7 +111,7 @@ class Sessions:
         return content if now_s < content["until"] else None
 
     def _signature(self, purpose: str, text: str) -> str:
-        signed = f"{purpose}.{text}" if purpose else text  # which has no dot
+        signed = f"{purpose}.{text}" if purpose else text  # the purpose has no dot
         return hmac.new(self._key, signed.encode(), hashlib.sha256).hexdigest()
 
 

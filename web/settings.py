@@ -1,4 +1,4 @@
-"""Settings of an HTTP API: where it listens, what it announces, who may call it."""
+"""Settings of an HTTP API, with its addresses and tokens file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class WebConfigError(Exception):
-    """The HTTP API cannot be offered as configured; the text says what to change."""
+    """The configured HTTP API is impossible; the text names the change to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class WebSettings:
 
     enabled: bool = True  # httpEnable
     bind_address: str = "127.0.0.1"  # httpBindAddress
-    port: int = 0  # httpPort; 0: any
-    advertised: str = ""  # httpAdvertisedAddress, host:port; "": derived from where it listens
+    port: int = 0  # httpPort; 0 for any
+    advertised: str = ""  # httpAdvertisedAddress, host:port; derived if ""
     tokens_file: str = ""  # httpTokensFile
-    health_port: int = 0  # httpHealthPort, on 127.0.0.1; 0: none
+    health_port: int = 0  # httpHealthPort, on 127.0.0.1; 0 for none
 
     def check(self) -> None:
         """Raise WebConfigError for an API that is reachable from outside without a token."""
@@ -30,8 +30,8 @@ class WebSettings:
             )
 
     def advertised_address(self, host: str, port: int) -> str:
-        """Return the address to announce: `advertised`; else `port` at `host`, by which this
-        process is reached, or at the loopback address if it listens only there."""
+        """Return the address to announce: `advertised`, or else `port` at `host`, or at the
+        loopback address if it listens only there."""
         if self.advertised:
             return self.advertised
         shown = self.bind_address if is_loopback(self.bind_address) else host

@@ -1,4 +1,4 @@
-"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1). Pure."""
+"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAG = re.compile(r'(?:W/)?"([\x21\x23-\x7e]*)"')
 
 
 def unmet(version: str | None) -> ApiProblem:
-    """Make a 412 that states the present version."""
+    """Make a 412 with the present version."""
     problem = stale(f"its version is {etag(version)}" if version else "there is no such resource")
     if version is not None:
         problem.headers["ETag"] = etag(version)
@@ -21,12 +21,12 @@ def unmet(version: str | None) -> ApiProblem:
 
 
 def etag(version: str) -> str:
-    """Return the ETag header of a version: the version in quotes."""
+    """Return a version's ETag header, the version in quotes."""
     return f'"{version}"'
 
 
 def condition_of(if_match: str | None, if_none_match: str | None) -> Condition:
-    """Parse the two headers of a change. Raises ApiProblem: 428 without either."""
+    """Parse the two headers of a change. Raises ApiProblem, a 428 without either."""
     if if_none_match is not None and if_none_match.strip() != ANY:
         raise invalid([("If-None-Match", "only * means anything with a change")])
     wanted = None
@@ -48,7 +48,7 @@ def _tags(text: str) -> tuple[str, ...]:
         match = _TAG.fullmatch(part)
         if match is None:
             raise invalid([("If-Match", f"{part!r} is no entity tag, which stands in quotes")])
-        if not part.startswith("W/"):  # If-Match compares strongly: a weak tag matches nothing
+        if not part.startswith("W/"):  # If-Match compares strongly, so a weak tag matches nothing
             found.append(match[1])
     if len(parts) > TAGS_MAX:
         raise invalid([("If-Match", f"more than {TAGS_MAX} entity tags")])

@@ -1,4 +1,4 @@
-"""Accounts of clients and their permissions. Pure."""
+"""Accounts of clients and their permissions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..schema import Input, View
 
-LISTED_MAX = 1_000  # permissions of an account, and addresses, in one request
+LISTED_MAX = 1_000  # permissions of an account, and addresses, per request
 
 AccessKey = Annotated[str, Meta(min_length=7, max_length=256, pattern="^[!-~]+$")]
 _PERMISSION = r"(DENY|PUB|SUB|PUB\|SUB|SUB\|PUB|ANY)$"
@@ -22,15 +22,15 @@ class AccountPath(Input, frozen=True, kw_only=True):
 
 
 class AccountQuery(Input, frozen=True, kw_only=True):
-    """`lastAdministrator`: the account of the only administrator may be deleted, or lose that
-    right; nobody can change accounts or topics by the protocol of clients then."""
+    """`lastAdministrator` permits deleting the only administrator, or removing its right. After
+    that, accounts and topics cannot be changed by the protocol of clients."""
 
     last_administrator: bool = False
 
 
 class AccountBody(Input, frozen=True, kw_only=True):
-    """What is not said stays as it is; a new account needs a secretKey. `topicPerms`, `groupPerms`:
-    name=permission, for those that the default does not hold for."""
+    """Omitted fields stay unchanged; a new account needs a secretKey. `topicPerms` and `groupPerms`
+    are name=permission, for names without the default."""
 
     secret_key: AccessKey | UnsetType = UNSET
     white_remote_address: Address | UnsetType = UNSET
@@ -54,8 +54,8 @@ class AccountView(View, frozen=True, kw_only=True):
 
 
 class AccountsView(View, frozen=True, kw_only=True):
-    """`enabled` false: this broker asks nobody for an account (aclEnable). `whiteAddresses`: from
-    there nobody needs one."""
+    """`enabled` is false if this broker requires no accounts (aclEnable). `whiteAddresses` need no
+    account."""
 
     items: list[AccountView]
     next: None = None

@@ -1,4 +1,4 @@
-"""Names, ids and other values of which the types of resources are made. Pure."""
+"""Names, ids and other value types of resources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 NAME_PATTERN = "^[%|a-zA-Z0-9_-]+$"
 BODY_TEXT_MAX = 900 * 1024  # characters of a message to send; a request may have 1 MiB
-MESSAGES_MAX = 256  # of one answer
+MESSAGES_MAX = 256  # per answer
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, min_length=1, max_length=255)]
 QueueCount = Annotated[int, Meta(ge=0, le=65_536)]

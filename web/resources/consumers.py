@@ -1,4 +1,4 @@
-"""Consumer groups, their offsets and clients. Pure."""
+"""Consumer groups, their offsets and clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .basics import Name, QueueId
 
 
 class SubscriptionDifferenceView(View, frozen=True, kw_only=True):
-    """A topic in which a consumer has another expression than most of its group; null: none."""
+    """A topic in which a consumer has a different expression than most of its group; null for
+    none."""
 
     topic: str
     expression: str | None
@@ -19,8 +20,8 @@ class SubscriptionDifferenceView(View, frozen=True, kw_only=True):
 
 
 class ClientView(View, frozen=True, kw_only=True):
-    """A connected client. `versionName`: the version in Apache's words, as "V5_3_3"; `differs`:
-    the first topics in which its subscriptions are not those of its group."""
+    """A connected client. `versionName` is Apache's name of the version, such as "V5_3_3".
+    `differs` has the first topics in which its subscriptions differ from its group's."""
 
     client_id: str
     address: str
@@ -44,9 +45,9 @@ class ConsumerGroupPage(View, frozen=True, kw_only=True):
 
 
 class ConsumerQueueView(View, frozen=True, kw_only=True):
-    """`consumerOffset` null: nothing committed; `lag`: messages that are not done with (none in a
-    topic that the group's clients have left: they subscribe to others only), of which `inFlight`
-    were popped and not acknowledged; `lastTimeMs`: store time of the last message that the group
+    """`consumerOffset` is null if nothing was committed. `lag` counts messages that are not
+    finished (0 in a topic that none of the group's clients subscribe to), of which `inFlight` were
+    popped and not acknowledged. `lastTimeMs` is the store time of the last message that the group
     has consumed."""
 
     topic: str
@@ -59,8 +60,8 @@ class ConsumerQueueView(View, frozen=True, kw_only=True):
 
 
 class ConsumerGroupView(View, frozen=True, kw_only=True):
-    """`subscriptions`: topic → expression, of the members online; `expressionTypes`: topic → TAG or
-    SQL92."""
+    """`subscriptions` maps topic to expression, of the members online; `expressionTypes` maps topic
+    to TAG or SQL92."""
 
     name: str
     consume_enable: bool
@@ -76,7 +77,7 @@ class ConsumerGroupView(View, frozen=True, kw_only=True):
 
 
 class ResetTo(Input, frozen=True, kw_only=True):
-    """Exactly one of the three."""
+    """Exactly one of the three fields."""
 
     time_ms: TimeMs | UnsetType = UNSET
     offset: Count | UnsetType = UNSET
@@ -87,8 +88,8 @@ OneOfThree = Annotated[ResetTo, Meta(extra_json_schema={"minProperties": 1, "max
 
 
 class ResetBody(Input, frozen=True, kw_only=True):
-    """`force`: reset even if consumers are online; they go on from the new offsets. `preview`: only
-    say what would be done."""
+    """`force` resets even if consumers are online; they continue from the new offsets. `preview`
+    only reports the effect."""
 
     topic: Name
     to: OneOfThree
@@ -98,8 +99,8 @@ class ResetBody(Input, frozen=True, kw_only=True):
 
 
 class ResetQueueView(View, frozen=True, kw_only=True):
-    """A queue's offset `before` (null: nothing committed) and after the reset; `maxOffset`: the
-    next message's."""
+    """A queue's offset `before` (null if nothing was committed) and after the reset. `maxOffset` is
+    the next message's offset."""
 
     queue_id: int
     before: int | None
@@ -109,7 +110,8 @@ class ResetQueueView(View, frozen=True, kw_only=True):
 
 
 class ResetView(View, frozen=True, kw_only=True):
-    """`done` false: a preview. `online`: consumers that would go on from the new offsets."""
+    """`done` is false for a preview. `online` lists consumers that would continue from the new
+    offsets."""
 
     topic: str
     queues: list[ResetQueueView]
@@ -126,14 +128,15 @@ class ModePath(Input, frozen=True, kw_only=True):
 
 
 class ModeBody(Input, frozen=True, kw_only=True):
-    """`popShareQueueNum`: with how many neighbours a popping client shares its queues; 0: all."""
+    """`popShareQueueNum` is the number of neighbours with which a popping client shares its queues;
+    0 means all."""
 
     mode: Mode
     pop_share_queue_num: Annotated[int, Meta(ge=-1, le=65_536)] = 0
 
 
 class ModeView(View, frozen=True, kw_only=True):
-    """How a group's clients of 5.x get a topic's messages; PULL unless it was said."""
+    """The mode in which a group's clients of 5.x receive a topic's messages, by default PULL."""
 
     group: str
     topic: str
@@ -157,7 +160,7 @@ class ConnectionItem(View, frozen=True, kw_only=True):
 
 
 class ConnectionsView(View, frozen=True, kw_only=True):
-    """Groups with their connected clients, by name; `leftOut`: groups that did not fit."""
+    """Groups with their connected clients, by name; `leftOut` counts omitted groups."""
 
     producers: list[ConnectionItem]
     consumers: list[ConnectionItem]

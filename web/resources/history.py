@@ -1,4 +1,4 @@
-"""Rates, durations, lag and numbers of messages over time: queries and answers. Pure."""
+"""Rates, durations, lag and numbers of messages over time: queries and answers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Points = Annotated[int, Meta(ge=1, le=POINTS_MAX)]
 
 
 class HistoryQuery(Input, frozen=True):
-    """`untilMs`: now, unless stated; `sinceMs`: an hour before. `points`: so many at most. With
-    `topic` its series, with `consumerGroup` that group's in its topics, with both in that one; with
-    neither the broker's."""
+    """`untilMs` is now by default, and `sinceMs` an hour before. `points` is a maximum. `topic`
+    selects a topic's series, `consumerGroup` a group's series in its topics, both a group's series
+    in a topic, and neither the broker's."""
 
     since_ms: TimeMs | None = None
     until_ms: TimeMs | None = None
@@ -28,7 +28,7 @@ class HistoryQuery(Input, frozen=True):
 
 
 def span_of(since_ms: int | None, until_ms: int | None, now_ms: int) -> tuple[int, int]:
-    """Return the begin and the end of the time that a query asks for. Raises ApiProblem (422)."""
+    """Return start and end of the queried time. Raises ApiProblem (422)."""
     until = now_ms if until_ms is None else until_ms
     since = max(0, until - HOUR_MS) if since_ms is None else since_ms
     if since >= until:
@@ -37,8 +37,8 @@ def span_of(since_ms: int | None, until_ms: int | None, now_ms: int) -> tuple[in
 
 
 class HistorySeries(View, frozen=True, kw_only=True):
-    """One figure at each of the times; null: it is not known. A rate is over the time since the one
-    before. `topic`: of a consumer group's series, in which topic."""
+    """A figure for each time; null if unknown. A rate is over the time since the previous figure.
+    `topic` is set for a consumer group's series."""
 
     name: str
     topic: str | None
@@ -46,8 +46,8 @@ class HistorySeries(View, frozen=True, kw_only=True):
 
 
 class HistoryView(View, frozen=True, kw_only=True):
-    """`times` (ms) are the ends of equal parts. `leading`: whether the replica led then; null: not
-    known. What is not noted any more, or never was, is null."""
+    """`times` (ms) are the ends of equal intervals. `leading` states whether the replica led then;
+    null if unknown. Figures that are not recorded are null."""
 
     times: list[int]
     leading: list[bool | None]
@@ -55,8 +55,8 @@ class HistoryView(View, frozen=True, kw_only=True):
 
 
 class GroupHistory(View, frozen=True, kw_only=True):
-    """A broker group's figures: of each time as the leader had them, else another replica; messages
-    handed out by any of them are summed."""
+    """A broker group's figures, for each time from the leader, or else from a different replica.
+    Messages handed out by any replica are summed."""
 
     group: str
     series: list[HistorySeries]

@@ -1,4 +1,4 @@
-"""Messages, as they are found, shown and sent. Pure."""
+"""Messages in queries, answers and send requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .basics import BODY_TEXT_MAX, MESSAGES_MAX, Base64, MessageId, Name, Proper
 
 
 class MessageView(View, frozen=True, kw_only=True):
-    """`body` is base64; `text` is the body if it is UTF-8. A body too large for a list is left out
-    (null): ask for the message by its offsetMsgId."""
+    """`body` is base64; `text` is the body if it is UTF-8. A body too large for a list is null;
+    request the message by its offsetMsgId."""
 
     topic: str
     queue_id: int
@@ -38,14 +38,14 @@ class MessageView(View, frozen=True, kw_only=True):
 
 
 class MessagePage(View, frozen=True, kw_only=True):
-    """`next`: by time, for `cursor`; by key there is none."""
+    """`next` is for `cursor` in queries by time; queries by key have none."""
 
     items: list[MessageView]
     next: str | None
 
 
 class QueueMessagePage(View, frozen=True, kw_only=True):
-    """`next`: the offset to go on with, as text."""
+    """`next` is the offset to continue with, as text."""
 
     items: list[MessageView]
     next: str | None
@@ -57,8 +57,8 @@ MessageLimit = Annotated[int, Meta(ge=1, le=MESSAGES_MAX)]
 
 
 class MessagesQuery(Input, frozen=True, kw_only=True):
-    """By `key`, by `uniqueKey`, or by both; without either by time alone. `cursor`: `next` of the
-    page before."""
+    """Messages by `key`, by `uniqueKey`, or by both; by time if neither is given. `cursor` is
+    `next` of the page before."""
 
     topic: Name
     key: Annotated[str, Meta(max_length=1_024)] = ""
@@ -81,9 +81,9 @@ SearchText = Annotated[str, Meta(max_length=1_024)]
 
 
 class TopicMessagesQuery(Input, frozen=True, kw_only=True):
-    """The newest of all queues. `tag`, `key`: equal to it; `property`: a name, or name=value;
-    `text`: a part of the body, in any case. `before`: `next` of the page before; `sinceMs`: none
-    that was stored before that time."""
+    """The newest messages of all queues. `tag` and `key` must be equal. `property` is a name, or
+    name=value. `text` is contained in the body, in any case. `before` is `next` of the page before.
+    `sinceMs` excludes messages stored earlier."""
 
     limit: MessageLimit = 32
     before: Count | UnsetType = UNSET
@@ -95,8 +95,8 @@ class TopicMessagesQuery(Input, frozen=True, kw_only=True):
 
 
 class TopicMessagePage(View, frozen=True, kw_only=True):
-    """Newest first. `next`: for `before`; a page may be short, or empty, although there is a next
-    one, because a search looks at so many messages at a time (`scanned`)."""
+    """Newest first. `next` is for `before`. A page may be short or empty although there is a next
+    page, because a search reads a limited number of messages at a time (`scanned`)."""
 
     items: list[MessageView]
     next: str | None
@@ -108,7 +108,7 @@ class ResendBody(Input, frozen=True, kw_only=True):
 
 
 class ResentView(View, frozen=True, kw_only=True):
-    """`outcome`: ok, failed (certainly not sent again) or unknown (perhaps)."""
+    """`outcome` is ok, failed (certainly not sent again) or unknown (perhaps sent again)."""
 
     message_id: str
     outcome: Literal["ok", "failed", "unknown"]
@@ -126,8 +126,9 @@ class MessagePath(Input, frozen=True, kw_only=True):
 
 
 class SendBody(Input, frozen=True, kw_only=True):
-    """Exactly one of `body` (text) and `bodyBase64`. `delayLevel`: one of the broker's delay
-    levels; `deliverAtMs`: a time (timerWheelEnable). Without either it is delivered at once."""
+    """Exactly one of `body` (text) and `bodyBase64`. `delayLevel` is one of the broker's delay
+    levels; `deliverAtMs` is a time (timerWheelEnable). By default the message is delivered at
+    once."""
 
     topic: Name
     body: Annotated[str, Meta(max_length=BODY_TEXT_MAX)] | UnsetType = UNSET
@@ -142,7 +143,7 @@ class SendBody(Input, frozen=True, kw_only=True):
     deliver_at_ms: TimeMs = 0
 
 
-# The body of a send; the type alone cannot say that exactly one of two fields is required.
+# The body of a send; the type alone cannot express that exactly one of two fields is required.
 Sendable = Annotated[
     SendBody,
     Meta(

@@ -1,4 +1,4 @@
-"""A node's view of itself and its group, and what an operator tells it. Pure."""
+"""A node's view of itself and its group, and operators' requests to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LiveView(View, frozen=True, kw_only=True):
 
 
 class ReadyView(View, frozen=True, kw_only=True):
-    """A server that serves; `warnings`: what somebody should look at all the same, in words."""
+    """A server that serves, with `warnings` for operators."""
 
     status: Literal["ready"] = "ready"
     role: str
@@ -36,11 +36,11 @@ class DiskView(View, frozen=True, kw_only=True):
     total_bytes: int
     free_bytes: int
     used_ratio: float
-    full_in_ms: int | None  # at the rate of the last half hour; null: it does not fill
+    full_in_ms: int | None  # at the rate of the last half hour; null if it does not fill
 
 
 class DifferenceView(View, frozen=True, kw_only=True):
-    """A setting's value on another replica and on this one; a long one is cut."""
+    """A setting's value on a different replica and on this replica; long values are truncated."""
 
     key: str
     there: str
@@ -48,11 +48,11 @@ class DifferenceView(View, frozen=True, kw_only=True):
 
 
 class PeerView(View, frozen=True, kw_only=True):
-    """Another replica, as this one sees it. Only a leader knows the figures: `framesInFlight`
-    counts the requests on their way to it, `bytesInFlight` their bytes. `lastContactMs`: how long
-    ago it was last heard of; a follower knows that of its leader. What the replica told of itself:
-    `clockAheadMs` (its clock, less this one's), `minOffset` (where its log begins) and
-    `settingsDiffer` (which of those that should be alike are not)."""
+    """A replica as seen by this replica. Only a leader has the figures `framesInFlight` (requests
+    in flight to it) and `bytesInFlight`. `lastContactMs` is the time since its last message; a
+    follower has it for its leader. The replica itself reports `clockAheadMs` (its clock minus
+    ours), `minOffset` (the start of its log) and `settingsDiffer` (settings that should be alike
+    and differ)."""
 
     id: str
     address: str
@@ -72,7 +72,7 @@ class PeerView(View, frozen=True, kw_only=True):
 
 
 class MemberView(View, frozen=True, kw_only=True):
-    """`role`: voter, or learner, which gets the log and does not count for majorities."""
+    """`role` is voter, or learner, which receives the log and does not count for majorities."""
 
     id: str
     address: str
@@ -100,7 +100,7 @@ class MembersView(View, frozen=True, kw_only=True):
 
 
 class MemberBody(Input, frozen=True, kw_only=True):
-    """`address`: of its Raft listener, host:port. `force`: even if it does not answer there."""
+    """`address` is its Raft listener's host:port. `force` skips the check that it answers there."""
 
     id: NodeName
     address: Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+:[1-9][0-9]{0,4}$", max_length=255)]
@@ -116,8 +116,8 @@ class PreferredBody(Input, frozen=True, kw_only=True):
 
 
 class PreferredView(View, frozen=True, kw_only=True):
-    """`name` null: nobody is preferred. `standing`: why leadership is where it is, in the leader's
-    words."""
+    """`name` is null if no replica is preferred. `standing` is the leader's reason for the present
+    leader."""
 
     name: str | None
     leader: str | None
@@ -125,7 +125,7 @@ class PreferredView(View, frozen=True, kw_only=True):
 
 
 class RatesView(View, frozen=True, kw_only=True):
-    """Messages a second, over the last 10 s."""
+    """Messages per second, over the last 10 s."""
 
     sends_per_s: float
     pulls_per_s: float
@@ -186,7 +186,7 @@ class NodeView(View, frozen=True, kw_only=True):
 
 
 class TransferBody(Input, frozen=True, kw_only=True):
-    """`force`: even to a replica that should not lead for its disk, and would hand it back."""
+    """`force` transfers even to a replica with disk problems, which would hand leadership back."""
 
     target: NodeName | None = None
     force: bool = False

@@ -1,4 +1,4 @@
-"""Topics and subscription groups. Pure."""
+"""Topics and subscription groups."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MessageType = Literal["NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIX
 
 
 class TopicBody(Input, frozen=True, kw_only=True):
-    """`perm`: 4 read, 2 write, 1 inherit. `messageType`, the kind of messages that the topic is
-    for, stays as it is unless it is said; at first it is NORMAL."""
+    """`perm` adds 4 for read, 2 for write, 1 for inherit. `messageType` stays unchanged if omitted;
+    a new topic has NORMAL."""
 
     read_queue_nums: QueueCount = 8
     write_queue_nums: QueueCount = 8
@@ -72,7 +72,7 @@ class TopicPage(View, frozen=True, kw_only=True):
 
 
 class QueueView(View, frozen=True, kw_only=True):
-    """`lastStoreTimeMs` null: the queue is empty."""
+    """`lastStoreTimeMs` is null if the queue is empty."""
 
     queue_id: int
     min_offset: int
@@ -117,6 +117,6 @@ class SubscriptionGroupPage(View, frozen=True, kw_only=True):
 
 
 class GroupDeleteQuery(Input, frozen=True, kw_only=True):
-    """`offsets`: also delete the offsets that the group committed."""
+    """`offsets` also deletes the offsets that the group committed."""
 
     offsets: bool = False

@@ -257,11 +257,11 @@ def _first_of(check: Check) -> list[Row]:
     """Return the first offenders, with an equal share for each store."""
     found = check.offenders
     if "store" not in check.columns:
-        return [*found.orderBy(*check.order).limit(OFFENDERS_MAX).collect()]
-    of_store = Window.partitionBy("store").orderBy(*check.order)
+        return [*found.orderBy(*check.sorted_by).limit(OFFENDERS_MAX).collect()]
+    of_store = Window.partitionBy("store").orderBy(*check.sorted_by)
     ranked = found.withColumn("rank", F.row_number().over(of_store))
     first = ranked.orderBy("rank", "store").limit(OFFENDERS_MAX)
-    return [*first.orderBy(*check.order).drop("rank").collect()]
+    return [*first.orderBy(*check.sorted_by).drop("rank").collect()]
 
 
 def _with_places(result: CheckResult, stores: Mapping[str, Store]) -> CheckResult:

@@ -147,7 +147,7 @@ def acknowledged_checks(tables: Tables, rows: DataFrame) -> Iterator[Check]:
             F.col("gone"),
         ),
     ):
-        yield Check(name, title, fault, rows, wrong, shown, order)
+        yield Check(name, title, rows, wrong, shown, fault=fault, order=order)
 
 
 def lost(rows: DataFrame) -> DataFrame:

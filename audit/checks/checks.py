@@ -5,7 +5,7 @@ position. A check counts a fault, unless at-least-once delivery allows it.
 audit.read.committed_range defines up to which positions records count.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
@@ -30,16 +30,20 @@ class Check:
     can exist, and then no query is needed.
 
     Checks that share a `table` object are counted in the same query. Offenders are shown with
-    `columns`, sorted by `order`.
+    `columns`, sorted by `order`, by default the first of them.
     """
 
     name: str
     title: str
-    fault: bool
     table: DataFrame | None
     wrong: Column
     columns: tuple[str, ...]
-    order: tuple[str, ...]
+    fault: bool = True
+    order: tuple[str, ...] = ()
+
+    @property
+    def sorted_by(self) -> tuple[str, ...]:
+        return self.order or self.columns[:1]
 
     @property
     def offenders(self) -> DataFrame:
@@ -51,7 +55,6 @@ def sent_checks(tables: Tables) -> Iterator[Check]:
     """Yield the checks of the sends of a history."""
     yield from history_checks(tables)
     yield from ledger_checks(tables)
-    yield from duplicate_checks(tables)
     yield failed_but_stored(tables)
     yield from order_checks(tables)
 
@@ -76,132 +79,54 @@ def history_checks(tables: Tables) -> Iterator[Check]:
     yield Check(
         "history_operations",
         "sends in the history without invoke, id or place, or with two outcomes",
-        True,
         sends,
         strange | no_place,
         ("op", "id_text", "outcome", "invokes", "outcomes"),
-        ("op",),
     )
     yield Check(
         "history_ids",
         "ids the history uses for more than one send",
-        True,
         uses,
         F.col("id").isNotNull() & (F.col("uses") > 1),
         ("id_text", "uses"),
-        ("id_text",),
     )
 
 
 def ledger_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks per message id, for missing, misplaced, never sent, altered, removed."""
-    acknowledged = F.col("outcome") == "ok"
-    stored = F.col("copies") > 0
-    check = _ledger_check(tables.ledger)
-    enough = "a majority" if tables.limits.mode == RAFT else "any store"
-    yield check(
-        "missing",
-        f"acknowledged, but not stored by {enough}",
-        True,
-        acknowledged & ~stored & ~F.col("gone"),
-        "ack_offset",
-        "ack_queue",
-        "op",
-    )
-    yield check(
-        "removed",
-        "acknowledged, and perhaps removed by retention since: not judged",
-        False,
-        acknowledged & F.col("gone"),
-        "ack_offset",
-        "ack_queue",
-        "op",
-    )
-    yield check(
-        "misplaced",
-        "acknowledged at a queue offset or message id where it does not stand",
-        True,
-        acknowledged & stored & ~F.col("at_ack"),
-        "first_position",
-        "ack_queue",
-        "ack_offset",
-        "first_queue",
-        "first_offset",
-    )
-    yield check(
-        "phantom",
-        "stored, but never sent",
-        True,
-        ~F.col("sent") & stored,
-        "first_position",
-        "copies",
-    )
-    yield check(
-        "altered",
-        "stored with another body, key, tag, flag, property or born time than was sent",
-        True,
-        F.col("sent") & (F.col("altered") > 0),
-        "first_position",
-        "copies",
-        "altered",
-    )
-    yield check(
-        "weak_missing",
-        "not stored, but not promised either: acknowledged with less than SEND_OK",
-        False,
-        (F.col("outcome") == WEAK) & ~stored,
-        "ack_offset",
-        "ack_queue",
-        "op",
-    )
-
-
-def duplicate_checks(tables: Tables) -> Iterator[Check]:
-    """Yield the checks for messages stored more than once, and for stored messages of unknown
-    outcome."""
+    """Yield the checks per message id: missing, misplaced, altered, duplicates by cause, …"""
+    copies, attempts, sent = F.col("copies"), F.col("attempts"), F.col("sent")
+    outcome, gone = F.col("outcome"), F.col("gone")
+    acknowledged, stored = outcome == "ok", copies > 0
     # Any number of copies is allowed if the number of attempts is unknown, because the history
     # ended before the send.
-    excused = F.col("sent") & (F.col("attempts").isNull() | (F.col("copies") <= F.col("attempts")))
-    check = _ledger_check(tables.ledger)
-    yield check(
-        "duplicate_broker",
-        "stored more often than the client tried: made by the broker",
-        True,
-        F.col("sent") & (F.col("copies") > 1) & ~excused,
-        "first_position",
-        "copies",
-        "attempts",
-        "outcome",
-    )
-    yield check(
-        "duplicate_retry",
-        "stored more than once by the client's own retries",
-        False,
-        (F.col("copies") > 1) & excused,
-        "first_position",
-        "copies",
-        "attempts",
-        "outcome",
-    )
-    yield check(
-        "unknown_stored",
-        "stored, though its sender could not know: no duplicate",
-        False,
-        F.col("sent") & (F.col("outcome") == "unknown") & (F.col("copies") > 0),
-        "first_position",
-        "copies",
-        "attempts",
-    )
-
-
-def _ledger_check(ledger: DataFrame) -> Callable[..., Check]:
-    """Return a maker of checks on the ledger; offenders are sorted by their first column."""
-
-    def check(name: str, title: str, fault: bool, wrong: Column, *columns: str) -> Check:
-        order = (columns[0], "topic", "id_text")
-        return Check(name, title, fault, ledger, wrong, ("id_text", "topic", *columns), order)
-
-    return check
+    excused = sent & (attempts.isNull() | (copies <= attempts))
+    enough = "a majority" if tables.limits.mode == RAFT else "any store"
+    at_ack = "ack_offset ack_queue op"
+    for name, fault, wrong, columns, title in (
+        ("missing", True, acknowledged & ~stored & ~gone, at_ack,
+         f"acknowledged, but not stored by {enough}"),
+        ("removed", False, acknowledged & gone, at_ack,
+         "acknowledged, and perhaps removed by retention since: not judged"),
+        ("misplaced", True, acknowledged & stored & ~F.col("at_ack"),
+         "first_position ack_queue ack_offset first_queue first_offset",
+         "acknowledged at a queue offset or message id where it does not stand"),
+        ("phantom", True, ~sent & stored, "first_position copies", "stored, but never sent"),
+        ("altered", True, sent & (F.col("altered") > 0), "first_position copies altered",
+         "stored with another body, key, tag, flag, property or born time than was sent"),
+        ("weak_missing", False, (outcome == WEAK) & ~stored, at_ack,
+         "not stored, but not promised either: acknowledged with less than SEND_OK"),
+        ("duplicate_broker", True, sent & (copies > 1) & ~excused,
+         "first_position copies attempts outcome",
+         "stored more often than the client tried: made by the broker"),
+        ("duplicate_retry", False, (copies > 1) & excused, "first_position copies attempts outcome",
+         "stored more than once by the client's own retries"),
+        ("unknown_stored", False, sent & (outcome == "unknown") & stored,
+         "first_position copies attempts",
+         "stored, though its sender could not know: no duplicate"),
+    ):  # fmt: skip
+        shown = ("id_text", "topic", *columns.split())
+        order = (shown[2], "topic", "id_text")
+        yield Check(name, title, tables.ledger, wrong, shown, fault, order)
 
 
 def failed_but_stored(tables: Tables) -> Check:
@@ -218,7 +143,7 @@ def failed_but_stored(tables: Tables) -> Check:
     )
     title = "failed for certain, but stored nevertheless"
     columns = ("id_text", "topic", "op", "position", "in")
-    return Check("failed_stored", title, True, found, F.lit(True), columns, ("position",))
+    return Check("failed_stored", title, found, F.lit(True), columns, order=("position",))
 
 
 def offset_checks(tables: Tables) -> Iterator[Check]:
@@ -232,20 +157,16 @@ def offset_checks(tables: Tables) -> Iterator[Check]:
     yield Check(
         "offset_holes",
         "places where a queue's offsets leave some out",
-        True,
         rows,
         F.col("queue_offset") > F.col("expected"),
         columns,
-        ("position",),
     )
     yield Check(
         "offset_repeats",
         "places where a queue's offsets repeat or fall",
-        True,
         rows,
         F.col("queue_offset") < F.col("expected"),
         columns,
-        ("position",),
     )
 
 
@@ -322,31 +243,27 @@ def order_checks(tables: Tables) -> Iterator[Check]:
     yield Check(
         "order",
         "acknowledged messages behind a later one of their order key",
-        True,
         ranked,
         late & acknowledged,
         columns,
-        ("first_position",),
     )
     yield Check(
         "order_unknown",
         "messages of unknown outcome behind a later one of their order key",
-        False,
         ranked,
         late & ~acknowledged,
         columns,
-        ("first_position",),
+        fault=False,
     )
     yield Check(
         "order_queues",
         "order keys whose messages stand in more than one queue",
-        True,
         ordered.where(acknowledged)
         .groupBy("topic", "order")
         .agg(F.min("first_queue").alias("queue_min"), F.max("first_queue").alias("queue_max")),
         F.col("queue_min") != F.col("queue_max"),
         ("topic", "order", "queue_min", "queue_max"),
-        ("topic", "order"),
+        order=("topic", "order"),
     )
 
 
@@ -369,11 +286,10 @@ def damage(tables: Tables) -> Check:
     return Check(
         "damage",
         "damaged places below a store's limit",
-        True,
         table,
         F.col("position") < tables.limits.of("limit"),
         ("store", "position", "size", "what"),
-        ("store", "position"),
+        order=("store", "position"),
     )
 
 
@@ -386,11 +302,10 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     yield Check(
         "frame_sequence",
         "frames whose index does not follow, or whose term falls or is too high",
-        True,
         frames,
         wrong,
         columns,
-        ("store", "position"),
+        order=("store", "position"),
     )
     same = ("frame_term", "position", "payload_length", "payload_crc", "header_crc")
     spread = None
@@ -405,21 +320,18 @@ def frame_checks(tables: Tables) -> Iterator[Check]:
     yield Check(
         "frame_agreement",
         "indexes at which two stores hold different frames",
-        True,
         spread,
         differs,
         ("frame_index", "frame_term_min", "frame_term_max", "position_min", "position_max"),
-        ("frame_index",),
     )
     complete = frame_end() <= tables.limits.of("limit")  # beyond the limit a frame may be torn
     yield Check(
         "frame_records",
         "frames that hold more or fewer records than they say",
-        True,
         frames,
         complete & (F.col("records_found") != F.col("record_count")),
         ("store", "position", "frame_index", "record_count", "records_found"),
-        ("store", "position"),
+        order=("store", "position"),
     )
 
 
@@ -460,20 +372,18 @@ def queue_index_checks(tables: Tables) -> Iterator[Check]:
     yield Check(
         "queue_index",
         "ConsumeQueue units that point wrong",
-        True,
         judged,
         ~without,
         columns,
-        ("store", "position"),
+        order=("store", "position"),
     )
     yield Check(
         "not_indexed",
         "committed records without a ConsumeQueue unit",
-        True,
         judged,
         without,
         columns,
-        ("store", "position"),
+        order=("store", "position"),
     )
 
 

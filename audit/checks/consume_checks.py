@@ -85,32 +85,36 @@ def _consumed(events: DataFrame, stored: DataFrame, removed: bool) -> Iterator[C
     yield Check(
         "consumed_not_stored",
         "consumed, but nothing or another message is stored at the offset",
-        True,
         both,
         times.isNotNull() & ((position.isNull() & (F.col("offset") >= first)) | unlike),
         (*place, "times", "position"),
-        place,
+        order=place,
     )
     yield Check(
         "not_consumed",
         "stored, but not consumed when its consumers had come to the end",
-        True,
         both,
         times.isNull() & F.col("drained"),
         (*place, "position"),
-        place,
+        order=place,
     )
     yield Check(
         "not_consumed_yet",
         "stored, but not consumed until the history ends",
-        False,
         both,
         times.isNull() & ~F.col("drained"),
         (*place, "position"),
-        place,
+        fault=False,
+        order=place,
     )
     yield Check(
-        "redelivered", "consumed more than once", False, both, times > 1, (*place, "times"), place
+        "redelivered",
+        "consumed more than once",
+        both,
+        times > 1,
+        (*place, "times"),
+        fault=False,
+        order=place,
     )
 
 
@@ -124,11 +128,10 @@ def _committed(events: DataFrame, stored: DataFrame, removed: bool) -> Check:
     return Check(
         "committed_beyond",
         "consumer offsets committed beyond what is stored",
-        True,
         highest.join(ends, ["topic", "queue"], "left"),
         F.col("committed") > F.coalesce("end", F.lit(None if removed else 0)),
         ("group", "topic", "queue", "committed", "end"),
-        ("group", "topic", "queue"),
+        order=("group", "topic", "queue"),
     )
 
 
@@ -146,9 +149,8 @@ def _worked(tables: Tables) -> Check:
     return Check(
         "work_not_stored",
         "worked on, but nothing is stored there",
-        True,
         work.join(F.broadcast(ends), ["topic", "queue"], "left"),
         F.col("last") >= end,
         (*queue, "p", "first", "last", "end"),
-        (*queue, "first"),
+        order=(*queue, "first"),
     )

@@ -37,12 +37,11 @@ def waiting_checks(
     yield Check(
         "committed_unprepared",
         "committed transactions without a half message before them, or more than there were",
-        True,
         _decided(named) if waited else None,
         (F.col("committed") > 0)
         & (~F.coalesce(before, F.lit(False)) | (F.col("committed") > F.col("halves"))),
         ("id_text", "position", "committed", "halves"),
-        ("position",),
+        order=("position",),
     )
 
 
@@ -70,21 +69,20 @@ def _delayed_checks(
     yield Check(
         "due_missing",
         "delayed messages that are said to be delivered, and are not stored for consumers",
-        True,
         rows,
         F.col("came") < F.col("due"),
         (*key, "position", "due", "came"),
-        ("position",),
+        order=("position",),
     )
     yield Check(
         "due_early",
         "delayed messages stored for consumers before they were due"
         + ("" if clocks_steady else " (clocks that are set cause this)"),
-        clocks_steady,
         rows,
         F.col("came_ms") < F.col("due_ms") - TOLERANCE_MS,
         (*key, "position", "due_ms", "came_ms"),
-        ("position",),
+        fault=clocks_steady,
+        order=("position",),
     )
 
 

@@ -9,46 +9,18 @@ from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
 
-_CORRUPT = "corrupt"
-EVENT_SCHEMA = StructType(
-    [
-        StructField("type", StringType()),
-        StructField("f", StringType()),
-        StructField("op", LongType()),
-        StructField("t_ns", LongType()),
-        StructField("p", StringType()),
-        StructField("broker", StringType()),
-        StructField("id", StringType()),
-        StructField("topic", StringType()),
-        StructField("order", StringType()),
-        StructField("seq", LongType()),
-        StructField("crc", LongType()),
-        StructField("fields", LongType()),
-        StructField("born", LongType()),
-        StructField("queue", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("msg_id", StringType()),
-        StructField("attempts", IntegerType()),
-        StructField("offsets", ArrayType(LongType())),
-        StructField("ids", ArrayType(StringType())),
-        StructField("group", StringType()),
-        StructField("complete", BooleanType()),
-        StructField("status", StringType()),
-        StructField("once", BooleanType()),
-        StructField("first", LongType()),
-        StructField("last", LongType()),
-        StructField(_CORRUPT, StringType()),
-    ]
+CORRUPT = "corrupt"
+_FIELDS = {
+    "string": f"type f p broker id topic order msg_id group status {CORRUPT}",
+    "bigint": "op t_ns seq crc fields born offset first last",
+    "int": "queue attempts",
+    "boolean": "complete once",
+    "array<bigint>": "offsets",
+    "array<string>": "ids",
+}
+EVENT_SCHEMA = ", ".join(
+    f"`{name}` {kind}" for kind, names in _FIELDS.items() for name in names.split()
 )
 OUTCOMES = ("ok", "fail", "unknown")
 SEND_OK = "SEND_OK"
@@ -63,7 +35,7 @@ class HistoryUnfit(Exception):
 
 def read_events(spark: SparkSession, path: str) -> DataFrame:
     """Read every event of the file as EVENT_SCHEMA; invalid lines have `corrupt` set."""
-    reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", _CORRUPT)
+    reader = spark.read.schema(EVENT_SCHEMA).option("columnNameOfCorruptRecord", CORRUPT)
     return reader.option("mode", "PERMISSIVE").json(path)
 
 

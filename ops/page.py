@@ -45,14 +45,7 @@ svg rect.fault{fill:var(--bad);opacity:.16}svg rect.leads{fill:var(--violet);opa
 svg text.fault{fill:var(--bad)}svg text.leads{fill:var(--violet)}
 svg .of0{fill:var(--ok)}svg .of1{fill:var(--blue)}svg .of2{fill:var(--bad)}
 svg .of3{fill:var(--vague)}svg .of4{fill:var(--violet)}svg .of5{fill:var(--soft)}
-svg .line0{stroke:var(--blue)}svg .line1{stroke:var(--vague);stroke-dasharray:9 3}
-svg .line2{stroke:var(--violet);stroke-dasharray:2 3}
-svg .line3{stroke:var(--ok);stroke-dasharray:9 3 2 3}
-svg .line4{stroke:var(--bad);stroke-dasharray:5 5}
-svg .line5{stroke:var(--soft);stroke-dasharray:14 4}
 svg .bar{fill:var(--blue);opacity:.55}svg .round{stroke:var(--ink);opacity:.9}
-svg .mark{fill:none;stroke-width:2.2;stroke-dasharray:none;pointer-events:all}
-svg.swatch{display:inline-block;width:30px;min-width:0;height:12px;margin:0 5px 0 0}
 .key span{display:inline-block;margin-right:16px}
 .key i{display:inline-block;width:14px;height:4px;margin:0 5px 3px 0;border-radius:2px}
 """

@@ -1,4 +1,4 @@
-"""SVG charts for reports: lines, dots, markers, bands, strips and bars.
+"""SVG charts for reports: lines, dots, bands, strips and bars.
 
 A report is a self-contained HTML file, and draws only polylines, circles and rectangles, so it
 needs no plotting library. Colours are the page's CSS variables, so that charts follow its dark
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 WIDTH, LEFT, RIGHT, TOP = 1040.0, 66.0, 10.0, 26.0
@@ -17,15 +17,6 @@ CHARACTER = 6.6  # width of a character at the labels' size
 LANE = 15.0  # height of a row of labels
 BAR = 24.0  # height of a row of `bars`
 LABEL_MAX = 40  # characters of a row's label; its tooltip has all
-LINES = 6  # styles "line0" to "line5" of ops.page, each with colour and dashes
-SHAPES = (  # of markers, relative to their centre
-    "m-4 -4l8 8m0 -8l-8 8",  # cross
-    "m-5 0h10m-5 -5v10",  # plus
-    "m-4 -4h8v8h-8z",  # square
-    "m0 -6l5 9h-10z",  # triangle
-    "m0 -6l6 6l-6 6l-6 -6z",  # diamond
-    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",  # circle
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +113,6 @@ class Panel:
         path = "".join(f"M{self._x.at(x):.1f} {self._y.at(v):.1f}h0" for x, v in places)
         self._parts.append(f'<path class="dot {style}" d="{path}"/>')
 
-    def marker(self, at: float, value: float, number: int, words: str) -> None:
-        """Draw a marker with a tooltip."""
-        assert self._y is not None
-        self._parts.append(marker([(self._x.at(at), self._y.at(value))], number, words))
-
     def band(self, begin: float, end: float, style: str, words: str) -> None:
         """Draw a span of time from top to bottom."""
         x, right = self._x.at(begin), self._x.at(end)
@@ -173,21 +159,19 @@ class Panel:
                 f'd="{path}"><title>{html.escape(name)}: {words}</title></path>'
             )
 
-    def svg(self, unit: str = "", ticks: Mapping[float, str] | None = None) -> str:
-        """Return the chart with `unit` at the axis of time. `ticks` replace round values."""
+    def svg(self, unit: str = "") -> str:
+        """Return the chart with `unit` at the axis of time."""
         bottom = TOP + self.height
-        if ticks is None:
-            ticks = {tick: f"{tick:g}{unit}" for tick in self._x.ticks()}
-        axes = axis(self._x, ticks, bottom)
+        axes = _axis(self._x, {tick: f"{tick:g}{unit}" for tick in self._x.ticks()}, bottom)
         for tick in [] if self._y is None else self._y.ticks():
             y = self._y.at(tick) if self._y else 0.0
             right = WIDTH - RIGHT
             axes.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            axes.append(text(LEFT - 6, y + 4, f"{tick:,.10g}", "end"))
-        return picture(self._title, bottom + 22, [*axes, *self._parts])
+            axes.append(_text(LEFT - 6, y + 4, f"{tick:,.10g}", "end"))
+        return _picture(self._title, bottom + 22, [*axes, *self._parts])
 
 
-def axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
+def _axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
     """Draw vertical lines at `ticks`, with the labels that fit below."""
     parts, end = [], 0.0
     for tick, words in ticks.items():
@@ -195,12 +179,12 @@ def axis(x: Scale, ticks: Mapping[float, str], bottom: float) -> list[str]:
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}"/>')
         middle = min(at, WIDTH - half)
         if middle - half >= end:
-            parts.append(text(middle, bottom + 15, words, "middle"))
+            parts.append(_text(middle, bottom + 15, words, "middle"))
             end = middle + half + CHARACTER
     return parts
 
 
-def picture(title: str, height: float, parts: Sequence[str]) -> str:
+def _picture(title: str, height: float, parts: Sequence[str]) -> str:
     """Return an SVG element with its title."""
     words = html.escape(title)
     return (
@@ -218,33 +202,17 @@ def by_kind(title: str, kinds: Sequence[str], rows: Sequence[tuple[str, str, lis
     )
     x = Scale.across(low, high, indent=210, log=True)
     bottom = TOP + 18.0 * len(rows)
-    parts = axis(x, {tick: f"{tick:,g} ms" for tick in x.ticks()}, bottom)
+    parts = _axis(x, {tick: f"{tick:,g} ms" for tick in x.ticks()}, bottom)
     for number, (kind, label, found) in enumerate(rows):
         y = TOP + 18 * number + 9
-        parts.append(text(LEFT + 200, y + 4, f"{kind} {label}"[-40:], "end"))
+        parts.append(_text(LEFT + 200, y + 4, f"{kind} {label}"[-40:], "end"))
         style = f"of{kinds.index(label) % 6}"
         for value in found:
             parts.append(
                 f'<circle class="{style}" cx="{x.at(value):.1f}" cy="{y}" r="4">'
                 f"<title>{html.escape(f'{kind} {label}: {value:,.0f} ms')}</title></circle>"
             )
-    return picture(title, bottom + 22, parts)
-
-
-def line_style(number: int) -> str:
-    """Return the colour and dashes of a chart's line of that number."""
-    return f"line{number % LINES}"
-
-
-def marker(places: Iterable[tuple[float, float]], number: int, words: str) -> str:
-    """Return a marker at each place, with a tooltip. Colour and shape follow from `number`, with 36
-    combinations."""
-    shape = SHAPES[(number + number // LINES) % len(SHAPES)]
-    path = "".join(f"M{x:.1f} {y:.1f}{shape}" for x, y in places)
-    return (
-        f'<path class="mark {line_style(number)}" d="{path}">'
-        f"<title>{html.escape(words)}</title></path>"
-    )
+    return _picture(title, bottom + 22, parts)
 
 
 def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence[float]]]) -> str:
@@ -255,15 +223,15 @@ def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence
     begin = max(LEFT, CHARACTER * longest + 16)
     x = Scale(0.0, most * 1.05 or 1.0, begin, WIDTH - RIGHT - 90)
     bottom = TOP + BAR * len(rows)
-    parts = axis(x, {tick: f"{tick:,.10g}" for tick in x.ticks()}, bottom)
+    parts = _axis(x, {tick: f"{tick:,.10g}" for tick in x.ticks()}, bottom)
     for number, (label, value, found) in enumerate(rows):
         y = TOP + BAR * number
         shown = label if len(label) <= LABEL_MAX else f"{label[: LABEL_MAX - 1]}…"
-        parts.append(text(begin - 8, y + BAR * 0.65, shown, "end"))
+        parts.append(_text(begin - 8, y + BAR * 0.65, shown, "end"))
         if value is None:
             continue
-        rounds = "; ".join(digits(v) for v in found)
-        words = f"{label}: {digits(value)} {unit} (median of {rounds})"
+        rounds = "; ".join(_digits(v) for v in found)
+        words = f"{label}: {_digits(value)} {unit} (median of {rounds})"
         tooltip = f"<title>{html.escape(words)}</title>"
         width = max(x.at(value) - x.begin, 1)
         parts.append(
@@ -273,21 +241,16 @@ def bars(title: str, unit: str, rows: Sequence[tuple[str, float | None, Sequence
         places = "".join(f"M{x.at(v):.1f} {y + BAR / 2:.1f}h0" for v in found)
         parts.append(f'<path class="dot round" d="{places}">{tooltip}</path>')
         right = max(x.at(v) for v in (value, *found))
-        parts.append(text(right + 6, y + BAR * 0.65, digits(value), "start"))
-    return picture(title, bottom + 22, parts)
+        parts.append(_text(right + 6, y + BAR * 0.65, _digits(value), "start"))
+    return _picture(title, bottom + 22, parts)
 
 
-def digits(value: float) -> str:
+def _digits(value: float) -> str:
     """Return a figure with four significant digits, but without decimals from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
 
 
-def swatch(drawn: str) -> str:
-    """Return a key's symbol, 30 by 12."""
-    return f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">{drawn}</svg>'
-
-
-def text(x: float, y: float, words: str, anchor: str) -> str:
+def _text(x: float, y: float, words: str, anchor: str) -> str:
     """Return a text with its `anchor` at a place."""
     return (
         f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'

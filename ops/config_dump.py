@@ -1,4 +1,7 @@
-"""Configurations as text: the effective values (`config show`), and a document of all keys."""
+"""Configurations as text: the effective values (`config show`), and a document of all keys.
+
+Pure.
+"""
 
 from __future__ import annotations
 

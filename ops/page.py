@@ -1,4 +1,7 @@
-"""Layout of a report as a self-contained HTML file, in light and dark, also on a phone."""
+"""Layout of a report as a self-contained HTML file, in light and dark, also on a phone.
+
+Pure.
+"""
 
 from __future__ import annotations
 

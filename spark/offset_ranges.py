@@ -1,4 +1,7 @@
-"""Offset ranges of many queues, split into partitions and micro-batches."""
+"""Offset ranges of many queues, split into partitions and micro-batches.
+
+Pure.
+"""
 
 from __future__ import annotations
 

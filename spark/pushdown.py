@@ -1,4 +1,7 @@
-"""Spark's predicates as bounds on the read queues, offsets and times."""
+"""Spark's predicates as bounds on the read queues, offsets and times.
+
+Pure.
+"""
 
 from __future__ import annotations
 

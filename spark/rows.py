@@ -1,4 +1,7 @@
-"""Pulled messages as Arrow rows."""
+"""Pulled messages as Arrow rows.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ Only the column `body` is required.
     properties     map<string,string>, without properties that clients and brokers add, so that
                    rows of a topic can be written to a different topic
     flag           int
+
+Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document of a list of operations, and the page /docs that renders it."""
+"""The OpenAPI 3.1 document of a list of operations, and the page /docs that renders it.
+
+Pure.
+"""
 
 from __future__ import annotations
 

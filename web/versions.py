@@ -1,4 +1,7 @@
-"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1)."""
+"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1).
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -325,34 +325,46 @@ class BlockReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
             yield pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
 
 
-class _Source(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """A format with a fixed schema."""
-
-    FORMAT: str
-    SCHEMA: pa.Schema
-    READER: type[LogReader | QueueReader | BlockReader]
+class LogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_log`."""
 
     @classmethod
     def name(cls) -> str:
-        return cls.FORMAT
+        return "rocketmq_log"
 
     def schema(self) -> StructType:
-        return spark_schema(self.SCHEMA)
+        return spark_schema(LOG_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return self.READER(_plain(self.options))
+        return LogReader(_plain(self.options))
 
 
-class LogSource(_Source):
-    FORMAT, SCHEMA, READER = "rocketmq_log", LOG_SCHEMA, LogReader
+class QueueSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_queue`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_queue"
+
+    def schema(self) -> StructType:
+        return spark_schema(UNIT_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return QueueReader(_plain(self.options))
 
 
-class QueueSource(_Source):
-    FORMAT, SCHEMA, READER = "rocketmq_queue", UNIT_SCHEMA, QueueReader
+class BlockSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Format `rocketmq_blocks`."""
 
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_blocks"
 
-class BlockSource(_Source):
-    FORMAT, SCHEMA, READER = "rocketmq_blocks", BLOCK_SCHEMA, BlockReader
+    def schema(self) -> StructType:
+        return spark_schema(BLOCK_SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BlockReader(_plain(self.options))
 
 
 class RecordSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here

@@ -1,4 +1,7 @@
-"""Accounts of clients and their permissions."""
+"""Accounts of clients and their permissions.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names, ids and other value types of resources."""
+"""Names, ids and other value types of resources.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Consumer groups, their offsets and clients."""
+"""Consumer groups, their offsets and clients.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

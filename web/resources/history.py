@@ -1,4 +1,7 @@
-"""Rates, durations, lag and numbers of messages over time: queries and answers."""
+"""Rates, durations, lag and numbers of messages over time: queries and answers.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Messages in queries, answers and send requests."""
+"""Messages in queries, answers and send requests.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A node's view of itself and its group, and operators' requests to it."""
+"""A node's view of itself and its group, and operators' requests to it.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

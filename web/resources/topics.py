@@ -1,4 +1,7 @@
-"""Topics and subscription groups."""
+"""Topics and subscription groups.
+
+Pure types of requests and answers.
+"""
 
 from __future__ import annotations
 

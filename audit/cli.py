@@ -35,7 +35,7 @@ EXIT_UNUSABLE = 2
     "run_directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What `mqchaos run --dir DIR` left: its history and its stores, instead of naming them.",
+    help="Directory of a run (`mqchaos run --dir DIR`), with its history and stores.",
 )
 @click.option(
     "--history",
@@ -46,11 +46,9 @@ EXIT_UNUSABLE = 2
     "--acknowledged",
     metavar="FILE",
     type=click.Path(exists=True),
-    help="What producers were acknowledged, as Parquet or JSON lines, instead of a history.",
+    help="Acknowledged messages of producers, as Parquet or JSON lines, instead of a history.",
 )
-@click.option(
-    "--topic", help="Judge the history's sends to this topic alone, instead of to every topic."
-)
+@click.option("--topic", help="Judge only the history's sends to this topic.")
 @click.option(
     "--store",
     "stores",
@@ -64,58 +62,60 @@ EXIT_UNUSABLE = 2
     "--mode",
     type=click.Choice(["raft", "classic"]),
     help="Raft: a majority must hold a message. Classic: a master or one of its slaves. "
-    "Without it cluster.json says it, or the logs themselves.",
+    "By default, cluster.json or the logs decide.",
 )
 @click.option(
     "--group",
     metavar="BROKERNAME",
-    help="The broker group of these stores, where the history is of several. "
-    "Without it cluster.json says it.",
+    help="The broker group of these stores, if the history covers several. "
+    "By default, cluster.json names it.",
 )
 @click.option(
     "--namesrv",
     metavar="HOST:PORT",
-    help="Audit running brokers: all groups that this name server knows, or the one of --group. "
-    "Accounts are taken from RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY.",
+    help="Audit running brokers: all groups of this name server, or only --group. "
+    "The account is that of RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY.",
 )
 @click.option(
     "--context",
     metavar="NAME",
-    help="Audit the running brokers of a saved context (mqadmin context): its name servers, "
+    help="Audit the running brokers of a saved context (mqadmin context), with its name servers, "
     "account and TLS settings.",
 )
 @click.option(
     "--scratch",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where there is room for what is decoded and, of running brokers, for the logs of one "
+    help="Directory with room for decoded data and, for running brokers, for the logs of one "
     "group's replicas.",
 )
 @click.option(
     "--staging",
     metavar="PLACE",
-    help="Where what is decoded is put meanwhile, instead of in --scratch: a directory or URI that "
-    "all of Spark's executors reach.",
+    help="Directory or URI for decoded data, instead of --scratch, that all of Spark's executors "
+    "reach.",
 )
 @click.option(
     "--mib-per-s",
     default=32,
     show_default=True,
     type=click.IntRange(1),
-    help="Of running brokers: read so much of each replica, at most.",
+    help="Read at most this much per second of each running replica.",
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report here.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report to this file."
+)
 @click.option(
     "--results",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write the reports here as Parquet tables, and mqaudit.prom for Prometheus.",
+    help="Write the reports to this directory as Parquet tables, and mqaudit.prom for Prometheus.",
 )
 @click.option(
     "--incremental",
     is_flag=True,
-    help="Read only what the log has since the audit before whose --results these are, if that "
-    "found nothing wrong; else all of it.",
+    help="Read only the log since the audit before in --results, if that found nothing wrong; "
+    "else all of it.",
 )
 @click.option(
     "--cores", default=2, show_default=True, type=click.IntRange(1, 64), help="Cores for Spark."
@@ -124,8 +124,8 @@ EXIT_UNUSABLE = 2
     "--master",
     default="",
     metavar="URL",
-    help="A Spark cluster to run on, instead of this machine's cores. Its executors have "
-    "raftmq[audit], and see the stores, and --scratch without --staging, where this machine does.",
+    help="A Spark cluster to run on, instead of this machine's cores. Its executors need "
+    "raftmq[audit], and the stores and --scratch or --staging at the same paths.",
 )
 @click.option(
     "--conf",

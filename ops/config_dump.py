@@ -1,7 +1,4 @@
-"""Configurations as text: the effective values (`config show`), and a document of all keys.
-
-Pure.
-"""
+"""Configurations as text: the effective values (`config show`), and a document of all keys."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ LIMIT_MAX = 1 << 20  # more connections do not fit a process in any case
 OWN = 64  # standard streams, event loop, ports, dialled connections, small and temporary files
 HTTP_MAX = 512
 ARRIVING_MAX = 1_024  # per TLS port
-ACCEPTED_AT_ONCE_MIN = (
-    128  # with fewer, clients that all reconnect at once are ignored by the kernel
-)
+ACCEPTED_AT_ONCE_MIN = 128  # with fewer, the kernel ignores clients that reconnect at once
 ACCEPTED_AT_ONCE_MAX = 1_024
 FILES_CACHED_MAX = 512
 CONNECTIONS_PART = 16  # a limit's share is at most this fraction of the descriptors

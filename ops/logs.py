@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 LINES_MAX = 100  # further lines of a kind add nothing new
 WINDOW_S = 10.0
 TEMPLATES_MAX = 1_000  # at the same time; ours are some 150
-TEMPLATE_CHARS_MAX = (
-    500  # prefix that distinguishes templates, since foreign templates may be long texts
-)
+TEMPLATE_CHARS_MAX = 500  # the prefix that distinguishes templates
 PEER_LIBRARIES = frozenset({"aiohttp", "asyncio", "grpc"})  # loggers of code that peers reach
 PEER_BURST_S = 10  # quiet seconds that allow a burst of their lines
 LINES_SUPPRESSED = "Lines about what peers did wrong that were not written: more than 2 per second."

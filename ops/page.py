@@ -1,7 +1,4 @@
-"""Layout of a report as a self-contained HTML file, in light and dark, also on a phone.
-
-Pure.
-"""
+"""Layout of a report as a self-contained HTML file, in light and dark, also on a phone."""
 
 from __future__ import annotations
 

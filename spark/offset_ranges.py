@@ -1,7 +1,4 @@
-"""Offset ranges of many queues, split into partitions and micro-batches.
-
-Pure.
-"""
+"""Offset ranges of many queues, split into partitions and micro-batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Spark's predicates as bounds on the read queues, offsets and times.
-
-Pure.
-"""
+"""Spark's predicates as bounds on the read queues, offsets and times."""
 
 from __future__ import annotations
 

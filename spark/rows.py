@@ -1,7 +1,4 @@
-"""Pulled messages as Arrow rows.
-
-Pure.
-"""
+"""Pulled messages as Arrow rows."""
 
 from __future__ import annotations
 

@@ -7,10 +7,7 @@ Only the column `body` is required.
     sharding_key   string; rows with equal keys go to the same queue, as in RocketMQ's clients
     properties     map<string,string>, without properties that clients and brokers add, so that
                    rows of a topic can be written to a different topic
-    flag           int
-
-Pure.
-"""
+    flag           int"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ BODIES_BYTES_MAX = 16 * BODY_BYTES_MAX  # for all requests in progress; beyond, 
 BODY_LIMIT_S = 10.0
 UNREAD_BYTES_MAX = (
     2 * BODY_BYTES_MAX
-)  # after the answer, for a client that reads only after it has sent
+)  # after the answer; most clients read only after they have sent
 UNREAD_LIMIT_S = 2.0
 CONNECTIONS_MAX = 512
 STRANGER_S = 5.0  # an idle stranger (web.admission) is closed after one to two times this

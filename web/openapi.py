@@ -1,7 +1,4 @@
-"""The OpenAPI 3.1 document of a list of operations, and the page /docs that renders it.
-
-Pure.
-"""
+"""The OpenAPI 3.1 document of a list of operations, and the page /docs that renders it."""
 
 from __future__ import annotations
 

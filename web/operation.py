@@ -83,9 +83,7 @@ class Operation:
     query: type[Input] = Nothing
     body: Any = None  # a type, or None for no body
     body_schema: Any = None  # the type for the document, if other code checks the body
-    answer: Any = (
-        None  # a type, or None for no content (status 204) or text of a different media type
-    )
+    answer: Any = None  # a type, or None for status 204 or text of a different media type
     status: int = 200
     also: tuple[int, ...] = ()  # other statuses of success, with the same type of answer
     conditional: bool = False  # requires If-Match or If-None-Match

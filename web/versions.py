@@ -1,7 +1,4 @@
-"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1).
-
-Pure.
-"""
+"""Versions of resources in HTTP headers: ETag, If-Match, If-None-Match (RFC 9110, 13.1)."""
 
 from __future__ import annotations
 

@@ -9,4 +9,8 @@ PURE_MODULES = {
     "merging node_roles seen topic_kinds tracing views",
     "namesrv": "kv routes views watchers",
     "proxy": "caller config endpoints message_conversion routes selection status_codes validation",
+    "ops": "config_dump page",
+    "spark": "offset_ranges pushdown rows sink_rows",
+    "web": "openapi versions",
+    "web/resources": "accounts basics consumers history messages node topics",
 }

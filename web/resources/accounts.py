@@ -1,7 +1,4 @@
-"""Accounts of clients and their permissions.
-
-Pure types of requests and answers.
-"""
+"""Accounts of clients and their permissions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names, ids and other value types of resources.
-
-Pure types of requests and answers.
-"""
+"""Names, ids and other value types of resources."""
 
 from __future__ import annotations
 

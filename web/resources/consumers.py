@@ -1,7 +1,4 @@
-"""Consumer groups, their offsets and clients.
-
-Pure types of requests and answers.
-"""
+"""Consumer groups, their offsets and clients."""
 
 from __future__ import annotations
 

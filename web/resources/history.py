@@ -1,7 +1,4 @@
-"""Rates, durations, lag and numbers of messages over time: queries and answers.
-
-Pure types of requests and answers.
-"""
+"""Rates, durations, lag and numbers of messages over time: queries and answers."""
 
 from __future__ import annotations
 

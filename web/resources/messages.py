@@ -1,7 +1,4 @@
-"""Messages in queries, answers and send requests.
-
-Pure types of requests and answers.
-"""
+"""Messages in queries, answers and send requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A node's view of itself and its group, and operators' requests to it.
-
-Pure types of requests and answers.
-"""
+"""A node's view of itself and its group, and operators' requests to it."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ class MemberView(View, frozen=True, kw_only=True):
 
 
 class MemberProgressView(View, frozen=True, kw_only=True):
-    """`matchIndex` (last frame it has), `lagFrames` (it lacks) and `recovered` of others are null
+    """`matchIndex` (last frame it has), `lagFrames` (missing) and `recovered` of others are null
     on a replica that does not lead. `whole`: the old name of `recovered`, until version 0.2."""
 
     id: str

@@ -1,7 +1,4 @@
-"""Topics and subscription groups.
-
-Pure types of requests and answers.
-"""
+"""Topics and subscription groups."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Founders:
             self._differ(peer, "")
 
     def _decide(self) -> None:
-        self._core.founders_differ = bool(self._heard)
+        self._core.election.founders_differ = bool(self._heard)
 
     def _text(self, peer: NodeId, settings: Settings) -> str:
         """Return what differs at a peer, and what follows; "" if nothing does."""

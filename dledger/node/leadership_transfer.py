@@ -58,7 +58,7 @@ class Succession:
         if progress is None or not progress.no_room:
             return ""
         # It goes on leading where nobody else should lead, either.
-        others = core.is_willing or with_room(core, self.pump.links.is_open)
+        others = core.election.is_willing or with_room(core, self.pump.links.is_open)
         return unwilling(target) if others else ""
 
     def best(self) -> NodeId | None:

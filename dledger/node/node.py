@@ -516,7 +516,7 @@ class RaftMember:
         takes it in time, and its clock is right. One that is not willing leads only if nobody else
         can, and tells its leader so."""
         if self.life.running:
-            self.core.is_willing = is_willing
+            self.core.election.is_willing = is_willing
 
     def willing_successor(self, wanted: bool, *, faster: bool = False) -> NodeId | None:
         """Return the replica to which this leader should `transfer` now because it is not willing

@@ -32,7 +32,7 @@ class Refusals:
         """Return why this replica takes no frames; "" if it does."""
         core = self._core
         if not core.takes_frames:
-            waits = core.founders_differ and not core.last_index
+            waits = core.election.founders_differ and not core.last_index
             return "its founders differ" if waits else "its disk is full"
         stands = now_ms < self._until_ms and core.last_index <= self._last_index
         if stands and core.leader in (None, self._sender):

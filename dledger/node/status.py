@@ -36,8 +36,8 @@ def status_of(
       (dledger/snapshot/transfer.py).
     - `preferred`: the preferred leader, if any.
     - `election_backoff`: the election back-off, the factor on the configured election time-outs
-      (dledger/raft/election_backoff.py); `election_halved`, whether they are halved
-      (dledger/raft/election_halving.py)."""
+      (dledger/raft/election_timeout.py); `election_halved`, whether they are halved
+      (dledger/raft/election_timeout.py)."""
     core, log = pump.core, pump.log
     state, reason = pump.disk.reported(paces.reason if paces.disk_is_slow else "")
     configurations = core.membership.configurations

@@ -17,7 +17,7 @@ class Random(Protocol):
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
     """The core's settings: time-outs in milliseconds, limits in bytes or pieces. The election
-    back-off (election_backoff.py) multiplies election time-outs that prove too short."""
+    back-off (election_timeout.py) multiplies election time-outs that prove too short."""
 
     heartbeat_ms: float = 75  # < election_ms_min / 4: three lost ones depose nobody
     election_ms_min: float = 350

@@ -38,17 +38,14 @@ from raftmq.store.frame import Frame
 
 from .config import NEVER_MS, CoreConfig, Random
 from .configuration import Change, Configuration, Configurations
-from .election import Candidacy
-from .election_backoff import ElectionBackOff
-from .election_halving import ElectionHalving
-from .election_timer import ElectionTimer
-from .errors import MessageRefused, NotLeader
+from .election import Election
+from .election_timeout import ElectionTimer
+from .errors import NotLeader
 from .follower import Following
 from .leader import Leading
 from .log_index import LogIndex
 from .membership import Membership
 from .messages import (
-    TERM_MAX,
     AppendRequest,
     AppendResponse,
     HardState,
@@ -59,26 +56,18 @@ from .messages import (
     NodeId,
     Ready,
     Role,
-    RoleEvent,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
 from .progress import Progress
-from .quorum import Outcome, Tally
 from .raft_log import CoreLog
 from .ready import Outbox
 from .term_and_vote import Ballot
 
 
 class RaftCore:
-    """One replica: its role, and the parts that hold all else. `unfit`: why it must not lead (its
-    disk); `is_willing`: to lead, set by the shell; if not, it does only if nobody else can.
-    `founders_differ`, set by the shell: a peer would found another group
-    (dledger/node/founders.py). Times are milliseconds of one clock that never goes back (clock.py).
-
-    Invariants: there is one leader a term; `_leading` is there exactly in the role LEADER, and
-    `_candidacy` exactly in the roles PRE_CANDIDATE and CANDIDATE."""
+    """A Raft replica. Times are milliseconds of one clock that never goes back (clock.py)."""
 
     def __init__(
         self,
@@ -97,25 +86,18 @@ class RaftCore:
     ) -> None:
         self.node_id = node_id
         self.config = config
-        self.role = Role.FOLLOWER
-        self.leader: NodeId | None = None
-        self.unfit: str | None = None
-        self.is_willing = True
-        self.founders_differ = False
         self._takes_frames = True
         self._now_ms = now_ms
         self._outbox = outbox = Outbox(log_index.last_index)
         self.ballot = ballot = Ballot(hard_state, incarnation, log_index.last_term, outbox)
         self._log = log = CoreLog(log_index, commit_index, outbox, crc_of)
         self.membership = Membership(node_id, configurations, log.commit_index, outbox)
-        back_off = ElectionBackOff(config.election_ms_min, config.election_ms_max)
-        halving = ElectionHalving(config.election_ms_min, config.election_ms_max)
-        self.timer = ElectionTimer(config, rng, back_off, halving)
-        self.timer.reset(now_ms)
+        self.timer = timer = ElectionTimer(config, rng)
+        timer.reset(now_ms)
         self._following = Following(node_id, ballot, log, self.membership, outbox, segment_end)
-        self._candidacy: Candidacy | None = None
-        self._missed_term = 0  # of the own candidacy that ended without its votes; 0: none
-        self._leading: Leading | None = None
+        self.election = Election(
+            node_id, config, ballot, log, self.membership, self._following, outbox, timer
+        )
 
     # -- in ---------------------------------------------------------------------------------
 
@@ -146,7 +128,8 @@ class RaftCore:
             leads = kind in (AppendRequest, Landmark, Heartbeat, TimeoutNow)
             if self._leading is not None and self._leading.transfer.target is None:
                 timer.mistaken()  # this leader was given up although it works
-            self._become_follower(message.term, sender if leads else None, f"{sender} is ahead")
+            leader = sender if leads else None
+            self.election.become_follower(message.term, leader, f"{sender} is ahead", self._now_ms)
         if isinstance(message, AppendResponse):
             if self._leading is not None and message.request_term == self.ballot.term:
                 self._leading.take_append_response(message, self._now_ms)
@@ -157,30 +140,42 @@ class RaftCore:
             if message.term < self.ballot.term:
                 self._following.answer_append(message)
             else:
-                self._accept_leader(sender)
+                self.election.accept_leader(sender, self._now_ms)
                 if self.takes_frames:  # else as if it had been lost
                     self._following.take_append(message)
         elif isinstance(message, Heartbeat):
             if message.term < self.ballot.term:
                 self._following.answer_heartbeat(message)
             else:
-                self._accept_leader(sender)
-                self._following.take_heartbeat(message, self.is_willing, self._takes_frames)
+                self.election.accept_leader(sender, self._now_ms)
+                self._following.take_heartbeat(
+                    message, self.election.is_willing, self._takes_frames
+                )
         elif isinstance(message, Landmark):
             if message.term == self.ballot.term:
-                self._accept_leader(sender)
+                self.election.accept_leader(sender, self._now_ms)
                 self._following.take_landmark(message)
         elif isinstance(message, VoteRequest):
-            self._on_vote_request(message)
+            self.election.take_vote_request(message, self._now_ms)
         elif isinstance(message, VoteResponse):
-            self._on_vote_response(message)
+            if message.request_incarnation:
+                self.election.take_vote_response(message, self._now_ms)
+            else:
+                self._take_no_room(message)
         else:
-            self._on_timeout_now(message)
+            self.election.take_timeout_now(message, self._now_ms)
+
+    def _take_no_room(self, response: VoteResponse) -> None:
+        if response.request_term == self.ballot.term:
+            progress = self.progress.get(response.sender)
+            if progress is not None:
+                progress.no_room_told = True
+                progress.full_told = response.granted
 
     def _end_if(self, reason: str) -> None:
         """End the leadership, if there is a reason to."""
         if reason:
-            self._become_follower(self.ballot.term, None, reason)
+            self.election.become_follower(self.ballot.term, None, reason, self._now_ms)
 
     def tick(self, now_ms: float) -> None:
         """Do what is due at `now_ms`. Useful at `next_deadline_ms`, harmless at any time."""
@@ -189,7 +184,7 @@ class RaftCore:
         if self._leading is not None:
             self._end_if(self._leading.tick(self._now_ms))
         else:
-            self._tick_election()
+            self.election.tick(self._now_ms)
 
     def durable(self, index: int) -> None:
         """Note that frames up to `index` are durable here, under the flush policy in force.
@@ -216,7 +211,7 @@ class RaftCore:
         elif self.role is Role.FOLLOWER and peer == self.leader:
             self.timer.leader_closed(self._now_ms)
         elif self.role is Role.CANDIDATE:
-            self._count_votes()
+            self.election.count_votes(self._now_ms)
 
     def peer_opened(self, peer: NodeId) -> None:
         """Note that the connection with `peer` is open (again)."""
@@ -233,7 +228,7 @@ class RaftCore:
         """
         if self._leading is not None:
             successor = self._leading.tracker.successor()
-            self._become_follower(self.ballot.term, None, reason)
+            self.election.stop_leading(reason, self._now_ms)
             self.timer.stepped_down()
             if successor is not None:
                 self._outbox.send(TimeoutNow(self.node_id, successor, self.ballot.term))
@@ -246,8 +241,8 @@ class RaftCore:
         self._following.forget_held()
         if self._leading is not None:
             self.step_down(reason)
-        elif self.role is not Role.FOLLOWER:
-            self._become_follower(self.ballot.term, None, reason)
+        else:
+            self.election.stop_leading(reason, self._now_ms)
         self.ballot.lose(incarnation)
 
     def held(self) -> dict[NodeId, int]:
@@ -265,16 +260,16 @@ class RaftCore:
 
         Without `takes_frames` no new frames are taken from a leader either: heartbeats are still
         answered, and the leader later sends again what is missing."""
-        self.unfit = reason
+        self.election.unfit = reason
         self._takes_frames = takes_frames
         if self._leading is not None:
             self.step_down(reason)
-        elif self.role is not Role.FOLLOWER:
-            self._become_follower(self.ballot.term, None, reason)
+        else:
+            self.election.stop_leading(reason, self._now_ms)
 
     def disk_works(self) -> None:
         """Note that the disk works again."""
-        self.unfit = None
+        self.election.unfit = None
         self._takes_frames = True
 
     def trim(self, first_index: int) -> None:
@@ -322,231 +317,6 @@ class RaftCore:
         Raises NotLeader, Busy, ChangeRefused."""
         return self._lead().configuration_after(change, self._now_ms, there)
 
-    # -- changes of role --------------------------------------------------------------------
-
-    def _tell_role(self, reason: str) -> None:
-        """Report the role, which is not the leader's: a leadership reports its own."""
-        self._outbox.tell_role(RoleEvent(self.role, self.ballot.term, self.leader, False, reason))
-
-    def _enter_term(self, term: int) -> None:
-        self.ballot.enter(term)
-        self.timer.halving.interrupted()
-        self._following.enter_term()
-
-    def _become_follower(self, term: int, leader: NodeId | None, reason: str) -> None:
-        """Follow `leader`, or nobody yet, in `term`. Leaves whatever role was held."""
-        current = self.ballot.term
-        assert term >= current, (term, current)
-        changed = (self.role, current, self.leader) != (Role.FOLLOWER, term, leader)
-        if self._leading is not None:
-            self._leading.end()
-            self._leading = None
-        if term > current:
-            self._enter_term(term)
-        self.role = Role.FOLLOWER
-        self.leader = leader
-        self._candidacy = None
-        self.timer.reset(self._now_ms)
-        if changed:
-            self._tell_role(reason)
-
-    def _accept_leader(self, sender: NodeId) -> None:
-        """Follow `sender`, which leads the current term. Raises MessageRefused if another replica
-        leads it (Raft 5.2: there is only one)."""
-        term = self.ballot.term
-        if self.leader not in (None, sender):
-            raise MessageRefused(sender, f"leads term {term}, as {self.leader} does")
-        assert self._leading is None, (self.node_id, sender, term)
-        self.timer.leader_heard(self._now_ms)
-        if self.leader == sender and self.role is Role.FOLLOWER:
-            self.timer.reset(self._now_ms)
-        else:
-            self._become_follower(term, sender, f"{sender} leads")
-
-    def _start_pre_vote(self, reason: str) -> None:
-        """Ask whether an election would be won, before disturbing anybody with a higher term."""
-        assert self._leading is None
-        if self.role is Role.FOLLOWER:
-            self.timer.give_up(() if self.leader is None else (self.leader,), self._now_ms)
-        elif self.role is Role.CANDIDATE:
-            self._missed_term = self.ballot.term
-        if self.role is not Role.PRE_CANDIDATE:
-            self.role = Role.PRE_CANDIDATE
-            self.leader = None
-            self._tell_role(reason)
-        self._campaign(pre_vote=True)
-
-    def _start_election(self, reason: str, transfer: bool = False) -> None:
-        """Enter a new term, vote for this replica, and ask all other voters (Raft 5.2)."""
-        assert self._leading is None
-        self._enter_term(self.ballot.term + 1)
-        self.role = Role.CANDIDATE
-        self.leader = None
-        self._tell_role(reason)
-        self.ballot.vote_for(self.node_id, self.ballot.incarnation)
-        self._campaign(pre_vote=False, transfer=transfer)
-
-    def _campaign(self, pre_vote: bool, transfer: bool = False) -> None:
-        ballot, tally = self.ballot, Tally(self.membership.voters)
-        tally.record(self.node_id, True, ballot.recovering)
-        term = ballot.term + 1 if pre_vote else ballot.term
-        self._candidacy = Candidacy(
-            self.node_id, ballot.incarnation, term, pre_vote, transfer, tally, self._now_ms
-        )
-        self.timer.reset(self._now_ms)
-        self._ask_for_votes(self._candidacy)
-        self._count_votes()
-
-    def _ask_for_votes(self, candidacy: Candidacy) -> None:
-        for request in candidacy.requests(self.membership.peers, self._log.index):
-            self._outbox.send(request)
-        candidacy.due_ms = self._now_ms + self.config.heartbeat_ms
-
-    def _count_votes(self) -> None:
-        candidacy = self._candidacy
-        assert candidacy is not None
-        if candidacy.pre_vote:
-            if candidacy.tally.outcome() is Outcome.WON:
-                self._start_election("a majority would vote for this replica")
-            return
-        outcome = candidacy.tally.outcome(self.timer.closed)
-        if outcome is Outcome.WON:
-            self._become_leader(candidacy)
-        elif outcome is Outcome.LOST:
-            self._become_follower(self.ballot.term, None, "the election is lost")
-            self.timer.lost_election(candidacy.began_ms, self._now_ms)
-
-    def _become_leader(self, candidacy: Candidacy) -> None:
-        assert self.role is Role.CANDIDATE, self.role
-        self.role = Role.LEADER
-        self.leader = self.node_id
-        self._candidacy = None
-        self._leading = Leading(
-            self.node_id,
-            self.config,
-            self.ballot,
-            self._log,
-            self.membership,
-            self.timer,
-            self._outbox,
-            candidacy.tally,
-        )
-        self._leading.begin(self._now_ms)
-
-    # -- elections --------------------------------------------------------------------------
-
-    @property
-    def _waits(self) -> bool:
-        """True if this replica must not begin: neither found a group, nor be of one."""
-        return self.founders_differ and self.last_index == 0
-
-    @property
-    def _may_campaign(self) -> bool:
-        return (
-            self.ballot.term < TERM_MAX
-            and not self._waits
-            and self.membership.may_campaign(self.ballot.recovered)
-        )
-
-    def _hears_leader(self) -> bool:
-        return self._leading is not None or self.timer.hears(self.leader, self._now_ms)
-
-    def _tick_election(self) -> None:
-        now_ms, timer, candidacy = self._now_ms, self.timer, self._candidacy
-        if now_ms < timer.due_ms:
-            if candidacy is not None and now_ms >= candidacy.due_ms:
-                self._ask_for_votes(candidacy)
-        elif not self._may_campaign:
-            timer.reset(now_ms)
-            if self.leader is not None and not self._hears_leader():
-                self._become_follower(self.ballot.term, None, "no leader is heard")
-        elif self.unfit is not None:
-            timer.reset(now_ms)
-        elif self.is_willing or not timer.stands_back(now_ms):
-            closed = self.leader is not None and self.leader in timer.closed
-            self._start_pre_vote(
-                "the leader's connection closed" if closed else "no leader is heard"
-            )
-
-    def _on_vote_response(self, response: VoteResponse) -> None:
-        if not response.request_incarnation:
-            self._on_no_room(response)
-            return
-        candidacy = self._candidacy
-        if candidacy is None or not candidacy.is_answered_by(response):
-            if not response.pre_vote and 0 < self._missed_term == response.request_term:
-                self._missed_term = 0
-                self.timer.mistaken()  # this vote was in flight when the election ended
-        elif response.request_incarnation == self.ballot.incarnation:
-            candidacy.tally.record(response.sender, response.granted, response.recovering)
-            self._count_votes()
-
-    def _on_no_room(self, response: VoteResponse) -> None:
-        if response.request_term == self.ballot.term:
-            progress = self.progress.get(response.sender)
-            if progress is not None:
-                progress.no_room_told = True
-                progress.full_told = response.granted
-
-    def _on_timeout_now(self, order: TimeoutNow) -> None:
-        """Start an election because the leader hands over (thesis 3.10); without PreVote, since
-        the leader itself asks for it."""
-        may_lead = self._leading is None and self.unfit is None and self._may_campaign
-        if order.term == self.ballot.term and may_lead:
-            self._start_election(f"{order.sender} hands leadership over", transfer=True)
-
-    def _on_vote_request(self, request: VoteRequest) -> None:
-        if request.pre_vote:
-            self._on_pre_vote_request(request)
-            return
-        ballot, sender = self.ballot, request.sender
-        if request.term > ballot.term:
-            transfer = request.transfer and sender in self.membership.peers
-            if self._hears_leader() and not transfer:
-                # Thesis 4.2.3: a live leader is not deposed by somebody who does not hear it, nor
-                # by a stranger: leadership goes to no replica that its voters have not heard of.
-                self._answer_vote(request, False)
-                return
-            if self.leader is not None and not transfer:
-                self.timer.give_up((self.leader,), self._now_ms)
-            self._become_follower(request.term, None, f"{sender} asks for votes")
-        granted = (
-            request.term == ballot.term
-            and self.leader is None
-            and not self._waits
-            and ballot.is_free_for(sender, request.incarnation)
-            and self._log.is_matched_by(request.last_term, request.last_index)
-        )
-        if granted:
-            ballot.vote_for(sender, request.incarnation)
-            self._become_follower(ballot.term, None, f"voted for {sender}")
-        self._answer_vote(request, granted)
-
-    def _on_pre_vote_request(self, request: VoteRequest) -> None:
-        granted = (
-            request.term > self.ballot.term
-            and not self._waits
-            and not self._hears_leader()
-            and self._log.is_matched_by(request.last_term, request.last_index)
-        )
-        if granted and self.role is Role.FOLLOWER:
-            self.timer.yield_once(self._now_ms)
-        self._answer_vote(request, granted)
-
-    def _answer_vote(self, request: VoteRequest, granted: bool) -> None:
-        self._outbox.send(
-            VoteResponse(
-                self.node_id,
-                request.sender,
-                self.ballot.term,
-                request.term,
-                request.pre_vote,
-                granted,
-                request.incarnation,
-                self.ballot.recovering,
-            )
-        )
-
     # -- out --------------------------------------------------------------------------------
 
     def ready(self) -> Ready | None:
@@ -565,9 +335,21 @@ class RaftCore:
         """The time at which `tick` has something to do, if nothing happens before."""
         if self._leading is not None:
             return self._leading.next_deadline_ms
-        if self._candidacy is None:
-            return self.timer.due_ms
-        return min(self.timer.due_ms, self._candidacy.due_ms)
+        return self.election.next_deadline_ms
+
+    @property
+    def _leading(self) -> Leading | None:
+        return self.election.leading
+
+    @property
+    def role(self) -> Role:
+        """The role of this replica."""
+        return self.election.role
+
+    @property
+    def leader(self) -> NodeId | None:
+        """The leader of the term, if it is known."""
+        return self.election.leader
 
     @property
     def term(self) -> int:
@@ -603,7 +385,7 @@ class RaftCore:
     def takes_frames(self) -> bool:
         """False while this replica drops the frames of any leader: its disk is full, or it must not
         begin."""
-        return self._takes_frames and not self._waits
+        return self._takes_frames and not self.election.must_not_bootstrap
 
     @property
     def leader_ready(self) -> bool:

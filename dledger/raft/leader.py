@@ -19,7 +19,7 @@ from raftmq.store.frame import Frame, FrameKind
 from .append_throttle import NEVER_DUE_MS, AppendThrottle
 from .config import CoreConfig
 from .configuration import Change, ChangeKind, Configuration
-from .election_timer import ElectionTimer
+from .election_timeout import ElectionTimer
 from .errors import Busy, ChangeRefused, MessageRefused, UnknownTarget
 from .leadership_transfer import Transfer
 from .membership import Membership

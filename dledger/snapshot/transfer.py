@@ -139,7 +139,7 @@ class Installer:
                 self._make_parcel(self._source)
         else:
             self._donor.drop()
-        follows = core.role is Role.FOLLOWER and core.unfit is None
+        follows = core.role is Role.FOLLOWER and core.election.unfit is None
         self._receiver.follow(core.leader if follows else None, core.term)
         self._receiver.tick(now_ms)
         self._send_requests()
@@ -187,7 +187,7 @@ class Installer:
         index = self._log.index
         written = index.last_index == core.last_index  # else the disk is full: nothing is taken
         return (
-            core.unfit is None
+            core.election.unfit is None
             and written
             and lacks(index, core.commit_index, first_index, previous_term)
         )

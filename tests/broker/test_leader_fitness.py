@@ -47,7 +47,7 @@ async def fill(group, usages):
     def heard():
         leaders = [name for name, broker in group.brokers.items() if broker.roles.leading]
         return leaders and all(
-            progress.no_room == (not core(group, peer).is_willing)
+            progress.no_room == (not core(group, peer).election.is_willing)
             for peer, progress in core(group, leaders[0]).progress.items()
         )
 
@@ -296,7 +296,7 @@ async def test_a_leader_whose_writes_are_slow_hands_over(group, monkeypatch):
     assert all(remark.startswith("[NOT_LEADER]") for remark in sender.remarks)
     slow_writes(group, first, 0)
     await until(lambda: group.brokers[first].engine.status()["disk_state"] == "ok")
-    await until(lambda: core(group, first).is_willing)
+    await until(lambda: core(group, first).election.is_willing)
 
 
 async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
@@ -323,10 +323,10 @@ async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
     await sender.until(lambda: any(b.roles.leading for b in group.brokers.values()))
     assert await group.leader() != first
     assert (await sender.one()).code == ResponseCode.SUCCESS
-    await until(lambda: not core(group, first).is_willing)
-    assert all(core(group, name).is_willing for name in group.names if name != first)
+    await until(lambda: not core(group, first).election.is_willing)
+    assert all(core(group, name).election.is_willing for name in group.names if name != first)
     group.ahead_ms.clear()
-    await until(lambda: core(group, first).is_willing)
+    await until(lambda: core(group, first).election.is_willing)
 
 
 async def test_leadership_is_handed_to_no_wrong_clock_even_by_force(group, monkeypatch):

@@ -265,10 +265,10 @@ class Script:
         self.group[name].core.disk_fails("its disk stalls")
 
     def do_short(self, name: str) -> None:
-        self.group[name].core.is_willing = False
+        self.group[name].core.election.is_willing = False
 
     def do_roomy(self, name: str) -> None:
-        self.group[name].core.is_willing = True
+        self.group[name].core.election.is_willing = True
 
     def do_works(self, name: str) -> None:
         member = self.group[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dledger.raft import test_election_backoff as backoff
+from tests.dledger.raft import test_election_timeout as backoff
 from tests.dledger.raft import test_membership as membership
 from tests.dledger.raft import test_repair as repairing
 from tests.dledger.script import Script

@@ -129,7 +129,7 @@ async def test_one_that_was_off_believes_the_others(tmp_path, monkeypatch):
         broker = group.brokers[away]
         broker.retention._clock._ahead_ms -= YEAR  # the time that its store noted is a year back
         broker.reliever.look()
-        assert broker.retention.contradiction and not broker.engine.core.is_willing
+        assert broker.retention.contradiction and not broker.engine.core.election.is_willing
         await until(lambda: not broker.retention.contradiction)
         assert broker.retention.clock_lead_ms == 0
 

@@ -153,7 +153,7 @@ async def test_it_stays_out_of_elections_until_the_same_read_works(tmp_path: Pat
         for node in group.others(leader):
             await node.kill()
         await group.until(lambda: bool(tried))
-        assert leader.member.core.unfit is not None
+        assert leader.member.core.election.unfit is not None
         await group.until(lambda: leader.member.core.role is not Role.FOLLOWER)
         assert tried == [0, 1, 2]
         assert leader.member.status()["disk_state"] == "ok"
@@ -186,5 +186,5 @@ async def test_reads_that_change_nothing(
         await group.until(lambda: bool(calls))
         assert calls == ["failed"]
         assert node.member.status()["disk_state"] == "ok"
-        assert node.member.core.unfit is None
+        assert node.member.core.election.unfit is None
         assert leader.member.core.role is Role.LEADER

@@ -67,7 +67,7 @@ def test_lists_that_concern_each_other_are_compared(
     replica.founders.take(sender, {TOLD_AS: told}, 0)
     assert bool(replica.said) is differ
     assert replica.founders.differing == [sender] * differ
-    assert replica.core.founders_differ is differ
+    assert replica.core.election.founders_differ is differ
 
 
 def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
@@ -92,13 +92,13 @@ def test_what_a_peer_takes_back_or_does_not_repeat_counts_no_more() -> None:
     replica = Replica(["a", "b"])
     replica.founders.take("b", {TOLD_AS: "b"}, 0)
     replica.founders.take("b", {TOLD_AS: "a;b"}, 1)
-    assert not replica.core.founders_differ
+    assert not replica.core.election.founders_differ
     assert replica.said[1] == ("b", "")
     replica.founders.take("b", {TOLD_AS: "b"}, 2)
     replica.founders.look(KNOWN_MS + 1)
-    assert replica.core.founders_differ
+    assert replica.core.election.founders_differ
     replica.founders.look(KNOWN_MS + 2)
-    assert not replica.core.founders_differ
+    assert not replica.core.election.founders_differ
 
 
 def test_a_long_list_is_compared_as_far_as_it_is_told() -> None:
@@ -133,7 +133,7 @@ def test_an_empty_one_waits_while_its_segments_are_not_as_the_founders(
 ) -> None:
     replica = Replica([*own], frames)
     replica.founders.take(sender, {SEGMENT_SIZE: told} if told else {}, 0)
-    assert replica.core.founders_differ is differ
+    assert replica.core.election.founders_differ is differ
     if differ:
         ((peer, text),) = replica.said
         assert (peer, text) == (
@@ -147,15 +147,15 @@ def test_an_empty_one_waits_while_its_segments_are_not_as_the_founders(
 
 def test_one_without_a_frame_neither_asks_for_votes_nor_gives_any() -> None:
     group = Cores()
-    group["a"].core.founders_differ = group["b"].core.founders_differ = True
+    group["a"].core.election.founders_differ = group["b"].core.election.founders_differ = True
     group.run(3_000)
     assert {group[name].core.role for name in "ab"} == {Role.FOLLOWER}
     assert group["c"].core.role is Role.PRE_CANDIDATE
-    group["a"].core.founders_differ = False
+    group["a"].core.election.founders_differ = False
     group.run(3_000)
     leader = next(group[name] for name in "ac" if group[name].core.role is Role.LEADER)
     assert group["b"].log == []
-    group["b"].core.founders_differ = False
+    group["b"].core.election.founders_differ = False
     group.run(3_000)
     assert group["b"].terms == leader.terms
 
@@ -164,7 +164,7 @@ def test_one_with_frames_goes_on() -> None:
     group = Cores()
     group.run(3_000)
     for name in "abc":
-        group[name].core.founders_differ = True
+        group[name].core.election.founders_differ = True
     leader = next(name for name in "abc" if group[name].core.role is Role.LEADER)
     group[leader].down = True
     group.run(3_000)
@@ -242,7 +242,7 @@ async def test_who_was_left_out_by_mistake_may_be_added(tmp_path: Path) -> None:
         await group.until(lambda: bool(foreign(alone) and foreign(other)))
         await alone.member.change_members(Change(ChangeKind.ADD_LEARNER, "n1", address(other)))
         await group.until(lambda: other.member.core.recovered)
-        assert not other.member.core.founders_differ
+        assert not other.member.core.election.founders_differ
         assert foreign(alone) == foreign(other) == []
 
 

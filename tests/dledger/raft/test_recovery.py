@@ -508,7 +508,7 @@ def test_a_bad_disk_neither_leads_nor_tries_to() -> None:
     core = group["a"].core
     core.disk_fails("it hangs")
     assert core.role is Role.FOLLOWER
-    assert core.unfit == "it hangs"
+    assert core.election.unfit == "it hangs"
     for name in "bc":
         group[name].down = True
     group.run(10_000)
@@ -516,7 +516,7 @@ def test_a_bad_disk_neither_leads_nor_tries_to() -> None:
     assert (core.role, core.term) == (Role.FOLLOWER, 1)
     assert core.next_deadline_ms > group.now_ms
     core.disk_works()
-    assert core.unfit is None
+    assert core.election.unfit is None
     group.run(1_000)
     assert core.role is Role.PRE_CANDIDATE
     core.disk_fails("again")

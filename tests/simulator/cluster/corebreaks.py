@@ -15,7 +15,8 @@ from unittest.mock import patch
 from raftmq.dledger.node.peer_addresses import Roster
 from raftmq.dledger.raft.configuration import Change, Configuration
 from raftmq.dledger.raft.core import RaftCore
-from raftmq.dledger.raft.election_backoff import ElectionBackOff
+from raftmq.dledger.raft.election import Election
+from raftmq.dledger.raft.election_timeout import ElectionBackOff
 from raftmq.dledger.raft.follower import Following
 from raftmq.dledger.raft.leader import Leading
 from raftmq.dledger.raft.membership import Membership
@@ -113,18 +114,18 @@ def votes_counted_by_number() -> Planted:
     """5. One voter delivered twice is two votes."""
 
     def broken(takes: Any) -> Any:
-        def taken(self: RaftCore, response: Any) -> None:
-            candidacy = self._candidacy
-            if candidacy is not None and type(candidacy.tally) is Tally and self.recovered:
-                counted = _Counted(self.membership.voters)
+        def taken(self: Election, response: Any, now_ms: float) -> None:
+            candidacy, ballot = self.candidacy, self._ballot
+            if candidacy is not None and type(candidacy.tally) is Tally and ballot.recovered:
+                counted = _Counted(self._membership.voters)
                 counted.granted = candidacy.tally.granted
                 counted.refused = candidacy.tally.refused
                 candidacy.tally = counted
-            takes(self, response)
+            takes(self, response, now_ms)
 
         return taken
 
-    return replaced(RaftCore, "_on_vote_response", broken)
+    return replaced(Election, "take_vote_response", broken)
 
 
 def old_term_committed_by_counting() -> Planted:
@@ -164,25 +165,25 @@ def votes_for_anybody() -> Planted:
     """8. No up-to-date check (5.4.1)."""
 
     def broken(asked: Any) -> Any:
-        return lambda self, request: asked(
-            self, replace(request, last_term=max(request.last_term, 1 << 40))
+        return lambda self, request, now_ms: asked(
+            self, replace(request, last_term=max(request.last_term, 1 << 40)), now_ms
         )
 
-    return replaced(RaftCore, "_on_vote_request", broken)
+    return replaced(Election, "take_vote_request", broken)
 
 
 def votes_twice() -> Planted:
     """9. More than one vote in a term."""
 
     def broken(asked: Any) -> Any:
-        def votes(self: RaftCore, request: Any) -> None:
+        def votes(self: Election, request: Any, now_ms: float) -> None:
             if not request.pre_vote and self.role is Role.FOLLOWER:
-                self.ballot.voted_for = None
-            asked(self, request)
+                self._ballot.voted_for = None
+            asked(self, request, now_ms)
 
         return votes
 
-    return replaced(RaftCore, "_on_vote_request", broken)
+    return replaced(Election, "take_vote_request", broken)
 
 
 def commits_unproven() -> Planted:
@@ -227,21 +228,21 @@ def elected_by_a_minority() -> Planted:
     """12. One vote less than a majority is enough."""
 
     def broken(count: Any) -> Any:
-        def counts(self: RaftCore) -> None:
-            candidacy = self._candidacy
+        def counts(self: Election, now_ms: float) -> None:
+            candidacy, recovered = self.candidacy, self._ballot.recovered
             if (
                 candidacy is not None
                 and not candidacy.pre_vote
-                and self.recovered  # or no group would ever be founded
-                and len(candidacy.tally.granted) >= majority(len(self.membership.voters)) - 1
+                and recovered  # or no group would ever be founded
+                and len(candidacy.tally.granted) >= majority(len(self._membership.voters)) - 1
             ):
-                self._become_leader(candidacy)
+                self._become_leader(candidacy, now_ms)
             else:
-                count(self)
+                count(self, now_ms)
 
         return counts
 
-    return all_of(leading(_NotProvisional), replaced(RaftCore, "_count_votes", broken))
+    return all_of(leading(_NotProvisional), replaced(Election, "count_votes", broken))
 
 
 # -- recovery --------------------------------------------------------------------------------------
@@ -251,14 +252,14 @@ def recovering_votes_counted() -> Planted:
     """13. The vote of a voter that may have lost its memory is as good as any."""
 
     def broken(takes: Any) -> Any:
-        def taken(self: RaftCore, response: Any) -> None:
-            if self.recovered:  # or no group would ever be founded
+        def taken(self: Election, response: Any, now_ms: float) -> None:
+            if self._ballot.recovered:  # or no group would ever be founded
                 response = replace(response, recovering=0)
-            takes(self, response)
+            takes(self, response, now_ms)
 
         return taken
 
-    return replaced(RaftCore, "_on_vote_response", broken)
+    return replaced(Election, "take_vote_response", broken)
 
 
 def recovering_copies_counted() -> Planted:
@@ -302,22 +303,22 @@ def elected_by_all_but_one() -> Planted:
     """17. With replicas that recover, all but one are taken for all."""
 
     def broken(count: Any) -> Any:
-        def counts(self: RaftCore) -> None:
-            candidacy = self._candidacy
+        def counts(self: Election, now_ms: float) -> None:
+            candidacy, recovered = self.candidacy, self._ballot.recovered
             enough = (
                 candidacy is not None
-                and len(candidacy.tally.granted) == len(self.membership.voters) - 1
+                and len(candidacy.tally.granted) == len(self._membership.voters) - 1
             )
-            if candidacy is not None and enough and self.recovered and not candidacy.pre_vote:
-                self._become_leader(candidacy)
-            elif enough and self.recovered:
-                self._start_election("all but one would vote for this replica")
+            if candidacy is not None and enough and recovered and not candidacy.pre_vote:
+                self._become_leader(candidacy, now_ms)
+            elif enough and recovered:
+                self._start_election("all but one would vote for this replica", now_ms)
             else:
-                count(self)
+                count(self, now_ms)
 
         return counts
 
-    return all_of(leading(_NotProvisional), replaced(RaftCore, "_count_votes", broken))
+    return all_of(leading(_NotProvisional), replaced(Election, "count_votes", broken))
 
 
 def campaigns_with_a_bad_disk() -> Planted:
@@ -326,7 +327,7 @@ def campaigns_with_a_bad_disk() -> Planted:
     def broken(fails: Any) -> Any:
         def failed(self: RaftCore, reason: str, takes_frames: bool = True) -> None:
             fails(self, reason, takes_frames)
-            self.unfit = None
+            self.election.unfit = None
 
         return failed
 
@@ -479,7 +480,7 @@ def cut_configuration_kept() -> Planted:
 
 def campaigns_as_a_learner() -> Planted:
     """M6. Whoever hears no leader campaigns, and votes for itself."""
-    return instead(RaftCore, "_may_campaign", property(lambda self: bool(self.membership.voters)))
+    return instead(Election, "_may_campaign", property(lambda self: bool(self._membership.voters)))
 
 
 def configuration_forgotten_at_start() -> Planted:
@@ -517,7 +518,7 @@ def following(broken: type[Following]) -> Planted:
 
 
 def leading(broken: type[Leading]) -> Planted:
-    return patch("raftmq.dledger.raft.core.Leading", broken)
+    return patch("raftmq.dledger.raft.election.Leading", broken)
 
 
 def members(broken: type[Membership]) -> Planted:

@@ -5,11 +5,12 @@ A leader of a Raft group whose disk is full (broker.disk_space) hands leadership
 has room, as in any planned transfer; so does one under which commits take far longer than they
 would under another replica (dledger.raft.pace), and one whose clock is wrong, as most others say
 (dledger.node.peer_info) or its own log does (broker.retention). Until then it takes sends, because
-a disk that counts as full still has free blocks. dledger.raft.leader_relief decides which replicas
-are better, which are asked and for how long. If no replica has room, and always in classic mode and
-over pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are while the
-disks of so many other replicas are full to the last block that no majority takes frames. A replica
-that is short of room or slow, or whose clock is wrong, tells its group so, and is not made leader.
+a disk that counts as full still has free blocks. dledger.raft.leader_placement decides which
+replicas are better, which are asked and for how long. If no replica has room, and always in classic
+mode and over pysyncobj, sends are refused ([DISK_FULL]) until there is room again; so they are
+while the disks of so many other replicas are full to the last block that no majority takes frames.
+A replica that is short of room or slow, or whose clock is wrong, tells its group so, and is not
+made leader.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Reliever:
             was_wrong = self._clock_looks
             is_wrong = engine.clock_is_wrong or bool(self._retention.contradiction)
             self._clock_looks = self._clock_looks + 1 if is_wrong else 0
-            engine.be_willing(not (room.short or self._slow or is_wrong))
+            engine.set_willing(not (room.short or self._slow or is_wrong))
             if is_wrong != bool(was_wrong):
                 log.warning("clock_wrong=%s", is_wrong)
         if bool(self._slow) != bool(slow_before):
@@ -122,7 +123,7 @@ class Reliever:
             unfit = room.full or self._clock_looks >= CLOCK_LOOKS
             wanted = leading and (unfit or bool(self._slow))
             target = engine.willing_successor(wanted, faster=not unfit)
-            hoped = engine.hopes_for_room
+            hoped = engine.successor_expected
             others = ", ".join(engine.full_voters)
             if target is not None:
                 self._hand_over(target)

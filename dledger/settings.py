@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .raft.config import CoreConfig
+from .raft.leader_placement import PreferenceLimits
 from .raft.messages import NodeId
-from .raft.preferred_leader import PreferenceLimits
 from .raft.repair import RepairTiming
 from .raft.snapshot_install import InstallTiming
 from .storage.log_flusher import FlushMode

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from raftmq.dledger.node.applier import Application
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.config import CoreConfig
-from raftmq.dledger.raft.preferred_leader import PreferenceLimits
+from raftmq.dledger.raft.leader_placement import PreferenceLimits
 from raftmq.dledger.settings import MemberConfig
 from raftmq.dledger.snapshot.transfer import SnapshotSource
 from raftmq.dledger.storage.log_flusher import FlushMode

@@ -164,11 +164,11 @@ class ReplicatedLog:
         if chosen is None:
             words = "no follower is within reach that could lead at once"
             raise Refused(ResponseCode.SYSTEM_ERROR, words, retriable=True)
-        objection = ""
+        blocker = ""
         if not self._config.is_classic:
-            objection = self.raft.objection(chosen, anyhow=anyhow or not target)
-        if objection:
-            raise Refused(ResponseCode.SYSTEM_ERROR, objection)
+            blocker = self.raft.transfer_blocker(chosen, force=anyhow or not target)
+        if blocker:
+            raise Refused(ResponseCode.SYSTEM_ERROR, blocker)
         self.engine.transfer(chosen)
         self._handing_over = True
         return chosen

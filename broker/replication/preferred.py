@@ -1,7 +1,7 @@
 """Reads and sets the preferred leader of this broker's Raft group, and moves leadership to it.
 
 The group's configuration (dledger.raft.configuration) names the preferred leader;
-dledger.raft.preferred_leader decides when leadership goes there. When it says so, the leader begins
+dledger.raft.leader_placement decides when leadership goes there. When it says so, the leader begins
 the same planned transfer that operators ask for; and a group that was never told a preference takes
 `preferredLeaderId` from the broker.conf of whichever replica leads first.
 """

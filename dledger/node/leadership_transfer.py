@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 from ..raft.core import RaftCore
 from ..raft.errors import RaftError
-from ..raft.leader_relief import Relief
+from ..raft.leader_placement import GroupView, PreferredLeader, SuccessorSearch
 from ..raft.messages import NodeId, Role
 from ..raft.pace import Paces
-from ..raft.preferred_leader import Preference, Seen
 from ..raft.progress import Progress
 from ..snapshot.transfer import Installer
 from .ready_loop import Pump
@@ -35,22 +34,22 @@ POLL_S = 0.002  # a fraction of the transfer itself, for a moment at a process's
 
 
 @dataclass(slots=True, eq=False)
-class Succession:
-    """Decides who leads after one member, and hands leadership over."""
+class LeadershipTransfer:
+    """Chooses who leads after one member, and transfers leadership."""
 
     pump: Pump
     installer: Installer
-    preference: Preference
+    preferred_leader: PreferredLeader
     paces: Paces
     clock_ms: Callable[[], float]
-    relief: Relief = field(default_factory=Relief)
+    search: SuccessorSearch = field(default_factory=SuccessorSearch)
     _leaving: bool = field(default=False, init=False)  # for a planned stop
 
     def transfer(self, target: NodeId) -> None:
         """Begin to hand leadership to `target`. Raises NotLeader, UnknownTarget, Busy."""
         self.pump.ask(self.pump.core.transfer, target, self.pump.core_ms())
 
-    def objection(self, target: NodeId) -> str:
+    def blocker(self, target: NodeId) -> str:
         """Return why `target` would hand leadership back as soon as it had it; "" if it would
         not, as far as this leader knows."""
         core = self.pump.core
@@ -58,61 +57,61 @@ class Succession:
         if progress is None or not progress.no_room:
             return ""
         # It goes on leading where nobody else should lead, either.
-        others = core.election.is_willing or with_room(core, self.pump.links.is_open)
-        return unwilling(target) if others else ""
+        others_willing = core.election.is_willing or willing_voters(core, self.pump.links.is_open)
+        return unwilling_reason(target) if others_willing else ""
 
-    def best(self) -> NodeId | None:
+    def successor(self) -> NodeId | None:
         """Return the follower that could lead at once and has most of the log, one with room on its
         disk first; None if nobody could."""
         return best_successor(self.pump.core, self.pump.links.is_open, self.pump.core_ms())
 
     # -- while this member works ----------------------------------------------------------------
 
-    def preferred(self) -> NodeId | None:
+    def preferred_successor(self) -> NodeId | None:
         """Return the preferred leader if this leader should transfer to it now, else None."""
         core = self.pump.core
         preferred = core.membership.configurations.current.preferred or ""
         ready = core.role is Role.LEADER and self.pump.roles.serving
-        hindrance, at_hand = "", False
+        blocker, caught_up = "", False
         if ready and preferred not in ("", core.node_id):
-            hindrance, at_hand = hindrance_of(
+            blocker, caught_up = blocker_of(
                 preferred, core, self.pump.links.is_open, self.pump.core_ms()
             )
-        seen = Seen(
+        view = GroupView(
             core.node_id,
             core.term,
             core.leader,
             preferred,
             ready,
             core.transfer_target is not None,
-            hindrance,
+            blocker,
             self._busy() if ready else "",
-            at_hand,
+            caught_up,
         )
-        return self.preference.look(seen, self.clock_ms())
+        return self.preferred_leader.check(view, self.clock_ms())
 
-    def with_room(self, wanted: bool, faster: bool) -> NodeId | None:
+    def willing_successor(self, needed: bool, faster: bool) -> NodeId | None:
         """Return the replica to which this leader should transfer because its own disk is full or
-        slow (`wanted`), else None; `faster`: only a replica with a lower cost
+        slow (`needed`), else None; `faster`: only a replica with a lower cost
         (dledger/raft/pace.py)."""
         core, is_open = self.pump.core, self.pump.links.is_open
-        roomy: list[NodeId] = []
+        willing: list[NodeId] = []
         able: list[Progress] = []
-        wanted = wanted and core.role is Role.LEADER and self.pump.roles.serving
-        wanted = wanted and not self._leaving
-        if wanted:
-            roomy = with_room(core, is_open)
+        needed = needed and core.role is Role.LEADER and self.pump.roles.serving
+        needed = needed and not self._leaving
+        if needed:
+            willing = willing_voters(core, is_open)
             if faster:
-                roomy = [peer for peer in roomy if self.paces.is_faster(peer)]
+                willing = [peer for peer in willing if self.paces.is_faster(peer)]
             able = [
                 progress
                 for progress in able_successors(core, is_open, self.pump.core_ms())
-                if progress.recovering is not None and progress.peer in roomy
+                if progress.recovering is not None and progress.peer in willing
             ]
             able.sort(key=lambda progress: (-progress.match_index, -progress.heard_ms))
         transferring = core.transfer_target is not None
         best = [progress.peer for progress in able]
-        return self.relief.look(wanted, transferring, roomy, best, self.clock_ms())
+        return self.search.check(needed, transferring, willing, best, self.clock_ms())
 
     def _busy(self) -> str:
         """Return what this leader is busy with that a successor would have to begin anew; "" if
@@ -147,17 +146,17 @@ class Succession:
                 outcome = "nobody took over in time"
                 break
             if core.transfer_target is None and not core.wants_noop:
-                self._begin()
+                self._try_transfer()
             await asyncio.sleep(POLL_S)
         else:
             outcome = "no news of a successor"
-            if await self._is_through(core.last_index, deadline_ms):
+            if await self._successor_known(core.last_index, deadline_ms):
                 log.info("handed_over node=%s to=%s", core.node_id, core.leader)
                 return core.leader
         log.warning("not_handed_over node=%s reason=%s", core.node_id, outcome)
         return None
 
-    async def _is_through(self, last_index: int, deadline_ms: float) -> bool:
+    async def _successor_known(self, last_index: int, deadline_ms: float) -> bool:
         """Wait until the new leader is known and this node's own frames are applied; return whether
         that happened in time."""
         core, roles = self.pump.core, self.pump.roles
@@ -171,48 +170,48 @@ class Succession:
     def _is_connected(self) -> bool:
         return any(self.pump.links.is_open(peer) for peer in self.pump.core.membership.peers)
 
-    def _begin(self) -> None:
+    def _try_transfer(self) -> None:
         """Start a transfer if a follower is able now."""
-        best = self.best()
-        if best is None:
+        successor = self.successor()
+        if successor is None:
             return
         try:
-            self.transfer(best)
+            self.transfer(successor)
         except RaftError as error:  # its standing changed just now: look again
-            log.info("transfer_refused target=%s: %s", best, error)
+            log.info("transfer_refused target=%s: %s", successor, error)
 
 
-def hindrance_of(
+def blocker_of(
     peer: NodeId, core: RaftCore, is_open: Callable[[NodeId], bool], now_ms: float
 ) -> tuple[str, bool]:
     """Return why a leader's follower could not lead now, "" if it could; and whether it lacks at
-    most LAG_FRAMES_MAX frames. It may lack more for a moment without any hindrance."""
+    most LAG_FRAMES_MAX frames. It may lack more for a moment without any blocker."""
     progress = core.progress.get(peer)
     if progress is None or peer not in core.membership.voters:
         return f"{peer} is no other voter of this group", False
-    words = ""
+    reason = ""
     lag_bytes = core.lag_bytes(progress)
     if not is_open(peer):
-        words = f"{peer} is not connected"
+        reason = f"{peer} is not connected"
     elif progress.recovering is None:
-        words = f"{peer} has not been heard yet"
+        reason = f"{peer} has not been heard yet"
     elif progress.recovering:
-        words = f"{peer} is recovering"
+        reason = f"{peer} is recovering"
     elif progress.heard_ms < now_ms - core.config.election_ms_min:
-        words = f"{peer} is silent"
+        reason = f"{peer} is silent"
     elif lag_bytes > core.config.learner_lag_bytes_max:
-        words = f"{peer} lacks {lag_bytes} bytes of the log"
+        reason = f"{peer} lacks {lag_bytes} bytes of the log"
     elif progress.no_room:
-        words = unwilling(peer)
-    return words, core.last_index - progress.match_index <= LAG_FRAMES_MAX
+        reason = unwilling_reason(peer)
+    return reason, core.last_index - progress.match_index <= LAG_FRAMES_MAX
 
 
-def unwilling(peer: NodeId) -> str:
+def unwilling_reason(peer: NodeId) -> str:
     """Return the words for a peer that has said that it should not lead."""
     return f"{peer} should not lead: its disk is short of room or slow, or its clock is wrong"
 
 
-def with_room(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
+def willing_voters(core: RaftCore, is_open: Callable[[NodeId], bool]) -> list[NodeId]:
     """Return a leader's connected voters whose disks may have room and be fast, including those
     not heard yet."""
     return [

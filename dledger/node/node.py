@@ -32,10 +32,10 @@ from ..raft.config import Random
 from ..raft.configuration import Change, Configurations
 from ..raft.core import RaftCore
 from ..raft.errors import NotLeader, StateTooOld
+from ..raft.leader_placement import PreferredLeader
 from ..raft.log_index import LogIndex
 from ..raft.messages import TERM_MAX, HardState, NodeId, Role
 from ..raft.pace import Pace, Paces
-from ..raft.preferred_leader import Preference
 from ..raft.recollection import Recollection
 from ..raft.repair import RepairRequest, RepairResponse
 from ..raft.snapshot_install import (
@@ -76,7 +76,7 @@ from .applier import Application, Applier
 from .disk_health import DiskHealth
 from .dispatcher import Inbox
 from .founders import Settings
-from .leadership_transfer import Succession
+from .leadership_transfer import LeadershipTransfer
 from .milestones import Milestones
 from .peer_addresses import Roster, members_of
 from .peer_info import Surroundings
@@ -102,7 +102,7 @@ class Parts:
     flusher: LogFlusher
     installer: Installer
     chores: Chores
-    succession: Succession
+    leadership: LeadershipTransfer
     refusals: Refusals
 
 
@@ -342,8 +342,9 @@ class RaftMember:
             self._pool,
             clock_ms,
         )
-        succession = Succession(pump, installer, Preference(config.preference), paces, clock_ms)
-        return Parts(pump, flusher, installer, chores, succession, refusals)
+        preferred_leader = PreferredLeader(config.preference)
+        leadership = LeadershipTransfer(pump, installer, preferred_leader, paces, clock_ms)
+        return Parts(pump, flusher, installer, chores, leadership, refusals)
 
     def _make_pump(
         self, core: RaftCore, core_ms: StallAwareClock, flusher: LogFlusher, applied_index: int
@@ -486,11 +487,11 @@ class RaftMember:
         Raises NotLeader, UnknownTarget, Busy."""
         if self._parts is None:
             raise NotLeader(None)
-        self._parts.succession.transfer(target)
+        self._parts.leadership.transfer(target)
 
-    def objection(self, target: NodeId, *, anyhow: bool = False) -> str:
+    def transfer_blocker(self, target: NodeId, *, force: bool = False) -> str:
         """Return why `target` would hand leadership back as soon as it had it; "" if it would
-        not, as far as this leader knows. `anyhow`: only if its clock is wrong, since what it does
+        not, as far as this leader knows. `force`: only if its clock is wrong, since what it does
         until then cannot be undone."""
         if not self.life.running:
             return ""
@@ -499,31 +500,33 @@ class RaftMember:
                 f"{target} should not lead: its clock is wrong, and timer messages would come early"
                 " or late; correct the clock"
             )
-        return "" if anyhow else self.parts.succession.objection(target)
+        return "" if force else self.parts.leadership.blocker(target)
 
     def successor(self) -> NodeId | None:
         """Return the follower to which this leader should `transfer` if it is asked to hand over to
         whoever is best; None if nobody could lead at once."""
-        return self.parts.succession.best() if self.life.running else None
+        return self.parts.leadership.successor() if self.life.running else None
 
     def preferred_successor(self) -> NodeId | None:
         """Return the preferred leader if this leader should `transfer` to it now, else None. To be
-        called a few times a second, on every replica (dledger/raft/preferred_leader.py)."""
-        return self.parts.succession.preferred() if self.life.running else None
+        called a few times a second, on every replica (dledger/raft/leader_placement.py)."""
+        return self.parts.leadership.preferred_successor() if self.life.running else None
 
-    def be_willing(self, is_willing: bool) -> None:
+    def set_willing(self, is_willing: bool) -> None:
         """Note whether this replica should lead: its disk has room for what a leader writes, and
         takes it in time, and its clock is right. One that is not willing leads only if nobody else
         can, and tells its leader so."""
         if self.life.running:
             self.core.election.is_willing = is_willing
 
-    def willing_successor(self, wanted: bool, *, faster: bool = False) -> NodeId | None:
+    def willing_successor(self, needed: bool, *, faster: bool = False) -> NodeId | None:
         """Return the replica to which this leader should `transfer` now because it is not willing
-        itself (`wanted`), else None; `faster`: only a replica under which commits are made sooner
+        itself (`needed`), else None; `faster`: only a replica under which commits are made sooner
         (dledger/raft/pace.py). To be called a few times a second, on every replica
-        (dledger/raft/leader_relief.py)."""
-        return self.parts.succession.with_room(wanted, faster) if self.life.running else None
+        (dledger/raft/leader_placement.py)."""
+        return (
+            self.parts.leadership.willing_successor(needed, faster) if self.life.running else None
+        )
 
     @property
     def clock_is_wrong(self) -> bool:
@@ -547,9 +550,9 @@ class RaftMember:
         return self.parts.chores.paces.reason if self.life.running else ""
 
     @property
-    def hopes_for_room(self) -> bool:
+    def successor_expected(self) -> bool:
         """True if a willing replica may take over soon, as of the last `willing_successor`."""
-        return self._parts is not None and self._parts.succession.relief.hoped
+        return self._parts is not None and self._parts.leadership.search.successor_expected
 
     @property
     def full_voters(self) -> list[NodeId]:
@@ -561,7 +564,7 @@ class RaftMember:
         `transfer_on_stop_ms`. Return the new leader, as leadership_transfer.py says."""
         if not self.life.running:
             return None
-        return await self.parts.succession.hand_over(self.config.transfer_on_stop_ms)
+        return await self.parts.leadership.hand_over(self.config.transfer_on_stop_ms)
 
     def agree_expired(self, position: int) -> int:
         """Note up to which CommitLog offset this log has expired by this replica's clock and
@@ -642,7 +645,7 @@ class RaftMember:
         healing |= parts.installer.status()
         view = status_of(config, parts.pump, surroundings, parts.chores.paces, healing)
         takes_none = parts.refusals.why(self._clock_ms())
-        reason = parts.succession.preference.reason
+        reason = parts.leadership.preferred_leader.reason
         view |= {"preferred_reason": reason, "takes_no_frames": takes_none}
         return view | {"standstill": parts.chores.standstill.reason} | group
 

@@ -14,7 +14,7 @@ may reach them by another route) until a change moves them. dledger/node/peer_ad
 other members are dialled by broker.conf. A broker id is never given twice.
 
 A configuration also says which voter should lead when it can (the preferred leader,
-preferred_leader.py). So every replica knows it, it is as durable as the membership, and it goes
+leader_placement.py). So every replica knows it, it is as durable as the membership, and it goes
 with the member it names.
 
     payload  off size field            then, per member        off size field

@@ -21,7 +21,6 @@ from .config import CoreConfig
 from .configuration import Change, ChangeKind, Configuration
 from .election_timeout import ElectionTimer
 from .errors import Busy, ChangeRefused, MessageRefused, UnknownTarget
-from .leadership_transfer import Transfer
 from .membership import Membership
 from .messages import (
     AppendOrder,
@@ -545,3 +544,29 @@ class Leading:
             progress.paused = False
         self._send_heartbeat(progress)
         self._want_appends(progress)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A leader's transfer of leadership (thesis 3.10), one at a time. Without a transfer `target`
+    is None, and `due_ms` is never reached."""
+
+    _timeout_ms: float
+    target: NodeId | None = None
+    due_ms: float = NEVER_DUE_MS  # the transfer is given up then
+
+    def begin(self, target: NodeId, now_ms: float) -> None:
+        """Begin a transfer, or give the same one more time. Raises Busy for another target."""
+        if target != self.target:
+            self.check_none()
+        self.target = target
+        self.due_ms = now_ms + self._timeout_ms
+
+    def give_up(self) -> None:
+        """Note that there is no transfer any more."""
+        self.target, self.due_ms = None, NEVER_DUE_MS
+
+    def check_none(self) -> None:
+        """Raises Busy while leadership is being handed over."""
+        if self.target is not None:
+            raise Busy(f"leadership is being handed to {self.target}")

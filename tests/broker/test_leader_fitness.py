@@ -204,7 +204,7 @@ async def test_a_preferred_leader_without_room_is_not_given_leadership_back(tmp_
         assert await group.leader() == second
         await fill(
             group, {first: ROOMY}
-        )  # and it leads again when dledger/raft/preferred_leader.py says so
+        )  # and it leads again when dledger/raft/leader_placement.py says so
         await until(lambda: "short of room" not in engine.status()["preferred_reason"])
 
 
@@ -215,7 +215,7 @@ async def test_leadership_is_not_handed_to_one_that_would_hand_it_back(tmp_path)
         full = next(name for name in group.brokers if name != first)
         await fill(group, {full: FULL})
         leader = group.brokers[first]
-        await until(lambda: leader.engine.objection(full))
+        await until(lambda: leader.engine.transfer_blocker(full))
         term = leader.engine.core.term
 
         async def asked(**ext):
@@ -236,9 +236,9 @@ async def test_leadership_is_handed_over_where_no_disk_has_room(tmp_path):
         leader, brokers = group.brokers[first], group.brokers
         full, other = (name for name in brokers if name != first)
         await fill(group, {full: FULL, other: FULL})
-        await until(lambda: leader.engine.objection(full))
+        await until(lambda: leader.engine.transfer_blocker(full))
         await fill(group, {first: FULL})
-        await until(lambda: not leader.engine.objection(full))
+        await until(lambda: not leader.engine.transfer_blocker(full))
         ext = {"target": full}
         assert (await group.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)).code == 0
         await until(lambda: brokers[full].roles.leading)
@@ -335,7 +335,7 @@ async def test_leadership_is_handed_to_no_wrong_clock_even_by_force(group, monke
     first = await group.leader()
     wrong, leader = others(group, first)[0], group.brokers[first]
     group.ahead_ms[wrong] = 3_600_000
-    await until(lambda: leader.engine.objection(wrong, anyhow=True))
+    await until(lambda: leader.engine.transfer_blocker(wrong, force=True))
     term = leader.engine.core.term
     for ext in ({"target": wrong}, {"target": wrong, "force": "true"}):
         answer = await group.ask(leader, RequestCode.TRANSFER_LEADERSHIP, ext)

@@ -11,7 +11,7 @@ import pytest
 
 from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.dledger.raft.errors import ChangeRefused, PreferredChanged, RaftError
-from raftmq.dledger.raft.preferred_leader import PreferenceLimits
+from raftmq.dledger.raft.leader_placement import PreferenceLimits
 from tests.dledger.members import Group
 from tests.dledger.test_change_members import change
 

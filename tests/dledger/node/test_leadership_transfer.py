@@ -11,7 +11,7 @@ from raftmq.dledger.node.leadership_transfer import (
     LAG_FRAMES_MAX,
     able_successors,
     best_successor,
-    with_room,
+    willing_voters,
 )
 from raftmq.dledger.raft.config import CoreConfig
 
@@ -93,5 +93,5 @@ def test_who_may_have_room(changes: dict[str, object], roomy: bool) -> None:
     other = follower("n1", **({"no_room": False} | changes))
     membership = SimpleNamespace(voters=frozenset({"n0", "n1", "away"}))
     core = SimpleNamespace(progress={other.peer: other}, membership=membership, config=CONFIG)
-    found = with_room(core, lambda peer: peer != "away")  # type: ignore[arg-type]
+    found = willing_voters(core, lambda peer: peer != "away")  # type: ignore[arg-type]
     assert found == ([other.peer] if roomy else [])

@@ -1,4 +1,4 @@
-"""A transfer: one at a time, and one that is over never comes due."""
+"""A leader's transfer: one at a time, and one that is over never comes due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.dledger.raft.append_throttle import NEVER_DUE_MS
 from raftmq.dledger.raft.errors import Busy
-from raftmq.dledger.raft.leadership_transfer import Transfer
+from raftmq.dledger.raft.leader import Transfer
 
 
 def test_one_at_a_time() -> None:

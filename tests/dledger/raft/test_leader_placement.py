@@ -1,46 +1,57 @@
-"""When leadership goes to the preferred replica, and when it does not."""
+"""Leader placement: moving leadership to the preferred replica, and away from an unwilling one."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from raftmq.dledger.node.leadership_transfer import LAG_FRAMES_MAX, hindrance_of
+from raftmq.dledger.node.leadership_transfer import LAG_FRAMES_MAX, blocker_of
 from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.configuration import Change, ChangeKind, founding
-from raftmq.dledger.raft.preferred_leader import Preference, PreferenceLimits, Seen
+from raftmq.dledger.raft.leader_placement import (
+    BACK_OFF_MS,
+    BACK_OFF_MS_MAX,
+    EXPECTED_MS,
+    FORGET_MS,
+    GroupView,
+    PreferenceLimits,
+    PreferredLeader,
+    SuccessorSearch,
+)
 
 LIMITS = PreferenceLimits()
 STEP_MS = 100.0
-GOOD = Seen("n0", 7, "n0", "n1", ready=True, at_hand=True)
+GOOD = GroupView("n0", 7, "n0", "n1", ready=True, caught_up=True)
 
 
 class Replica:
     """A replica that looks every 100 ms, and does as it is told."""
 
     def __init__(self, limits: PreferenceLimits = LIMITS) -> None:
-        self.preference = Preference(limits)
+        self.preferred_leader = PreferredLeader(limits)
         self.now_ms = 1_000.0
 
-    def look(self, seen: Seen) -> str | None:
+    def look(self, view: GroupView) -> str | None:
         self.now_ms += STEP_MS
-        return self.preference.look(seen, self.now_ms)
+        return self.preferred_leader.check(view, self.now_ms)
 
-    def until_told(self, seen: Seen, for_ms: float) -> float | None:
+    def until_told(self, view: GroupView, for_ms: float) -> float | None:
         """After how long it is told to hand over; None: not within `for_ms`."""
         begun_ms = self.now_ms
         while self.now_ms - begun_ms < for_ms:
-            if self.look(seen) is not None:
+            if self.look(view) is not None:
                 return self.now_ms - begun_ms
         return None
 
-    def passes(self, seen: Seen, for_ms: float) -> None:
-        assert self.until_told(seen, for_ms) is None
+    def passes(self, view: GroupView, for_ms: float) -> None:
+        assert self.until_told(view, for_ms) is None
 
 
-def led_by(leader: str, term: int) -> Seen:
+def led_by(leader: str, term: int) -> GroupView:
     return replace(GOOD, leader=leader, term=term, ready=leader == "n0")
 
 
@@ -51,10 +62,10 @@ def about(found: float | None, wanted_ms: float) -> bool:
 def test_it_goes_to_the_preferred_one_once_that_has_been_able_for_a_while() -> None:
     replica = Replica()
     assert about(replica.until_told(GOOD, 60_000), LIMITS.steady_ms)
-    assert replica.preference.reason == "leadership goes to n1"
+    assert replica.preferred_leader.reason == "leadership goes to n1"
     replica.passes(replace(GOOD, transferring=True), 800)
     replica.passes(led_by("n1", 8), 120_000)
-    assert replica.preference.reason == "n1 leads"
+    assert replica.preferred_leader.reason == "n1 leads"
 
 
 @pytest.mark.parametrize(
@@ -64,18 +75,18 @@ def test_it_goes_to_the_preferred_one_once_that_has_been_able_for_a_while() -> N
         ({"preferred": "n0"}, "n0 leads"),
         ({"ready": False}, "the leader sees to it"),
         ({"leader": "n2", "ready": False}, "the leader sees to it"),
-        ({"hindrance": "n1 is recovering"}, "n1 is recovering"),
+        ({"blocker": "n1 is recovering"}, "n1 is recovering"),
         ({"busy": "n2 is being refilled"}, "n2 is being refilled"),
         ({"transferring": True}, "leadership is being handed over"),
-        ({"at_hand": False}, "n1 lacks the newest frames"),
+        ({"caught_up": False}, "n1 lacks the newest frames"),
     ],
 )
 def test_what_stands_against_it(changes: dict[str, object], standing: str) -> None:
     replica = Replica()
     against = replace(GOOD, **changes)  # type: ignore[arg-type]
     replica.passes(against, 120_000)
-    assert replica.preference.reason == standing
-    wait_ms = STEP_MS if changes == {"at_hand": False} else LIMITS.steady_ms
+    assert replica.preferred_leader.reason == standing
+    wait_ms = STEP_MS if changes == {"caught_up": False} else LIMITS.steady_ms
     assert about(replica.until_told(GOOD, 60_000), wait_ms)
 
 
@@ -83,7 +94,7 @@ def test_a_moment_of_trouble_starts_the_wait_anew() -> None:
     replica = Replica()
     for _ in range(10):
         replica.passes(GOOD, LIMITS.steady_ms - 2 * STEP_MS)
-        assert replica.look(replace(GOOD, hindrance="n1 is silent")) is None
+        assert replica.look(replace(GOOD, blocker="n1 is silent")) is None
     assert about(replica.until_told(GOOD, 60_000), LIMITS.steady_ms)
 
 
@@ -100,8 +111,8 @@ def test_a_hand_over_that_comes_to_nothing_doubles_the_wait_up_to_the_limit() ->
         wanted = min(LIMITS.back_off_ms_max, LIMITS.back_off_ms * 2**number)
         per_minute = 60_000 if number == 1 else 0  # the third in a minute would be one too many
         assert wanted <= wait <= max(wanted + 300, per_minute), (number, wait)
-    replica.preference.look(GOOD, replica.now_ms)
-    assert replica.preference.reason.startswith("n1 has been able for 0 s")
+    replica.preferred_leader.check(GOOD, replica.now_ms)
+    assert replica.preferred_leader.reason.startswith("n1 has been able for 0 s")
 
 
 def test_no_more_than_so_many_moves_in_a_minute_whoever_made_them() -> None:
@@ -167,7 +178,7 @@ NOW_MS = 10_000.0
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "at_hand"),
+    ("changes", "words", "caught_up"),
     [
         ({}, "", True),
         ({"match_index": 100 - LAG_FRAMES_MAX}, "", True),
@@ -185,7 +196,7 @@ NOW_MS = 10_000.0
         ),
     ],
 )
-def test_what_hinders_a_replica(changes: dict[str, object], words: str, at_hand: bool) -> None:
+def test_what_hinders_a_replica(changes: dict[str, object], words: str, caught_up: bool) -> None:
     good: dict[str, object] = {
         "peer": "n1", "recovering": 0, "heard_ms": NOW_MS, "match_index": 100, "lag_bytes": 0,
         "open": True, "no_room": False,
@@ -199,13 +210,94 @@ def test_what_hinders_a_replica(changes: dict[str, object], words: str, at_hand:
         last_index=100,
         lag_bytes=lambda progress: progress.lag_bytes,
     )
-    found = hindrance_of("n1", core, lambda peer: other.open, NOW_MS)  # type: ignore[arg-type]
-    assert found == (words, at_hand)
+    found = blocker_of("n1", core, lambda peer: other.open, NOW_MS)  # type: ignore[arg-type]
+    assert found == (words, caught_up)
 
 
 def test_who_is_gone_or_does_not_vote_cannot_lead() -> None:
     learner = founding([("n0", "h:1")]).after(Change(ChangeKind.ADD_LEARNER, "n1", "h:2"))
     membership = SimpleNamespace(voters=learner.voters)
     core = SimpleNamespace(progress={"n1": None}, membership=membership)
-    words, _ = hindrance_of("n1", core, lambda peer: True, NOW_MS)  # type: ignore[arg-type]
+    words, _ = blocker_of("n1", core, lambda peer: True, NOW_MS)  # type: ignore[arg-type]
     assert words == "n1 is no other voter of this group"
+
+
+# -- an unwilling leader --------------------------------------------------------------------------
+
+BOTH = ["n1", "n2"]
+
+
+def test_a_leader_with_room_keeps_leadership() -> None:
+    search = SuccessorSearch()
+    for now_ms in range(0, 20_000, 100):
+        assert search.check(False, False, BOTH, BOTH, now_ms) is None
+        assert not search.successor_expected
+
+
+def test_the_best_that_is_able_is_told_at_once() -> None:
+    search = SuccessorSearch()
+    assert search.check(True, False, BOTH, ["n2", "n1"], 0) == "n2"
+    assert search.successor_expected
+
+
+def test_nobody_is_told_during_a_transfer() -> None:
+    search = SuccessorSearch()
+    assert search.check(True, True, BOTH, BOTH, 0) is None
+    assert search.successor_expected
+
+
+def test_when_nobody_has_room_there_is_no_hope() -> None:
+    search = SuccessorSearch()
+    assert search.check(True, False, [], [], 0) is None
+    assert not search.successor_expected
+
+
+def test_sends_are_taken_while_somebody_with_room_catches_up_and_for_so_long_only() -> None:
+    search = SuccessorSearch()
+    for now_ms in range(0, 2 * EXPECTED_MS, 100):
+        assert search.check(True, False, ["n1"], [], now_ms) is None
+        assert search.successor_expected == (now_ms < EXPECTED_MS)
+    assert search.check(True, False, ["n1"], ["n1"], 2 * EXPECTED_MS) == "n1"  # the search goes on
+
+
+def test_who_did_not_take_it_is_told_less_and_less_often_and_the_other_meanwhile() -> None:
+    search = SuccessorSearch()
+    told: dict[str, list[int]] = {"n1": [], "n2": []}
+    for now_ms in range(0, 4 * FORGET_MS, 100):
+        peer = search.check(True, False, BOTH, BOTH, now_ms)
+        if peer is not None:
+            told[peer].append(now_ms)
+    assert (told["n1"][0], told["n2"][0]) == (0, 100)
+    for times in told.values():
+        gaps = [after - before for before, after in pairwise(times)]
+        assert gaps[:4] == [BACK_OFF_MS, 2 * BACK_OFF_MS, 4 * BACK_OFF_MS, 8 * BACK_OFF_MS]
+        assert max(gaps) == BACK_OFF_MS_MAX
+
+
+def test_after_a_long_while_everything_is_forgiven() -> None:
+    search = SuccessorSearch()
+    for now_ms in range(0, 60_000, 100):
+        search.check(True, False, BOTH, ["n1"], now_ms)
+    later_ms = 60_000 + FORGET_MS
+    assert search.check(True, False, BOTH, ["n1"], later_ms) == "n1"
+    assert search.check(True, False, BOTH, ["n1"], later_ms + BACK_OFF_MS - 1) is None
+    assert search.check(True, False, BOTH, ["n1"], later_ms + BACK_OFF_MS) == "n1"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_leadership_that_nobody_keeps_does_not_go_round_and_round(seed: int) -> None:
+    """Whatever replicas find, and however often each loses leadership again: in ten minutes a
+    replica is told a few times, not hundreds."""
+    rng = random.Random(seed)
+    searches = {name: SuccessorSearch() for name in ("n0", "n1", "n2")}
+    leader, moves = "n0", 0
+    for now_ms in range(0, 600_000, 100):
+        others = [name for name in searches if name != leader]
+        able = [name for name in others if rng.random() < 0.9]
+        for name, search in searches.items():
+            peer = search.check(name == leader, False, others, able, now_ms)
+            if peer is not None:
+                moves += 1
+                leader = peer if rng.random() < 0.5 else leader
+                break
+    assert 0 < moves <= 6 * 9, moves  # 5 s doubled is above ten minutes after eight times

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raftmq.dledger.transport.proof import SECRET_SIZE_BYTES_MIN
+from raftmq.dledger.transport.peer_auth import SECRET_SIZE_BYTES_MIN
 from raftmq.ops.foreign_keys import separate
 from raftmq.ops.options import (
     BYTES,
@@ -421,10 +421,6 @@ class BrokerConfig(PeerTlsOptions):
         " ([Security](security.md)). Without, these ports listen on loopback only.")
     peer_secret: str = option("peers", "peerSecret", "",
         "The same secret, not in a file. Never shown.", secret=True)
-    peer_auth: str = option("peers", "peerAuth", "require",
-        "With a secret: `require` asks every peer for a proof that it has it; `accept` takes those"
-        " of an older program, too, until every voter of the group has proven itself.",
-        choices=("require", "accept"))
 
     # [acl]
     acl_enable: bool = option("acl", "aclEnable", False,

@@ -12,8 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftmq.dledger.transport.peer_auth import Gate
-from raftmq.dledger.transport.proof import Purpose, Secret
+from raftmq.dledger.transport.peer_auth import Gate, Purpose, Secret
 from raftmq.web.settings import is_loopback
 
 from ..config import BrokerConfig
@@ -21,7 +20,6 @@ from ..errors import EngineError
 
 log = logging.getLogger("raftmq.broker.peerproof")
 
-ACCEPT = "accept"
 ENFORCING = "enforcing"
 SECRET_FILE_BYTES_MAX = 4096
 _WITHOUT = (
@@ -55,17 +53,16 @@ def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gate
     """Make the gates; reads the secret's file. `bound` is the socket to which peers connect, if it
     is bound already. Raises EngineError, also for a port that would be open to all."""
     secret = read_secret(config)
-    accept = config.peer_auth == ACCEPT
     if not config.is_classic:
         host = _host_of(bound) or config.dleger_bind_address or _own_host(config)
         if secret is None:
             _check_exposed(host, config.raft_tls_mode == ENFORCING, "Raft", "raftTlsMode=enforcing")
             return NO_GATES
-        return Gates(raft=_gate(config, secret, Purpose.RAFT, accept))
+        return Gates(raft=_gate(config, secret, Purpose.RAFT))
     if config.is_slave:
         if secret is None or config.ha_follow_unproven_master:
             return NO_GATES
-        return Gates(slave=_gate(config, secret, Purpose.HA, accept))
+        return Gates(slave=_gate(config, secret, Purpose.HA))
     unproven = config.ha_accept_unproven_slaves
     if secret is None:
         certified = (
@@ -75,7 +72,7 @@ def make_gates(config: BrokerConfig, bound: socket.socket | None = None) -> Gate
         host = _host_of(bound) or config.bind_address
         _check_exposed(host, certified or unproven, "HA", tls)
         return NO_GATES
-    return Gates(master=_gate(config, secret, Purpose.HA, accept or unproven))
+    return Gates(master=_gate(config, secret, Purpose.HA, accept_unproven=unproven))
 
 
 def read_secret(config: BrokerConfig) -> Secret | None:
@@ -95,9 +92,11 @@ def read_secret(config: BrokerConfig) -> Secret | None:
         raise EngineError(f"{key}: {error}") from error
 
 
-def _gate(config: BrokerConfig, secret: Secret, purpose: Purpose, accept: bool) -> Gate:
+def _gate(
+    config: BrokerConfig, secret: Secret, purpose: Purpose, *, accept_unproven: bool = False
+) -> Gate:
     group = config.group_name if purpose is Purpose.RAFT else config.broker_name
-    return Gate(secret, purpose, group, config.node_name, accept_unproven=accept)
+    return Gate(secret, purpose, group, config.node_name, accept_unproven=accept_unproven)
 
 
 def _host_of(bound: socket.socket | None) -> str:

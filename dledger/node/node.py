@@ -59,7 +59,6 @@ from ..storage.startup_state import Promises
 from ..storage.two_slot_file import SlotFile
 from ..transport.group_id import GroupIdentity, file_of
 from ..transport.outbound import now_ms
-from ..transport.peer_auth_enforcement import ENFORCED_FILE, Enforcement
 from ..transport.transport import PeerLinks
 from ..transport.wire import (
     CIRCUMSTANCES_VERSION,
@@ -155,10 +154,6 @@ class RaftMember:
         commitlog.served = FrameReads(self.log)
         self.identity = GroupIdentity(file_of(disk, directory), self._is_empty, disk_failed)
         self.identity.tell(self._promises.note_owner)
-        enforced = SlotFile(disk, f"{directory}/{ENFORCED_FILE}")
-        gate = config.links.gate
-        admissions = None if gate is None else gate.admissions
-        self._enforcement = Enforcement(enforced, admissions, disk_failed)
         self._roster = Roster(config, disk, disk_failed)
         self.healer = Healer(
             config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed
@@ -202,7 +197,7 @@ class RaftMember:
         (`status` says what for). Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after
         it has raised or was cancelled."""
         loop = asyncio.get_running_loop()
-        loads = (self._roster, self.identity, self._enforcement, self.oldstores)
+        loads = (self._roster, self.identity, self.oldstores)
         for load in [part.load for part in loads]:
             await loop.run_in_executor(self._pool, load)
         self.identity.start(self._pool)
@@ -320,7 +315,6 @@ class RaftMember:
             self.healer,
             installer,
             self._roster,
-            self._enforcement,
             self.oldstores,
             Milestones(
                 core,
@@ -402,7 +396,6 @@ class RaftMember:
             await parts.installer.stop()
         await self._roster.stop()
         await self.identity.stop()
-        await self._enforcement.stop()
         await self.oldstores.stop()
         if parts is not None:
             await parts.pump.saver.stop()

@@ -23,7 +23,6 @@ from ..raft.pace import Paces
 from ..repair.repairer import Healer
 from ..snapshot.transfer import Installer
 from ..storage.log_flusher import LogFlusher
-from ..transport.peer_auth_enforcement import Enforcement
 from .milestones import Milestones
 from .peer_addresses import Roster
 from .peer_info import Surroundings
@@ -52,7 +51,6 @@ class Chores:
     healer: Healer
     installer: Installer
     roster: Roster
-    enforcement: Enforcement
     oldstores: OldStores
     milestones: Milestones
     surroundings: Surroundings
@@ -128,7 +126,6 @@ class Chores:
         pump.proposer.expire()
         self.roster.save(pump.core, self.pool)
         self.roster.look(pump.core, pump.links)
-        self.enforcement.look(pump.core.membership.voters, pump.core.node_id, self.pool)
         if pump.disk.is_full:
             pump.write_held()
         pump.disk.read_again()

@@ -1,59 +1,227 @@
-"""The gate before a replica's ports and dials: no connection passes unless both ends have proven
-that they have the group's secret (proof.py). Shell.
+"""Peer authentication: both ends of a connection prove that they have their group's secret.
 
-When both ends have proven themselves the connection is handed to its protocol as if it had just
-been made; before that none of that protocol's data is sent or read. Connections that are still
-proving themselves are bounded in time, and in number: beyond HANDSHAKING_MAX the oldest one is
-closed. Neither the secret nor what others sent in its place is logged.
+    challenge  dialler → acceptor    off size field
+                                     0   4    magic "RMQS"
+                                     4   1    version 1
+                                     5   1    purpose: 1 Raft's links, 2 the HA stream
+                                     6   1    length of the group's name
+                                     7   1    length of the sender's id
+                                     8   1    length of the receiver's id
+                                     9   32   the dialler's random bytes
+                                     41  n    group, sender, receiver, UTF-8
+    answer     acceptor → dialler    magic "RMQT", version 1, the acceptor's 32 random bytes
+    proof      dialler → acceptor    32: HMAC-SHA-256(secret, "…dialler" | challenge | answer)
+    proof      acceptor → dialler    32: HMAC-SHA-256(secret, "…acceptor" | challenge | answer)
 
-An older program knows no proofs. For an upgrade from one, a gate with `accept_unproven` accepts
-peers that begin with something other than a challenge, and dials again without a challenge if a
-peer answered the challenge by closing the connection. Each is counted and, seldom, logged.
-`Admissions.enforce` ends that for good (peer_auth_enforcement.py says when).
+The connection is then handed to its protocol as if it had just been made; before that none of that
+protocol's data is sent or read. The dialler proves itself first: a dialler without the secret gets
+nothing but random bytes. Both random numbers are in both proofs, so a recorded proof is useless in
+another connection. The labels differ, so a proof sent back to its maker proves nothing. The names
+are in it, so a proof for one replica, group or port is not accepted at another. Wrong bytes, and
+early bytes, end the connection (ProofError), so at most one read and CHALLENGE_SIZE_BYTES_MAX are
+kept. Unauthenticated connections are bounded in time, and in number: beyond HANDSHAKING_MAX the
+oldest is closed. Neither the secret nor bytes from a stranger are logged.
+
+The proof does not protect the data that follows: an attacker who can change packets between two
+replicas can take over their connection after the proof, and an attacker who can read packets reads
+everything. TLS protects against that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import socket
+import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import cast
 
 from raftmq.ops.listening import Listening
 
 from .network import Factory, Network, other_end
-from .proof import (
-    RANDOM_SIZE_BYTES,
-    Accepting,
-    Claim,
-    Dialling,
-    ProofError,
-    Purpose,
-    Secret,
-)
 
 log = logging.getLogger("raftmq.dledger.transport.peer_auth")
 
 HANDSHAKING_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0  # a dial with TLS takes no longer (broker.replication.engine)
-NAMES_MAX = 64  # of proven nodes; more than a group ever has
-
+VERSION = 1
+RANDOM_SIZE_BYTES = 32
+PROOF_SIZE_BYTES = 32
+SECRET_SIZE_BYTES_MIN = 16  # anyone who has seen one connection can guess a short one
+_CHALLENGE_MAGIC = b"RMQS"
+_ANSWER_MAGIC = b"RMQT"
+_CHALLENGE = struct.Struct(">4sBBBBB32s")
+_ANSWER = struct.Struct(">4sB32s")
+_DIALLER = b"raftmq peer proof, dialler\0"
+_ACCEPTOR = b"raftmq peer proof, acceptor\0"
+CHALLENGE_SIZE_BYTES_MAX = _CHALLENGE.size + 3 * 255
 Connect = Callable[[Factory], Awaitable[asyncio.BaseProtocol]]
+
+
+class ProofError(Exception):
+    """The other end has not proven that it has the secret; the connection must end."""
+
+
+class Purpose(IntEnum):
+    """The use of a connection."""
+
+    RAFT = 1
+    HA = 2
+
+
+class Secret:
+    """A group's secret. Its repr does not contain it, so that no log or traceback can."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        """Raises ValueError if it is too short; the error does not contain it."""
+        if len(value) < SECRET_SIZE_BYTES_MIN:
+            raise ValueError(f"it must have at least {SECRET_SIZE_BYTES_MIN} bytes")
+        self._value = value
+
+    def proof(self, label: bytes, transcript: bytes) -> bytes:
+        """Return the proof that one knows the secret, for a label and the bytes said so far."""
+        return hmac.digest(self._value, label + transcript, "sha256")
+
+    def proves(self, proof: bytes, label: bytes, transcript: bytes) -> bool:
+        """Return whether `proof` is right, compared in constant time."""
+        return hmac.compare_digest(proof, self.proof(label, transcript))
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The claim of a dialler: its id, the id of the replica that it dials, group and purpose."""
+
+    purpose: Purpose
+    group: str
+    sender: str
+    receiver: str
+
+
+class Dialling:
+    """The dialler's side: `opening` must be sent first."""
+
+    def __init__(self, secret: Secret, claim: Claim, random: bytes) -> None:
+        assert len(random) == RANDOM_SIZE_BYTES, len(random)
+        names = [name.encode() for name in (claim.group, claim.sender, claim.receiver)]
+        for name in names:
+            assert 0 < len(name) <= 255, name
+        head = (_CHALLENGE_MAGIC, VERSION, claim.purpose, *map(len, names), random)
+        self.opening = _CHALLENGE.pack(*head) + b"".join(names)
+        self.answered = False  # the other end knows what a challenge is
+        self.done = False
+        self.rest = b""  # the bytes behind the proof
+        self._secret = secret
+        self._transcript = b""
+        self._buffer = b""
+
+    def receive_data(self, data: bytes) -> bytes:
+        """Take data; return the bytes to send in return. Raises ProofError."""
+        self._buffer += data
+        if not self.answered:
+            _check_magic(self._buffer, _ANSWER_MAGIC)
+            if len(self._buffer) < _ANSWER.size:
+                return b""
+            answer, self._buffer = self._buffer[: _ANSWER.size], self._buffer[_ANSWER.size :]
+            if self._buffer:
+                raise ProofError("it says more before it has heard a proof")
+            self.answered = True
+            self._transcript = self.opening + answer
+            return self._secret.proof(_DIALLER, self._transcript)
+        if len(self._buffer) >= PROOF_SIZE_BYTES and not self.done:
+            proof, self.rest = self._buffer[:PROOF_SIZE_BYTES], self._buffer[PROOF_SIZE_BYTES:]
+            if not self._secret.proves(proof, _ACCEPTOR, self._transcript):
+                raise ProofError("its proof is wrong: it has another secret")
+            self.done = True
+        return b""
+
+
+class Accepting:
+    """The acceptor's side. `plain`: the other end began with something other than a challenge;
+    `rest` then holds all that it sent."""
+
+    def __init__(
+        self, secret: Secret, purpose: Purpose, group: str, node_id: str, random: bytes
+    ) -> None:
+        assert len(random) == RANDOM_SIZE_BYTES, len(random)
+        self.claim: Claim | None = None  # not proven before `done`
+        self.done = False
+        self.plain = False
+        self.rest = b""
+        self._secret = secret
+        self._expected = (purpose, group, node_id)
+        self._answer = _ANSWER.pack(_ANSWER_MAGIC, VERSION, random)
+        self._transcript = b""
+        self._buffer = b""
+
+    def receive_data(self, data: bytes) -> bytes:
+        """Take data; return the bytes to send in return. Raises ProofError."""
+        self._buffer += data
+        if self.claim is None:
+            if self._buffer[:4] != _CHALLENGE_MAGIC[: len(self._buffer)]:
+                self.plain, self.rest = True, self._buffer
+                return b""
+            return self._take_challenge()
+        if len(self._buffer) >= PROOF_SIZE_BYTES and not self.done:
+            proof, self.rest = self._buffer[:PROOF_SIZE_BYTES], self._buffer[PROOF_SIZE_BYTES:]
+            if not self._secret.proves(proof, _DIALLER, self._transcript):
+                raise ProofError("its proof is wrong: it has another secret")
+            if self.rest:
+                raise ProofError("it says more before it has heard a proof")
+            self.done = True
+            return self._secret.proof(_ACCEPTOR, self._transcript)
+        return b""
+
+    def _take_challenge(self) -> bytes:
+        _check_magic(self._buffer, _CHALLENGE_MAGIC)
+        if len(self._buffer) < _CHALLENGE.size:
+            return b""
+        _, _, purpose, group, sender, receiver, _ = _CHALLENGE.unpack_from(self._buffer)
+        if not (group and sender and receiver):
+            raise ProofError("its challenge has an empty name")
+        end = _CHALLENGE.size + group + sender + receiver
+        if len(self._buffer) < end:
+            return b""
+        if len(self._buffer) > end:
+            raise ProofError("it says more before it has heard an answer")
+        names = self._buffer[_CHALLENGE.size : end]
+        try:
+            texts = names[:group].decode(), names[group:-receiver].decode()
+            claim = Claim(Purpose(purpose), *texts, names[-receiver:].decode())
+        except ValueError as error:  # UnicodeDecodeError is one
+            raise ProofError(f"its challenge cannot be read: {error}") from error
+        if (claim.purpose, claim.group, claim.receiver) != self._expected:
+            raise ProofError(f"it means to reach {claim.receiver!r} of {claim.group!r}")
+        self.claim = claim
+        self._transcript = self._buffer + self._answer
+        self._buffer = b""
+        return self._answer
+
+
+def _check_magic(data: bytes, magic: bytes) -> None:
+    """Refuse at the first wrong byte of magic and version."""
+    if data[:4] != magic[: len(data)]:
+        raise ProofError("it does not speak of proofs")
+    if len(data) > 4 and data[4] != VERSION:
+        raise ProofError(f"its proofs are of version {data[4]}, this program knows {VERSION}")
 
 
 class Unproven(ConnectionError):
     """The other end of a dial did not prove itself; the text says why."""
 
 
-class _Unanswered(Unproven):
-    """The other end closed the connection instead of answering the challenge, as an older program
-    does."""
-
-
 class Gate:
-    """The gate of one port: `accepting` guards a listener, `dial` guards outgoing connections."""
+    """The gate of one port: `accepting` guards a listener, `dial` guards outgoing connections.
+    `accept_unproven` admits diallers that send something other than a challenge, as the slaves of
+    Apache's brokers do."""
 
     def __init__(
         self,
@@ -84,25 +252,17 @@ class Gate:
         return arriving
 
     async def dial(self, connect: Connect, factory: Factory, receiver: str) -> asyncio.BaseProtocol:
-        """Return the protocol that `factory` made, connected to `receiver`, which has proven itself
-        (or is taken without proof). `connect(factory)` makes a connection. Raises OSError; may be
-        cancelled."""
+        """Return a protocol of `factory`, connected to `receiver`, which has proven itself.
+        `connect(factory)` makes a connection. Raises OSError; may be cancelled."""
         claim = Claim(self._purpose, self._group, self._node_id, receiver)
         side = Dialling(self._secret, claim, secrets.token_bytes(RANDOM_SIZE_BYTES))
         link = _Leaving(side, receiver, factory, self.admissions)
         try:
             await connect(lambda: link)
             return await link.passed
-        except _Unanswered as error:
-            if not self.admissions.accepts_unproven:
-                raise
-            self.admissions.dials_unproven(receiver, error)
         except BaseException:
             link.abort()
             raise
-        protocol = await connect(lambda: _Unchallenged(factory(), self.admissions))
-        assert isinstance(protocol, _Unchallenged), protocol
-        return protocol.inner
 
     def close(self) -> None:
         """Abort the accepted connections that have not passed yet."""
@@ -110,33 +270,14 @@ class Gate:
 
 
 class Admissions:
-    """Notes the peers that a gate let pass or refused, and whether a proof is demanded of them."""
+    """Counts of the connections that a gate refused, or admitted without a proof."""
 
     def __init__(self, accepts_unproven: bool) -> None:
         self.accepts_unproven = accepts_unproven
-        self.proven: set[str] = set()  # the nodes proven to this one, in either direction
         self.refused_count = 0
-        self.taken_count = self.dialled_count = 0  # connections without a proof
-        self._unproven: list[asyncio.Transport] = []
+        self.unproven_count = 0
 
-    @property
-    def unproven_count(self) -> int:
-        """How many connections were taken, or made, without a proof."""
-        return self.taken_count + self.dialled_count
-
-    def enforce(self) -> None:
-        """Let nobody pass without a proof from now on, and close the connections that did."""
-        self.accepts_unproven = False
-        for transport in self._unproven:
-            transport.abort()
-        self._unproven.clear()
-
-    def passes(self, node_id: str) -> None:
-        """Note that this node has proven itself."""
-        if len(self.proven) < NAMES_MAX:
-            self.proven.add(node_id)
-
-    def refuses(self, where: str, reason: str) -> None:
+    def refuse(self, where: str, reason: str) -> None:
         """Count a connection that is closed because the other end gave no valid proof."""
         self.refused_count += 1
         if _is_due(self.refused_count):
@@ -144,24 +285,11 @@ class Admissions:
                 "peer_not_proven from=%s total=%d reason=%s", where, self.refused_count, reason
             )
 
-    def takes_unproven(self, transport: asyncio.Transport, where: str) -> None:
-        """Count and keep an accepted connection that passes without a proof."""
-        self.keep_unproven(transport)
-        self.taken_count += 1
-        if _is_due(self.taken_count):
-            log.warning("peer_taken_unproven from=%s total=%d", where, self.taken_count)
-
-    def dials_unproven(self, receiver: str, why: Exception) -> None:
-        """Count a peer that is dialled again without a challenge."""
-        self.dialled_count += 1
-        if _is_due(self.dialled_count):
-            text = "peer_dialled_unproven peer=%s total=%d %s"
-            log.warning(text, receiver, self.dialled_count, why)
-
-    def keep_unproven(self, transport: asyncio.Transport) -> None:
-        """Keep a connection without a proof, for `enforce` to close."""
-        self._unproven = [t for t in self._unproven if not t.is_closing()]
-        self._unproven.append(transport)
+    def admit_unproven(self, where: str) -> None:
+        """Count an accepted connection without a proof."""
+        self.unproven_count += 1
+        if _is_due(self.unproven_count):
+            log.warning("peer_taken_unproven from=%s total=%d", where, self.unproven_count)
 
 
 class GuardedNetwork:
@@ -263,11 +391,9 @@ class _Arriving(asyncio.Protocol):
         if side.plain and not self._admissions.accepts_unproven:
             self.refuse("it gives no proof")
         elif side.plain:
-            self._admissions.takes_unproven(transport, self._where)
+            self._admissions.admit_unproven(self._where)
             self._pass(transport)
         elif side.done:
-            assert side.claim is not None
-            self._admissions.passes(side.claim.sender)
             self._pass(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -276,7 +402,7 @@ class _Arriving(asyncio.Protocol):
 
     def refuse(self, reason: str) -> None:
         """Count this connection as refused, and abort it."""
-        self._admissions.refuses(self._where, reason)
+        self._admissions.refuse(self._where, reason)
         self.abort()
 
     def abort(self) -> None:
@@ -318,14 +444,13 @@ class _Leaving(asyncio.Protocol):
         try:
             said = side.receive_data(data)
         except ProofError as error:
-            self._admissions.refuses(self._receiver, str(error))
+            self._admissions.refuse(self._receiver, str(error))
             self.passed.set_exception(Unproven(f"{self._receiver} did not prove itself: {error}"))
             self.abort()
             return
         if said:
             transport.write(said)
         if side.done:
-            self._admissions.passes(self._receiver)
             inner = self._factory()
             self.passed.set_result(inner)
             _hand_over(transport, inner, side.rest)
@@ -340,11 +465,10 @@ class _Leaving(asyncio.Protocol):
             # With TLS 1.3 a dialler is through before its certificate is judged.
             tls = transport is not None and transport.get_extra_info("ssl_object") is not None
             refuses = "refuses our certificate, or " if tls else ""
-            text = (
-                f"closed at our challenge: the other end {refuses}has no secret, or an older"
-                " program, or is another replica than the address in dLegerPeers is of"
+            why = Unproven(
+                f"closed at our challenge: the other end {refuses}has no secret, or is another"
+                " replica than the address in dLegerPeers is of"
             )
-            why = _Unanswered(text)
         self.passed.set_exception(why)
 
     def abort(self) -> None:
@@ -354,18 +478,6 @@ class _Leaving(asyncio.Protocol):
             self.passed.exception()  # seen, whether or not anybody still waits for it
         if self._transport is not None:
             self._transport.abort()
-
-
-class _Unchallenged(asyncio.Protocol):
-    """A connection that was dialled again, without a challenge."""
-
-    def __init__(self, inner: asyncio.Protocol, admissions: Admissions) -> None:
-        self.inner = inner
-        self._admissions = admissions
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._admissions.keep_unproven(cast(asyncio.Transport, transport))
-        _hand_over(cast(asyncio.Transport, transport), self.inner, b"")
 
 
 def _hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol, data: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raftmq.dledger.transport import wire
-from raftmq.dledger.transport.proof import (
+from raftmq.dledger.transport.peer_auth import (
     RANDOM_SIZE_BYTES,
     Claim,
     Dialling,

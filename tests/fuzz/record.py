@@ -36,7 +36,7 @@ from raftmq.client import (
     TransactionState,
 )
 from raftmq.dledger.transport import wire
-from raftmq.dledger.transport.proof import PROOF_SIZE_BYTES
+from raftmq.dledger.transport.peer_auth import PROOF_SIZE_BYTES
 from raftmq.remoting.client import RemotingClient
 from raftmq.remoting.codec import FrameReader, decode_command
 from raftmq.remoting.codes import RequestCode

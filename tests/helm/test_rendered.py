@@ -140,7 +140,6 @@ def test_only_what_is_asked_for_by_name_is_open(case: str, tmp_path: Path) -> No
         assert config.http_tokens_file
         if isinstance(config, BrokerConfig):
             assert config.peer_secret
-            assert config.peer_auth == "require"
             assert config.raft_tls_mode == tls
             assert config.registration_key_file
         if isinstance(config, NameServerConfig):

@@ -96,11 +96,10 @@ class World:
         self.healer = SimpleNamespace(tick=note("heal"), has_work=lambda now_ms: self.damaged)
         self.installer = SimpleNamespace(tick=note("install"), is_busy=False)
         roster = SimpleNamespace(save=note("roster"), look=note("look where peers are"))
-        enforcement = SimpleNamespace(look=note("enforce"))
         self.pool = ThreadPoolExecutor(1)
         made = cast(Any, Chores)  # of parts that only look like the real ones
         oldstores = SimpleNamespace(look=note("look for old stores"))
-        parts = (pump, self.flusher, self.healer, self.installer, roster, enforcement, oldstores)
+        parts = (pump, self.flusher, self.healer, self.installer, roster, oldstores)
         milestones = SimpleNamespace(look=note("tell milestones"))
         surroundings = SimpleNamespace(look=note("tell circumstances"))
         paces = SimpleNamespace(look=note("paces"))
@@ -139,7 +138,6 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "expire",
         "roster",
         "look where peers are",
-        "enforce",
         "trial",
         "look for old stores",
         "tell milestones",

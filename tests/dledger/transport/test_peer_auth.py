@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -11,8 +12,18 @@ import uvloop
 from raftmq.dledger.transport import peer_auth as gate_module
 from raftmq.dledger.transport.link import LinkConfig
 from raftmq.dledger.transport.network import PlainNetwork
-from raftmq.dledger.transport.peer_auth import HANDSHAKING_MAX, Gate, GuardedNetwork
-from raftmq.dledger.transport.proof import Claim, Dialling, Purpose, Secret
+from raftmq.dledger.transport.peer_auth import (
+    CHALLENGE_SIZE_BYTES_MAX,
+    HANDSHAKING_MAX,
+    Accepting,
+    Claim,
+    Dialling,
+    Gate,
+    GuardedNetwork,
+    ProofError,
+    Purpose,
+    Secret,
+)
 from raftmq.dledger.transport.wire import Hello, encode_hello, encode_message
 from tests.dledger.transport.test_group_id import until
 from tests.dledger.transport.test_transport import Net, beat
@@ -68,9 +79,9 @@ async def test_replicas_that_have_the_secret_talk(net: Net) -> None:
     await net.start("n0", config=config("n0"))
     await net.start("n1", config=config("n1"))
     await both_open(net)
-    for own, other in (("n0", "n1"), ("n1", "n0")):
+    for own in ("n0", "n1"):
         seen = gate_of(net, own).admissions
-        assert (seen.proven, seen.refused_count, seen.unproven_count) == ({other}, 0, 0)
+        assert (seen.refused_count, seen.unproven_count) == (0, 0)
 
 
 @pytest.mark.parametrize("theirs", [OTHER, None], ids=["another", "none"])
@@ -80,7 +91,6 @@ async def test_a_replica_without_the_secret_gets_no_link(net: Net, theirs: Secre
     links, gate = net.links, gate_of(net, "n0")
     await until(lambda: bool(gate.admissions.refused_count and links["n0"].last_error("n1")))
     assert not net.seen["n0"].opened and not net.seen["n1"].opened
-    assert not gate.admissions.proven
     assert ("another secret" if theirs else "our challenge") in links["n0"].last_error("n1")
 
 
@@ -138,27 +148,7 @@ async def test_beyond_the_bound_the_oldest_silent_one_gives_way(net: Net) -> Non
         writer.close()
 
 
-async def test_on_the_way_an_older_program_is_taken_and_dialled(
-    net: Net, caplog: pytest.LogCaptureFixture
-) -> None:
-    await net.start("n0", config=config("n0", accept=True))
-    await net.start("n1", config=LinkConfig())
-    await both_open(net)
-    gate = gate_of(net, "n0")
-    assert not gate.admissions.proven
-    assert gate.admissions.unproven_count >= 2
-    assert "peer_taken_unproven" in caplog.text
-    assert "peer_dialled_unproven" in caplog.text
-    a = net.seen["n0"]
-    gate.admissions.enforce()  # ends what is there, and lets nobody in
-    await a.until(lambda: len(a.closed) >= 2)
-    reader, writer = await raw(net)
-    writer.write(encode_hello(Hello("g", "n1", "n0")))
-    assert await said(reader) == b""
-    writer.close()
-
-
-async def test_a_plain_hello_in_pieces_loses_nothing_on_the_way(net: Net) -> None:
+async def test_a_plain_hello_in_pieces_loses_nothing_where_it_is_accepted(net: Net) -> None:
     await net.start("n0", config=config("n0", accept=True))
     _, writer = await raw(net)
     hello = encode_hello(Hello("g", "n1", "n0", 3)) + encode_message(beat("n1", "n0"))[0]
@@ -168,17 +158,17 @@ async def test_a_plain_hello_in_pieces_loses_nothing_on_the_way(net: Net) -> Non
         await asyncio.sleep(0)
     a = net.seen["n0"]
     await a.until(lambda: a.messages == [beat("n1", "n0")])
+    assert gate_of(net, "n0").admissions.unproven_count == 1
     writer.close()
 
 
 def test_on_uvloop_it_is_the_same() -> None:
-    async def scenario(accept: bool) -> None:
+    async def scenario() -> None:
         net = Net(2)
         try:
-            await net.start("n0", config=config("n0", accept=accept))
-            await net.start("n1", config=LinkConfig() if accept else config("n1"))
+            await net.start("n0", config=config("n0"))
+            await net.start("n1", config=config("n1"))
             await both_open(net)
-            gate_of(net, "n0").admissions.enforce()
             reader, writer = await raw(net)
             writer.write(encode_hello(Hello("g", "n1", "n0")))
             assert await said(reader) == b""
@@ -186,8 +176,7 @@ def test_on_uvloop_it_is_the_same() -> None:
         finally:
             await net.close()
 
-    uvloop.run(scenario(accept=False))
-    uvloop.run(scenario(accept=True))
+    uvloop.run(scenario())
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -254,3 +243,158 @@ async def test_the_log_does_not_say_the_secret_nor_what_strangers_send(
         writer.close()
     assert "peer_not_proven" in caplog.text
     assert "stranger says" not in caplog.text and "secret of" not in caplog.text
+
+
+# -- the challenge and its proofs ------------------------------------------------------------------
+
+CLAIM = Claim(Purpose.RAFT, "g", "n0", "n1")
+
+
+def dialling(secret: Secret = SECRET, claim: Claim = CLAIM, number: int = 1) -> Dialling:
+    return Dialling(secret, claim, bytes([number]) * 32)
+
+
+def accepting(secret: Secret = SECRET, number: int = 2) -> Accepting:
+    return Accepting(secret, Purpose.RAFT, "g", "n1", bytes([number]) * 32)
+
+
+def converse(one: Dialling, other: Accepting) -> list[bytes]:
+    """All that is said, the dialler's first."""
+    said = [one.opening]
+    for _ in range(2):
+        said.append(other.receive_data(said[-1]))
+        said.append(one.receive_data(said[-1]))
+    return said
+
+
+def test_who_has_the_secret_passes_on_both_sides() -> None:
+    one, other = dialling(), accepting()
+    challenge, answer, proof, counter_proof, end = converse(one, other)
+    assert one.done and other.done
+    assert other.claim == CLAIM
+    assert (len(answer), len(proof), len(counter_proof), end) == (37, 32, 32, b"")
+    assert not other.plain and not one.rest and not other.rest
+    assert all(b"the secret" not in said for said in (challenge, answer, proof, counter_proof))
+
+
+def test_one_byte_at_a_time_it_is_the_same() -> None:
+    one, other = dialling(), accepting()
+    to_other, to_one = one.opening, b""
+    while to_other or to_one:
+        replies = [other.receive_data(to_other[at : at + 1]) for at in range(len(to_other))]
+        to_other, to_one = b"", b"".join(replies)
+        replies = [one.receive_data(to_one[at : at + 1]) for at in range(len(to_one))]
+        to_one, to_other = b"", b"".join(replies)
+    assert one.done and other.done
+
+
+def test_what_comes_behind_the_last_proof_is_for_whom_the_connection_is() -> None:
+    one, other = dialling(), accepting()
+    proof = one.receive_data(other.receive_data(one.opening))
+    one.receive_data(other.receive_data(proof) + b"first words")
+    assert one.rest == b"first words"
+
+
+def test_another_secret_is_refused_and_the_acceptor_proves_nothing_to_it() -> None:
+    one, other = dialling(OTHER), accepting()
+    proof = one.receive_data(other.receive_data(one.opening))
+    with pytest.raises(ProofError, match="another secret"):
+        other.receive_data(proof)
+    assert not other.done
+
+
+def test_an_acceptor_with_another_secret_is_refused() -> None:
+    one, other = dialling(), accepting(OTHER)
+    one.receive_data(other.receive_data(one.opening))
+    with pytest.raises(ProofError, match="another secret"):
+        one.receive_data(OTHER.proof(b"raftmq peer proof, acceptor\0", one._transcript))
+
+
+def test_one_s_own_proof_sent_back_proves_nothing() -> None:
+    one, other = dialling(), accepting()
+    proof = one.receive_data(other.receive_data(one.opening))
+    with pytest.raises(ProofError):
+        one.receive_data(proof)
+    with pytest.raises(ProofError, match="does not speak of proofs"):
+        dialling().receive_data(one.opening)  # the challenge itself
+
+
+def test_a_recorded_conversation_is_of_no_use() -> None:
+    challenge, answer, proof, counter_proof, _ = converse(dialling(), accepting())
+    later = accepting(number=3)
+    later.receive_data(challenge)
+    with pytest.raises(ProofError, match="another secret"):
+        later.receive_data(proof)
+    dials = dialling(number=4)
+    dials.receive_data(answer)
+    with pytest.raises(ProofError, match="another secret"):
+        dials.receive_data(counter_proof)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        Claim(Purpose.HA, "g", "n0", "n1"),
+        Claim(Purpose.RAFT, "h", "n0", "n1"),
+        Claim(Purpose.RAFT, "g", "n0", "n2"),
+    ],
+)
+def test_a_challenge_for_another_port_group_or_replica_gets_no_answer(claim: Claim) -> None:
+    with pytest.raises(ProofError, match="means to reach"):
+        accepting().receive_data(dialling(claim=claim).opening)
+
+
+@pytest.mark.parametrize("said", [b"RMQP\x04", b"\0\0\0\0\0\0\0\0", b"GET /", b"RMQ!" * 99])
+def test_who_begins_with_something_else_is_plain_and_nothing_of_it_is_lost(said: bytes) -> None:
+    for size in (1, 3, len(said)):
+        other, given = accepting(), 0
+        while not other.plain:
+            assert other.receive_data(said[given : given + size]) == b""
+            given += size
+        assert other.rest == said[: min(given, len(said))]
+
+
+def test_made_up_bytes_never_pass_nor_raise_anything_else() -> None:
+    rng = random.Random(7)
+    for _ in range(4_000):
+        other = accepting()
+        data = bytearray(dialling().opening)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        data = data[: rng.randrange(1, len(data) + 1)] + rng.randbytes(rng.choice((0, 0, 9, 900)))
+        try:
+            for at in range(0, len(data), 40):
+                other.receive_data(bytes(data[at : at + 40]))
+                assert len(other._buffer) <= CHALLENGE_SIZE_BYTES_MAX + 40 or other.plain
+        except ProofError:
+            pass
+        assert not other.done
+    for _ in range(2_000):
+        one = dialling()
+        answer = bytearray(accepting().receive_data(one.opening))
+        answer[rng.randrange(len(answer))] ^= 1 << rng.randrange(8)
+        try:
+            one.receive_data(bytes(answer))
+            one.receive_data(rng.randbytes(32))
+        except ProofError:
+            pass
+        assert not one.done
+
+
+def test_bytes_before_their_time_end_it() -> None:
+    with pytest.raises(ProofError, match="more before it has heard an answer"):
+        accepting().receive_data(dialling().opening + b"hello")
+    one, other = dialling(), accepting()
+    proof = one.receive_data(other.receive_data(one.opening))
+    with pytest.raises(ProofError, match="more before it has heard a proof"):
+        other.receive_data(proof + b"hello")
+    eager = dialling()
+    with pytest.raises(ProofError, match="more before it has heard a proof"):
+        eager.receive_data(accepting().receive_data(eager.opening) + b"hello")
+
+
+def test_a_secret_is_long_enough_and_never_shown() -> None:
+    with pytest.raises(ValueError, match="at least 16 bytes") as raised:
+        Secret(b"too short")
+    assert "too short" not in str(raised.value)
+    assert "secret of" not in f"{SECRET!r} {SECRET} {SECRET!s}"

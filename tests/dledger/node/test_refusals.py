@@ -9,8 +9,9 @@ from raftmq.dledger.node.refusals import STANDS_MS, Refusals
 
 
 def core(**values: object) -> Any:
-    state = {"takes_frames": True, "founders_differ": False, "last_index": 7, "leader": "b"}
-    return SimpleNamespace(**state | values)
+    state = {"takes_frames": True, "last_index": 7, "leader": "b"} | values
+    election = SimpleNamespace(founders_differ=state.pop("founders_differ", False))
+    return SimpleNamespace(**state, election=election)
 
 
 @pytest.mark.parametrize(

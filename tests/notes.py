@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raftmq.dledger.raft.recollection import Held, decode_notes
 from raftmq.dledger.storage.two_slot_file import SLOT_SIZE_BYTES, _parse_slot
+from raftmq.dledger.transport.peer_info_message import Held, decode_notes
 
 
 def notes_in(data: bytes) -> dict[str, Held]:

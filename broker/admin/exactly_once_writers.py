@@ -1,15 +1,10 @@
-"""Opens, lists and deletes writers (broker/tables/writers.py), for both the wire (30006) and HTTP.
-
-A writer's first opening puts a kind of command into the log that older programs do not know and
-would stop at. So it is refused until every member of the group has said that it knows it.
-"""
+"""Opens, lists and deletes writers (broker/tables/writers.py), for the wire (30006) and HTTP."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from raftmq.dledger.transport.wire import WRITER_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.connection import Connection
@@ -19,7 +14,6 @@ from raftmq.remoting.fields import text
 from ..component import Service
 from ..context import Context
 from ..errors import Refused, busy, not_leader
-from ..replication.engine import all_speak
 from ..send.exactly_once import WriterRequests, checked_epoch, checked_name
 from ..tables.writers import Writer, WriterKey, delete_writer, open_writer
 
@@ -115,12 +109,6 @@ class Writers:
             raise Refused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "writers need Raft mode: here a failover may lose their watermarks",
-            )
-        if not self._table.used and not all_speak(self.context.log.raft, WRITER_VERSION):
-            raise busy(
-                "not every replica of this group has said that it knows writers: "
-                "upgrade all of them, and start those that are down",
-                retriable=True,
             )
 
 

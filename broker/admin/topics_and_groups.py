@@ -14,7 +14,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from raftmq.dledger.transport.wire import ATTRIBUTES_VERSION
 from raftmq.ops.versions import Condition
 from raftmq.remoting.codes import ResponseCode
 from raftmq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, pop_retry_topic
@@ -24,7 +23,6 @@ from ..component import Service
 from ..consume.offset_commits import CommitService
 from ..context import Context
 from ..errors import ConditionUnmet, Refused, busy
-from ..replication.engine import all_speak
 from ..scheduler import IDLE_MS, Chore
 from ..tables.groups import SubscriptionGroup
 from ..tables.state import (
@@ -153,8 +151,6 @@ class Catalog:
         wanted = replace(topic, attributes=attributes_of(after))
         if changes and wanted.message_type == MIXED and not self._config.enable_mixed_message_type:
             raise Refused(ResponseCode.SYSTEM_ERROR, "MIXED message type is not supported.")
-        if wanted.attributes:
-            self._check_all_know_attributes()
         return wanted
 
     def _check_consumed(self, topic: TopicConfig, read_queue_count: int) -> None:
@@ -184,18 +180,6 @@ class Catalog:
                 f" {whom} {what}: lower writeQueueNums now, and readQueueNums when they are"
                 " consumed",
                 tag="NOT_CONSUMED",
-            )
-
-    def _check_all_know_attributes(self) -> None:
-        """Refuse attributes while a replica may run a program that would leave them out: its table
-        would differ from the others'."""
-        if self._config.is_classic or all_speak(self._log.raft, ATTRIBUTES_VERSION):
-            return
-        if not any(topic.attributes for topic in self._state.topics.entries.values()):
-            raise busy(
-                "not every replica of this group has said that it knows attributes of topics: "
-                "upgrade all of them, and start those that are down",
-                retriable=True,
             )
 
     async def remove_topic(self, name: str, condition: Condition | None = None) -> None:

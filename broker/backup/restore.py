@@ -50,7 +50,7 @@ from raftmq.dledger.storage.hard_state import HardStateFile
 from raftmq.dledger.storage.log_storage import RaftLog
 from raftmq.dledger.storage.two_slot_file import SlotFile
 from raftmq.dledger.transport.group_id import file_of
-from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 from raftmq.store.config import StoreConfig
 from raftmq.store.disk import Disk, OsDisk
 from raftmq.store.frame import Frame, FrameKind, seal_frame

@@ -16,11 +16,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from raftmq.dledger.transport.wire import POP_VERSION
-
 from ..context import Context
 from ..errors import busy, not_leader
-from ..replication.engine import all_speak
 from ..tables.pops import BatchKey, QueueKey
 
 WAITING_MAX = 1_000  # requests per queue
@@ -29,8 +26,7 @@ BATCHES_MAX = 10_000  # per connection in that time; older batches count as conf
 
 
 class Gate:
-    """Checks that pops may change. A group's first pop logs a command that stops
-    older versions, so it requires all members to support it."""
+    """Checks that pops may change."""
 
     def __init__(
         self, context: Context, has_room: Callable[[str, str, Collection[int]], bool]
@@ -38,20 +34,11 @@ class Gate:
         """`has_room(topic, group, queue ids)` checks the capacity of the offset table."""
         self.has_room = has_room
         self._context = context
-        self._table = context.state.pops
 
     def check(self) -> None:
-        """Raise Refused if this replica does not lead, or the group cannot pop yet."""
+        """Raise Refused if this replica does not lead."""
         if not self._context.roles.leading:
             raise not_leader()
-        if self._context.config.is_classic or self._table.used:
-            return
-        if not all_speak(self._context.log.raft, POP_VERSION):
-            raise busy(
-                "not every replica of this group has said that it knows popped messages: "
-                "upgrade all of them, and start those that are down",
-                retriable=True,
-            )
 
 
 @dataclass(slots=True)

@@ -73,13 +73,6 @@ class Place:
     members: int  # size of the group; 0: this replica does not know which group
 
 
-def all_speak(member: RaftMember, version: int) -> bool:
-    """Return whether every member has told this process that it speaks this version, or a later
-    one, of the peers' protocol (dledger.transport.wire)."""
-    peers = member.core.membership.peers if member.has_core else ()
-    return member.has_core and all(member.links.version(peer) >= version for peer in peers)
-
-
 def preferred_of(member: RaftMember) -> str | None:
     """Return the preferred leader, as this replica knows it; None: nobody, or not known yet."""
     if not member.has_core:

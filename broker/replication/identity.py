@@ -1,10 +1,8 @@
 """The id of this broker's Raft group: proposed by a leader that finds none, and passed to the links
 (dledger.transport.group_id), which use it to refuse replicas of other groups.
 
-The id is put into the log by a command. A program of an older version that does not know this
-command stops at it, so the command is proposed only when every member has said that it knows it.
-Until a founder or member was seen up for the first time, this waits. A leader whose links have
-another id than its log proposes theirs: a rescue gave its group a new one, in files alone.
+The id is put into the log by a command. A leader whose links have another id than its log proposes
+theirs: a rescue gave its group a new one, in files alone.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ import secrets
 
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.errors import RaftError
-from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES, GROUP_ID_VERSION
+from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 
 from ..context import Context
 from ..tables.group_id import group_id
-from .engine import all_speak
 
 log = logging.getLogger("raftmq.broker.members")
 
@@ -50,11 +47,7 @@ class GroupId:
             before, self._told = self._told, applied
             engine.identity.applied(before, applied)
         rescued = applied != engine.identity.group_id != b""  # broker/rescue/keep.py
-        if (
-            (not applied or rescued)
-            and self._context.roles.leading
-            and all_speak(engine, GROUP_ID_VERSION)
-        ):
+        if (not applied or rescued) and self._context.roles.leading:
             self._propose(engine)
 
     def _propose(self, engine: RaftMember) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 import orjson
 
-from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 from raftmq.store.store_lock import StoreInUse
 
 from ..backup.manifest import iso

@@ -23,12 +23,12 @@ import orjson
 from google_crc32c import value as crc32c
 
 from raftmq.dledger.node.rollback_detection import NOTES_FILE
-from raftmq.dledger.raft.recollection import NotesError, decode_notes
 from raftmq.dledger.snapshot import marker as snapshotmarker
 from raftmq.dledger.storage.hard_state import HardStateDamaged, HardStateFile
 from raftmq.dledger.storage.log_storage import read_trim_note
 from raftmq.dledger.storage.two_slot_file import SlotFile, SlotsDamaged
 from raftmq.dledger.transport.group_id import FILE as GROUP_FILE
+from raftmq.dledger.transport.peer_info_message import PeerInfoError, decode_notes
 from raftmq.store.checkpoint import Checkpoint
 from raftmq.store.commitlog.commitlog import CommitLog
 from raftmq.store.commitlog.recovery import FrameHeader, FrameWalk
@@ -308,6 +308,6 @@ def _notes(disk: Disk) -> dict[str, tuple[int, int]]:
     try:
         content = _content(disk, NOTES_FILE)
         notes = {} if content is None else decode_notes(content)
-    except (SlotsDamaged, NotesError):
+    except (SlotsDamaged, PeerInfoError):
         return {}
     return {node: (held.term, held.index) for node, held in sorted(notes.items())}

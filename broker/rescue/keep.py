@@ -22,7 +22,7 @@ from pathlib import Path
 from raftmq.dledger.node.rollback_detection import NOTES_FILE
 from raftmq.dledger.storage.hard_state import HardStateFile
 from raftmq.dledger.transport.group_id import file_of
-from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 from raftmq.store.disk import OsDisk
 from raftmq.store.store_lock import LOCK_FILE
 

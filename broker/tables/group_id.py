@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from raftmq.dledger.transport.wire import GROUP_ID_SIZE_BYTES
+from raftmq.dledger.transport.peer_info_message import GROUP_ID_SIZE_BYTES
 
 
 class GroupIdTable:

@@ -36,7 +36,6 @@ from ..raft.leader_placement import PreferredLeader
 from ..raft.log_index import LogIndex
 from ..raft.messages import TERM_MAX, HardState, NodeId, Role
 from ..raft.pace import Pace, Paces
-from ..raft.recollection import Recollection
 from ..raft.repair import RepairRequest, RepairResponse
 from ..raft.snapshot_install import (
     InstallChunk,
@@ -59,33 +58,22 @@ from ..storage.startup_state import Promises
 from ..storage.two_slot_file import SlotFile
 from ..transport.group_id import GroupIdentity, file_of
 from ..transport.outbound import now_ms
+from ..transport.peer_info_message import PeerInfo, Settings
 from ..transport.transport import PeerLinks
-from ..transport.wire import (
-    CIRCUMSTANCES_VERSION,
-    LANDMARK_VERSION,
-    PACE_VERSION,
-    RECOLLECTION_VERSION,
-    Circumstances,
-    GroupAnnounced,
-    Introduction,
-    Milestone,
-    encode_message,
-)
+from ..transport.wire import encode_message
 from .applier import Application, Applier
 from .disk_health import DiskHealth
 from .dispatcher import Inbox
-from .founders import Settings
 from .leadership_transfer import LeadershipTransfer
-from .milestones import Milestones
 from .peer_addresses import Roster, members_of
-from .peer_info import Surroundings
+from .peer_info import PeerInfoExchange
 from .proposals import Proposals, command_bytes_max
 from .proposer import Proposer
 from .reads import Reads
 from .ready_loop import Life, Pump
 from .refusals import Refusals
 from .roles import Roles
-from .rollback_detection import NOTES_FILE, OldStores
+from .rollback_detection import NOTES_FILE, RollbackDetection
 from .standstill import Extent, Standstill, compared
 from .status import repairing_status, status_of
 from .ticker import Chores
@@ -159,18 +147,14 @@ class RaftMember:
             config, disk, self.log, clock_ms, send=self._send, on_failed=disk_failed
         )
         notes = SlotFile(disk, f"{directory}/{NOTES_FILE}")
-        self.oldstores = OldStores(
-            notes, send=partial(self._tell, RECOLLECTION_VERSION), on_failed=disk_failed
-        )
+        self.rollback = RollbackDetection(notes, send=self._send_fact, on_failed=disk_failed)
         self.inbox = Inbox(
             config.node_id,
             self.life,
             {
                 RepairRequest: self.healer.on_message,
                 RepairResponse: self.healer.on_message,
-                GroupAnnounced: self._announced,
-                Introduction: self._introduced,
-                Recollection: self.oldstores.on_message,
+                PeerInfo: self._take_peer_info,
             },
             opened=self._opened,
             refuse=self._refuse,
@@ -197,7 +181,7 @@ class RaftMember:
         (`status` says what for). Raises StoreDamaged, StateTooOld, OSError. Call `stop` also after
         it has raised or was cancelled."""
         loop = asyncio.get_running_loop()
-        loads = (self._roster, self.identity, self.oldstores)
+        loads = (self._roster, self.identity, self.rollback)
         for load in [part.load for part in loads]:
             await loop.run_in_executor(self._pool, load)
         self.identity.start(self._pool)
@@ -231,14 +215,12 @@ class RaftMember:
                 InstallOffer: take,
                 InstallRequest: take,
                 InstallChunk: take,
-                Milestone: parts.chores.milestones.take,
-                Circumstances: parts.chores.surroundings.take,
                 Pace: parts.chores.paces.take,
             },
         )
         self.life.running = True
         self._roster.follow(core, self.links, self.healer)
-        self.oldstores.open(core, self._lose_promises)
+        self.rollback.open(core, self._lose_promises)
         parts.flusher.start(pump.durable, sync_failed)
         self.healer.start(self._pool, core, lambda: applier.commit_index, applier.resume)
         await self._open_links()
@@ -307,7 +289,7 @@ class RaftMember:
             pump.writer.durations.period,
             flushes.period if config.flush is FlushMode.SYNC else None,
             clock_ms,
-            partial(self._tell, PACE_VERSION),
+            self._send_fact,
         )
         chores = Chores(
             pump,
@@ -315,20 +297,14 @@ class RaftMember:
             self.healer,
             installer,
             self._roster,
-            self.oldstores,
-            Milestones(
-                core,
-                self.log,
-                lambda: pump.applier.commit_index,
-                partial(self._tell, LANDMARK_VERSION),
-            ),
-            Surroundings(
+            self.rollback,
+            PeerInfoExchange(
                 core,
                 self.log,
                 self._settings,
                 self._wall_ms,
-                self.links.version,
-                partial(self._tell, CIRCUMSTANCES_VERSION),
+                lambda: pump.applier.commit_index,
+                self._send_fact,
                 self._founders_differ,
             ),
             paces,
@@ -396,7 +372,7 @@ class RaftMember:
             await parts.installer.stop()
         await self._roster.stop()
         await self.identity.stop()
-        await self.oldstores.stop()
+        await self.rollback.stop()
         if parts is not None:
             await parts.pump.saver.stop()
             await parts.flusher.stop()
@@ -488,7 +464,7 @@ class RaftMember:
         until then cannot be undone."""
         if not self.life.running:
             return ""
-        if self.parts.chores.surroundings.is_wrong_at(target):
+        if self.parts.chores.peer_info.is_wrong_at(target):
             return (
                 f"{target} should not lead: its clock is wrong, and timer messages would come early"
                 " or late; correct the clock"
@@ -524,17 +500,17 @@ class RaftMember:
     @property
     def clock_is_wrong(self) -> bool:
         """True if this replica's clock is apart from those of a majority (peer_info.py)."""
-        return self.life.running and self.parts.chores.surroundings.clock_is_wrong
+        return self.life.running and self.parts.chores.peer_info.clock_is_wrong
 
     @property
     def clock_is_confirmed(self) -> bool:
         """True if a majority of other voters agrees with this replica's clock (peer_info.py)."""
-        return self.life.running and self.parts.chores.surroundings.clock_is_confirmed
+        return self.life.running and self.parts.chores.peer_info.clock_is_confirmed
 
     def doubt_clock(self, lead_ms: int) -> None:
         """Note by how much this replica's clock is ahead of its log's own time; 0: they agree."""
         if self.life.running:
-            self.parts.chores.surroundings.doubt_clock(lead_ms)
+            self.parts.chores.peer_info.doubt_clock(lead_ms)
 
     @property
     def slow_reason(self) -> str:
@@ -563,7 +539,7 @@ class RaftMember:
         """Note up to which CommitLog offset this log has expired by this replica's clock and
         settings (0: nothing has); return up to which a majority of voters agrees
         (peer_info.py)."""
-        return self.parts.chores.surroundings.agree(position) if self.life.running else 0
+        return self.parts.chores.peer_info.agree(position) if self.life.running else 0
 
     async def delete_before(self, position: int) -> int:
         """Delete whole segments below the CommitLog offset `position`, applied frames only
@@ -634,9 +610,9 @@ class RaftMember:
         if parts is None:
             view = repairing_status(config, self.log, self.links, self.life.failure, healing)
             return view | group
-        surroundings = parts.chores.surroundings
+        peer_info = parts.chores.peer_info
         healing |= parts.installer.status()
-        view = status_of(config, parts.pump, surroundings, parts.chores.paces, healing)
+        view = status_of(config, parts.pump, peer_info, parts.chores.paces, healing)
         takes_none = parts.refusals.why(self._clock_ms())
         reason = parts.leadership.preferred_leader.reason
         view |= {"preferred_reason": reason, "takes_no_frames": takes_none}
@@ -682,29 +658,33 @@ class RaftMember:
         )
         self._roster.follow(self.core, self.links, self.healer)
 
-    def _announced(self, message: GroupAnnounced) -> None:
-        self.links.on_announced(message)
-
-    def _introduced(self, message: Introduction) -> None:
-        """Dial a peer back that this replica has not heard of: it may be the leader, to which every
-        answer has to go."""
-        if self._roster.introduced(message) and self.has_core:
-            self._roster.follow(self.core, self.links, self.healer)
+    def _take_peer_info(self, info: PeerInfo) -> None:
+        """Handle a peer's report; before the log is recovered, only the parts that need no core."""
+        if info.group_id:
+            self.links.take_group_id(info.sender, info.group_id)
+        if info.address is not None and self._roster.introduced(info.sender, *info.address):
+            # Dial a peer that this replica does not know: it may be the leader, to which every
+            # answer has to go.
+            if self.has_core:
+                self._roster.follow(self.core, self.links, self.healer)
+        self.rollback.take(info)
+        if self.life.running:
+            self.parts.chores.peer_info.take(info)
 
     def _opened(self, peer: NodeId) -> None:
-        self.links.introduce(peer)
-        self.oldstores.opened(peer)
+        """Report this replica's facts, before any other message on a new link."""
+        own, node_id = self.links.local.address, self.config.node_id
+        address = (own.host, own.port) if own.host else None
+        info = PeerInfo(node_id, peer, address=address, notes=self.rollback.for_new_link())
         if self._parts is not None:
-            self._parts.chores.surroundings.opened(peer)  # first: it may be the last that passes
-            self._parts.chores.milestones.opened(peer)
+            info = self._parts.chores.peer_info.completed(info)
+        self._send_fact(info)
 
     def _lose_promises(self, reason: str) -> None:
         self.parts.pump.lose_promises(_new_incarnation(), reason)
 
-    def _tell(self, version: int, message: Recollection | Milestone | Circumstances | Pace) -> None:
-        """Send this to its receiver if that speaks the version that knows it."""
-        if self.links.version(message.to) >= version:
-            self.links.send(message.to, encode_message(message), droppable=False)
+    def _send_fact(self, message: PeerInfo | Pace) -> None:
+        self.links.send(message.to, encode_message(message), droppable=False)
 
     def _refuse(self, peer: NodeId, reason: str) -> None:
         self.parts.refusals.note(peer, reason, self._clock_ms())
@@ -716,8 +696,8 @@ class RaftMember:
         self.links.part(peer, f"{reason}; {compared(of_two)}")
 
     def _extents(self) -> dict[NodeId, Extent]:
-        surroundings = self.parts.chores.surroundings
-        return surroundings.extents | {self.config.node_id: surroundings.own_extent}
+        peer_info = self.parts.chores.peer_info
+        return peer_info.extents | {self.config.node_id: peer_info.own_extent}
 
     def _is_there(self, peer: NodeId) -> bool:
         return self.links.is_open(peer) or peer in self.links.parted

@@ -6,7 +6,7 @@ replica only, see dledger/raft/recovery.py), and retention keeps its frame until
 
 A replica that was away may find a leader that it has not heard of: it missed the frame by which
 that one joined. It can take that frame only if the leader learns where its log ends, so it has to
-answer, on a link that it dials. So whoever dials introduces itself (wire.Introduction), and is
+answer, on a link that it dials. So whoever dials introduces itself (peer_info_message.py), and is
 dialled back although it is no member yet, as far as this replica knows.
 
 An address in the log may be wrong (a typo), or become wrong, and it takes a leader to correct it.
@@ -40,7 +40,6 @@ from ..storage.configuration_file import (
 )
 from ..storage.log_storage import RaftLog
 from ..transport.transport import PeerAddress, PeerLinks
-from ..transport.wire import Introduction
 
 log = logging.getLogger("raftmq.dledger.node.peer_addresses")
 
@@ -138,15 +137,15 @@ class Roster:
         """Look where else members may be dialled now. Called periodically."""
         links.set_spares(self._config.peers if core.leader is None else {})
 
-    def introduced(self, message: Introduction) -> bool:
-        """Note where a peer that dialled this replica can be dialled, in case it is no member that
-        this replica knows of. Return whether that is new."""
-        address = PeerAddress(message.sender, message.data.decode(), message.port)
+    def introduced(self, peer: NodeId, host: str, port: int) -> bool:
+        """Note the address of a peer that dialled this replica, in case it is an unknown member.
+        Return whether the address is new."""
+        address = PeerAddress(peer, host, port)
         introduced = self._introduced
-        if introduced.get(message.sender) == address:
+        if introduced.get(peer) == address:
             return False
-        introduced.pop(message.sender, None)
-        introduced[message.sender] = address
+        introduced.pop(peer, None)
+        introduced[peer] = address
         if len(introduced) > INTRODUCED_MAX:
             del introduced[next(iter(introduced))]  # the one that said so first
         return True

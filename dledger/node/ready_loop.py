@@ -25,7 +25,7 @@ from ..storage.log_storage import RaftLog
 from ..storage.log_writer import FrameWriter
 from ..storage.startup_state import Promises
 from ..transport.transport import PeerLinks
-from ..transport.wire import LANDMARK_VERSION, encode_append, encode_message
+from ..transport.wire import encode_append, encode_message
 from .alarm import Alarm
 from .applier import Applier
 from .disk_health import DiskHealth
@@ -231,8 +231,6 @@ class Pump:
             return
         if self.core.recovered and self.promises.recovering is not None:
             log.warning("recovered node=%s term=%s", self.core.node_id, self.core.term)
-            # The event's old name, until version 0.2.
-            log.warning("whole node=%s term=%s", self.core.node_id, self.core.term)
             self.promises.recovering = None
         self.run()
 
@@ -292,10 +290,8 @@ class Pump:
         self.core.peer_opened(peer)
 
     def _landmark(self, order: AppendOrder) -> list[bytes]:
-        """Return what says behind which frame the order's stand, for peers that know what it is.
-        Of a frame that retention took, or that is damaged, nothing is said."""
-        if self.links.version(order.to) < LANDMARK_VERSION:
-            return []
+        """Return the message that names the frame before those of the order. There is none for a
+        frame that retention deleted, or that is damaged."""
         crc = self.log.header_crc(order.prev_index)
         if crc is None:
             return []

@@ -33,18 +33,6 @@ class Extent:
         recovering = "" if self.recovered else ", recovering"
         return f"frames up to {self.index} of term {self.term}{recovering}"
 
-    def encode(self) -> str:
-        return f"{self.term}:{self.index}:{int(self.recovered)}"
-
-
-def decode_extent(text: str) -> Extent | None:
-    """Return what `Extent.encode` wrote; None if this is something else."""
-    parts = text.split(":")
-    if len(parts) != 3 or not all(part.isdecimal() and part.isascii() for part in parts):
-        return None
-    term, index, recovered = (int(part) for part in parts)
-    return Extent(term, index, bool(recovered))
-
 
 def compared(extents: Mapping[NodeId, Extent]) -> str:
     """Return how far the log of each replica reaches, the longest first, and how to choose."""

@@ -8,14 +8,14 @@ from ..settings import MemberConfig
 from ..storage.log_storage import RaftLog
 from ..transport.transport import PeerLinks
 from .peer_addresses import members_of, standing_in_group
-from .peer_info import Surroundings
+from .peer_info import PeerInfoExchange
 from .ready_loop import Pump
 
 
 def status_of(
     config: MemberConfig,
     pump: Pump,
-    surroundings: Surroundings,
+    peer_info: PeerInfoExchange,
     paces: Paces,
     healing: dict[str, object],
 ) -> dict[str, object]:
@@ -24,7 +24,7 @@ def status_of(
     - `durable_index`: proven by fdatasync, in ASYNC_FLUSH too.
     - `recovered`: False while this replica may have lost promises; `recovering` then says why
       (dledger/raft/recovery.py). `set_back`: whether this process has found its store to be older
-      than what the replica had promised (dledger/raft/recollection.py), recovered since or not.
+      than what the replica had promised (rollback_detection.py), recovered since or not.
     - of each peer `match`, `next`, `state`, `recovered`, `room` (whether its disk has some) and
       `behind_bytes` (of the part of the log that is still here), all None on a node that does not
       lead, and what a peer has to tell None until it has answered this leader; `inflight`, the
@@ -71,7 +71,7 @@ def status_of(
         "members": members_of(core),
         "preferred": configurations.current.preferred or None,
         "peers": {
-            peer: _peer_status(pump, peer) | surroundings.status(peer)
+            peer: _peer_status(pump, peer) | peer_info.status(peer)
             for peer in core.membership.peers
         },
     }

@@ -23,11 +23,10 @@ from ..raft.pace import Paces
 from ..repair.repairer import Healer
 from ..snapshot.transfer import Installer
 from ..storage.log_flusher import LogFlusher
-from .milestones import Milestones
 from .peer_addresses import Roster
-from .peer_info import Surroundings
+from .peer_info import PeerInfoExchange
 from .ready_loop import Pump
-from .rollback_detection import OldStores
+from .rollback_detection import RollbackDetection
 from .standstill import Standstill
 
 log = logging.getLogger("raftmq.dledger.node.node")
@@ -51,9 +50,8 @@ class Chores:
     healer: Healer
     installer: Installer
     roster: Roster
-    oldstores: OldStores
-    milestones: Milestones
-    surroundings: Surroundings
+    rollback: RollbackDetection
+    peer_info: PeerInfoExchange
     paces: Paces
     standstill: Standstill
     pool: Executor
@@ -107,8 +105,6 @@ class Chores:
         if core.timer.back_off.factor != self._back_off:
             self._back_off = core.timer.back_off.factor
             log.warning("election_backoff_changed node=%s factor=%d", core.node_id, self._back_off)
-            # The event's old name, until version 0.2.
-            log.warning("patience_changed node=%s factor=%d", core.node_id, self._back_off)
         if now_ms >= self._healing_due_ms:
             self._healing_due_ms = now_ms + HOUSEKEEPING_MS  # earlier if there is work
             self.healer.tick(now_ms, busy=self.flusher.stalled_ms(core_ms) > SLOW_SYNC_MS)
@@ -116,9 +112,8 @@ class Chores:
         if now_ms >= self._housekeeping_due_ms:
             self._housekeeping_due_ms = now_ms + HOUSEKEEPING_MS
             self._keep_house(self.pump)
-            self.oldstores.look(now_ms, self.pool)
-            self.milestones.look(now_ms)
-            self.surroundings.look(now_ms)
+            self.rollback.tick(now_ms, self.pool)
+            self.peer_info.tick(now_ms)
             self.paces.look(now_ms)
             self.standstill.look(core_ms)
 

@@ -234,9 +234,9 @@ class RaftCore:
                 self._outbox.send(TimeoutNow(self.node_id, successor, self.ballot.term))
 
     def lose_promises(self, incarnation: int, reason: str) -> None:
-        """Recover from now on: this replica's store is older than what it has promised
-        (recollection.py). What it had said and not sent yet is not sent. `incarnation` is one that
-        no process of this node has used."""
+        """Recover from now on, because this replica's store is older than its promises
+        (dledger/node/rollback_detection.py). Unsent messages are discarded. `incarnation` must be
+        new for this node."""
         self._outbox.messages.clear()
         self._following.forget_held()
         if self._leading is not None:
@@ -246,13 +246,13 @@ class RaftCore:
         self.ballot.lose(incarnation)
 
     def held(self) -> dict[NodeId, int]:
-        """Return the notes that a leader can make (recollection.py): by replica, up to where it
-        holds the committed frames. Empty on other replicas."""
+        """Return the notes of a leader (dledger/node/rollback_detection.py): by replica, the last
+        committed frame that it holds. Empty on other replicas."""
         return {} if self._leading is None else self._leading.held()
 
     def note_held(self, index: int) -> None:
-        """Note that this replica, which has recovered, holds the committed frames up to `index`:
-        leaders said so (recollection.py). No leader of its group takes them away."""
+        """Note that this replica, which has recovered, holds the committed frames up to `index`, as
+        leaders have noted. No leader of its group truncates them."""
         self._following.note_held(index)
 
     def disk_fails(self, reason: str, takes_frames: bool = True) -> None:

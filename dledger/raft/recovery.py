@@ -3,7 +3,7 @@
 Raft assumes that a replica never forgets a vote it gave or a frame it acknowledged. One that cannot
 be sure of that (a blank disk, a lost vote file, a power cut under ASYNC_FLUSH, frames given up as
 damaged: dledger/storage/startup_state.py decides; or its peers know that its store is older:
-recollection.py) is
+dledger/node/rollback_detection.py) is
 *recovering*: it follows, votes and acknowledges as always, but marks every message so, until it is
 *recovered*. Let there be n voters, q = a majority, and at most f = n - q of them not recovered at a
 time; otherwise nothing is promised:

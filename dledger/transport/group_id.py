@@ -41,7 +41,7 @@ from raftmq.store.transient_errors import RETRY_S, passes
 from ..raft.messages import NodeId
 from ..storage.two_slot_file import SlotFile, SlotsDamaged
 from .network import FROM_PEER
-from .wire import GROUP_ID_SIZE_BYTES
+from .peer_info_message import GROUP_ID_SIZE_BYTES
 
 log = logging.getLogger("raftmq.dledger.transport.group_id")
 
@@ -172,7 +172,7 @@ class GroupIdentity:
             log.warning("same_id_twice %s", text, extra=FROM_PEER)
 
     def founders_differ(self, peer: NodeId, text: str, now_ms: float) -> None:
-        """Note that a peer founds, or has founded, by other members (dledger/node/founders.py);
+        """Note that a peer founds, or has founded, by other members (dledger/node/peer_info.py);
         without a text that it does not any more."""
         key = peer, b"founders", False
         if not text:

@@ -20,7 +20,6 @@ from .link import Line, LinkHandler, Reader
 from .network import FROM_PEER, ip_of
 from .outbound import Local, now_ms
 from .wire import (
-    GROUP_ID_VERSION,
     Hello,
     HelloAnswer,
     WireError,
@@ -243,8 +242,6 @@ class Accepted(asyncio.Protocol):
             if not self._answer(hello, self._door.refusal(hello, transport)):
                 return b""
             self._hello = hello
-            if spoken(hello) < GROUP_ID_VERSION:
-                return self._welcome(hello)
             transport.write(encode_identity(self._local.identity.group_id))
         said = decode_identity(self._opening)
         if said is None:

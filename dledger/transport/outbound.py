@@ -18,9 +18,8 @@ from ..raft.config import Random
 from ..raft.messages import NodeId
 from .group_id import GroupIdentity, Meeting
 from .link import Line, LinkConfig, LinkHandler, PeerAddress
+from .peer_info_message import PeerInfo
 from .wire import (
-    GROUP_ID_VERSION,
-    GroupAnnounced,
     Hello,
     HelloAnswer,
     WireError,
@@ -121,8 +120,6 @@ class Dialled(asyncio.Protocol):
             if answer is None:
                 return False
             self.version = answer.version
-            if self.version < GROUP_ID_VERSION:
-                return True
         if self.said is None:
             theirs = decode_identity(self._opening)
             if theirs is None:
@@ -176,7 +173,6 @@ class Dialer:
         self.connection: Dialled | None = None
         self.error = ""
         self.dropped = 0
-        self.version = 0
         self._local = local
         self._handler = handler
         self._rng = rng
@@ -253,14 +249,12 @@ class Dialer:
         connection, known = self.connection, self._local.identity.group_id
         if connection is None or self.transport is None or connection.said == known:
             return
-        if connection.version >= GROUP_ID_VERSION:
-            connection.said = known
-            message = GroupAnnounced(self._local.node_id, self.address.node_id, known)
-            self.transport.writelines(encode_message(message))
+        connection.said = known
+        message = PeerInfo(self._local.node_id, self.address.node_id, group_id=known)
+        self.transport.writelines(encode_message(message))
 
     def _opened(self, connection: Dialled) -> None:
         self.transport = connection.line.transport
-        self.version = connection.version
         self.error = ""
         self._told.clear()
         self.announce()

@@ -30,12 +30,8 @@ from .link import LinkConfig, LinkHandler, PeerAddress, Reader
 from .network import FROM_PEER
 from .outbound import Dialer, Local, now_ms, why_not_at
 from .wire import (
-    INTRODUCTION_VERSION,
     MESSAGE_SIZE_BYTES_MAX,
-    GroupAnnounced,
-    Introduction,
     MessageReader,
-    encode_message,
 )
 
 __all__ = ["LinkConfig", "LinkHandler", "PeerAddress", "PeerLinks", "Reader"]
@@ -212,12 +208,6 @@ class PeerLinks:
         dialer = self._dialers.get(peer)
         return "" if dialer is None else dialer.error
 
-    def version(self, peer: NodeId) -> int:
-        """Return the protocol version spoken on the last connection to `peer`; 0: there was
-        none."""
-        dialer = self._dialers.get(peer)
-        return 0 if dialer is None else dialer.version
-
     def refuse(self, peer: NodeId, reason: str) -> None:
         """Close the connection over which `peer` sent a message that breaks Raft's rules. It may
         dial again."""
@@ -250,23 +240,16 @@ class PeerLinks:
         told = {peer for peer, dialer in self._dialers.items() if ONE_ID in dialer.error}
         return told | self.local.identity.parted(now_ms())
 
-    def introduce(self, peer: NodeId) -> None:
-        """Tell a peer where this node can be dialled, unless it is too old to know what that is."""
-        own = self.local.address
-        if self.version(peer) >= INTRODUCTION_VERSION and own.host:
-            message = Introduction(self.local.node_id, peer, own.port, own.host.encode())
-            self.send(peer, encode_message(message), droppable=False)
-
     # -- the group's id (group_id.py) --
 
-    def on_announced(self, message: GroupAnnounced) -> None:
+    def take_group_id(self, peer: NodeId, group_id: bytes) -> None:
         """Note the group id of a peer that learned it after it had connected."""
-        line = self._incoming.line(message.sender)
+        line = self._incoming.line(peer)
         if line is None:
             return
-        line.group_id = message.group_id
-        if self.local.identity.group_id and self.local.judge(line, message.sender, False):
-            self._part(message.sender)
+        line.group_id = group_id
+        if self.local.identity.group_id and self.local.judge(line, peer, False):
+            self._part(peer)
 
     def group_status(self) -> dict[str, object]:
         """Return what is known of the group's id and the parted peers, for the status."""

@@ -1,7 +1,7 @@
-"""The peer protocol's bytes. Pure: bytes in, messages out.
+"""The peer protocol: handshake and messages between replicas, as bytes.
 
-A directed link is one TCP connection that the sender dials. Handshake first (`Hello`, answered by
-one `HelloAnswer`), then messages in one direction only. All integers are big-endian.
+A directed link is one TCP connection that the sender dials. After the handshake (`Hello`, an
+answer, both group ids, a second answer) messages flow in one direction. Integers are big-endian.
 
     hello       off size field              message     off size field
                 0   4    magic "RMQP"                   0   4    length, of all that follows it
@@ -9,35 +9,25 @@ one `HelloAnswer`), then messages in one direction only. All integers are big-en
                 5   1    group name length              5   1    kind (table _KINDS)
                 6   1    sender id length               6   n    fields of that kind
                 7   1    receiver id length             6+n 4    CRC-32C of bytes 0..6+n-1
-                8   n    group, sender, receiver        10+n     frames (AppendRequest); a
-                                                                 part of the log (RepairResponse);
-                                                                 of a parcel (InstallChunk);
-                                                                 notes (Recollection); settings
-                                                 (Circumstances)
+                8   n    group, sender, receiver        10+n     frames (AppendRequest); bytes of
+                                                                 the log (RepairResponse); of a
+                                                                 parcel (InstallChunk); the body
+                                                                 of a PeerInfo
                 8+n 4    CRC-32C of bytes 0..8+n-1
     answer      magic "RMQA", version, code (0 welcome), reason length (2), reason (UTF-8)
     identity    magic "RMQI", version, size (0 or 16), group id, CRC-32C of all before it
 
-A hello gives the highest version that its sender speaks, the answer the one to use: the lower of
-both sides' highest. Both look the same in every version, so that the replicas of a group can be
-upgraded one by one. From version 4 on both sides then send their group ids, if they know them
-(size 0: not yet), before any message is read: the acceptor right behind its answer, the dialler in
-return; and a second answer tells whether the acceptor agrees. The messages are the same in versions
-3 and 4, and so is the version that stands in them, except for the announcement of a group id, which
-is only sent to peers that speak 4. To peers that speak 6 a dialler first says where it can be
-dialled itself (`Introduction`), to those that speak 7 what it knows that others have held
-(`Recollection`). To those that speak 8 a leader says which frame its frames stand behind
-(`Landmark`), and everybody which committed frame it has (`Milestone`). To those that speak 9
-everybody tells its `Circumstances`, to those that speak 10 its times (`Pace`).
+A hello has the highest version that its sender speaks, the answer has the version to use: the lower
+of both sides' highest. Hello and answer look the same in every version, so the replicas of a group
+can be upgraded one by one. Each side then sends its group id (size 0: not known yet), the acceptor
+right behind its answer, and the acceptor's second answer accepts or refuses the link.
 
-Sender and receiver of a message are those of its connection, so they are not repeated. The frames
-of an AppendRequest are the bytes that lie in the log, passed on as they are; both their checksums
-are verified here before anybody sees them. The bytes of a RepairResponse may be a part of a frame,
-those of an InstallChunk are a part of a parcel: they are verified where the parts are put together
-(dledger.raft.repair, dledger.raft.snapshot_install). Anything malformed raises WireError: the
-connection it came from is useless from then on, and nothing else is. So does a term above TERM_MAX,
-of a message or of a frame in it, and an index, offset or round that is negative or above
-NUMBER_MAX: none of them gets past this module.
+Sender and receiver of a message are those of its connection and are not repeated. The frames of an
+AppendRequest are the bytes of the log; both their checksums are verified here. The bytes of a
+RepairResponse may be a part of a frame, those of an InstallChunk a part of a parcel; they are
+verified where the parts are joined (dledger.raft.repair, dledger.raft.snapshot_install). Malformed
+data raises WireError, and its connection has to be closed. A term above TERM_MAX, in a message or
+in a frame, is malformed, and so is an index, offset or round that is negative or above NUMBER_MAX.
 """
 
 from __future__ import annotations
@@ -72,13 +62,6 @@ from ..raft.messages import (
     VoteResponse,
 )
 from ..raft.pace import Pace
-from ..raft.recollection import (
-    NOTES_SIZE_BYTES_MAX,
-    NotesError,
-    Recollection,
-    decode_notes,
-    encode_notes,
-)
 from ..raft.repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
@@ -94,22 +77,18 @@ from ..raft.snapshot_install import (
     InstallOffer,
     InstallRequest,
 )
+from .peer_info_message import (
+    BODY_SIZE_BYTES_MAX,
+    GROUP_ID_SIZE_BYTES,
+    PeerInfo,
+    PeerInfoError,
+    decode_body,
+    encode_body,
+)
 
-VERSION = 10  # the highest that this program speaks
-VERSION_MIN = 3  # the lowest that this program speaks
-GROUP_ID_VERSION = 4  # the first whose replicas know group ids (dledger.transport.group_id)
-WRITER_VERSION = 5  # the first whose replicas know writers (broker.tables.writers)
-POP_VERSION = 6  # the first whose replicas know popped messages (broker.tables.pops)
-ATTRIBUTES_VERSION = 6  # the first whose replicas keep attributes (broker.tables.topics)
-INTRODUCTION_VERSION = 6  # the first whose replicas know introductions
-RECOLLECTION_VERSION = 7  # the first whose replicas know recollections
-LANDMARK_VERSION = 8  # the first whose replicas know landmarks and milestones
-CIRCUMSTANCES_VERSION = 9  # the first whose replicas know each other's circumstances
-PACE_VERSION = 10  # the first whose replicas know each other's times
-MESSAGE_VERSION = 3  # stands in messages: the last version that changed any
-GROUP_ID_SIZE_BYTES = 16
-HOST_SIZE_BYTES_MAX = 255
-SETTINGS_SIZE_BYTES_MAX = 16_384
+VERSION = 1  # the highest that this program speaks
+VERSION_MIN = 1  # the lowest that this program speaks
+MESSAGE_VERSION = 1  # in each message: the last version that changed one
 # The largest single frame and as much again, for what the core may put into one request.
 MESSAGE_SIZE_BYTES_MAX = 2 * (PAYLOAD_SIZE_BYTES_MAX + HEADER_SIZE_BYTES)
 FRAMES_PER_MESSAGE_MAX = 65_536
@@ -123,60 +102,7 @@ _APPEND_REQUEST = 3
 _APPEND_RESPONSE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class GroupAnnounced:
-    """Announces the sender's group id, over a link that was made before it knew the id."""
-
-    sender: NodeId
-    to: NodeId
-    group_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """Says where the sender can be dialled: the receiver may not have heard of it yet."""
-
-    sender: NodeId
-    to: NodeId
-    port: int
-    data: bytes  # its host, ASCII
-
-
-@dataclass(frozen=True, slots=True)
-class Milestone:
-    """Says which frame the sender has at `index`, which is committed (dledger.node.milestones)."""
-
-    sender: NodeId
-    to: NodeId
-    index: int
-    index_term: int
-    header_crc: int
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """Says how the sender stands (dledger.node.peer_info). Positions are CommitLog offsets."""
-
-    sender: NodeId
-    to: NodeId
-    wall_ms: int  # its clock; negative: before 1970
-    first_position: int  # where its log begins
-    expired_position: int  # up to here its log has expired, by its clock and settings
-    data: bytes  # its settings that should be alike, as lines key=value, UTF-8
-
-
-PeerMessage = (
-    Message
-    | RepairRequest
-    | RepairResponse
-    | InstallMessage
-    | GroupAnnounced
-    | Introduction
-    | Recollection
-    | Milestone
-    | Circumstances
-    | Pace
-)
+PeerMessage = Message | RepairRequest | RepairResponse | InstallMessage | PeerInfo | Pace
 
 
 class WireError(Exception):
@@ -206,14 +132,11 @@ class _Kind:
         self.flags_at = held.index("flag0") if "flag0" in held else None
         self.terms = [at for at, what in enumerate(held) if what == "term"]
         self.numbers = [at for at, what in enumerate(held) if what in ("number", "offset")]
-        self.times = [at for at, what in enumerate(held) if what == "time"]
         # Of several attributes the getter makes a tuple, of one it does not.
         self._attributes = attrgetter("to", *[name for name, _ in pairs])
 
     def fields(self, message: PeerMessage) -> list[int]:
         """Return the fields of a message's head."""
-        if isinstance(message, GroupAnnounced):
-            return list(_GROUP_ID.unpack(message.group_id))  # its two halves
         _, *fields = self._attributes(message)
         at = self.flags_at
         if at is not None:
@@ -228,19 +151,15 @@ class _Kind:
             terms |= fields[at]
         for at in self.numbers:
             numbers |= fields[at]
-        for at in self.times:
-            numbers |= fields[at] ^ fields[at] >> 63  # ~it, if it is negative
         if terms >> _TERM_BITS or numbers >> _NUMBER_BITS:
             raise WireError(f"message kind {_KIND_OF[self.message]} of {fields}")
 
 
-# How struct writes what a field holds. Terms, numbers and offsets have limits, and so has a "time",
-# which may be negative: before 1970. A "flag1" is the second bit of the byte whose first one is the
-# "flag0" before it.
+# The struct format of each kind of field. Terms, numbers and offsets have limits. A "flag1" is the
+# second bit of the byte whose first bit is the "flag0" before it.
 _LETTERS = {
     "term": "q",
     "number": "q",
-    "time": "q",
     "offset": "i",
     "choice": "B",
     "id": "Q",
@@ -273,17 +192,9 @@ _KINDS: dict[int, _Kind] = {
         " match_index:number recovering:id",
     ),
     7: _Kind(TimeoutNow, "term:term"),
-    8: _Kind(GroupAnnounced, "high:id low:id"),
-    9: _Kind(Introduction, "port:offset", HOST_SIZE_BYTES_MAX),
-    10: _Kind(Recollection, "term:term", NOTES_SIZE_BYTES_MAX),
-    11: _Kind(Landmark, "term:term index:number index_term:term header_crc:id"),
-    12: _Kind(Milestone, "index:number index_term:term header_crc:id"),
-    13: _Kind(
-        Circumstances,
-        "wall_ms:time first_position:number expired_position:number",
-        SETTINGS_SIZE_BYTES_MAX,
-    ),
-    14: _Kind(
+    8: _Kind(PeerInfo, "term:term", BODY_SIZE_BYTES_MAX),
+    9: _Kind(Landmark, "term:term index:number index_term:term header_crc:id"),
+    10: _Kind(
         Pace,
         "sent_us:number echo_us:number held_us:number write_us:number flush_us:number"
         " cost_us:number",
@@ -359,10 +270,10 @@ def encode_message(message: PeerMessage) -> list[bytes]:
     number = _KIND_OF[type(message)]
     kind = _KINDS[number]
     data = b""
-    if isinstance(message, RepairResponse | InstallChunk | Introduction | Circumstances):
+    if isinstance(message, RepairResponse | InstallChunk):
         data = message.data
-    elif isinstance(message, Recollection):
-        data = encode_notes(message.notes)
+    elif isinstance(message, PeerInfo):
+        data = encode_body(message)
     size = kind.head.size + len(data)
     head = kind.head.pack(size, MESSAGE_VERSION, number, *kind.fields(message))
     return [head + _CRC.pack(crc32c(head)), *([data] if data else [])]
@@ -450,19 +361,13 @@ class MessageReader:
         place, message = kind.flags_at, kind.message
         if place is not None:
             fields = (*fields[:place], *_two_flags(fields[place]), *fields[place + 1 :])
-        if message is RepairResponse:
-            return self._parse_repair_response(fields, data[at + kind.head.size + _CRC_SIZE : end])
-        if message is InstallChunk:
-            return self._parse_chunk(fields, data[at + kind.head.size + _CRC_SIZE : end])
-        if message is Introduction:
-            return self._parse_introduction(fields, data[at + kind.head.size + _CRC_SIZE : end])
-        if message is Recollection:
-            return self._parse_recollection(fields, data[at + kind.head.size + _CRC_SIZE : end])
-        if message is Circumstances:
-            data = data[at + kind.head.size + _CRC_SIZE : end]
-            return Circumstances(sender, to, fields[0], fields[1], fields[2], data)
-        if message is GroupAnnounced:
-            return GroupAnnounced(sender, to, _GROUP_ID.pack(*fields))
+        if kind.length_max:
+            tail = data[at + kind.head.size + _CRC_SIZE : end]
+            if message is RepairResponse:
+                return self._parse_repair_response(fields, tail)
+            if message is InstallChunk:
+                return self._parse_chunk(fields, tail)
+            return self._parse_peer_info(fields, tail)
         if message is RepairRequest and fields[1] < 1:
             raise WireError(f"a repair request of {fields}")
         if message is InstallOffer and fields[1] < 1:
@@ -481,16 +386,11 @@ class MessageReader:
             self._sender, self._to, number, index, *verdict, commit_index, next_term, data, term
         )
 
-    def _parse_introduction(self, fields: tuple[int, ...], host: bytes) -> Introduction:
-        if not host.isascii() or not host or not 0 < fields[0] < 1 << 16:
-            raise WireError(f"an introduction of {host!r}, port {fields[0]}")
-        return Introduction(self._sender, self._to, fields[0], host)
-
-    def _parse_recollection(self, fields: tuple[int, ...], notes: bytes) -> Recollection:
+    def _parse_peer_info(self, fields: tuple[int, ...], body: bytes) -> PeerInfo:
         try:
-            return Recollection(self._sender, self._to, fields[0], decode_notes(notes))
-        except NotesError as error:
-            raise WireError(f"a recollection: {error}") from error
+            return decode_body(self._sender, self._to, fields[0], body)
+        except PeerInfoError as error:
+            raise WireError(str(error)) from error
 
     def _parse_chunk(self, fields: tuple[int, ...], data: bytes) -> InstallChunk:
         term, number, offset, size_bytes = fields
@@ -539,7 +439,6 @@ _HELLO = struct.Struct(">4sBBBB")
 _ANSWER = struct.Struct(">4sBBH")
 _IDENTITY_MAGIC = b"RMQI"
 _IDENTITY = struct.Struct(">4sBB")
-_GROUP_ID = struct.Struct(">QQ")
 WELCOME = 0
 REFUSED = 1
 REASON_SIZE_BYTES_MAX = 512
@@ -631,7 +530,7 @@ def decode_answer(data: bytes) -> tuple[HelloAnswer, int] | None:
 def encode_identity(group_id: bytes) -> bytes:
     """Encode `group_id`, which is empty if it is not known yet."""
     assert len(group_id) in (0, GROUP_ID_SIZE_BYTES), group_id
-    data = _IDENTITY.pack(_IDENTITY_MAGIC, GROUP_ID_VERSION, len(group_id)) + group_id
+    data = _IDENTITY.pack(_IDENTITY_MAGIC, VERSION, len(group_id)) + group_id
     return data + _CRC.pack(crc32c(data))
 
 

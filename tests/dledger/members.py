@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from raftmq.dledger.node.founders import SEGMENT_SIZE
 from raftmq.dledger.node.node import RaftMember
+from raftmq.dledger.node.peer_info import SEGMENT_SIZE
 from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.errors import Busy, NotLeader
 from raftmq.dledger.raft.messages import Role, RoleEvent

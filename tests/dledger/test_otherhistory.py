@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.dledger.node.milestones import TOLD_MS, Milestones
+from raftmq.dledger.node.peer_info import PeerInfoExchange
 from raftmq.dledger.raft.config import CoreConfig
 from raftmq.dledger.raft.configuration import Configurations, founding
 from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.errors import OtherHistory
 from raftmq.dledger.raft.log_index import LogIndex
 from raftmq.dledger.raft.messages import AppendRequest, HardState, Landmark
-from raftmq.dledger.transport.wire import Milestone
+from raftmq.dledger.transport.peer_info_message import CommittedFrame, PeerInfo
 from raftmq.store.frame import Frame
 from tests.dledger.group import Random, make_frame
 
@@ -122,37 +122,48 @@ def test_frames_that_were_accepted_and_not_written_yet_are_compared_too() -> Non
         leads(core, wrong, 6, 6, term=6)
 
 
-class Milestoned:
-    """The milestones of replica a, whose log this is, committed up to `commit_index`; its files
-    have less of that if `in_files` is lower."""
+class Committing:
+    """Replica a, whose log this is, committed up to `commit_index`; its files have less of that if
+    `in_files` is lower."""
 
     def __init__(self, log: list[Frame], commit_index: int, in_files: int | None = None) -> None:
         committed = commit_index if in_files is None else in_files
-        self.core = replica(log, commit_index)
         index = LogIndex()
         for frame in log:
             index.append(frame)
         kept = SimpleNamespace(
             index=index,
-            last_index=index.last_index,
+            commitlog=SimpleNamespace(min_offset=0),
             header_crc=lambda at: log[at - 1].header_crc if at else None,
         )
-        self.told: list[Milestone] = []
-        self.milestones = Milestones(
-            self.core, cast(Any, kept), lambda: committed, self.told.append
+        self.sent: list[PeerInfo] = []
+        self.exchange = PeerInfoExchange(
+            replica(log, commit_index),
+            cast(Any, kept),
+            dict,
+            lambda: 0,
+            lambda: committed,
+            self.sent.append,
+            lambda peer, text: None,
         )
 
+    @property
+    def committed(self) -> CommittedFrame | None:
+        return self.exchange.completed(PeerInfo("a", "b")).committed
 
-def test_committed_frames_are_told_on_new_links_and_when_there_are_more() -> None:
-    world = Milestoned(OURS, 3)
-    world.milestones.opened("b")
-    assert world.told == [Milestone("a", "b", 3, 2, OURS[2].header_crc)]
-    world.told.clear()
-    world.milestones.look(0)
-    assert [told.to for told in world.told] == ["b", "c"]
-    world.milestones.look(TOLD_MS)
-    assert len(world.told) == 2  # no more were committed
-    Milestoned(OURS, 0).milestones.opened("b")
+
+def committed_by(index: int, term: int, crc: int) -> PeerInfo:
+    return PeerInfo("b", "a", committed=CommittedFrame(index, term, crc))
+
+
+def test_committed_frames_are_reported_on_new_links_and_periodically() -> None:
+    world = Committing(OURS, 3)
+    assert world.committed == CommittedFrame(3, 2, OURS[2].header_crc)
+    world.exchange.tick(0)
+    assert [(info.to, info.committed) for info in world.sent] == [
+        (peer, world.committed) for peer in "bc"
+    ]
+    assert Committing(OURS, 0).committed is None
 
 
 @pytest.mark.parametrize(
@@ -162,17 +173,15 @@ def test_committed_frames_are_told_on_new_links_and_when_there_are_more() -> Non
 def test_two_that_committed_different_frames_part(
     log: list[Frame], index: int, different: str
 ) -> None:
-    told = Milestone("b", "a", index, log[index - 1].term, log[index - 1].header_crc)
+    told = committed_by(index, log[index - 1].term, log[index - 1].header_crc)
     with pytest.raises(OtherHistory, match=different):
-        Milestoned(OURS, 3).milestones.take(told)
-    Milestoned(OURS, 2).milestones.take(told)  # here it may give way still
-    same = Milestone("b", "a", 3, 2, OURS[2].header_crc)
-    Milestoned(OURS, 3).milestones.take(same)
+        Committing(OURS, 3).exchange.take(told)
+    Committing(OURS, 2).exchange.take(told)  # here it may give way still
+    Committing(OURS, 3).exchange.take(committed_by(3, 2, OURS[2].header_crc))
 
 
 def test_a_core_that_is_ahead_of_its_files_accuses_nobody() -> None:
     """While a vote is being saved, the files still have frames that the core has truncated."""
-    world = Milestoned(OURS, 3, in_files=2)
-    world.milestones.take(Milestone("b", "a", 3, 5, 77))
-    world.milestones.opened("b")
-    assert [(told.index, told.index_term) for told in world.told] == [(2, OURS[1].term)]
+    world = Committing(OURS, 3, in_files=2)
+    world.exchange.take(committed_by(3, 5, 77))
+    assert world.committed == CommittedFrame(2, OURS[1].term, OURS[1].header_crc)

@@ -3,12 +3,10 @@ older program is there."""
 
 import asyncio
 
-from raftmq.dledger.transport.wire import VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
 from tests.broker.cluster import Group
 from tests.broker.delayed.test_delay_group import PATIENT, everything
-from tests.broker.olderreplica import OlderReplica
 from tests.broker.send.test_frame_builder import batch_body, fields
 from tests.waiting import until
 
@@ -131,28 +129,3 @@ async def test_where_a_failover_may_forget_watermarks_there_are_no_writers(tmp_p
         answer = await group.ask(broker, RequestCode.WRITERS, ext)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert await write(group, broker, 1) == "[UNKNOWN_WRITER]"
-
-
-async def test_none_is_opened_while_a_replica_of_an_older_program_is_there(tmp_path):
-    """n2 is played by what answers hellos as an older program does. Once the log has had a writer,
-    all go on although a replica is down and has said nothing to this leader."""
-
-    older = OlderReplica("n2")
-    async with Group(tmp_path, 3, **PATIENT) as group:
-        await group.leader()
-        await group.kill("n2")
-        await older.start(group)
-        leader = await group.leading()
-        await until(lambda: leader.engine.links.version("n2") == 3)
-        await group.create_topic(leader, "T")
-        assert await ask(group, leader, "open", epoch=1) == "[BUSY]"
-        assert not leader.state.writers.used
-        older.close()
-        await group.start("n2")
-        await until(lambda: leader.engine.links.version("n2") == VERSION)
-        assert len(await ask(group, leader, "open", epoch=1)) == 1
-        await group.stop("n2")
-        await group.stop(leader.config.dleger_self_id)
-        await group.start(leader.config.dleger_self_id)
-        leader = await group.leading()
-        assert len(await ask(group, leader, "open", "v", epoch=1)) == 1

@@ -9,7 +9,6 @@ import pytest
 from raftmq.broker.admin import topics_and_groups as catalog
 from raftmq.broker.tables.state import BrokerState, put_topic
 from raftmq.broker.tables.topics import TopicConfig, topic_from_json
-from raftmq.dledger.transport.wire import ATTRIBUTES_VERSION
 from raftmq.remoting.admin_headers import TopicHeader
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
@@ -72,26 +71,6 @@ async def test_mixed_where_that_is_allowed(tmp_path):
         broker = await group.leading()
         assert (await put(group, broker, attributes="+message.type=MIXED")).code == 0
         assert await attributes_of(group, broker) == {"message.type": "MIXED"}
-
-
-async def test_no_attributes_before_every_replica_keeps_them(tmp_path, monkeypatch):
-    """One whose program leaves them out would have another table than the others."""
-    asked = []
-
-    def all_speak(member, version):
-        asked.append(version)
-        return False
-
-    async with Group(tmp_path) as group:
-        broker = await group.leading()
-        monkeypatch.setattr(catalog, "all_speak", all_speak)
-        refused = await put(group, broker, attributes=FIFO)
-        assert (refused.code, asked) == (ResponseCode.SYSTEM_BUSY, [ATTRIBUTES_VERSION])
-        assert (await put(group, broker)).code == 0
-        monkeypatch.setattr(catalog, "all_speak", lambda member, version: True)
-        assert (await put(group, broker, attributes=FIFO)).code == 0
-        monkeypatch.setattr(catalog, "all_speak", all_speak)  # one of them is away now
-        assert (await put(group, broker, "Second", FIFO)).code == 0
 
 
 def test_a_bean_with_attributes_is_read_back():

@@ -18,7 +18,6 @@ from raftmq.broker.send.callbacks import Completion
 from raftmq.broker.tables.pops import pop_command
 from raftmq.broker.tables.state import reset_offsets
 from raftmq.client.admin.bodies import consume_stats
-from raftmq.dledger.transport.wire import POP_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import MessageQueue, dumps, loads_object
 from raftmq.remoting.headers import PullHeader
@@ -26,7 +25,6 @@ from raftmq.remoting.pop_headers import INIT_MAX, PopHeader
 from raftmq.store.record import decode_record, walk_records
 from tests.broker.cluster import Group
 from tests.broker.delayed.test_delay_group import PATIENT
-from tests.broker.olderreplica import OlderReplica
 from tests.broker.pop.consumer import Popper
 from tests.broker.replication.ha.pair import Classic
 from tests.broker.send.test_frame_builder import batch_body, fields
@@ -814,25 +812,6 @@ async def test_nothing_acknowledged_comes_again_and_nothing_is_lost_over_failove
         tables = [broker.state.pops for broker in group.brokers.values()]
         await until(lambda: all(table.to_json() == tables[0].to_json() for table in tables))
         assert tables[0].batch_count == 0
-
-
-async def test_nobody_pops_while_a_replica_of_an_older_program_is_there(tmp_path):
-    """n2 is played by what answers hellos as an older program does, which would stop at a pop."""
-    older = OlderReplica("n2")
-    async with Group(tmp_path, 3, **PATIENT) as group:
-        await group.leader()
-        await group.kill("n2")
-        await older.start(group)
-        leader = await group.leading()
-        await until(lambda: leader.engine.links.version("n2") == 3)
-        popper = Popper(group)
-        await filled(group, leader, 3)
-        assert (await popper.answer(leader)).code == ResponseCode.SYSTEM_BUSY
-        assert not leader.state.pops.used
-        older.close()
-        await group.start("n2")
-        await until(lambda: leader.engine.links.version("n2") >= POP_VERSION)
-        assert bodies(await drained(popper, leader)) == [0, 1, 2]
 
 
 async def test_a_classic_master_keeps_what_is_in_flight_over_a_restart(tmp_path):

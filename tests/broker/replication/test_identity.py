@@ -7,17 +7,15 @@ import pytest
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.errors import StateError
-from raftmq.broker.replication.engine import all_speak
 from raftmq.broker.replication.identity import GroupId
 from raftmq.broker.tables import snapshot
 from raftmq.broker.tables.group_id import group_id
 from raftmq.broker.tables.state import BrokerState, announce
-from raftmq.dledger.transport.wire import GROUP_ID_VERSION
 from raftmq.remoting.codes import RequestCode, ResponseCode
 from raftmq.remoting.fast_json import loads_object
 from raftmq.store.disk import OsDisk
 from tests.broker.cluster import Group
-from tests.broker.olderreplica import OlderReplica, without_files_noted
+from tests.broker.oldertables import without_files_noted
 from tests.waiting import until
 
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
@@ -90,37 +88,15 @@ async def test_a_group_has_one_id_that_stays(tmp_path):
         assert await agreed(group.brokers.values()) == made
 
 
-async def test_none_is_proposed_while_an_older_replica_is_there_and_then_by_who_leads(
-    tmp_path, monkeypatch
-):
-    """A group from before group ids, of which n2 is the last to be upgraded: it is played by what
-    answers hellos as an older program does. The first leader is gone before it proposes any."""
-    older = OlderReplica("n2")
+async def test_it_is_proposed_by_who_leads_though_the_first_leader_is_gone(tmp_path, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(GroupId, "_propose", lambda self, engine: None)
-        group = Group(tmp_path, 3)
-        async with group:
-            await group.leader()
-            await group.kill("n2")
-            await older.start(group)
-            both = list(group.brokers.values())
-            await until(lambda: all(b.engine.links.version("n2") == 3 for b in both))
-            before.undo()
+        async with Group(tmp_path, 3) as group:
             first = await group.leading()
-            assert not all_speak(first.engine, GROUP_ID_VERSION)
-            await group.create_topic(first, "T")  # commands go through, and this one would have
-            ours = first.members.group_id
-            looked, look = [], ours.look
-            ours.look = lambda: (look(), looked.append(1))
-            await until(lambda: len(looked) > 2)
+            await group.create_topic(first, "T")
             assert first.state.group.value == first.engine.identity.group_id == b""
-            ours._propose = lambda engine: None
-            older.close()
-            await group.start("n2")
-            await until(
-                lambda: all(all_speak(b.engine, GROUP_ID_VERSION) for b in group.brokers.values())
-            )
-            assert first.state.group.value == b""
+            before.undo()
+            first.members.group_id._propose = lambda engine: None
             gone = first.config.dleger_self_id
             await group.kill(gone)
             made = await agreed(group.brokers.values())

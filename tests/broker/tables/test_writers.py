@@ -15,7 +15,7 @@ from raftmq.broker.tables.writers import (
     wrote,
 )
 from raftmq.store.disk import OsDisk
-from tests.broker.olderreplica import without_files_noted
+from tests.broker.oldertables import without_files_noted
 
 KEY = ("T", "w")
 

@@ -1,6 +1,10 @@
-"""What replicas tell each other of their clocks, settings and expired logs, and what follows."""
+"""What replicas report of their clocks, settings, logs and founders, and what follows."""
 
 import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,30 +13,34 @@ import pytest
 
 from raftmq.dledger.node.peer_info import (
     CLOCKS_APART_MS,
+    DIFFERING_MAX,
     KNOWN_MS,
-    LEAD,
-    TOLD_MS,
-    VALUE_SIZE_MAX,
-    Surroundings,
-    decode_settings,
-    encode_settings,
+    SEGMENT_SIZE,
+    SEND_INTERVAL_MS,
+    Founders,
+    PeerInfoExchange,
 )
 from raftmq.dledger.raft.config import CoreConfig
-from raftmq.dledger.raft.configuration import Configurations, founding
+from raftmq.dledger.raft.configuration import Change, ChangeKind, Configurations, founding
 from raftmq.dledger.raft.core import RaftCore
 from raftmq.dledger.raft.log_index import LogIndex
-from raftmq.dledger.raft.messages import HardState
-from raftmq.dledger.transport.wire import (
-    CIRCUMSTANCES_VERSION,
+from raftmq.dledger.raft.messages import HardState, Role
+from raftmq.dledger.transport.peer_info_message import (
     SETTINGS_SIZE_BYTES_MAX,
-    Circumstances,
-    MessageReader,
-    WireError,
-    encode_message,
+    VALUE_SIZE_MAX,
+    PeerInfo,
+    ReplicaState,
+    encode_body,
 )
+from raftmq.dledger.transport.wire import MessageReader, WireError, encode_message
+from tests.dledger.group import Group as Cores
+from tests.dledger.group import make_frame
+from tests.dledger.members import Group, Node
+from tests.dledger.test_change_members import address, change
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
+EMPTY = ReplicaState(0, 0, 0, 0, 0, 0, True)
 
 
 class Replica:
@@ -40,9 +48,9 @@ class Replica:
 
     wall_ms = NOW_MS
 
-    def __init__(self, names: str = "abc", **versions: int) -> None:
+    def __init__(self, names: str = "abc") -> None:
         self.settings = {"maxMessageSize": "100", "fileReservedTime": "72"}
-        self.told: list[Circumstances] = []
+        self.sent: list[PeerInfo] = []
         self.differing: list[tuple[str, str]] = []
         core = RaftCore(
             "a",
@@ -56,15 +64,25 @@ class Replica:
             incarnation=1,
             crc_of=lambda index: None,
         )
-        self.surroundings = Surroundings(
+        kept = SimpleNamespace(
+            commitlog=SimpleNamespace(min_offset=4096),
+            index=LogIndex(),
+            header_crc=lambda index: None,
+        )
+        self.exchange = PeerInfoExchange(
             core,
-            cast(Any, SimpleNamespace(commitlog=SimpleNamespace(min_offset=4096))),
+            cast(Any, kept),
             lambda: self.settings,
             lambda: self.wall_ms,
-            lambda peer: versions.get(peer, CIRCUMSTANCES_VERSION),
-            self.told.append,
+            lambda: 0,
+            self.sent.append,
             lambda *told: self.differing.append(told),
         )
+
+    @property
+    def states(self) -> list[ReplicaState]:
+        """The states in the sent messages."""
+        return [info.state for info in self.sent if info.state is not None]
 
     def hear(
         self,
@@ -72,13 +90,15 @@ class Replica:
         *,
         ahead_ms: int = 0,
         expired: int = 0,
-        data: bytes | None = None,
+        settings: dict[str, str] | None = None,
+        founders: Sequence[str] = "abc",
         lead_ms: int = 0,
     ) -> None:
-        doubted = {LEAD: str(lead_ms)} if lead_ms else {}
-        data = encode_settings({**doubted, **self.settings}) if data is None else data
-        told = Circumstances(sender, "a", NOW_MS + ahead_ms, 0, expired, data)
-        self.surroundings.take(told)
+        settings = dict(self.settings) if settings is None else settings
+        state = ReplicaState(
+            NOW_MS + ahead_ms, lead_ms, 0, expired, 0, 0, True, tuple(founders), settings
+        )
+        self.exchange.take(PeerInfo(sender, "a", state=state))
 
     def events(self, caplog: pytest.LogCaptureFixture) -> list[str]:
         found = [record.getMessage() for record in caplog.records]
@@ -88,41 +108,41 @@ class Replica:
 
 def test_a_log_goes_as_far_as_it_has_expired_for_a_majority_this_replica_among_them() -> None:
     replica = Replica()
-    assert replica.surroundings.agree(900) == 0  # nobody else has said anything
+    assert replica.exchange.agree(900) == 0  # nobody else has said anything
     replica.hear("b", expired=300)
-    assert replica.surroundings.agree(900) == 300
+    assert replica.exchange.agree(900) == 300
     replica.hear("c", expired=100)
-    assert replica.surroundings.agree(900) == 300
-    assert replica.surroundings.agree(0) == 300  # they agreed, and it is gone here
+    assert replica.exchange.agree(900) == 300
+    assert replica.exchange.agree(0) == 300  # they agreed, and it is gone here
     replica = Replica()
     replica.hear("b", expired=10_000)  # its clock is ahead
     replica.hear("c", expired=0)
-    assert replica.surroundings.agree(0) == 0
-    assert replica.surroundings.agree(200) == 200
+    assert replica.exchange.agree(0) == 0
+    assert replica.exchange.agree(200) == 200
     replica.hear("c", expired=10_000)
-    assert replica.surroundings.agree(250) == 250  # what is young here stays here
+    assert replica.exchange.agree(250) == 250  # what is young here stays here
 
 
 def test_what_has_been_agreed_is_told_though_it_is_gone_here() -> None:
     replica = Replica()
     replica.hear("b", expired=300)
-    replica.surroundings.agree(900)
-    replica.surroundings.look(0)
-    assert {told.expired_position for told in replica.told} == {900}
-    replica.told.clear()
-    replica.surroundings.agree(0)
-    replica.surroundings.look(1)
-    assert {told.expired_position for told in replica.told} == {300}
+    replica.exchange.agree(900)
+    replica.exchange.tick(0)
+    assert {state.expired_position for state in replica.states} == {900}
+    replica.sent.clear()
+    replica.exchange.agree(0)
+    replica.exchange.tick(1)
+    assert {state.expired_position for state in replica.states} == {300}
 
 
 def test_a_voter_that_has_fallen_silent_agrees_to_nothing_more() -> None:
     replica = Replica()
     replica.hear("b", ahead_ms=DAY_MS, expired=300)
-    replica.surroundings.look(KNOWN_MS - 1)
-    assert replica.surroundings.agree(100) == 100
-    replica.surroundings.look(KNOWN_MS + TOLD_MS)
-    assert replica.surroundings.agree(200) == 100
-    assert replica.surroundings.status("b")["ahead_ms"] is None
+    replica.exchange.tick(KNOWN_MS - 1)
+    assert replica.exchange.agree(100) == 100
+    replica.exchange.tick(KNOWN_MS + SEND_INTERVAL_MS)
+    assert replica.exchange.agree(200) == 100
+    assert replica.exchange.status("b")["ahead_ms"] is None
 
 
 @pytest.mark.parametrize(
@@ -143,61 +163,47 @@ def test_how_many_have_to_agree(names: str, said: str, agreed: int) -> None:
     replica = Replica(names)
     for name in said:
         replica.hear(name, expired=1_000)
-    assert replica.surroundings.agree(900) == agreed
-
-
-def test_replicas_that_are_too_old_to_tell_do_not_count() -> None:
-    old = CIRCUMSTANCES_VERSION - 1
-    assert Replica(b=old, c=old).surroundings.agree(900) == 900
-    assert Replica("bc", b=old, c=old).surroundings.agree(900) == 900
-    replica = Replica(b=old)
-    assert replica.surroundings.agree(900) == 0  # the third can tell, and has not
-    replica.hear("c", expired=900)
-    assert replica.surroundings.agree(900) == 900
-    assert Replica(b=0, c=0).surroundings.agree(900) == 0  # never reached
+    assert replica.exchange.agree(900) == agreed
 
 
 def test_all_peers_are_told_now_and_then_and_at_once_when_more_has_expired() -> None:
     replica = Replica()
-    replica.surroundings.opened("b")
-    data = b"extent=0:0:1\nfounders=a;b;c\nmaxMessageSize=100\nfileReservedTime=72\n"
-    assert replica.told == [Circumstances("a", "b", NOW_MS, 4096, 0, data)]
-    replica.told.clear()
-    for at_ms, count in ((0, 2), (TOLD_MS - 1, 2), (TOLD_MS, 4)):
-        replica.surroundings.look(at_ms)
-        assert len(replica.told) == count
-    replica.surroundings.agree(700)
-    replica.surroundings.look(TOLD_MS + 1)
-    assert [(told.to, told.expired_position) for told in replica.told[4:]] == [
-        ("b", 700),
-        ("c", 700),
-    ]
-    replica.surroundings.agree(700)
-    replica.surroundings.look(TOLD_MS + 2)
-    assert len(replica.told) == 6
+    info = replica.exchange.completed(PeerInfo("a", "b"))
+    state = ReplicaState(NOW_MS, 0, 4096, 0, 0, 0, True, ("a", "b", "c"), replica.settings)
+    assert info == PeerInfo("a", "b", state=state)
+    for at_ms, count in ((0, 2), (SEND_INTERVAL_MS - 1, 2), (SEND_INTERVAL_MS, 4)):
+        replica.exchange.tick(at_ms)
+        assert len(replica.sent) == count
+    replica.exchange.agree(700)
+    replica.exchange.tick(SEND_INTERVAL_MS + 1)
+    assert [info.to for info in replica.sent[4:]] == ["b", "c"]
+    assert [state.expired_position for state in replica.states[4:]] == [700, 700]
+    replica.exchange.agree(700)
+    replica.exchange.tick(SEND_INTERVAL_MS + 2)
+    assert len(replica.sent) == 6
 
 
 def test_a_clock_that_differs_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     replica = Replica()
-    for at_ms, ahead_ms in ((0, DAY_MS), (TOLD_MS, DAY_MS + 1)):
-        replica.surroundings.look(at_ms)
+    for at_ms, ahead_ms in ((0, DAY_MS), (SEND_INTERVAL_MS, DAY_MS + 1)):
+        replica.exchange.tick(at_ms)
         replica.hear("b", ahead_ms=ahead_ms)
     replica.hear("c", ahead_ms=-CLOCKS_APART_MS)
     assert replica.events(caplog) == [
         "clocks_differ peer=b ahead_s=+86400: one of the two is wrong"
     ]
-    assert replica.surroundings.status("b")["ahead_ms"] == DAY_MS
-    replica.surroundings.look(2 * TOLD_MS)
+    assert replica.exchange.status("b")["ahead_ms"] == DAY_MS
+    replica.exchange.tick(2 * SEND_INTERVAL_MS)
     replica.hear("b")
     assert replica.events(caplog) == ["clocks_agree peer=b"]
-    replica.surroundings.look(3 * TOLD_MS)
+    replica.exchange.tick(3 * SEND_INTERVAL_MS)
     for ahead_s in range(-80, 0, 5):  # they lay in the socket of a process that was frozen
         replica.hear("b", ahead_ms=ahead_s * 1000)
-    replica.surroundings.look(4 * TOLD_MS)
+    replica.exchange.tick(4 * SEND_INTERVAL_MS)
     replica.hear("b")
     assert replica.events(caplog) == []
-    assert replica.surroundings.status("b")["ahead_ms"] == 0
+    assert replica.exchange.status("b")["ahead_ms"] == 0
 
 
 def test_clocks_before_1970_are_told_as_they_are_and_agree_with_none() -> None:
@@ -205,22 +211,23 @@ def test_clocks_before_1970_are_told_as_they_are_and_agree_with_none() -> None:
     for wall_ms in (-DAY_MS, -90 * DAY_MS):
         other = Replica()
         other.wall_ms = wall_ms
-        other.surroundings.opened("b")
-        (said,) = other.told
+        said = other.exchange.completed(PeerInfo("a", "b"))
         assert MessageReader("a", "b").receive_data(b"".join(encode_message(said))) == [said]
-        told.append(said.wall_ms)
+        assert said.state is not None
+        told.append(said.state.wall_ms)
     assert told == [-DAY_MS, -90 * DAY_MS]
     replica = Replica()
     for name, wall_ms in zip("bc", told, strict=True):
         replica.hear(name, ahead_ms=wall_ms - NOW_MS)
-    assert not replica.surroundings.clock_is_wrong  # it was, by two that were told as 0
-    assert replica.surroundings.status("b")["ahead_ms"] == -DAY_MS - NOW_MS
+    assert not replica.exchange.clock_is_wrong  # it was, by two that were told as 0
+    assert replica.exchange.status("b")["ahead_ms"] == -DAY_MS - NOW_MS
 
 
 @pytest.mark.parametrize("wall_ms", [1 << 62, -1 - (1 << 62), -1 << 63])
 def test_a_clock_of_another_age_of_the_world_is_refused(wall_ms: int) -> None:
     """Its difference to this one's would be no number for those who read the status."""
-    said = b"".join(encode_message(Circumstances("b", "a", wall_ms, 0, 0, b"")))
+    state = ReplicaState(wall_ms, 0, 0, 0, 0, 0, True)
+    said = b"".join(encode_message(PeerInfo("b", "a", state=state)))
     with pytest.raises(WireError):
         MessageReader("b", "a").receive_data(said)
 
@@ -228,36 +235,37 @@ def test_a_clock_of_another_age_of_the_world_is_refused(wall_ms: int) -> None:
 def test_settings_that_differ_are_told_of_when_they_do(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     replica = Replica()
-    other = b"maxMessageSize=50\nfileReservedTime=72\nonlyThere=1\nno pair\n\xff=\xff"
+    other = {"maxMessageSize": "50", "fileReservedTime": "72", "onlyThere": "1"}
     for _ in range(2):
-        replica.hear("b", data=other)
+        replica.hear("b", settings=other)
     (event,) = replica.events(caplog)
     assert event == "settings_differ peer=b maxMessageSize is '50' there, '100' here"
-    assert replica.surroundings.status("b")["settings_differ"] == {"maxMessageSize": ("50", "100")}
+    assert replica.exchange.status("b")["settings_differ"] == {"maxMessageSize": ("50", "100")}
     replica.settings["maxMessageSize"] = "50"
-    replica.hear("b", data=other)
+    replica.hear("b", settings=other)
     assert replica.events(caplog) == ["settings_agree peer=b"]
-    assert replica.surroundings.status("b")["settings_differ"] == {}
+    assert replica.exchange.status("b")["settings_differ"] == {}
 
 
 def test_who_is_no_member_is_not_heard_but_for_the_founders_it_names() -> None:
     replica = Replica("a")
-    replica.hear("stranger", ahead_ms=DAY_MS, expired=1_000, data=b"founders=a;stranger")
-    assert replica.surroundings.status("stranger")["ahead_ms"] is None
+    replica.hear("stranger", ahead_ms=DAY_MS, expired=1_000, founders=("a", "stranger"))
+    assert replica.exchange.status("stranger")["ahead_ms"] is None
     assert [peer for peer, _ in replica.differing] == ["stranger"]
-    replica.surroundings.look(0)
-    assert [told.to for told in replica.told] == ["stranger"]  # so that it hears of it, too
+    replica.exchange.tick(0)
+    assert [info.to for info in replica.sent] == ["stranger"]  # so that it hears of it, too
 
 
 def test_settings_keep_within_what_a_message_holds() -> None:
     settings = {"line": "a\nb", "long": "x" * 1000} | {f"key{n}": "y" * 300 for n in range(200)}
-    data = encode_settings(settings)
-    assert SETTINGS_SIZE_BYTES_MAX - VALUE_SIZE_MAX - 10 < len(data) <= SETTINGS_SIZE_BYTES_MAX
-    found = decode_settings(data)
-    assert found["line"] == "a b"
-    assert found["long"] == "x" * VALUE_SIZE_MAX
-    told = Circumstances("b", "a", 1, 2, 3, data)
-    assert MessageReader("b", "a").receive_data(b"".join(encode_message(told))) == [told]
+    state = ReplicaState(1, 2, 3, 4, 5, 6, False, ("a",), settings)
+    info = PeerInfo("b", "a", state=state)
+    size = len(encode_body(info)) - len(encode_body(PeerInfo("b", "a", state=EMPTY)))
+    assert SETTINGS_SIZE_BYTES_MAX - VALUE_SIZE_MAX - 10 < size <= SETTINGS_SIZE_BYTES_MAX + 2
+    (read,) = MessageReader("b", "a").receive_data(b"".join(encode_message(info)))
+    assert isinstance(read, PeerInfo) and read.state is not None
+    assert read.state.settings["line"] == "a b"
+    assert read.state.settings["long"] == "x" * VALUE_SIZE_MAX
 
 
 @pytest.mark.parametrize(
@@ -281,7 +289,7 @@ def test_a_clock_is_wrong_if_those_of_a_majority_agree_without_it(
     replica = Replica(names)
     for name, seconds in ahead_s.items():
         replica.hear(name, ahead_ms=seconds * 1000)
-    assert replica.surroundings.clock_is_wrong is is_wrong
+    assert replica.exchange.clock_is_wrong is is_wrong
 
 
 @pytest.mark.parametrize(
@@ -301,7 +309,7 @@ def test_a_leader_knows_whose_clock_is_wrong(
     replica = Replica(names)
     for name, seconds in ahead_s.items():
         replica.hear(name, ahead_ms=seconds * 1000)
-    found = "".join(name for name in names[1:] if replica.surroundings.is_wrong_at(name))
+    found = "".join(name for name in names[1:] if replica.exchange.is_wrong_at(name))
     assert found == wrong
 
 
@@ -331,36 +339,321 @@ def test_a_clock_that_its_own_log_contradicts_is_no_evidence(
     own: int, others: dict[str, tuple[int, int]], wrong: str, confirmed: bool
 ) -> None:
     replica = Replica()
-    replica.surroundings.doubt_clock(own)
-    for now_ms in range(0, KNOWN_MS + 1, TOLD_MS):
-        assert not replica.surroundings.clock_is_confirmed
-        replica.surroundings.look(now_ms)
+    replica.exchange.doubt_clock(own)
+    for now_ms in range(0, KNOWN_MS + 1, SEND_INTERVAL_MS):
+        assert not replica.exchange.clock_is_confirmed
+        replica.exchange.tick(now_ms)
         for name, (ahead_ms, lead_ms) in others.items():
             replica.hear(name, ahead_ms=ahead_ms, lead_ms=lead_ms)
-        assert "".join(filter(replica.surroundings.is_wrong_at, "abc")) == wrong
-    assert replica.surroundings.clock_is_confirmed is confirmed
+        assert "".join(filter(replica.exchange.is_wrong_at, "abc")) == wrong
+    assert replica.exchange.clock_is_confirmed is confirmed
 
 
 def test_clocks_that_jump_together_confirm_each_other_not() -> None:
     """Each has heard of the other's clock before the jump, and not yet of its doubt."""
     replica = Replica()
-    for now_ms in range(0, 10 * TOLD_MS, TOLD_MS):
-        replica.surroundings.look(now_ms)
+    for now_ms in range(0, 10 * SEND_INTERVAL_MS, SEND_INTERVAL_MS):
+        replica.exchange.tick(now_ms)
         for name in "bc":
             replica.hear(name)
-    replica.surroundings.doubt_clock(YEAR)
+    replica.exchange.doubt_clock(YEAR)
     replica.hear("b")
-    assert not replica.surroundings.clock_is_confirmed
-    replica.surroundings.look(now_ms + KNOWN_MS - 1)
+    assert not replica.exchange.clock_is_confirmed
+    replica.exchange.tick(now_ms + KNOWN_MS - 1)
     replica.hear("b", lead_ms=YEAR)
-    replica.surroundings.look(now_ms + KNOWN_MS)
-    assert not replica.surroundings.clock_is_confirmed
+    replica.exchange.tick(now_ms + KNOWN_MS)
+    assert not replica.exchange.clock_is_confirmed
 
 
 def test_peers_learn_at_once_that_a_clock_is_doubted() -> None:
     replica = Replica()
-    replica.surroundings.look(0)
-    replica.told.clear()
-    replica.surroundings.doubt_clock(YEAR)
-    replica.surroundings.look(1)
-    assert {decode_settings(told.data)[LEAD] for told in replica.told} == {str(YEAR)}
+    replica.exchange.tick(0)
+    replica.sent.clear()
+    replica.exchange.doubt_clock(YEAR)
+    replica.exchange.tick(1)
+    assert {state.clock_lead_ms for state in replica.states} == {YEAR}
+
+
+# -- founders --------------------------------------------------------------------------------------
+
+
+class Founding:
+    """Replica a, whose file names `names`; its log has `frames` frames."""
+
+    def __init__(self, names: list[str], frames: int = 0) -> None:
+        index = LogIndex()
+        for number in range(1, frames + 1):
+            index.append(make_frame(number, 1, index.end_position))
+        self.core = RaftCore(
+            "a",
+            Configurations(0, founding((name, "") for name in names)),
+            CoreConfig(),
+            index,
+            HardState(1, None),
+            Random(1),
+            0,
+            incarnation=1,
+        )
+        self.said: list[tuple[str, str]] = []
+        own = {SEGMENT_SIZE: "1024"}
+        self.founders = Founders(
+            self.core, lambda: own, lambda *each: self.said.append(each), KNOWN_MS
+        )
+
+
+def named(founders: str) -> ReplicaState:
+    return replace(EMPTY, founders=tuple(founders.split(";")) if founders else ())
+
+
+def sized(segment: str) -> ReplicaState:
+    return replace(EMPTY, settings={SEGMENT_SIZE: segment} if segment else {})
+
+
+@pytest.mark.parametrize(
+    ("own", "sender", "told", "differ"),
+    [
+        ("abc", "b", "a;b;c", False),
+        ("abc", "b", "b", True),  # it would have founded alone
+        ("a", "b", "a;b;c", True),  # so would this one
+        ("abc", "b", "a;b", True),
+        ("abc", "d", "d;e", False),  # they have nothing to do with each other
+        ("abc", "d", "a;d", True),
+        ("abc", "b", "", False),  # it is to join, or the log says who
+        ("", "b", "a;b", False),  # so it is here
+    ],
+)
+def test_lists_that_concern_each_other_are_compared(
+    own: str, sender: str, told: str, differ: bool
+) -> None:
+    replica = Founding([*own])
+    replica.founders.take(sender, named(told), 0)
+    assert bool(replica.said) is differ
+    assert replica.founders.differing == [sender] * differ
+    assert replica.core.election.founders_differ is differ
+
+
+def test_each_says_what_the_two_lists_are_and_what_follows() -> None:
+    replica = Founding(["a"], frames=1)
+    replica.founders.take("b", named("a;b;c"), 0)
+    assert replica.said == [
+        (
+            "b",
+            "dLegerPeers names a, b, c at b, and a at a, which has founded its group without b:"
+            " correct the wrong one",
+        )
+    ]
+    replica = Founding(["a", "b", "c"])
+    replica.founders.take("b", named("b"), 0)
+    ((_, text),) = replica.said
+    assert text == (
+        "dLegerPeers names b at b, and a, b, c at a: a founds no group until both are alike"
+    )
+
+
+def test_what_a_peer_takes_back_or_does_not_repeat_counts_no_more() -> None:
+    replica = Founding(["a", "b"])
+    replica.founders.take("b", named("b"), 0)
+    replica.founders.take("b", named("a;b"), 1)
+    assert not replica.core.election.founders_differ
+    assert replica.said[1] == ("b", "")
+    replica.founders.take("b", named("b"), 2)
+    replica.founders.tick(KNOWN_MS + 1)
+    assert replica.core.election.founders_differ
+    replica.founders.tick(KNOWN_MS + 2)
+    assert not replica.core.election.founders_differ
+
+
+def test_strangers_without_number_are_not_remembered() -> None:
+    replica = Founding(["a"])
+    for number in range(2 * DIFFERING_MAX):
+        replica.founders.take(f"n{number}", named(f"a;n{number}"), 0)
+    assert len(replica.founders.differing) == DIFFERING_MAX
+
+
+@pytest.mark.parametrize(
+    ("own", "frames", "sender", "told", "differ"),
+    [
+        ("abc", 0, "b", "2048", True),
+        ("abc", 0, "b", "1024", False),
+        ("abc", 0, "b", "", False),
+        ("abc", 0, "d", "2048", False),  # no founder: it is to join, and may be the wrong one
+        ("", 0, "d", "2048", True),  # this one is to join
+        ("abc", 1, "b", "2048", False),  # its store cannot be changed any more
+    ],
+)
+def test_an_empty_one_waits_while_its_segments_are_not_as_the_founders(
+    own: str, frames: int, sender: str, told: str, differ: bool
+) -> None:
+    replica = Founding([*own], frames)
+    replica.founders.take(sender, sized(told), 0)
+    assert replica.core.election.founders_differ is differ
+    if differ:
+        ((peer, text),) = replica.said
+        assert (peer, text) == (
+            sender,
+            f"mappedFileSizeCommitLog is 2048 at {sender}, and 1024 at a: a, which is empty, takes"
+            " no part until both are alike",
+        )
+        replica.founders.take(sender, sized("1024"), 0)
+        assert replica.said[1:] == [(sender, "")]
+
+
+def test_one_without_a_frame_neither_asks_for_votes_nor_gives_any() -> None:
+    group = Cores()
+    group["a"].core.election.founders_differ = group["b"].core.election.founders_differ = True
+    group.run(3_000)
+    assert {group[name].core.role for name in "ab"} == {Role.FOLLOWER}
+    assert group["c"].core.role is Role.PRE_CANDIDATE
+    group["a"].core.election.founders_differ = False
+    group.run(3_000)
+    leader = next(group[name] for name in "ac" if group[name].core.role is Role.LEADER)
+    assert group["b"].log == []
+    group["b"].core.election.founders_differ = False
+    group.run(3_000)
+    assert group["b"].terms == leader.terms
+
+
+def test_one_with_frames_goes_on() -> None:
+    group = Cores()
+    group.run(3_000)
+    for name in "abc":
+        group[name].core.election.founders_differ = True
+    leader = next(name for name in "abc" if group[name].core.role is Role.LEADER)
+    group[leader].down = True
+    group.run(3_000)
+    assert Role.LEADER in {group[name].core.role for name in "abc" if name != leader}
+
+
+def foreign(node: Node) -> list[str]:
+    told = node.member.status()["foreign"]
+    assert isinstance(told, list)
+    return told
+
+
+def peers(group: Group, *names: str) -> dict[str, object]:
+    return {"peers": {name: group.config.peers[name] for name in names}}
+
+
+@asynccontextmanager
+async def founded_alone(tmp_path: Path, count: int) -> AsyncIterator[Group]:
+    """A group whose n0 has founded one by itself before the others began."""
+    group = Group(tmp_path, count)
+    alone, *others = group.nodes
+    alone.settings = peers(group, "n0")
+    group.nodes = [alone]
+    async with group:
+        await group.leader()
+        for node in others:
+            group.nodes.append(node)
+            await node.start()
+        yield group
+
+
+async def test_a_group_of_one_by_mistake_is_told_of_at_both_ends(tmp_path: Path) -> None:
+    async with founded_alone(tmp_path, 3) as group:
+        alone, *others = group.nodes
+        await group.until(lambda: len(foreign(alone)) == 2)
+        await group.until(lambda: all(foreign(node) for node in others))
+        assert [node.member.core.last_index for node in others] == [0, 0]
+        assert {node.member.core.role for node in others} == {Role.FOLLOWER}
+
+
+@pytest.mark.parametrize("own", [("n0",), ("n0", "n1")])
+async def test_nobody_founds_while_files_differ_and_they_do_once_those_are_alike(
+    tmp_path: Path, own: tuple[str, ...]
+) -> None:
+    group = Group(tmp_path)
+    group.nodes[0].settings = peers(group, *own)
+    async with group:
+        await group.until(lambda: all(foreign(node) for node in group.nodes))
+        assert [node.member.core.last_index for node in group.nodes] == [0, 0, 0]
+        await group.nodes[0].stop()
+        group.nodes[0].settings = {}
+        await group.nodes[0].start()
+        await group.leader()
+        await group.until(lambda: not any(foreign(node) for node in group.nodes))
+
+
+async def test_a_group_that_grows_from_one_alarms_nobody(tmp_path: Path) -> None:
+    async with Group(tmp_path, count=1) as group:
+        first = await group.leader()
+        new = group.joiner("n1")
+        await new.start()
+        await group.until(lambda: first.member.links.is_open("n1"))
+        await change(group, ChangeKind.ADD_LEARNER, "n1", address(new))
+        await change(group, ChangeKind.PROMOTE, "n1")
+        await new.stop()
+        new.settings = {"peers": {**group.config.peers, "n1": new.settings["peers"]["n1"]}}  # type: ignore[index]
+        await new.start()  # no joiner any more, as its file says
+        await group.leader()
+        assert foreign(first) == foreign(new) == []
+
+
+async def test_who_was_left_out_by_mistake_may_be_added(tmp_path: Path) -> None:
+    async with founded_alone(tmp_path, 2) as group:
+        alone, other = group.nodes
+        await group.until(lambda: bool(foreign(alone) and foreign(other)))
+        await alone.member.change_members(Change(ChangeKind.ADD_LEARNER, "n1", address(other)))
+        await group.until(lambda: other.member.core.recovered)
+        assert not other.member.core.election.founders_differ
+        assert foreign(alone) == foreign(other) == []
+
+
+def takes_none(node: Node) -> str:
+    told = node.member.status()["takes_no_frames"]
+    assert isinstance(told, str)
+    return told
+
+
+async def test_an_empty_one_with_other_segments_waits_until_it_is_corrected(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        leader, odd = group.nodes[0], group.nodes[2]
+        await group.leader()
+        await group.hand_over(leader)
+        await odd.lose_disk()
+        odd.segment_size_bytes *= 2
+        await odd.start()
+        await group.until(lambda: odd.member.leader == "n0" and len(foreign(odd)) == 2)
+        leader.app.send(b"a")
+        await group.until(lambda: leader.app.fates.get(b"a") == "stored")
+        assert foreign(odd)[0].startswith("mappedFileSizeCommitLog is 1048576 at n")
+        assert odd.member.core.last_index == 0
+        assert takes_none(odd) == "its founders differ"
+        await odd.lose_disk()
+        odd.segment_size_bytes = group.segment_size_bytes
+        await odd.start()
+        await group.until(lambda: odd.app.payloads == [b"a"])
+        assert (takes_none(odd), foreign(odd)) == ("", [])
+
+
+async def test_nobody_founds_while_segments_differ(tmp_path: Path) -> None:
+    group = Group(tmp_path)
+    odd = group.nodes[0]
+    odd.segment_size_bytes = 2 * group.segment_size_bytes
+    async with group:
+        await group.until(lambda: all(takes_none(node) for node in group.nodes))
+        assert [node.member.core.last_index for node in group.nodes] == [0, 0, 0]
+        await odd.stop()
+        odd.segment_size_bytes = group.segment_size_bytes
+        await odd.start()
+        await group.leader()
+
+
+async def test_one_with_frames_says_that_it_refuses_its_leaders(tmp_path: Path) -> None:
+    group = Group(tmp_path)
+    odd = group.nodes[2]
+    odd.segment_size_bytes, odd.tells = 1 << 16, False  # as of a program that does not tell it
+    async with group:
+        await group.leader()
+        await group.hand_over(group.nodes[0])
+        leader = group.nodes[0]
+        leader.app.send(b"a")
+        await group.until(lambda: all(node.app.payloads == [b"a"] for node in group.nodes))
+        assert takes_none(odd) == ""
+        for number in range(4):
+            leader.app.send(b"%d" % number * 20_000)
+            await group.until(lambda: len(leader.app.payloads) == number + 2)  # noqa: B023
+        await group.until(lambda: bool(takes_none(odd)))
+        assert takes_none(odd).startswith("it refuses those of n0: ")
+        assert "mappedFileSizeCommitLog is another one" in takes_none(odd)
+        assert takes_none(group.nodes[1]) == ""

@@ -21,7 +21,7 @@ from raftmq.dledger.raft.messages import (
     TimeoutNow,
     VoteResponse,
 )
-from raftmq.dledger.transport.wire import LANDMARK_VERSION, VERSION, MessageReader
+from raftmq.dledger.transport.wire import MessageReader
 from tests.dledger.group import make_log
 from tests.waiting import until
 
@@ -41,7 +41,6 @@ class World:
         self.write_error: OSError | None = None
         self.sent: list[list[str]] = []  # kinds of the messages that may be dropped, by write
         self.takes = True
-        self.version = VERSION
         note = self.note
         core = SimpleNamespace(
             node_id="n0",
@@ -84,9 +83,7 @@ class World:
             ),
             links=cast(
                 Any,
-                SimpleNamespace(
-                    send=self.send, abort=note("abort"), version=lambda _: self.version
-                ),
+                SimpleNamespace(send=self.send, abort=note("abort")),
             ),
             applier=cast(Any, self.applier),
             proposer=cast(
@@ -194,8 +191,6 @@ def test_it_says_behind_which_frame_its_frames_stand_where_that_is_not_clear() -
     sent(0)
     world.takes = False
     assert (sent(1), sent(1)) == (append, both)  # the first one was dropped
-    world.version = LANDMARK_VERSION - 1
-    assert sent(1) == append
 
 
 def test_what_retention_deleted_while_term_and_vote_were_saved_is_not_sent() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.dledger.node import rollback_detection as oldstore
+from raftmq.dledger.node import rollback_detection
+from raftmq.dledger.node.rollback_detection import Memory
 from raftmq.dledger.raft.configuration import MEMBERS_MAX
 from raftmq.dledger.raft.messages import NUMBER_MAX, Role
-from raftmq.dledger.raft.recollection import Held, Recollection
 from raftmq.dledger.storage.log_flusher import FlushMode
 from raftmq.dledger.storage.two_slot_file import SlotFile
+from raftmq.dledger.transport.peer_info_message import Held, PeerInfo
 from tests.dledger.members import Group, Node, TroubledDisk
 from tests.dledger.node.test_node import send_and_wait
 from tests.notes import notes_in
@@ -23,7 +24,7 @@ from tests.notes import notes_in
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oldstore, "MADE_MS", 20)
+    monkeypatch.setattr(rollback_detection, "NOTE_INTERVAL_MS", 20)
 
 
 async def take_image(node: Node, image: Path) -> None:
@@ -42,7 +43,7 @@ def set_back(node: Node, image: Path) -> None:
 
 def saved(node: Node) -> dict[str, Held]:
     """The notes on a node's disk."""
-    path = f"raft/{oldstore.NOTES_FILE}"
+    path = f"raft/{rollback_detection.NOTES_FILE}"
     if not node.disk.exists(path):
         return {}
     return notes_in(Path(node.disk.root, path).read_bytes())
@@ -103,7 +104,7 @@ async def test_a_frame_that_an_older_store_forgot_is_not_voted_away(tmp_path: Pa
 async def test_a_replica_set_back_under_a_leader_recovers_and_counts_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oldstore, "MADE_MS", 600_000)
+    monkeypatch.setattr(rollback_detection, "NOTE_INTERVAL_MS", 600_000)
     caplog.set_level(logging.ERROR, "raftmq.dledger")
     async with Group(tmp_path, flush=FlushMode.SYNC) as group:
         leader = await group.leader()
@@ -175,7 +176,7 @@ async def test_damaged_notes_are_made_again(tmp_path: Path) -> None:
         await noted(group)
         victim = group.others(leader)[0]
         await victim.kill()
-        damage(Path(victim.disk.root, "raft", oldstore.NOTES_FILE))
+        damage(Path(victim.disk.root, "raft", rollback_detection.NOTES_FILE))
         await victim.start()
         await send_and_wait(group, leader, b"b")
         await noted(group)
@@ -192,20 +193,16 @@ async def test_a_note_of_a_term_that_was_never_reached_is_not_believed(tmp_path:
             leader.node_id: Held(term, 0),
             "stranger": Held(term, 1),
         }
-        lie = Recollection(victim.node_id, other.node_id, term, lies)
-        other.member.oldstores.on_message(lie)
+        lie = PeerInfo(victim.node_id, other.node_id, term, notes=lies)
+        other.member.rollback.take(lie)
         await send_and_wait(group, leader, b"a")
         await noted(group)
         assert set(saved(other)) == {node.node_id for node in group.nodes}
         assert max(held.term for held in saved(other).values()) <= other.member.core.term
         # One of a term that was reached costs a recovery, and the next leader's notes end it.
-        lie = Recollection(
-            victim.node_id,
-            other.node_id,
-            term,
-            {other.node_id: Held(term, NUMBER_MAX)},
-        )
-        other.member.oldstores.on_message(lie)
+        notes = {other.node_id: Held(term, NUMBER_MAX)}
+        lie = PeerInfo(victim.node_id, other.node_id, term, notes=notes)
+        other.member.rollback.take(lie)
         assert not other.member.core.recovered
         await group.until(lambda: other.member.core.recovered)
         await leader.kill()
@@ -221,19 +218,49 @@ async def test_a_removed_replica_is_forgotten(tmp_path: Path) -> None:
         await send_and_wait(group, leader, b"a")
         await noted(group)
         other = group.others(leader)[0]
-        other.member.oldstores._memory.learn([("gone", Held(1, 1))])
+        other.member.rollback._memory.merge([("gone", Held(1, 1))])
         await group.until(lambda: "gone" not in saved(other))
 
 
 def test_what_comes_before_the_core_is_kept_of_so_many_peers_and_no_more(tmp_path: Path) -> None:
     """The newest of each, whoever else dials in: without a core nobody is a stranger yet."""
-    notes = oldstore.OldStores(
+    notes = rollback_detection.RollbackDetection(
         SlotFile(TroubledDisk(str(tmp_path)), "raft/notes"),
         send=lambda message: None,
         on_failed=lambda reason, error: None,
     )
     for term in range(3):
         for number in range(3 * MEMBERS_MAX):
-            notes.on_message(Recollection(f"n{number}", "n0", term, {}))
+            notes.take(PeerInfo(f"n{number}", "n0", term, notes={}))
     assert len(notes._early) == MEMBERS_MAX
     assert {message.term for message in notes._early.values()} == {2}
+
+
+def test_the_higher_term_wins_and_then_the_higher_index() -> None:
+    memory = Memory()
+    assert memory.merge([("a", Held(3, 10)), ("b", Held(2, 5))]) == {"a", "b"}
+    assert not memory.merge([("a", Held(3, 10)), ("a", Held(3, 9)), ("a", Held(2, 99))])
+    assert memory.notes == {"a": Held(3, 10), "b": Held(2, 5)}
+    # A majority's disks were lost: what their new leader says is what holds.
+    assert memory.merge([("a", Held(4, 7)), ("b", Held(2, 5))]) == {"a"}
+    assert memory.notes == {"a": Held(4, 7), "b": Held(2, 5)}
+    assert memory.outdates("a", Held(3, 10))
+    assert not memory.outdates("a", Held(4, 7)) and not memory.outdates("c", Held(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("term", "index", "is_older"),
+    [(3, 10, False), (3, 11, False), (9, 10, False), (3, 9, True), (9, 9, True), (2, 99, True)],
+)
+def test_who_is_in_an_earlier_term_or_holds_less_falls_short(
+    term: int, index: int, is_older: bool
+) -> None:
+    assert Held(3, 10).exceeds(term, index) is is_older
+
+
+def test_an_id_that_was_removed_has_promised_nothing() -> None:
+    memory = Memory()
+    memory.merge([("a", Held(3, 10)), ("b", Held(3, 10))])
+    assert memory.keep({"a", "c"})
+    assert not memory.keep({"a", "c"})
+    assert memory.notes == {"a": Held(3, 10)}

@@ -11,18 +11,10 @@ import pytest
 
 from raftmq.dledger.node import rollback_detection as oldstore
 from raftmq.dledger.node import standstill
-from raftmq.dledger.node.standstill import Extent, decode_extent
 from raftmq.dledger.storage.log_flusher import FlushMode
 from tests.dledger.members import Group, Node, TroubledDisk
 from tests.dledger.node.test_node import send_and_wait
 from tests.notes import notes_in
-
-
-def test_an_extent_is_read_as_it_was_written() -> None:
-    for extent in (Extent(0, 0, False), Extent(7, 1 << 60, True)):
-        assert decode_extent(extent.encode()) == extent
-    for text in ("", "1:2", "1:2:3:4", "a:2:1", "-1:2:1", "²:1:1"):
-        assert decode_extent(text) is None
 
 
 def noted(node: Node, of: Node) -> int:
@@ -41,7 +33,7 @@ async def test_two_of_three_set_back_together_are_reported(
 ) -> None:
     """The third, with all frames, comes when the two have gone on, with fewer frames than it has
     (then nobody leads), or with more (then it is shut out)."""
-    monkeypatch.setattr(oldstore, "MADE_MS", 20)
+    monkeypatch.setattr(oldstore, "NOTE_INTERVAL_MS", 20)
     monkeypatch.setattr(standstill, "STANDSTILL_MS", 2_000)
     monkeypatch.setattr(standstill, "STEADY_MS", 1_500)
     caplog.set_level(logging.ERROR, "raftmq.dledger")

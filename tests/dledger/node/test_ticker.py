@@ -98,13 +98,12 @@ class World:
         roster = SimpleNamespace(save=note("roster"), look=note("look where peers are"))
         self.pool = ThreadPoolExecutor(1)
         made = cast(Any, Chores)  # of parts that only look like the real ones
-        oldstores = SimpleNamespace(look=note("look for old stores"))
-        parts = (pump, self.flusher, self.healer, self.installer, roster, oldstores)
-        milestones = SimpleNamespace(look=note("tell milestones"))
-        surroundings = SimpleNamespace(look=note("tell circumstances"))
+        rollback = SimpleNamespace(tick=note("notes"))
+        parts = (pump, self.flusher, self.healer, self.installer, roster, rollback)
+        peer_info = SimpleNamespace(tick=note("peer info"))
         paces = SimpleNamespace(look=note("paces"))
         standstill = SimpleNamespace(look=note("standstill"))
-        later = (milestones, surroundings, paces, standstill)
+        later = (peer_info, paces, standstill)
         self.chores: Chores = made(*parts, *later, self.pool, lambda: self.now_ms)
         self.chores.start()
 
@@ -139,9 +138,8 @@ def test_each_chore_is_done_when_it_is_due(world: World) -> None:
         "roster",
         "look where peers are",
         "trial",
-        "look for old stores",
-        "tell milestones",
-        "tell circumstances",
+        "notes",
+        "peer info",
         "paces",
         "standstill",
     ]

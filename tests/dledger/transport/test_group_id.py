@@ -21,15 +21,14 @@ from raftmq.dledger.transport.group_id import (
     Meeting,
     file_of,
 )
+from raftmq.dledger.transport.peer_info_message import PeerInfo
 from raftmq.dledger.transport.transport import PeerAddress, PeerLinks
 from raftmq.dledger.transport.wire import (
     VERSION,
-    GroupAnnounced,
     Hello,
     HelloAnswer,
     PeerMessage,
     decode_answer,
-    encode_answer,
     encode_hello,
     encode_identity,
     encode_message,
@@ -61,9 +60,9 @@ class Member(Recorder):
 
     def on_messages(self, messages: list[PeerMessage]) -> None:
         for message in messages:
-            if isinstance(message, GroupAnnounced):
+            if isinstance(message, PeerInfo):
                 assert self.links is not None
-                self.links.on_announced(message)
+                self.links.take_group_id(message.sender, message.group_id)
                 self.announced += 1
         super().on_messages(messages)
 
@@ -138,7 +137,6 @@ async def test_one_group_talks_and_so_do_those_that_know_none_yet(world: World) 
     await world.begin("n1", known(ONE), "n0", "n2")
     await world.begin("n2", GroupIdentity(), "n0", "n1")
     await first.until(lambda: sorted(first.opened) == ["n1", "n2"])
-    assert world.links["n0"].version("n2") == VERSION
     assert foreign(world.links["n0"]) == []
 
 
@@ -162,7 +160,7 @@ async def test_an_announcement_of_another_group_parts_a_link(world: World) -> No
     first = await world.begin("n0", known(ONE), "n1")
     reader, writer = await dial(world, "n0")
     writer.write(encode_hello(Hello("g", "n1", "n0")) + encode_identity(b""))
-    writer.write(b"".join(encode_message(GroupAnnounced("n1", "n0", TWO))))
+    writer.write(b"".join(encode_message(PeerInfo("n1", "n0", group_id=TWO))))
     try:
         while await reader.read(100):
             pass
@@ -250,28 +248,15 @@ async def test_one_that_dials_nobody_believes_whom_it_hears(world: World) -> Non
     assert identity.group_id == ONE
 
 
-async def test_an_older_replica_is_spoken_to_as_ever(world: World) -> None:
+async def test_a_newer_replica_is_spoken_to_in_the_version_of_both(world: World) -> None:
     seen = await world.begin("n0", known(ONE), "n1")
     reader, writer = await dial(world, "n0")
-    message = b"".join(encode_message(beat("n1", "n0")))
-    writer.write(encode_hello(Hello("g", "n1", "n0", 3)) + message)
+    writer.write(encode_hello(Hello("g", "n1", "n0", VERSION + 1)) + encode_identity(ONE))
+    writer.write(b"".join(encode_message(beat("n1", "n0"))))
     await seen.until(lambda: len(seen.messages) == 1)
     decoded = decode_answer(await reader.readexactly(8))
-    assert decoded is not None and decoded[0] == HelloAnswer("", 3)
+    assert decoded is not None and decoded[0] == HelloAnswer("", VERSION)
     writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"n0n1")
-        writer.write(encode_answer(HelloAnswer("", 3)))
-        await reader.read(4)
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(serve, sock=world.sockets["n1"])
-    await seen.until(lambda: seen.opened == ["n1"])
-    assert world.links["n0"].version("n1") == 3
-    await world.stop("n0")
-    server.close()
 
 
 async def test_nothing_is_taken_before_it_is_durable(world: World, tmp_path: Path) -> None:

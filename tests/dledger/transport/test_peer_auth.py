@@ -24,7 +24,7 @@ from raftmq.dledger.transport.peer_auth import (
     Purpose,
     Secret,
 )
-from raftmq.dledger.transport.wire import Hello, encode_hello, encode_message
+from raftmq.dledger.transport.wire import Hello, encode_hello, encode_identity, encode_message
 from tests.dledger.transport.test_group_id import until
 from tests.dledger.transport.test_transport import Net, beat
 
@@ -151,7 +151,8 @@ async def test_beyond_the_bound_the_oldest_silent_one_gives_way(net: Net) -> Non
 async def test_a_plain_hello_in_pieces_loses_nothing_where_it_is_accepted(net: Net) -> None:
     await net.start("n0", config=config("n0", accept=True))
     _, writer = await raw(net)
-    hello = encode_hello(Hello("g", "n1", "n0", 3)) + encode_message(beat("n1", "n0"))[0]
+    hello = encode_hello(Hello("g", "n1", "n0")) + encode_identity(b"")
+    hello += encode_message(beat("n1", "n0"))[0]
     for at in range(len(hello)):
         writer.write(hello[at : at + 1])
         await writer.drain()

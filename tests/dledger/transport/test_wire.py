@@ -18,7 +18,6 @@ from raftmq.dledger.raft.messages import (
     VoteResponse,
 )
 from raftmq.dledger.raft.pace import Pace
-from raftmq.dledger.raft.recollection import NOTES_SIZE_BYTES_MAX, Held, Recollection
 from raftmq.dledger.raft.repair import (
     RESPONSE_BYTES_MAX,
     Outcome,
@@ -33,16 +32,12 @@ from raftmq.dledger.raft.snapshot_install import (
     InstallRequest,
 )
 from raftmq.dledger.transport import wire
+from raftmq.dledger.transport.peer_info_message import Held, PeerInfo
 from raftmq.dledger.transport.wire import (
-    SETTINGS_SIZE_BYTES_MAX,
     VERSION,
-    Circumstances,
-    GroupAnnounced,
     Hello,
     HelloAnswer,
-    Introduction,
     MessageReader,
-    Milestone,
     PeerMessage,
     WireError,
     decode_answer,
@@ -82,13 +77,8 @@ MESSAGES: list[PeerMessage] = [
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 6),
     HeartbeatResponse(A, B, 1, 2, 3, 4, 5, 2**48 - 1, 2**62 - 1),
     TimeoutNow(A, B, 9),
-    GroupAnnounced(A, B, bytes(range(240, 256))),
-    Introduction(A, B, 40_911, b"host.example"),
-    Recollection(A, B, 5, {}),
-    Recollection(A, B, 2**48 - 1, {A: Held(4, 9), B: Held(5, 10)}),
-    Milestone(A, B, 20, 6, 2**32 - 1),
-    Circumstances(A, B, 2**62 - 1, 0, 0, b""),
-    Circumstances(A, B, 0, 1, 2**62 - 1, b"x" * SETTINGS_SIZE_BYTES_MAX),
+    PeerInfo(A, B, 5),
+    PeerInfo(A, B, 2**48 - 1, notes={A: Held(4, 9), B: Held(5, 10)}),
     Pace(A, B, 2**62 - 1, 0, 1, 2, 3, 4),
     RepairRequest(A, B, 1, 20, 3, 4, 1 << 20),
     RepairRequest(A, B, 2**62 - 1, 1, 0, 0, 0),
@@ -183,7 +173,7 @@ def append_with(tail: bytes, count: int, **more: int) -> bytes:
     ("data", "reason"),
     [
         (b"\0\0\0\x10\x09\x05", "version 9"),
-        (b"\0\0\0\x10\x03\x63", "kind 99"),
+        (b"\0\0\0\x10\x01\x63", "kind 99"),
         (sealed(5, 1, 2, 3, 4, tail=b"more"), "kind 5 of 46 bytes"),
         (sealed(5, 1, 2, 3, 4, length=-5), "kind 5 of -1 bytes"),
         (append_with(b"", 0, length=1), "kind 3 of 5 bytes"),
@@ -243,7 +233,7 @@ def test_hello_comes_back_cut_anywhere() -> None:
     [
         (b"G", "not the peer protocol"),
         (b"GET / HTTP/1.1\r\n", "not the peer protocol"),
-        (b"RMQP\x01", "version 1"),
+        (b"RMQP\x00", "version 0"),
         (encode_hello(Hello("g", "a", "b"))[:-1] + b"?", "checksum"),
     ],
 )
@@ -264,8 +254,8 @@ def test_of_which_group_one_is_comes_back_cut_anywhere(group_id: bytes) -> None:
     ("data", "reason"),
     [
         (b"RMQA", "not the peer protocol"),
-        (b"RMQI\x02", "version 2"),
-        (b"RMQI\x04\x0f", "a group id of 15 bytes"),
+        (b"RMQI\x00", "version 0"),
+        (b"RMQI\x01\x0f", "a group id of 15 bytes"),
         (encode_identity(bytes(16))[:-1] + b"?", "checksum"),
     ],
 )
@@ -274,14 +264,13 @@ def test_a_wrong_group_id_is_refused(data: bytes, reason: str) -> None:
         decode_identity(data)
 
 
-def test_the_frames_of_an_older_program_are_read_and_written_as_it_does() -> None:
-    """Version 3, as it stands in programs from before group ids."""
-    hello = b"RMQP\x03\x01\x02\x02gn0n1"
+def test_the_bytes_of_version_1() -> None:
+    hello = b"RMQP\x01\x01\x02\x02gn0n1"
     hello += struct.pack(">I", crc32c(hello))
-    assert decode_hello(hello) == (Hello("g", "n0", "n1", 3), len(hello))
-    assert spoken(Hello("g", "n0", "n1", 3)) == 3
-    assert encode_answer(HelloAnswer("", 3)) == b"RMQA\x03\x00\x00\x00"
-    head = b"\x00\x00\x00\x0e\x03\x07" + struct.pack(">q", 9)  # TimeoutNow, term 9
+    assert decode_hello(hello) == (Hello("g", "n0", "n1", 1), len(hello))
+    assert spoken(Hello("g", "n0", "n1", 1)) == 1
+    assert encode_answer(HelloAnswer("", 1)) == b"RMQA\x01\x00\x00\x00"
+    head = b"\x00\x00\x00\x0e\x01\x07" + struct.pack(">q", 9)  # TimeoutNow, term 9
     assert encoded(TimeoutNow(A, B, 9)) == head + struct.pack(">I", crc32c(head))
 
 
@@ -305,10 +294,10 @@ def test_answers(reason: str) -> None:
     with pytest.raises(WireError):
         decode_answer(b"HTTP")
     with pytest.raises(WireError, match="answer code"):
-        decode_answer(b"RMQA\x03\x00\x00\x05hello")
+        decode_answer(b"RMQA\x01\x00\x00\x05hello")
 
 
-@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3, 9, 10}), ids=str)
+@pytest.mark.parametrize("kind", sorted(wire._KINDS.keys() - {3, 8}), ids=str)
 def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind: int) -> None:
     """One field after the other, of the first sample of its kind: the limit passes (unless another
     field speaks against it), one more and less than nothing do not."""
@@ -317,7 +306,7 @@ def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind:
     fields = list(shape.unpack_from(sample)[3:])
     limits = dict.fromkeys(wire._KINDS[kind].terms, TERM_MAX)
     limits |= dict.fromkeys(wire._KINDS[kind].numbers, NUMBER_MAX)
-    assert limits or kind == 8
+    assert limits
     limits.pop(4 if kind == 20 else -1, None)  # a repair's offset has 32 bits
     for at, limit in limits.items():
         for value in (limit + 1, 2**63 - 1, -1, -(2**63)):
@@ -327,36 +316,17 @@ def test_terms_and_numbers_out_of_range_are_refused_where_they_are_decoded(kind:
             assert read(sealed(kind, *fields[:at], limit, *fields[at + 1 :]))
 
 
-@pytest.mark.parametrize(("port", "host"), [(0, b"a"), (1 << 16, b"a"), (1, b"\xff"), (1, b"")])
-def test_an_introduction_without_an_address_is_refused(port: int, host: bytes) -> None:
-    (head, *_) = encode_message(Introduction(A, B, port, host))
-    with pytest.raises(WireError, match="introduction"):
-        read(head + host)
-
-
 @pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, -1])
-def test_a_recollection_has_a_term_in_range(term: int) -> None:
-    with pytest.raises(WireError, match="message kind 10 of"):
-        read(encoded(Recollection(A, B, term, {})))
-    assert read(encoded(Recollection(A, B, TERM_MAX, {})))
+def test_a_peer_info_has_a_term_in_range(term: int) -> None:
+    with pytest.raises(WireError, match="message kind 8 of"):
+        read(encoded(PeerInfo(A, B, term)))
+    assert read(encoded(PeerInfo(A, B, TERM_MAX)))
 
 
-@pytest.mark.parametrize(
-    "notes",
-    [
-        b"\0" + bytes(16),
-        b"\1a" + bytes(15),
-        b"\1\xff" + bytes(16),
-        b"\1a" + bytes(7) + b"\1" + b"\xff" * 8,
-        (b"\1a" + bytes(16)) * 2,
-        b"".join(b"\1%c" % n + bytes(16) for n in range(97, 107)),
-        bytes(NOTES_SIZE_BYTES_MAX - 3),
-    ],
-    ids=["no name", "short", "not UTF-8", "number", "twice", "ten of them", "too long"],
-)
-def test_notes_that_nobody_writes_are_refused(notes: bytes) -> None:
-    with pytest.raises(WireError):
-        read(sealed(10, 5, tail=notes + struct.pack(">I", crc32c(notes))))
+def test_a_peer_info_that_nobody_writes_is_refused() -> None:
+    for body in (b"", bytes(4) + b"x", b"\x01\x00\x01\x00"):
+        with pytest.raises(WireError):
+            read(sealed(8, 5, tail=body))
 
 
 def read_data(message: PeerMessage) -> bytes:

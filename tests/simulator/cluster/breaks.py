@@ -8,7 +8,6 @@ holds that each is caught within some seeds.
 
 from __future__ import annotations
 
-from raftmq.dledger.transport.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import askedbreaks as asked
 from tests.simulator.cluster import corebreaks as core
 from tests.simulator.cluster import filteredbreaks as filtered
@@ -41,7 +40,6 @@ SPOILING = ("spoil_snapshot", "spoil_snapshot", "stop_planned")
 LONGER = {"faults_s": 8.0, "durable": True, "half_healed": False}
 REFILLS = REFILLED | {"operated": False}
 POPS = ("pop", "log")
-NEW = {"version": VERSION}  # nobody pops before all replicas know it
 FILLED = {"filled": True, "operated": False, "replicas": 3}
 LOSING_TIME = ("lose_time", "kill", "isolate")
 KEPT = {"kept": True, "operated": False, "replicas": 3}
@@ -138,13 +136,8 @@ BREAKS: tuple[Break, ...] = (
     Break(
         shell.group_id_unchecked,
         faults=("restore_beside", "foreign_group", "kill"),
-        profile=AS_FOUNDED | {"version": VERSION},
+        profile=AS_FOUNDED,
         long=True,
-    ),
-    Break(
-        shell.upgrade_not_waited_for,
-        faults=("upgrade", "kill"),
-        profile=AS_FOUNDED | {"version": VERSION_MIN},
     ),
     Break(core.cuts_at_match, faults=UNSTABLE, first=11, long=True),
     Break(core.vote_not_saved, faults=UNSTABLE, long=True),
@@ -185,20 +178,20 @@ BREAKS: tuple[Break, ...] = (
     Break(repair.applies_twice, profile=REFILLS, long=True),
     Break(repair.installs_over_more, profile=REFILLS, long=True),
     Break(repair.snapshots_taken_unchecked, faults=SPOILING, profile=AS_FOUNDED | LONGER, first=2),
-    Break(pops.pops_answered_before_they_are_logged, load=POPS, profile=NEW, long=True),
-    Break(pops.pops_acknowledged_in_memory, load=POPS, profile=NEW, long=True),
-    Break(pops.pops_never_again, load=POPS, profile=NEW, long=True),
-    Break(pops.pops_too_early, load=POPS, profile=NEW),
-    Break(pops.pops_in_flight_forgotten, load=POPS, profile=NEW, long=True),
-    Break(pops.pops_not_in_flight, load=POPS, profile=NEW, long=True),
+    Break(pops.pops_answered_before_they_are_logged, load=POPS, long=True),
+    Break(pops.pops_acknowledged_in_memory, load=POPS, long=True),
+    Break(pops.pops_never_again, load=POPS, long=True),
+    Break(pops.pops_too_early, load=POPS),
+    Break(pops.pops_in_flight_forgotten, load=POPS, long=True),
+    Break(pops.pops_not_in_flight, load=POPS, long=True),
     Break(
         pops.pops_come_again_whatever_is_under_way,
         load=POPS,
-        profile=NEW | SLOW,
+        profile=SLOW,
         first=40,
         long=True,
     ),
-    Break(pops.pops_void_handles_acknowledge, load=POPS, profile=NEW, long=True),
+    Break(pops.pops_void_handles_acknowledge, load=POPS, long=True),
     Break(retention.retention_takes_nothing, profile=FILLED),
     Break(retention.readers_behind_are_led_to_the_end, profile=FILLED, long=True),
     Break(retention.queues_keep_what_the_log_lost, profile=FILLED, long=True),
@@ -225,11 +218,11 @@ BREAKS: tuple[Break, ...] = (
     Break(
         retention.popped_messages_go_with_any_trim,
         load=WAITING,
-        profile=FILLED | NEW,
+        profile=FILLED,
         first=1,
         long=True,
     ),
-    Break(retention.halves_go_with_any_trim, load=WAITING, profile=FILLED | NEW, long=True),
+    Break(retention.halves_go_with_any_trim, load=WAITING, profile=FILLED, long=True),
     Break(guests.the_dead_stay_members, profile=VISITED, first=6),
     Break(
         guests.locks_of_the_dead_never_end,
@@ -266,9 +259,7 @@ BREAKS: tuple[Break, ...] = (
     Break(seen.sends_refused_after_a_failover, long=True),
     Break(seen.snapshots_not_made),
     Break(seen.stops_in_part, faults=("stop_planned", "kill_leader"), long=True),
-    Break(
-        seen.restores_crash, faults=("restore_beside", "kill"), profile=AS_FOUNDED | NEW, long=True
-    ),
+    Break(seen.restores_crash, faults=("restore_beside", "kill"), profile=AS_FOUNDED, long=True),
     Break(seen.pulls_not_told_of_messages),
     Break(seen.histories_too_long_to_judge, long=True),
 )

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.storage.two_slot_file import SLOT_SIZE_BYTES
-from raftmq.dledger.transport.wire import VERSION
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.network import Flips
 from tests.simulator.cluster.restorer import Restorer
@@ -47,7 +46,6 @@ OF_YEARS = ("lose_time",)  # the same
 OF_POWER = ("power_cut", "power_cut_all")
 OF_MEMORY = ("wipe", "rot", "rot_votes", "lose_queue_file", "power_cut_fragile")
 OF_GROUPS = ("foreign_group", "restore_beside")
-OF_VERSIONS = ("upgrade",)
 OF_SNAPSHOTS = ("spoil_snapshot",)  # of the tables (spoiling.py)
 SPOILED = (2, 4)  # seeds that leave these remainders when divided by 8 have it
 MISNAMED = "misnamed"  # a wrong store that was empty, so that its replica promised under that name
@@ -57,7 +55,7 @@ MARK = Struct(">24xq")  # the durable mark in a checkpoint
 FOUNDED_S = 1.5  # by then a group of one has its id
 FAULTS = (
     *(EVERYWHERE + OF_CLOCKS + OF_WIRES + OF_POWER),
-    *(OF_MEMORY + OF_PAST + OF_YEARS + OF_GROUPS + OF_VERSIONS + OF_SNAPSHOTS),
+    *(OF_MEMORY + OF_PAST + OF_YEARS + OF_GROUPS + OF_SNAPSHOTS),
 )
 
 
@@ -79,8 +77,6 @@ class FaultPlan:
             names += OF_CLOCKS
         if world.profile.durable:
             names += OF_POWER
-        if world.profile.version < VERSION:
-            names += OF_VERSIONS
         chosen = rng.sample(names, rng.randint(2, 6))
         names += OF_WIRES
         of_memory = rng.sample(OF_MEMORY, rng.randint(1, 2)) if rng.random() < 0.4 else []
@@ -88,9 +84,7 @@ class FaultPlan:
         if not world.profile.operated:  # else who is a minority changes
             chosen += of_memory
             names += OF_MEMORY + OF_PAST
-        if world.profile.version < VERSION:
-            chosen += OF_VERSIONS
-        elif not world.profile.operated and not of_memory:
+        if not world.profile.operated and not of_memory:
             chosen += OF_GROUPS if rng.random() < 0.15 else ()
             names += OF_GROUPS
         names += OF_SNAPSHOTS
@@ -313,23 +307,6 @@ class FaultPlan:
     def _begin_restored(self, machine: Machine) -> None:
         self._take_address(machine, self._world.settings(machine.name)["dLegerPeers"])
 
-    def _upgrade(self) -> None:
-        """The newer program takes the place of the older one, on one machine more."""
-        old = [m for m in self._world.brokers.values() if m.version < VERSION]
-        if old:
-            self._upgraded(old[0])
-
-    def finish_upgrade(self) -> None:
-        """Upgrade what is left."""
-        for machine in self._world.brokers.values():
-            if machine.version < VERSION:
-                self._upgraded(machine)
-
-    def _upgraded(self, machine: Machine) -> None:
-        machine.version = VERSION
-        for process in machine.processes:
-            process.terminate()
-
     # -- disks and clocks -------------------------------------------------------------------------
 
     def _stall_disk(self) -> None:
@@ -380,8 +357,6 @@ class FaultPlan:
         engine = None if broker is None else broker.engine
         if not machine.processes or not isinstance(engine, RaftMember) or not engine.has_core:
             return
-        if self._world.profile.version < VERSION:
-            return  # older programs tell nobody what they know of others
         core = engine.core
         if core.recovered and machine.name not in self._world.set_back:
             taken = core.term, core.last_index

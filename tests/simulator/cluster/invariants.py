@@ -4,7 +4,6 @@
 - every replica applies the same frame at an index;
 - the replicated tables are equal at every applied index;
 - no broker ends by a broken invariant of its own;
-- no program applies a command that its version does not know;
 - in the end all replicas have applied the same, and their logs have the same bytes.
 """
 
@@ -20,10 +19,8 @@ import orjson
 
 from raftmq.broker.broker import Broker
 from raftmq.broker.state_machine import BrokerApplication
-from raftmq.broker.tables import pops, writers
 from raftmq.dledger.node.node import RaftMember
 from raftmq.dledger.raft.messages import Role, RoleEvent
-from raftmq.dledger.transport.wire import GROUP_ID_VERSION, POP_VERSION, VERSION, WRITER_VERSION
 from tests.simulator.cluster.process import Process, here
 from tests.simulator.cluster.raftchecks import RaftChecks
 
@@ -31,14 +28,6 @@ if TYPE_CHECKING:
     from tests.simulator.cluster.world import ClusterWorld
 
 SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-
-
-# The first version of the peers' protocol whose programs know a command.
-SINCE = {
-    "group_id": GROUP_ID_VERSION,
-    **dict.fromkeys(writers.COMMANDS, WRITER_VERSION),
-    pops.COMMAND: POP_VERSION,
-}
 
 
 class CheckFailed(Exception):
@@ -132,10 +121,6 @@ class Invariants:
         if known != data:
             world.broken(f"state machine safety: {process} applies another {frame}")
         self._raft.applied(process, frame)
-        if len(frame.command) and process.version < VERSION:
-            op = orjson.loads(bytes(frame.command))["op"]
-            if process.version < SINCE.get(op, 0):
-                world.broken(f"{process} does not know the command {op}, and has to apply it")
         tables = application._state.tables
         if not len(frame.command) or any(t.applied_index > frame.index for t in tables):
             return  # nothing changed, or a snapshot is ahead of the replay

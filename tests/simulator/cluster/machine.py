@@ -11,7 +11,6 @@ from contextvars import copy_context
 from random import Random
 from typing import Any
 
-from raftmq.dledger.transport.wire import VERSION
 from raftmq.store.disk import DiskUsage
 from tests.simulator.cluster.loop import SimLoop
 from tests.simulator.cluster.network import Network
@@ -34,7 +33,6 @@ class Machine:
         self.disk.on_crash = self._crash
         self.restart: Callable[[Machine], None] = lambda machine: None  # after a crash in there
         self.powered = True
-        self.version = VERSION  # of the program that is installed here, by its peers' protocol
         self.wall_offset_ms = 0
         self.thread_s = 0.0002  # how long work in a thread takes, about
         self.was_wiped = False  # its disk was replaced by an empty one

@@ -28,7 +28,6 @@ class Process:
         self.machine = machine
         self.name = name
         self.pid = pid
-        self.version = machine.version
         self.alive = True
         self.frozen = False
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -9,7 +9,7 @@ from typing import Any, cast
 from raftmq.broker import process as broker_process
 from raftmq.broker.config import BrokerConfig, Setting, build_config
 from raftmq.dledger.node.rollback_detection import NOTES_FILE
-from raftmq.dledger.raft.recollection import Held
+from raftmq.dledger.transport.peer_info_message import Held
 from raftmq.namesrv.config import NameServerConfig
 from raftmq.namesrv.server import NameServer
 from raftmq.store.disk import OsDisk

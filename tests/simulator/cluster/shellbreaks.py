@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from google_crc32c import value as crc32c
-
 from raftmq.broker.consume.offset_commits import CommitService
 from raftmq.broker.consume.queue_locks import LockService
 from raftmq.broker.delayed.delay_levels import DelayService
@@ -28,17 +26,16 @@ from raftmq.broker.transactions.service import Transactions
 from raftmq.client.consumer.process_queue import ProcessQueue
 from raftmq.client.consumer.remote_offset_store import OffsetStore
 from raftmq.dledger.node.ready_loop import Pump
-from raftmq.dledger.node.rollback_detection import OldStores
-from raftmq.dledger.raft import recollection
-from raftmq.dledger.raft.recollection import Held
+from raftmq.dledger.node.rollback_detection import RollbackDetection
 from raftmq.dledger.raft.snapshot_install import Receiver
 from raftmq.dledger.storage.hard_state import Owner
 from raftmq.dledger.storage.hard_state_writer import HardStateSaver
 from raftmq.dledger.storage.log_flusher import FlushMode, LogFlusher
 from raftmq.dledger.storage.startup_state import Promises
-from raftmq.dledger.transport import wire
+from raftmq.dledger.transport import peer_info_message
 from raftmq.dledger.transport.group_id import GroupIdentity
 from raftmq.dledger.transport.inbound import Incoming
+from raftmq.dledger.transport.peer_info_message import Held
 from raftmq.dledger.transport.wire import Hello
 from raftmq.remoting.command import RemotingCommand
 from raftmq.remoting.headers import EndTransactionHeader
@@ -165,32 +162,25 @@ def owners_believed() -> AbstractContextManager[Any]:
 def notes_taken_unchecked() -> AbstractContextManager[Any]:
     """The notes in a message need not be what was written."""
 
-    def broken(decode: Any) -> Any:
-        def decodes(data: bytes) -> Any:
-            notes = data[: -recollection._CRC.size]
-            return decode(notes + recollection._CRC.pack(crc32c(notes)))
-
-        return decodes
-
-    return replaced(wire, "decode_notes", broken)
+    return instead(peer_info_message, "_checked", lambda data, what: data[:-4])
 
 
 def notes_told_late() -> AbstractContextManager[Any]:
     """A link does not begin with what is known of the other end."""
-    return instead(OldStores, "opened", lambda self, peer: None)
+    return instead(RollbackDetection, "for_new_link", lambda self: None)
 
 
 def notes_forgotten_by_a_restart() -> AbstractContextManager[Any]:
     """The file of notes is written, and not read."""
 
     def broken(load: Any) -> Any:
-        def loads(self: OldStores) -> None:
+        def loads(self: RollbackDetection) -> None:
             load(self)
             self._memory.notes.clear()
 
         return loads
 
-    return replaced(OldStores, "load", broken)
+    return replaced(RollbackDetection, "load", broken)
 
 
 def promises_never_lost() -> AbstractContextManager[Any]:
@@ -255,11 +245,6 @@ def stranger_taken() -> AbstractContextManager[Any]:
 def group_id_unchecked() -> AbstractContextManager[Any]:
     """Replicas of two groups of one name talk to each other."""
     return instead(GroupIdentity, "judge", lambda self, meeting, now_ms: "")
-
-
-def upgrade_not_waited_for() -> AbstractContextManager[Any]:
-    """A command is proposed before every program knows it."""
-    return patch("raftmq.broker.replication.identity.all_speak", lambda member, version: True)
 
 
 def store_not_locked() -> AbstractContextManager[Any]:

@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 from raftmq.dledger.transport.inbound import Accepted
-from raftmq.dledger.transport.wire import Hello
 from raftmq.remoting.connection import Connection
 from raftmq.store.store_lock import Owner, StoreInUse, StoreLock
 from tests.simulator.cluster.loop import PROCESS, SimLoop, number_anew, numbered_hash
@@ -76,14 +75,6 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         one = held[root] = SimLock(root, held)
         return one
 
-    def version() -> int:
-        process = PROCESS.get()
-        assert process is not None
-        return process.version
-
-    def hello(group: str, sender: str, receiver: str) -> Hello:
-        return Hello(group, sender, receiver, version())
-
     replaced: list[tuple[Any, str, Any]] = [
         (time, "time", lambda: wall_ns() / 1e9),
         (time, "time_ns", wall_ns),
@@ -105,8 +96,6 @@ def simulated(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     ]
     by_name = [
         ("raftmq.remoting.fair_scheduling.perf_counter", lambda: loop.now_s),
-        ("raftmq.dledger.transport.outbound.Hello", hello),
-        ("raftmq.dledger.transport.inbound.spoken", lambda hello: min(hello.version, version())),
         ("raftmq.broker.startup_claim.BoundPort", BoundPort),
         ("raftmq.broker.startup_claim.lock_store", lock),
         ("raftmq.broker.process.gc", _NoCollection),

@@ -33,7 +33,6 @@ from raftmq.broker.errors import ConfigError
 from raftmq.chaos.checks.suite import Suite
 from raftmq.chaos.checks.verdict import Verdict
 from raftmq.dledger.node import rollback_detection as oldstore
-from raftmq.dledger.transport.wire import VERSION, VERSION_MIN
 from tests.simulator.cluster import programs
 from tests.simulator.cluster.complaints import Complaints
 from tests.simulator.cluster.contents import Contents
@@ -120,7 +119,6 @@ class Profile:
     operated: bool  # an operator changes members and leaders meanwhile
     timed: bool  # in the end a leader is cut off, and the next is there in the configured time
     secret: bool  # brokers prove to each other that they know it
-    version: int  # of the peers' protocol: brokers that speak an older one are upgraded by and by
     every_s: float  # a fault, about
     pace: float  # of the load
     filled: bool = False  # large messages, and retention takes all that it can (trims.py)
@@ -143,7 +141,6 @@ class Profile:
             operated=rng.random() < 0.25,
             timed=rng.random() < 0.1,
             secret=rng.random() < 0.8,
-            version=rng.choice((VERSION_MIN, VERSION - 1)) if rng.random() < 0.2 else VERSION,
             every_s=rng.choice(size.every_s),
             pace=size.pace,
         )
@@ -183,8 +180,6 @@ class ClusterWorld:
         self._all_machines: list[Machine] = []
         names = [f"n{number}" for number in range(profile.replicas)]
         self.brokers = {name: self._machine(name) for name in names}
-        for machine in self.brokers.values():
-            machine.version = profile.version
         self.founders = tuple(names)
         spares = [self._machine(f"s{number}") for number in range(SPARES)]
         self.numbers = {m.name: i for i, m in enumerate([*self.brokers.values(), *spares])}
@@ -241,8 +236,6 @@ class ClusterWorld:
         if not wish.load:
             turn = self.seed % 8
             profile = replace(profile, filled=turn == FILLED, guests=turn == GUESTS)
-            if self.seed % 16 == WAITED_FOR:  # nobody pops before all replicas know it
-                profile = replace(profile, version=VERSION)
             profile = replace(profile, kept=self.seed % 32 == KEPT)
         profile = replace(profile, **wish.profile)
         if profile.filled or profile.kept:
@@ -265,11 +258,11 @@ class ClusterWorld:
         kinds = WITHOUT_CLOCKS if self.rng.random() < 0.6 else DRAWN
         drawn = self.rng.sample(kinds, 2)
         # Every other world of retries pops instead: drawn with the rest, it would have made other
-        # worlds of all seeds. Nobody pops before all replicas know it.
-        if self.seed % 2 and self.profile.version == VERSION:
+        # worlds of all seeds.
+        if self.seed % 2:
             drawn = ["pop" if name == "retries" else name for name in drawn]
         # Retries are in too few worlds for that: a third of them pops, whatever it has drawn.
-        if self.seed % 6 in POPPING and self.profile.version == VERSION and "pop" not in drawn:
+        if self.seed % 6 in POPPING and "pop" not in drawn:
             drawn[1] = "pop"
         if self.seed % 8 == ASKED:
             drawn[1] = "asked"
@@ -465,7 +458,6 @@ class ClusterWorld:
         self.note("heal")
         self.network.heal()
         self.plan.heal(list(self.brokers.values()))
-        self.plan.finish_upgrade()
         self._note_healed()
 
     def _note_healed(self) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raftmq.dledger.node import peer_info as surroundings
+from raftmq.dledger.node import peer_info
 from raftmq.dledger.raft import pace
 from raftmq.dledger.raft.configuration import Change, ChangeKind
 from raftmq.dledger.raft.follower import Following
@@ -315,7 +315,7 @@ async def test_where_all_disks_are_slow_the_leader_stays(group, monkeypatch):
 
 
 async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
-    monkeypatch.setattr(surroundings, "TOLD_MS", 100)
+    monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 100)
     first, sender = await group.leader(), Sender(group)
     await sender.one()
     group.ahead_ms[first] = 3_600_000
@@ -331,7 +331,7 @@ async def test_a_leader_whose_clock_is_wrong_hands_over(group, monkeypatch):
 
 async def test_leadership_is_handed_to_no_wrong_clock_even_by_force(group, monkeypatch):
     """It led for a moment, in which timer messages came early."""
-    monkeypatch.setattr(surroundings, "TOLD_MS", 100)
+    monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 100)
     first = await group.leader()
     wrong, leader = others(group, first)[0], group.brokers[first]
     group.ahead_ms[wrong] = 3_600_000

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from raftmq.dledger.node import peer_info as surroundings
+from raftmq.dledger.node import peer_info
 from raftmq.remoting.codes import RequestCode
 from raftmq.store.disk import DiskUsage
 from raftmq.store.retention import HOUR_MS
@@ -39,7 +39,7 @@ async def retained(group):
     found = 0
     for _ in range(3):
         for broker in group.brokers.values():
-            broker.engine.parts.chores.surroundings._due_ms = 0.0
+            broker.engine.parts.chores.peer_info._due_ms = 0.0
             found += (await broker.keeper.retain(at_once=True)).deleted
             broker.reliever.look()
         await asyncio.sleep(0.05)
@@ -50,7 +50,7 @@ def heard(group):
     """Whether all replicas have heard of each other's clocks."""
     count = len(group.names) - 1
     return all(
-        len(broker.engine.parts.chores.surroundings._peers) == count
+        len(broker.engine.parts.chores.peer_info._peers) == count
         for broker in group.brokers.values()
     )
 
@@ -121,8 +121,8 @@ async def test_a_full_disk_deletes_nothing_young_and_is_still_operated(tmp_path,
 
 
 async def test_one_that_was_off_believes_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(surroundings, "TOLD_MS", 100)
-    monkeypatch.setattr(surroundings, "KNOWN_MS", 600)
+    monkeypatch.setattr(peer_info, "SEND_INTERVAL_MS", 100)
+    monkeypatch.setattr(peer_info, "KNOWN_MS", 600)
     async with Group(tmp_path, 3, **SETTINGS) as group:
         await filled(group)
         away = next(name for name, broker in group.brokers.items() if not broker.roles.leading)

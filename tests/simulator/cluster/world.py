@@ -335,7 +335,7 @@ class ClusterWorld:
         """Let everything that programs ask for come from this world, and look on."""
         with (
             simulated(self.loop, self.rng),
-            patch.object(oldstore, "MADE_MS", NOTES_MADE_MS),
+            patch.object(oldstore, "NOTE_INTERVAL_MS", NOTES_MADE_MS),
             self.wish.planted(),
             self.invariants.watching(),
             self.contents.watching(),
